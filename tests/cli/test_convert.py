@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.model_files import skip_without
 from tsplat import cli
 from tsplat.cli.parser import FORMATS
 from tsplat.scene import read_model, read_ply, write_ply
@@ -72,8 +73,7 @@ sys.exit(cli.main(["convert", *sys.argv[2:]]))
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
 def test_convert_and_export_write_the_format(command, format, model, tmp_path, capsys):
-    if format == "spz4":
-        pytest.importorskip("zstandard")
+    skip_without(format)
     out = tmp_path / ("b.splat" if format == "splat" else "b")
     assert cli.main([*(word.format(model=model, out=out) for word in command), "--format", format]) == 0
     assert capsys.readouterr().out.startswith(f"wrote 3 Gaussians to {out}")

@@ -11,10 +11,15 @@ import pytest
 import torch
 
 from tsplat.scene import Gaussians
+from tsplat.scene.formats.models import WRITERS
 
 PLY_GEOMETRY = ["opacity", "scale_0", "scale_1", "scale_2", "rot_0", "rot_1", "rot_2", "rot_3"]
 PLY_ENCODINGS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": "<"}
 """PLY encoding -> byte order; binary_little_endian also for the values of ASCII files."""
+
+
+FILE_FORMATS = tuple(format for format in WRITERS if format != "streamed-sog")
+"""Formats that are one file."""
 
 
 def skip_without(format):

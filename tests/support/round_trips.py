@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tsplat.scene import Gaussians
 from tsplat.scene.formats import compressed_ply, sog_writer, spz_writer
+from tsplat.scene.formats.streaming.streamed_sog_writer import Datasets
 
 FLOAT_EPSILON = 2.0**-22
 """Relative error of a few operations in float32."""
@@ -65,7 +66,8 @@ def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians) -> Non
         _check_linear(format, gaussians, found)
         return
     format = "spz" if format == "spz4" else format
-    order, _ = WRITERS[format].encode_means(gaussians.means.numpy())
+    order = _order(format, gaussians)
+    format = "sog" if format == "streamed-sog" else format
     expected = gaussians.map(lambda tensor: tensor[order])
     CHECKS[format](expected, found)
     _check(f"{format}: opacities", found.opacities, expected.opacities, 0.5 / 255 + 2e-6)
@@ -81,6 +83,15 @@ def _check(name: str, found: Tensor, expected: Tensor, tolerance: Tensor | float
             f"{name}: expected {expected.flatten()[i]}, found {found.flatten()[i]}, "
             f"{float(errors.max()):.3g} beyond the tolerance"
         )
+
+
+def _order(format: str, gaussians: Gaussians) -> Tensor:
+    """Returns the ids of the Gaussians in the order of a file; of Streamed SOG with one level in that of its leaves."""
+    if format == "streamed-sog":
+        datasets = Datasets([gaussians])
+        datasets.add(torch.arange(len(gaussians)))
+        return torch.cat([ids for leaves in datasets.rows.values() for ids in leaves])
+    return torch.from_numpy(WRITERS[format].encode_means(gaussians.means.numpy())[0])
 
 
 def _check_linear(format: str, expected: Gaussians, found: Gaussians) -> None:

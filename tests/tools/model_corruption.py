@@ -27,6 +27,7 @@ from tests.tools.corruption import checkpoint_bytes
 from tests.tools.damage import Damage, DamagedFiles, inside, run, truncated
 from tsplat.scene import Gaussians, open_model, write_model, write_splat
 from tsplat.scene.formats.png_images import PARAMETERS, write_png_images
+from tsplat.scene.formats.streaming.streamed_sog_writer import write_streamed_sog
 from tsplat.training import write_checkpoint
 
 N = 300
@@ -54,6 +55,11 @@ def _written(path: Path, content: bytes) -> Path:
 def _written_by_us(path: Path) -> Path:
     write_model(path, random_gaussians(N, 2, antialiased=True))
     return path
+
+
+def _streamed_sog(folder: Path) -> Path:
+    write_streamed_sog(folder / "a", random_gaussians(N, 1), n_levels=3)
+    return folder / "a"
 
 
 def _splat(folder: Path) -> Path:
@@ -105,6 +111,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
     "spz_raw": (lambda folder: _spz(3, raw=True)(folder), False),
     "spz_4": (lambda folder: _spz(4)(folder), False),
     "sog": (lambda folder: write_zip(folder / "a.sog", sog_files()[0]), True),
+    "streamed_sog": (_streamed_sog, False),
     "glb": (lambda folder: _written_by_us(folder / "a.glb"), False),
     "gltf": (lambda folder: _written_by_us(folder / "a.gltf"), False),
     "usda": (lambda folder: _written_by_us(folder / "a.usda"), False),

@@ -19,7 +19,7 @@ from tsplat.errors import ArgumentError
 from tsplat.scene import Gaussians, read_model, set_sh_degree, write_model
 from tsplat.scene.formats.spz_writer import POSITION_MAX
 
-DEGREES_MAX = {"ply": 3, "compressed-ply": 3, "spz": 3, "spz4": 4, "sog": 3, "glb": 3, "gltf": 3}
+DEGREES_MAX = {"ply": 3, "compressed-ply": 3, "spz": 3, "spz4": 4, "sog": 3, "streamed-sog": 3, "glb": 3, "gltf": 3}
 DEGREES_MAX |= dict.fromkeys(("usda", "usdc", "usdz"), 4) if importlib.util.find_spec("pxr") else {}
 """Format -> largest SH degree; models of a higher one are written without it."""
 
@@ -114,12 +114,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=500, help="number of models (500)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--formats", nargs="+", choices=DEGREES_MAX, default=DEGREES_MAX, help="formats (all)")
     options = parser.parse_args(arguments)
     outcomes: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.seed, options.seed + options.count):
             gaussians = random_model(np.random.default_rng(seed), 4)
-            for format in DEGREES_MAX:
+            for format in options.formats:
                 try:
                     outcomes[f"{format}: {check(Path(folder) / format, format, gaussians)}"] += 1
                 except Exception:

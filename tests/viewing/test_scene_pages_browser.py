@@ -1,6 +1,10 @@
 """Scene pages in a web browser: opened from disk, they show what tsplat renders."""
 
+import contextlib
+import http.server
+import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -82,6 +86,43 @@ def test_page_shows_what_tsplat_renders(format, tmp_path):
     export_page(PLAYBOT, path, format=format, warn=pytest.fail)
     with open_page(path.as_uri(), 640, 480) as page:
         check(page, path, rendered(PLAYBOT, 640, 480))
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Serves a folder over HTTP; yields its address."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=folder)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_streamed_page_loads_the_coarse_level_first(tmp_path):
+    path = tmp_path / "site" / "index.html"
+    assert cli.main(["export", str(PLAYBOT), "--out", str(path), "--format", "streamed-sog"]) == 0
+    meta = json.loads((path.parent / "lod-meta.json").read_text())
+    assert meta["counts"] == [31_000, 15_500]
+    expected = rendered(PLAYBOT, 640, 480)
+    with served(path.parent) as address, open_page(f"{address}/index.html", 640, 480) as page:
+        wait_until_loaded(page)
+        found = []
+        assert page.wait_for(lambda image: found.append(psnr(image, expected)) or found[-1] >= 27, seconds=60), found
+        assert psnr(page.screenshot(), expected[::-1]) < found[-1] - 6  # right side up
+        assert page.errors == []
+        assert all(url.startswith((address, "data:", "blob:")) for url in page.requests)
+        levels = [url[len(address) + 1 :].split("_")[0] for url in page.requests if "/meta.json" in url]
+        assert levels == ["1", "0"]
+    with open_page(path.as_uri(), 640, 480) as page:
+        wait_for(lambda: page.evaluate("document.getElementById('problem') !== null"), 60, every=0.5)
+        assert "python -m http.server" in page.evaluate("document.body.textContent")
 
 
 @pytest.mark.skipif(not SCENES.is_dir(), reason="needs the test scenes")

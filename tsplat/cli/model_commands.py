@@ -44,6 +44,7 @@ def _write(arguments: Namespace, gaussians: Gaussians, start: float | None = Non
     """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given."""
     from ..scene import write_model
     from ..scene.formats.image_sets import META
+    from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
 
     out = arguments.out
     lost = write_model(out, gaussians, format=arguments.format)
@@ -52,9 +53,12 @@ def _write(arguments: Namespace, gaussians: Gaussians, start: float | None = Non
     losses = f"; losses: {'; '.join(lost)}" if lost else ""
     details = ""
     if start is not None:
-        folder = out if out.is_dir() else out.parent if out.name == META else None
+        folder = out if out.is_dir() else out.parent if out.name in (META, LOD_META) else None
         files = [out] if folder is None else [folder / META, *folder.glob("*.webp")]
-        size = sum(path.stat().st_size for path in files)
+        if folder is not None and (folder / LOD_META).exists():
+            size = dataset_size(folder)
+        else:
+            size = sum(path.stat().st_size for path in files)
         details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     print(f"wrote {len(gaussians)} Gaussians{invalid} to {out}{details}{losses}")
 

@@ -17,13 +17,16 @@ from .doctor import doctor
 
 BACKENDS = ("auto", "triton", "torch")
 MODEL = (
-    "run folder, .ply, .splat, .spz, .sog or its folder, .glb, .gltf, .usda, .usdc, .usdz; checkpoint or output folder "
-    "of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
+    "run folder, .ply, .splat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz; checkpoint "
+    "or output folder of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
 )
-FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog", "glb", "gltf", "usda", "usdc", "usdz")
+FORMATS = (
+    *("ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog"),
+    *("glb", "gltf", "usda", "usdc", "usdz"),
+)
 ENDINGS = (
     ".ply, .compressed.ply, .splat, .spz, .sog, .glb, .gltf, .usda, .usdc or .usdz; folder/meta.json for SOG as single "
-    "files"
+    "files; folder/lod-meta.json for Streamed SOG"
 )
 OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
 FORCE = "accept checkpoint values that look already activated"
@@ -217,8 +220,8 @@ def _add_edit(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     format = (
-        "format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4); of the model in an .html: sog or "
-        "compressed-ply (sog)"
+        "format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4); of the model in an .html: sog, "
+        "compressed-ply, or streamed-sog for files beside it (sog)"
     )
     add("--format", choices=FORMATS, help=format)
     crop = "write only the Gaussians whose centers lie in the box with these two corners, in world units"

@@ -36,6 +36,7 @@ from .formats import (
     read_sog,
     read_splat,
     read_spz,
+    read_streamed_sog,
     read_torch_checkpoint,
     read_usd,
     write_compressed_ply,
@@ -45,6 +46,7 @@ from .formats import (
     write_sog,
     write_splat,
     write_spz,
+    write_streamed_sog,
     write_usd,
 )
 from .gaussians import AlreadyActivatedError, Gaussians
@@ -88,6 +90,7 @@ __all__ = [
     "read_sog",
     "read_splat",
     "read_spz",
+    "read_streamed_sog",
     "read_torch_checkpoint",
     "read_transforms",
     "read_usd",
@@ -102,5 +105,6 @@ __all__ = [
     "write_sog",
     "write_splat",
     "write_spz",
+    "write_streamed_sog",
     "write_usd",
 ]

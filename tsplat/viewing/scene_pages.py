@@ -1,5 +1,7 @@
 """Scene pages: a model with a web viewer in one HTML file, which opens from disk and loads nothing else.
 
+That of a streamed model loads its files, over HTTP.
+
 The viewer is PlayCanvas's SuperSplat Viewer, in ``web_viewer/``; ``tests/tools/web_viewer.py`` fetches it.
 """
 
@@ -20,6 +22,8 @@ from ..scene.cropping import Box, crop_gaussians, raise_if_empty
 from ..scene.formats import open_model
 from ..scene.formats.ply import compressed_ply_content
 from ..scene.formats.sog_writer import sog_content
+from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
+from ..scene.formats.streaming.streamed_sog_writer import write_streamed_sog
 from ..scene.gaussians import Gaussians, drop_invalid
 from ..scene.rotation import rotation_matrix, rotation_to_y
 from ..support.extras import require
@@ -29,11 +33,11 @@ from .outputs import check_output
 from .run_cameras import find_background, find_cameras
 from .start_views import StartView, first_view
 
-Embedding = Literal["sog", "compressed-ply"]
-"""How a page stores the model."""
+Embedding = Literal["sog", "compressed-ply", "streamed-sog"]
+"""How a page stores the model: inside, or as a folder of levels of detail beside it."""
 
 SUFFIXES = (".html", ".htm")
-FILE_NAMES = {"sog": "scene.sog", "compressed-ply": "scene.compressed.ply"}
+FILE_NAMES = {"sog": "scene.sog", "compressed-ply": "scene.compressed.ply", "streamed-sog": LOD_META}
 """Embedding -> name by which the viewer knows the format."""
 
 ENCODERS: dict[str, Callable[[Gaussians], tuple[bytes, list[str]]]] = {
@@ -52,7 +56,7 @@ class ScenePage:
     Attributes:
         n_gaussians: Number of Gaussians.
         size: Size of the file in bytes.
-        model_size: Size of the embedded model in bytes, without base64.
+        model_size: Size of the model in bytes, without base64; that of its files if it is streamed.
         lost: What the format of the model cannot store, as phrases; see :func:`tsplat.scene.write_model`.
     """
 
@@ -138,13 +142,14 @@ def write_page(
         gaussians: Gaussians of SH degree 0 to 3 on any device.
         start: What is shown at first, and the direction that points up; where None, the whole model.
         format: How the model is stored in the page: ``"sog"``, the smaller, or ``"compressed-ply"``, which is written
-            without Pillow.
+            without Pillow; or ``"streamed-sog"``, for a model in files beside the page, ``lod-meta.json`` and folders,
+            which it loads over HTTP, the coarsest level of detail first.
         background: Background color, RGB in [0, 1].
         title: Title of the page; any text.
 
     Raises:
         ArgumentError: `format` is unknown, a Gaussian is invalid or none is visible.
-        MissingExtraError: Pillow is not installed, which SOG needs.
+        MissingExtraError: Pillow, which SOG needs, or SciPy, which levels of detail need, is not installed.
         UnsupportedError: The SH degree is above 3.
         FileError: The folder is not writable.
         OSError: The file cannot be written.
@@ -154,7 +159,10 @@ def write_page(
     name = FILE_NAMES[format]
     path = Path(path)
     with output_folder(path.parent):
-        model, lost = ENCODERS[format](gaussians)
+        if format == "streamed-sog":
+            model, lost = b"", write_streamed_sog(path.parent, gaussians)
+        else:
+            model, lost = ENCODERS[format](gaussians)
         values = {
             "title": title,
             "license": escape((FOLDER / "LICENSE").read_text("utf-8")),
@@ -167,17 +175,17 @@ def write_page(
         page = fill((FOLDER / "page.html").read_text("utf-8"), values).encode()
         with atomic_write(path) as file:
             file.write(page)
-    return ScenePage(len(gaussians), len(page), len(model), lost)
+    return ScenePage(len(gaussians), len(page), len(model) or dataset_size(path.parent), lost)
 
 
 def check_format(format: str) -> None:
     """Raises ArgumentError for an unknown format of the model in a page, and MissingExtraError without Pillow."""
     check_choice("format", format, get_args(Embedding))
-    if format == "sog":
+    if format != "compressed-ply":
         try:
             require("PIL")
         except MissingExtraError as error:
-            raise MissingExtraError(f"format 'sog': {error}; or choose the format 'compressed-ply'") from error
+            raise MissingExtraError(f"format {format!r}: {error}; or choose the format 'compressed-ply'") from error
 
 
 def _describe(start: StartView, gaussians: Gaussians, background: Color, name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support.model_files import (
+    FILE_FORMATS,
     assert_same_rotations,
     ply_bytes,
     ply_names,
@@ -134,7 +135,7 @@ def test_write_accepts_a_format_for_any_name(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", FILE_FORMATS)
 def test_2d_gaussians_are_recognized(tmp_path, format):
     """Also by what reads three scales, and when the file is written again."""
     skip_without(format)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.model_files import random_gaussians, skip_without
+from tests.support.model_files import FILE_FORMATS, random_gaussians, skip_without
 from tests.support.paths import MODELS
 from tests.support.round_trips import LINEAR
 from tests.tools.round_trips import random_model
@@ -42,7 +42,7 @@ def assert_rewriting_keeps_every_byte(folder, format, gaussians):
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", FILE_FORMATS)
 def test_a_model_that_was_read_is_written_byte_for_byte(tmp_path, format):
     skip_without(format)
     for seed in range(12):
@@ -69,7 +69,7 @@ def test_values_are_encoded_once(tmp_path, monkeypatch, format, function, calls)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", FILE_FORMATS)
 @pytest.mark.parametrize("name", ["luma-seal.splat", "biker.compressed.ply", "playbot_3.sog", "kettle.spz"])
 def test_a_trained_model_that_was_read_is_written_byte_for_byte(tmp_path, name, format):
     skip_without(format)

@@ -16,6 +16,8 @@ from .splat import read_splat, write_splat
 from .spz import read_orbit_limits, read_spz
 from .spz_extensions import OrbitLimits
 from .spz_writer import write_spz
+from .streaming.streamed_sog import read_streamed_sog
+from .streaming.streamed_sog_writer import write_streamed_sog
 from .torch_checkpoints import read_torch_checkpoint
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "read_sog",
     "read_splat",
     "read_spz",
+    "read_streamed_sog",
     "read_torch_checkpoint",
     "read_usd",
     "write_compressed_ply",
@@ -38,5 +41,6 @@ __all__ = [
     "write_sog",
     "write_splat",
     "write_spz",
+    "write_streamed_sog",
     "write_usd",
 ]

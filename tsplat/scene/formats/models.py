@@ -26,17 +26,21 @@ from .sog_writer import write_sog
 from .splat import read_splat, write_splat
 from .spz import GZIP, MAGIC, read_spz
 from .spz_writer import write_spz
+from .streaming.streamed_sog import LOD_META, read_streamed_sog
+from .streaming.streamed_sog_writer import write_streamed_sog
 from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
 POINT_CLOUD = "point_cloud.ply"
 """Name of the model in the folders that training programs write, ours and Inria's."""
 
 KNOWN = (
-    "PLY, .splat, .spz, .sog or its folder, .glb, .gltf, .usda, .usdc, .usdz, gsplat's .pt or PNG images, nerfstudio's "
-    ".ckpt, Inria's .pth"
+    "PLY, .splat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz, gsplat's .pt or PNG "
+    "images, nerfstudio's .ckpt, Inria's .pth"
 )
 READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
-Format = Literal["ply", "compressed-ply", "splat", "spz", "spz4", "sog", "glb", "gltf", "usda", "usdc", "usdz"]
+Format = Literal[
+    "ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog", "glb", "gltf", "usda", "usdc", "usdz"
+]
 WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] = {
     "ply": write_ply,
     "compressed-ply": write_compressed_ply,
@@ -44,6 +48,7 @@ WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] 
     "spz": write_spz,
     "spz4": functools.partial(write_spz, version=4),
     "sog": write_sog,
+    "streamed-sog": write_streamed_sog,
     "glb": functools.partial(write_gltf, text=False),
     "gltf": functools.partial(write_gltf, text=True),
     "usda": functools.partial(write_usd, suffix=".usda"),
@@ -64,6 +69,7 @@ ENDINGS: dict[str, Format] = {
     ".usdc": "usdc",
     ".usdz": "usdz",
     f"/{META}": "sog",
+    f"/{LOD_META}": "streamed-sog",
 }
 """Ending of a path -> format; the first one that matches is used."""
 
@@ -71,18 +77,16 @@ ENDINGS: dict[str, Format] = {
 DEFLATE = b"\x08"
 """The third byte of every gzip file: its method of compression."""
 
-LOD_META = "lod-meta.json"
-"""The index of PlayCanvas's Streamed SOG: many SOG datasets in several levels of detail."""
-
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
     """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, glTF, OpenUSD, or what gsplat, nerfstudio or
     Inria saved.
 
     Args:
-        path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), with ``point_cloud.ply``, or with the
-            checkpoints of gsplat's ranks or of nerfstudio's splatfacto; or the output folder of gsplat's, nerfstudio's
-            (also its ``config.yml``) or Inria's trainer, whose last step is read.
+        path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), ``lod-meta.json`` (Streamed SOG, whose
+            finest level is read) or ``point_cloud.ply``, or with the checkpoints of gsplat's ranks or of nerfstudio's
+            splatfacto; or the output folder of gsplat's, nerfstudio's (also its ``config.yml``) or Inria's trainer,
+            whose last step is read.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
         warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
 
@@ -107,12 +111,11 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         if (found := _find_point_cloud(path)) is not None:
             return read_ply(found, warn=warn)
     if path.name == LOD_META or (path / LOD_META).is_file():
-        raise UnsupportedError(f"{path}: Streamed SOG is not implemented; convert it to .ply with splat-transform")
+        return read_streamed_sog(path, warn=warn)
     if path.is_dir():
         raise FileError(
-            f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat) nor .ckpt files "
-            f"(nerfstudio) nor {POINT_CLOUD}; "
-            f"expected {KNOWN}"
+            f"{path}: the folder has neither {META} (SOG, PNG images) nor {LOD_META} (Streamed SOG) nor .pt files "
+            f"(gsplat) nor .ckpt files (nerfstudio) nor {POINT_CLOUD}; expected {KNOWN}"
         )
     with open_file(path) as file:
         start = file.read(64)
@@ -157,9 +160,10 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
     Args:
         path: File to write, in a folder that is created if it does not exist. SOG may also be a folder.
         gaussians: Gaussians on any device.
-        format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"``, ``"sog"``, ``"glb"``,
-            ``"gltf"``, ``"usda"``, ``"usdc"`` or ``"usdz"``. None chooses by the name: ``.ply``, ``.compressed.ply``,
-            ``.splat``, ``.spz``, ``.sog``, or ``meta.json`` for a folder of SOG, ``.glb`` and so on.
+        format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"``, ``"sog"``,
+            ``"streamed-sog"``, ``"glb"``, ``"gltf"``, ``"usda"``, ``"usdc"`` or ``"usdz"``. None chooses by the name:
+            ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, ``meta.json`` for a folder of SOG,
+            ``lod-meta.json`` for one of Streamed SOG, ``.glb`` and so on.
 
     Returns:
         What the format cannot represent, as phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ EXACT_SQUARES_MAX = 1e15
 """Squares of larger values may overflow fp32."""
 
 SUFFIX = ".sog"
+
+Words = tuple[NDArray[np.uint16], NDArray[np.float64]]
+"""Means in 16 bits between bounds [N, 3], and the bounds of their logarithms [2, 3]."""
+
+EncodeMeans = Callable[[Floats], tuple[NDArray[np.int64], Words]]
 
 
 def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
@@ -72,20 +78,24 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
             file.write(content)
         return lost
     require("PIL")
-    files, lost = _encode(gaussians)
+    files, lost = sog_files(gaussians)
     with output_folder(path.parent if path.name == META else path) as folder:
-        # A folder with meta.json is complete.
-        (folder / META).unlink(missing_ok=True)
-        for name, content in files.items():
-            with atomic_write(folder / name) as file:
-                file.write(content)
+        write_files(folder, files)
     return lost
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Writes the files of a dataset. A folder with ``meta.json``, which is written last, is complete."""
+    (folder / META).unlink(missing_ok=True)
+    for name, content in files.items():
+        with atomic_write(folder / name) as file:
+            file.write(content)
 
 
 def sog_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
     """Returns the content of the archive that :func:`write_sog` writes, and what is lost; raises the same errors."""
     require("PIL")
-    files, lost = _encode(gaussians)
+    files, lost = sog_files(gaussians)
     return _archive(files), lost
 
 
@@ -98,9 +108,14 @@ def _archive(files: dict[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def _encode(gaussians: Gaussians) -> tuple[dict[str, bytes], list[str]]:
-    """Encodes the files of the dataset by name, ``meta.json`` last, and describes what is lost."""
-    arrays, (words, bounds) = ordered_arrays(gaussians, "SOG", encode_means)
+def sog_files(gaussians: Gaussians, encode: EncodeMeans | None = None) -> tuple[dict[str, bytes], list[str]]:
+    """Encodes the files of the dataset by name, ``meta.json`` last, and describes what is lost.
+
+    Args:
+        gaussians: The Gaussians.
+        encode: :func:`encode_means`, which is used for None, or :func:`in_order`.
+    """
+    arrays, (words, bounds) = ordered_arrays(gaussians, "SOG", encode or encode_means)
     lost = ["positions rounded to 16 bits, other values to 8"]
     count = len(gaussians)
     files: dict[str, bytes] = {}
@@ -143,12 +158,21 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
     return np.concatenate(codes, 1).astype(np.uint8)
 
 
-def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[NDArray[np.uint16], NDArray[np.float64]]]:
+def encode_means(means: Floats) -> tuple[NDArray[np.int64], Words]:
     """Encodes means [N, 3] in Morton order after rounding: a file that is written again keeps its order.
 
     Returns their ids [N] in the order of the file; 16 bits between bounds, [N, 3], and the bounds of the logarithms,
     [2, 3].
     """
+    ids, (words, bounds) = in_order(means)
+    if not len(means):
+        return ids, (words, bounds)
+    order = morton_order(torch.from_numpy(decode_means(words, bounds))).numpy()
+    return order, (words[order], bounds)
+
+
+def in_order(means: Floats) -> tuple[NDArray[np.int64], Words]:
+    """Encodes means as :func:`encode_means` does, in the order that they have."""
     logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
     if not len(logs):
         return np.zeros(0, np.int64), (np.zeros((0, 3), np.uint16), np.zeros((2, 3)))
@@ -157,8 +181,7 @@ def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[NDArray[np.uin
     size = bounds[1] - bounds[0]
     fractions = (logs - bounds[0]) / np.where(size > 0, size, 1)
     words = np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16)
-    order = morton_order(torch.from_numpy(decode_means(words, bounds))).numpy()
-    return order, (words[order], bounds)
+    return np.arange(len(means)), (words, bounds)
 
 
 def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:

@@ -1,0 +1,1 @@
+"""PlayCanvas's Streamed SOG: levels of detail in many SOG datasets, which viewers load where they are seen."""

@@ -1,0 +1,114 @@
+"""Reading Streamed SOG, version 1: ``lod-meta.json`` and folders with SOG 2, such as ``0_3/meta.json`` of level 0.
+
+``lod-meta.json`` names the datasets and has a tree of boxes. A leaf says for each level of detail which rows of which
+dataset are its Gaussians; level 0 is the finest. An ``environment`` is a dataset that is part of every level.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import torch
+
+from ....errors import ArgumentError, FileError, UnsupportedError
+from ....support.reading import read_file, stays_inside
+from ...editing.joining import merge_models
+from ...gaussians import Gaussians
+from ..foreign import Warn, note_ignored
+from ..image_sets import Meta
+from ..sog import read_sog
+
+LOD_META = "lod-meta.json"
+LOD_META_MAX = 1 << 28
+"""Maximum size of ``lod-meta.json`` in bytes."""
+
+VERSION = 1
+KNOWN = ("version", "asset", "count", "counts", "lodLevels", "environment", "filenames", "tree")
+
+
+def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: Warn = warnings.warn) -> Gaussians:
+    """Reads one level of detail of a Streamed SOG dataset.
+
+    Args:
+        path: The folder, or ``lod-meta.json`` in it.
+        level: 0 for the finest. Where a leaf lacks it, the next coarser one is read, or else the coarsest.
+        warn: Called with a note that names unknown parts.
+
+    Raises:
+        ArgumentError: `level` is negative.
+        FileError: A file or value is missing, damaged or inconsistent with the others.
+        UnsupportedError: Another version of the format.
+        MissingExtraError: Pillow is not installed.
+        OSError: A file cannot be read.
+    """
+    if not isinstance(level, int) or level < 0:
+        raise ArgumentError(f"level: expected a number of 0 or more, found {level!r}")
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    meta = Meta.parse(str(path), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
+    if meta.count("version", VERSION) != VERSION:  # the first files had none
+        raise UnsupportedError(f"{path}: expected Streamed SOG version {VERSION}, found {meta.count('version')}")
+    note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
+    names = meta.values.get("filenames")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise meta.fail("filenames", "a list of names")
+    rows: dict[int, list[tuple[int, int]]] = {}
+    for file, offset, count in _leaves(meta, level):
+        if file >= len(names):
+            raise FileError(f"{path}: {LOD_META}: a leaf is in file {file} of {len(names)}; it is damaged")
+        rows.setdefault(file, []).append((offset, count))
+    models = [_read_rows(folder, names[file], sorted(rows[file]), warn) for file in sorted(rows)]
+    if "environment" in meta.values:
+        models.append(_read_rows(folder, meta.text("environment"), None, warn))
+    if not models:
+        raise FileError(f"{path}: {LOD_META}: no leaf has Gaussians; it is damaged")
+    return merge_models(models, warn=warn)
+
+
+def dataset_size(folder: Path) -> int:
+    """Returns the bytes of all files of a dataset that was written."""
+    meta = folder / LOD_META
+    names = Meta.parse(str(folder), read_file(meta, LOD_META_MAX), LOD_META).values["filenames"]
+    files = [meta, *(file for name in names for file in (folder / name).parent.iterdir())]
+    return sum(file.stat().st_size for file in files)
+
+
+def _leaves(meta: Meta, level: int) -> list[tuple[int, int, int]]:
+    """Returns (file, offset, count) of each leaf."""
+    found = []
+    stack = [meta.part("tree")]
+    while stack:
+        node = stack.pop()
+        stack += node.parts("children")[::-1]
+        lods = node.part("lods")
+        if not lods.values:
+            continue
+        if not all(name.isascii() and name.isdecimal() and len(name) < 4 for name in lods.values):
+            raise node.fail("lods", "levels by their numbers")
+        levels = sorted(map(int, lods.values))
+        chosen = lods.part(str(next((one for one in levels if one >= level), levels[-1])))
+        found.append((chosen.count("file"), chosen.count("offset"), chosen.count("count")))
+    return found
+
+
+def _read_rows(folder: Path, name: str, ranges: list[tuple[int, int]] | None, warn: Warn) -> Gaussians:
+    """Reads the rows of a dataset in ranges (offset, count), in their order; all rows for None."""
+    if not stays_inside(name) or not name.isprintable() or not name.isascii() or "\\" in name:
+        raise FileError(f"{folder}: {LOD_META}: expected names of files in it, found {name[:60]!a}")
+    gaussians = read_sog(folder / name, warn=warn)
+    if ranges is None:
+        return gaussians
+    end = 0
+    for offset, count in ranges:
+        if offset < end or offset + count > len(gaussians):
+            raise FileError(
+                f"{folder}: {LOD_META}: rows {offset:,} to {offset + count:,} of {name} overlap others, or it has only "
+                f"{len(gaussians):,}; it is damaged"
+            )
+        end = offset + count
+    if sum(count for _, count in ranges) == len(gaussians):
+        return gaussians
+    ids = torch.cat([torch.arange(offset, offset + count) for offset, count in ranges])
+    return gaussians.map(lambda tensor: tensor[ids])
