@@ -53,7 +53,7 @@ TYPES = {
 class Launch:
     """A kernel call of a launcher: Triton types of its arguments, values of constants and None, and compiler options.
 
-    `passes` is that over the channels, if the kernel learns the number of channels at run time.
+    `passes` is the number of passes over the channels, if the kernel learns their number at run time.
     """
 
     kernel: JITFunction[Any]

@@ -195,7 +195,8 @@ def _jitter(scene: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def assert_decisions(scene32: dict[str, Any], **settings: Any) -> tuple[int, int]:
-    """Checks that decisions of an fp32 run differ from the reference's only near a threshold; counts pixels."""
+    """Checks that fp32 decisions differ from the reference's only near a threshold; returns at how many pixels, and of
+    all."""
     found = observe_decisions(scene32, **settings)
     _, truth = run_reference(_double(scene32), **settings)
     assert found.visible is not None and found.order is not None and found.contributes is not None

@@ -124,7 +124,7 @@ def read_image(
 
 
 def read_mask(path: str | os.PathLike[str], *, size: tuple[int, int] | None = None) -> Tensor:
-    """Reads the brightness of an image, not of zeros and ones, as [H, W] uint8, downscaled to a `size`."""
+    """Reads the brightness of an image, [H, W] uint8, downscaled to `size` if given. Refuses values of 0 and 1."""
     with _opened(path, verified=True) as file:
         image = _load(file, path)
 

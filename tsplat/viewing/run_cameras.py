@@ -42,7 +42,7 @@ def find_run(model: str | os.PathLike[str]) -> Path | None:
 
 
 def find_cameras(model: str | os.PathLike[str]) -> list[Camera]:
-    """Reads the cameras of the run that a model belongs to: its folder, a checkpoint, or a file in it."""
+    """Reads the cameras of the run that a model belongs to; none if there is no run, or one of an older version."""
     path = _find_file(model, CAMERAS)
     return [] if path is None else read_cameras(path)
 

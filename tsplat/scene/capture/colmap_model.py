@@ -73,8 +73,7 @@ class ColmapCamera:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColmapImage:
-    """A registered image by its path relative to the folder of images, with its world-to-camera rotation and
-    translation.
+    """A registered image by its path in the folder of images, with its world-to-camera rotation and translation.
 
     The rotation is wxyz, of unit norm; `point_ids` [O] int64 are those of the points observed in the image.
     """

@@ -204,8 +204,7 @@ def _check_memory(photographs: Sequence[Photograph], sources: Sequence["_Source"
 
 
 def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:
-    """Splits views into training and held-out ones, and returns notes on those without a valid pixel, which are left
-    out.
+    """Splits views into training and held-out ones; those without a valid pixel are left out, with a note.
 
     Such a view has nothing to train on, and its PSNR is infinite. Raises FileError if no training view is left.
     """

@@ -338,8 +338,7 @@ def _find_image(path: Path, name: object, what: str) -> Path:
 
 
 def _bounds(views: Sequence[View]) -> tuple[Tensor, Tensor]:
-    """Returns the lowest and the highest corner [3] of a box around cameras and the points ahead of them, at their
-    diameter."""
+    """Returns the corners [3] of a box around cameras and the points ahead of them, as far as the cameras are apart."""
     poses = torch.stack([view.camera.viewmat for view in views])
     positions = centers(poses)
     diameter = (positions - positions.mean(0)).norm(dim=-1).max().clamp_min(1e-3) * 2

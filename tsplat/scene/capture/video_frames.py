@@ -42,7 +42,7 @@ JPEG_QUALITY = 95
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Frames of a video that become photographs: their increasing indices, and those that begin a shot."""
+    """Frames of a video that become photographs: their increasing indices; and the frames that begin a shot."""
 
     frames: tuple[int, ...]
     n_frames: int

@@ -58,8 +58,7 @@ Load = Callable[[str], bytes]
 
 
 def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
-    """Writes parameters [N, ...] before activation, by gsplat's names, as its ``PngCompression`` does; N is a square
-    number.
+    """Writes parameters [N, ...] before activation as gsplat's ``PngCompression`` does; N is a square number.
 
     ``meta.json`` is removed first and written last, and each file is written atomically, so that a folder with
     ``meta.json`` is complete.
@@ -126,8 +125,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_png_model(folder: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads the Gaussians in a folder that gsplat's ``PngCompression`` wrote, after a note on parameters that are
-    ignored."""
+    """Reads the Gaussians in a folder that gsplat's ``PngCompression`` wrote; notes parameters that are ignored."""
     tensors = read_png_images(folder)
     missing = [name for name in PARAMETERS if name not in tensors]
     if missing:

@@ -43,7 +43,7 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
-    """Returns the number of ranks and the indices of their GPUs; one rank stands for as many as there are."""
+    """Returns the number of ranks and the indices of their GPUs; with ``gpus``, there is one rank for each."""
     most = max(RANKS_MAX, os.cpu_count() or 1)
     if not 1 <= ranks <= most:
         raise ArgumentError(f"--ranks: expected an integer from 1 to {most} on this machine, found {ranks}")

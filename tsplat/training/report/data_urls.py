@@ -69,7 +69,7 @@ def error_image(target: Tensor, rendered: Tensor) -> Image:
 def depth_image(
     gaussians: Gaussians, camera: Camera, side: int, *, background: Color = (0.0, 0.0, 0.0), backend: Backend = "auto"
 ) -> Image:
-    """Renders the depth of a view through a colormap, bright is near, with at most `side` pixels a side."""
+    """Renders the depth of a view, bright is near, so that its longer side has at most `side` pixels."""
     factor = min(1.0, side / max(camera.width, camera.height))
     width, height = max(1, round(factor * camera.width)), max(1, round(factor * camera.height))
     scale = camera.K.new_tensor([width / camera.width, height / camera.height, 1.0])

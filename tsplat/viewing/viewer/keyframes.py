@@ -37,8 +37,7 @@ class VideoOptions:
 
 @dataclasses.dataclass
 class Keyframe:
-    """A camera of a path, and the seconds from the keyframe before it; to the first one of a closed path, from the
-    last."""
+    """A camera of a path, and the seconds from the keyframe before; to the first of a closed path, from the last."""
 
     camera: Camera
     seconds: float = SECONDS

@@ -80,10 +80,9 @@ class Frusta:
         color: Callable[[int], tuple[int, int, int]],
         image: Callable[[int], np.ndarray[Any, Any] | None] = lambda _: None,
     ) -> None:
-        """Draws cameras in place of those before, in a color RGB and with a photograph [h, w, 3] uint8 or None, by
-        index.
+        """Draws cameras in place of those before. `choose` is called with the index of one that is clicked.
 
-        `choose` is called with the index of a camera that is clicked.
+        Each has a color RGB and a photograph [h, w, 3] uint8, or None, by its index.
         """
         for handle, _ in self._drawn:
             handle.remove()

@@ -184,8 +184,7 @@ def open_in_browser(url: str) -> None:
 
 
 def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", remark: str = "") -> None:
-    """Prints where a viewer can be seen, with its state after the address, and whether the port that was asked for is
-    taken."""
+    """Prints where a viewer can be seen, with its state behind the address, and whether another port is used."""
     if viewer.port != port:
         print(f"port {port} is taken; using {viewer.port}")
     print(f"viewing {what} at {viewer.url}{state}")
