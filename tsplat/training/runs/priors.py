@@ -30,7 +30,7 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         if not getattr(config, weight):
             raise ArgumentError(f"{name}: has no effect, as {weight} is 0; set {weight}, for example to 0.05")
         paths = ([Path(folder, view.name).with_suffix(suffix) for suffix in (".npy", ".png")] for view in capture.train)
-        found = [next(filter(Path.is_file, pair), None) for pair in paths]
+        found = [next(filter(Path.is_file, files), None) for files in paths]
         n_missing = found.count(None)
         if n_missing == len(found):
             raise FileError(f"{folder}: has no file for any training view, such as {capture.train[0].name!r} with .npy")
