@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 import math
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...config import Backend
-from ...scene.cameras import Camera
+from ...scene.cameras import Camera, resize_camera
 from ...scene.capture.views import Color
 from ...scene.gaussians import Gaussians
 from ...viewing.colormaps import apply_colormap
@@ -70,10 +69,7 @@ def depth_image(
     gaussians: Gaussians, camera: Camera, side: int, *, background: Color = (0.0, 0.0, 0.0), backend: Backend = "auto"
 ) -> Image:
     """Renders the depth of a view, bright is near, so that its longer side has at most `side` pixels."""
-    factor = min(1.0, side / max(camera.width, camera.height))
-    width, height = max(1, round(factor * camera.width)), max(1, round(factor * camera.height))
-    scale = camera.K.new_tensor([width / camera.width, height / camera.height, 1.0])
-    small = dataclasses.replace(camera, K=camera.K * scale[:, None], width=width, height=height)
+    small = resize_camera(camera, side)
     frame: Any = next(render_frames(gaussians, [small], show="depth", background=background, backend=backend))
     return image_of((frame * 255).round().to(torch.uint8))
 
