@@ -89,9 +89,6 @@ INVALID = [
 UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
     (dict(camera_model="lidar"), "camera_model"),
-    (dict(render_mode="RGB-Ed"), "render_mode"),
-    (dict(return_normals=True, with_eval3d=True), "return_normals"),
-    (dict(global_z_order=False), "global_z_order"),
     (dict(lidar_coeffs=object()), "lidar_coeffs"),
     (dict(external_distortion_coeffs=object()), "external_distortion_coeffs"),
     (dict(renderer_config=object()), "renderer_config"),
@@ -156,18 +153,6 @@ def test_unsupported_option_raises(scene, change, name):
         (
             dict(camera_model="lidar"),
             r"camera_model: 'lidar' is not implemented; spinning lidars \(lidar_coeffs\) cannot be rendered; .*",
-        ),
-        (
-            dict(render_mode="RGB-Ed"),
-            "render_mode: 'RGB-Ed' is not implemented; distances along rays cannot be rendered; use 'D', 'ED', .*",
-        ),
-        (
-            dict(return_normals=True),
-            "return_normals: normals of 3D Gaussians are not implemented; pass False; use rasterization_2dgs, .*",
-        ),
-        (
-            dict(global_z_order=False),
-            r"global_z_order: sorting by distance \(Euclidean depth\) is not implemented; pass True; Gaussians are .*",
         ),
         (dict(lidar_coeffs=object()), "lidar_coeffs: spinning lidars are not implemented; pass None; use cameras"),
         (

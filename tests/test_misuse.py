@@ -81,6 +81,7 @@ SETTINGS = (
     "render_mode", "sparse_grad", "absgrad", "rasterize_mode", "channel_chunk", "distributed", "camera_model",
     "segmented", "with_ut", "with_eval3d", "radial_coeffs", "rolling_shutter", "viewmats_rs", "numerics", "validate",
     "ut_params", "ftheta_coeffs", "rays", "memory_budget", "group", "extra_signals_sh_degree", "backend",
+    "return_normals", "global_z_order",
 )  # fmt: skip
 
 

@@ -29,8 +29,6 @@ TRANSFORMS = (
 )
 
 FEATURES = {
-    "return_normals": ("normals of 3D Gaussians are ", "; use rasterization_2dgs, or depth_to_normal of a depth map"),
-    "global_z_order": ("sorting by distance (Euclidean depth) is ", "; Gaussians are sorted by z in the camera frame"),
     "lidar_coeffs": ("spinning lidars are ", "; use cameras"),
     "external_distortion_coeffs": (
         "distortion outside the camera, as of a windshield, is ",

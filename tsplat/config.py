@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, get_args
 Backend = Literal["auto", "triton", "torch", "reference"]
 NumericsName = Literal["gsplat-1.5", "gsplat-1.6", "inria"]
 RasterizeMode = Literal["classic", "antialiased"]
-RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
+RenderMode = Literal["RGB", "d", "Ed", "D", "ED", "RGB-d", "RGB-Ed", "RGB+D", "RGB+ED"]
 Validate = Literal["cull", "error", "off"]
 CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta"]
 CameraCenter = Literal["inverse", "transpose"]
@@ -20,6 +20,8 @@ CameraCenter = Literal["inverse", "transpose"]
 BACKENDS: Final = get_args(Backend)
 RASTERIZE_MODES: Final = get_args(RasterizeMode)
 RENDER_MODES: Final = get_args(RenderMode)
+HIT_MODES: Final = ("d", "Ed", "RGB-d", "RGB-Ed")
+"""Those whose last channel is a distance along the rays of pixels."""
 VALIDATE: Final = get_args(Validate)
 CAMERA_MODELS: Final = get_args(CameraModel)
 TILE_SIZES: Final = (4, 8, 16)
@@ -201,6 +203,7 @@ class Unscented(NamedTuple):
         center_weight: Of the center in the covariance.
         margin: Part of the image size that sigma points may lie outside of the image.
         all_valid: Whether all sigma points must be valid, rather than one.
+        radial: Whether depth is the distance from the camera, which f-theta cameras then cull by, instead of z.
     """
 
     spread: float
@@ -208,9 +211,10 @@ class Unscented(NamedTuple):
     center_weight: float
     margin: float
     all_valid: bool
+    radial: bool = False
 
     @classmethod
-    def of(cls, parameters: UnscentedTransformParameters, numerics: Numerics) -> "Unscented":
+    def of(cls, parameters: UnscentedTransformParameters, numerics: Numerics, radial: bool = False) -> "Unscented":
         """The weights of parameters (Wan and van der Merwe, 2000, equation 15, for three dimensions)."""
         square = parameters.alpha**2 * (3 + parameters.kappa)
         all_valid = parameters.require_all_sigma_points_valid
@@ -220,6 +224,7 @@ class Unscented(NamedTuple):
             center_weight=2 - 3 / square - parameters.alpha**2 + parameters.beta,
             margin=parameters.in_image_margin_factor,
             all_valid=numerics.all_sigma_points if all_valid is None else all_valid,
+            radial=radial,
         )
 
 

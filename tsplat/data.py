@@ -58,6 +58,7 @@ class CompositingSettings:
         absgrad, numerics, backend: As in :func:`tsplat.rasterization`.
         footprint: The kind of splat, see ``kernels/compositing/footprints``.
         distortion: Whether to render the distortion of the last feature, behind it, and to find its median.
+        normals, hits: Whether the first three features are normals, which face rays; the last, distances along them.
     """
 
     camera: CameraSettings
@@ -68,6 +69,8 @@ class CompositingSettings:
     backend: Backend
     footprint: str = "ellipse"
     distortion: bool = False
+    normals: bool = False
+    hits: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,8 +318,7 @@ class Splats(NamedTuple):
     """Projected Gaussians as compositing reads them.
 
     Attributes:
-        means2d, opacities: [nnz, 2] pixels, [nnz].
-        conics: [nnz, 3], or the shapes of another footprint.
+        means2d, conics, opacities: [nnz, 2] pixels; [nnz, 3], or the shapes of another footprint; [nnz].
         colors, depths: [nnz, D] of any float dtype, and [nnz], blended as one more channel; or None.
         color_ids: [nnz] int64, row of each Gaussian in colors, which are [G, D] then; or None.
     """
@@ -337,8 +339,8 @@ class Splats(NamedTuple):
 
     def with_own_colors(self) -> "Splats":
         """The same with ``colors`` [nnz, D]."""
-        colors, ids = self.colors, self.color_ids
-        return self if colors is None or ids is None else self._replace(colors=colors[ids], color_ids=None)
+        ids = self.color_ids
+        return self if ids is None or self.colors is None else self._replace(colors=self.colors[ids], color_ids=None)
 
     @property
     def n_colors(self) -> int:

@@ -23,7 +23,7 @@ from .stages.backend import full_precision
 from .stages.capacity import Capacity, note_need
 from .stages.compilation import eager, traceable
 from .stages.compositing import composite
-from .stages.eval3d import with_world_shapes
+from .stages.eval3d import composite_along_rays, with_world_shapes
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of
@@ -61,23 +61,28 @@ def render(request: Request) -> Rendering:
             features = concatenate(features, extra)
         shaped, densify = projected, None
         if options.with_eval3d:
-            shaped = with_world_shapes(projected, gaussians)
+            shaped = with_world_shapes(projected, gaussians, settings.compositing)
         elif options.surfels:
             densify = torch.zeros_like(projected.means2d, requires_grad=True)
             shaped = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
-            features = with_normals(features, projected)
+        if shaped.normals is not None:
+            features = with_normals(features, shaped)
         received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
         splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
         budget = request.memory_budget(splats.n_features)
         intersections = intersect(received, request.grid, settings.intersection, budget, request.explain_memory)
-        surfels = None
+        surfels, normals, size = None, None, request.image_shape
         rest = (request.backgrounds, None, request.grid.n_images, intersections, settings.compositing)
         if options.surfels:
-            surfels = composite_surfels(splats, *rest).view(request.image_shape)
+            surfels = composite_surfels(splats, *rest).view(size)
             colors, alphas = surfels.colors, surfels.alphas
         else:
-            colors, alphas, _ = composite(splats, *rest, request.find_rays(cameras))
-            colors, alphas = colors.view(*request.image_shape, splats.n_features), alphas.view(*request.image_shape, 1)
+            rays = request.find_rays(cameras)
+            if rays is None:
+                colors, alphas, _ = composite(splats, *rest)
+            else:
+                colors, alphas, normals = composite_along_rays(splats, *rest, rays)
+            colors, alphas = colors.reshape(*size, colors.shape[-1]), alphas.view(*size, 1)
         note_need(intersections.whole, options.capacity, request.grid)
         if options.expects_depth:
             expected_depth = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
@@ -85,6 +90,8 @@ def render(request: Request) -> Rendering:
         meta = describe_render(request, gaussians.valid, projected, received, intersections)
         if surfels is not None:
             meta["gradient_2dgs"], meta["render_distort"] = densify, surfels.distortions
+        if normals is not None:
+            meta["normals"] = normals.reshape(*size, 3)
     return Rendering(colors, alphas, meta, cameras, surfels)
 
 
@@ -139,7 +146,8 @@ def rasterization(
         backgrounds: [..., C, D], with ``extra_signals`` [..., C, D + E]; of a single image also [D]. Depth always has
             background 0.
         render_mode: ``"RGB"``; ``"D"`` accumulated depth, the sum of w z; ``"ED"`` expected depth, divided by alpha;
-            ``"RGB+D"``, ``"RGB+ED"`` with depth as the last channel.
+            ``"RGB+D"``, ``"RGB+ED"`` with depth as the last channel. With ``with_eval3d`` also ``"d"``, ``"Ed"``,
+            ``"RGB-d"``, ``"RGB-Ed"``, distances along the rays of pixels to where Gaussians are highest.
         sparse_grad: Whether the gradients of means, quats, scales and covars are sparse COO tensors with a row for
             each visible Gaussian, in ascending order, as ``torch.optim.SparseAdam`` takes them. Requires ``packed`` and
             no batch dimensions. The other gradients are dense.
@@ -194,8 +202,10 @@ def rasterization(
         rays: [..., C, H, W, 6], or a shape that broadcasts to it: the rays of pixels for ``with_eval3d`` in place of
             the cameras', origins and directions of any length in the world frame. Gaussians are still projected by the
             cameras. A pixel whose ray is not finite or has no direction shows the background. Differentiable.
-        return_normals, global_z_order, lidar_coeffs, external_distortion_coeffs, renderer_config: As in gsplat 1.6.
-            Only the defaults are implemented.
+        return_normals: Whether to render normals with ``with_eval3d``: third axes, negated where they point along rays.
+        global_z_order: Whether Gaussians are sorted by z of the camera frame. False, with ``with_ut``, is for distances
+            from the camera, which are then the depths of ``"D"``, and what planes of f-theta cameras cull by.
+        lidar_coeffs, external_distortion_coeffs, renderer_config: As in gsplat 1.6. Only defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -208,7 +218,8 @@ def rasterization(
         ``n_intersections``, ``bands``, ``peak_bytes`` that intersections took at a time, and ``budget``, None if too
         little was needed to query free memory. With several bands, ``tiles_per_gauss``, ``isect_ids``, ``flatten_ids``
         and ``isect_offsets`` are None. ``backend="reference"`` is never packed and has no keys about tiles or memory.
-        With ``extra_signals``, ``render_extra_signals`` [..., C, H, W, E].
+        With ``extra_signals``, ``render_extra_signals`` [..., C, H, W, E]. With ``return_normals``, ``normals``
+        [..., C, H, W, 3], sums weighted like colors, world frame.
         With ``distributed``, packed tensors and ``n_invalid`` are about this rank's Gaussians on the cameras of all
         ranks: ``camera_ids`` count over all ranks, ``gaussian_ids`` are this rank's. ``n_cameras``, ``memory`` and
         tiles are about what this rank composites, the Gaussians in ``received``: a dictionary of ``camera_ids`` (this
@@ -264,9 +275,9 @@ def rasterization(
         validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget, sparse_grad=sparse_grad,
         segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree, capacity=capacity, with_ut=with_ut,
         with_eval3d=with_eval3d, ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
+        return_normals=return_normals, global_z_order=global_z_order,
     )  # fmt: skip
     not_implemented: dict[str, tuple[Any, Any]] = {
-        "return_normals": (return_normals, False), "global_z_order": (global_z_order, True),
         "lidar_coeffs": (lidar_coeffs, None),
         "external_distortion_coeffs": (external_distortion_coeffs, None), "renderer_config": (renderer_config, None),
     }  # fmt: skip

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
+from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import (
     CompositingSettings,
     GaussianMajor,
@@ -28,36 +28,14 @@ from ..data import (
     Splats,
     TileGrid,
 )
-from . import ray_footprint, surfel_footprint
+from . import ellipse_footprint, ray_footprint, surfel_footprint
 from .distortion import Behind, InFront
 
 BLOCK = 256
 """Gaussians at a time: few operations, whose tensors [256 pixels, 256] still fit into the cache of a core."""
 
-MOMENTS = 6
-"""Sums over pixels that gradients of an ellipse are made of."""
-
 Pixels = tuple[Tensor, Tensor] | Tensor
 """Of a tile: x [w] and y [h] of centers, or rays [6, P]."""
-
-
-def _pack(splats: Splats, numerics: Numerics) -> Tensor:
-    """Packs mean x, y; -a/2, -b, -c/2; ln(opacity); clamped opacity of each row. [7, nnz]"""
-    means2d, opacities = splats.means2d, splats.opacities
-    a, b, c = splats.conics.unbind(-1)
-    # Not rendered: means that are not finite, and conics that are NaN or not positive semidefinite beyond rounding.
-    valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001) & (opacities >= ALPHA_MIN)
-    valid &= means2d.isfinite().all(-1)
-    return torch.stack(
-        [
-            *torch.where(valid[:, None], means2d, 0.0).unbind(-1),
-            torch.where(valid, -0.5 * a, 0.0),
-            torch.where(valid, -b, 0.0),
-            torch.where(valid, -0.5 * c, 0.0),
-            torch.where(valid, torch.where(valid, opacities, 1.0).log(), -1e4),
-            torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0),
-        ]
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,21 +87,19 @@ def _pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pi
 
 def _alphas(
     record: Tensor, pixels: Pixels, settings: CompositingSettings
-) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
     """Where pixels are in Gaussians, alpha [P, K], and where alpha is clamped, or None.
 
-    Of ellipses, the offsets dx [w, K] and dy [h, K] of pixel centers; of other footprints, what ``locate`` returns.
+    Where pixels are is what ``locate`` of the footprint returns.
     """
     most, alpha_max = record[-1], settings.numerics.alpha_max
+    at: tuple[Tensor, ...]
     if isinstance(pixels, Tensor):
         at, exponent = ray_footprint.locate(record, pixels, settings.numerics)
     elif settings.footprint == "surfel":
         at, exponent = surfel_footprint.locate(record, pixels)
     else:
-        x, y, a, b, c, log_opacity, _ = record
-        at = dx, dy = pixels[0][:, None] - x, pixels[1][:, None] - y
-        slope = (b * dx)[None] + (c * dy)[:, None]
-        exponent = torch.addcmul(torch.addcmul(log_opacity, a * dx, dx)[None], dy[:, None], slope, out=slope)
+        at, exponent = ellipse_footprint.locate(record, *pixels)
     exponent = exponent.view(-1, most.numel())
     clamped = exponent > math.log(alpha_max) if bool((most == alpha_max).any()) else None
     alpha = torch.minimum(exponent.exp_(), most)
@@ -158,18 +134,19 @@ def walk(
     transmittance: Tensor,
     settings: CompositingSettings,
     rays: Rays | None = None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]]:
     """Walks a tile's list front to back, a block of K at a time, until all of its pixels have stopped.
 
     Yields:
-        Rows [K]; then as :func:`_blend`, whose ``transmittance`` [P] is given for the first block.
+        Rows [K]; then as :func:`_blend`, whose ``transmittance`` [P] is given for the first block; then as
+        :func:`_alphas`, where pixels are in Gaussians.
     """
     pixels = _pixels(tile, centers, rays)
     for start in range(tile.start, tile.end, BLOCK):
         rows = flatten_ids[start : min(start + BLOCK, tile.end)]
-        _, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
+        at, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
         weight, passed, transmittance = _blend(alpha, transmittance)
-        yield rows, weight, passed, transmittance
+        yield rows, weight, passed, transmittance, at
         if float(transmittance.amax()) <= 0:
             break
 
@@ -195,9 +172,13 @@ def composite_fwd(
         last = torch.zeros_like(transmittance, dtype=torch.int32)
         in_front = InFront.nothing(transmittance)
         blocks = walk(tile, intersections.flatten_ids, records, centers, transmittance, settings, rays)
-        for rows, weight, passed, behind in blocks:
+        for rows, weight, passed, behind, at in blocks:
             transmittance = behind
             feature = features.take(rows)
+            if settings.normals or settings.hits:
+                assert rays is not None
+                of_tile = ray_footprint.rays_of_tile(rays, tile.image, tile.pixels)
+                color += ray_footprint.see(feature, weight, at, of_tile, settings)
             for first in range(0, channels, settings.channel_chunk):
                 part = slice(first, first + settings.channel_chunk)
                 color[part].addmm_(feature[part], weight.T)
@@ -243,6 +224,9 @@ def composite_bwd(
         here = (tile.image, *tile.pixels)
         shape = (*last_ids[here].shape, -1)
         pixels = _pixels(tile, centers, rays)
+        v_rays = (
+            None if rays is None or rays.v_values is None else rays.v_values[tile.image][(slice(None), *tile.pixels)]
+        )
         transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
         # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
         covered = transmittance < 1
@@ -271,7 +255,11 @@ def composite_bwd(
             weight = inverse.cumprod(-1).mul_(transmittance[:, None])
             front, transmittance = weight, weight[:, -1].clone()
             feature = features.take(rows)
-            gained, v_last = v_color @ feature, None
+            v_last = None
+            if isinstance(pixels, Tensor):
+                gained, turned = ray_footprint.see_vjp(feature, v_color, at, pixels, settings)
+            else:
+                gained = v_color @ feature
             if state is None:
                 weight *= alpha
             else:
@@ -287,26 +275,17 @@ def composite_bwd(
             rest = behind[:, -1]
             if clamped is not None:
                 g *= ~clamped
-            if isinstance(pixels, Tensor):
-                out = ray_footprint.sums(g, at[0])
-                if rays is not None and rays.v_values is not None:
-                    v_tile = ray_footprint.ray_gradients(record, g, *at)
-                    rays.v_values[tile.image][:, tile.pixels[0], tile.pixels[1]] += v_tile.view(6, *shape[:2])
-            elif settings.footprint == "surfel":
-                out = surfel_footprint.sums(g, *at)
-            else:
-                g = g.view(shape)
-                out = _moments(g, *at)
-            out += [*(v_color.T @ weight)]
+            out = _footprint_sums(record, g.view(shape), at, weight * v_color[:, -1:], v_rays, settings)
+            v_features = v_color.T @ weight
+            if settings.normals:
+                v_features[:3] += v_color[:, :3].T @ (weight * turned)
             if v_last is not None:
-                out[-1] = out[-1] + (v_last * weight).sum(0)
+                v_features[-1] += (v_last * weight).sum(0)
+            out += [*v_features]
             if absgrad and settings.footprint == "surfel":
                 out += surfel_footprint.slopes(g, at[1])
             elif absgrad:
-                dx, dy = at
-                _, _, a, b, c, _, _ = record
-                out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
-                out.append((g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)))
+                out += ellipse_footprint.slopes(record, g.view(shape), *at)
             v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
     if sums is None:
         sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1])
@@ -314,23 +293,37 @@ def composite_bwd(
     return sums
 
 
+def _footprint_sums(
+    record: Tensor,
+    g: Tensor,
+    at: tuple[Tensor, ...],
+    v_hits: Tensor,
+    v_rays: Tensor | None,
+    settings: CompositingSettings,
+) -> list[Tensor]:
+    """Sums over the pixels of a tile that gradients of a footprint are made of, [K] each.
+
+    Args:
+        g: [h, w, K].
+        at: Where pixels are in Gaussians.
+        v_hits: [P, K], gradients of the distances of hits.
+        v_rays: [6, h, w], added to, or None.
+    """
+    if settings.footprint == "ellipse":
+        return ellipse_footprint.sums(g, *at)
+    flat = g.view(-1, g.shape[-1])
+    if settings.footprint == "surfel":
+        return surfel_footprint.sums(flat, *at)
+    q = ray_footprint.hit_gradients(v_hits, at) if settings.hits else None
+    if v_rays is not None:
+        v_rays += ray_footprint.ray_gradients(record, flat, at, q).view(v_rays.shape)
+    return ray_footprint.sums(flat, at, q)
+
+
 def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
     """Packs what compositing reads of each row, by the footprint of the settings. [values, nnz]"""
-    packs = {"ellipse": _pack, "surfel": surfel_footprint.pack}
+    packs = {"ellipse": ellipse_footprint.pack, "surfel": surfel_footprint.pack}
     return packs.get(settings.footprint, ray_footprint.pack)(splats, settings.numerics)
-
-
-def _moments(g: Tensor, dx: Tensor, dy: Tensor) -> list[Tensor]:
-    """Sums over pixels of g [h, w, K], g dx, g dy, g dx^2, g dx dy and g dy^2; [K] each."""
-    columns, columns_dy = g.sum(0), (g * dy[:, None]).sum(0)
-    return [
-        columns.sum(0),
-        (columns * dx).sum(0),
-        columns_dy.sum(0),
-        (columns * dx * dx).sum(0),
-        (columns_dy * dx).sum(0),
-        (g.sum(1) * dy * dy).sum(0),
-    ]
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
@@ -350,7 +343,7 @@ def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, 
 
 
 def _n_sums(settings: CompositingSettings) -> int:
-    counts = {"ellipse": MOMENTS, "surfel": surfel_footprint.SUMS}
+    counts = {"ellipse": ellipse_footprint.SUMS, "surfel": surfel_footprint.SUMS}
     return counts.get(settings.footprint, ray_footprint.SUMS)
 
 
@@ -367,19 +360,10 @@ def composite_gradients(
 ) -> SplatGradients:
     end = _n_sums(settings) + n_features
     absgrad = sums[:, end : end + 2].contiguous() if settings.absgrad else None
-    if settings.footprint == "surfel":
-        v_splats = surfel_footprint.finish(sums, conics, opacities)
-        return SplatGradients(*v_splats, sums[:, surfel_footprint.SUMS : end], absgrad)
-    if settings.footprint != "ellipse":
-        v_shapes, v_opacities = ray_footprint.finish(sums[:, : ray_footprint.SUMS], conics, opacities)
-        v_means2d = sums.new_zeros(len(sums), 2)
-        return SplatGradients(v_means2d, v_shapes, v_opacities, sums[:, ray_footprint.SUMS : end], None)
-    moment = sums[:, :MOMENTS].unbind(-1)
-    a, b, c = conics.unbind(-1)
-    return SplatGradients(
-        torch.stack([a * moment[1] + b * moment[2], b * moment[1] + c * moment[2]], -1),
-        torch.stack([-0.5 * moment[3], -moment[4], -0.5 * moment[5]], -1),
-        torch.where(opacities > 0, moment[0] / opacities, 0.0),
-        sums[:, MOMENTS:end],
-        absgrad,
-    )
+    v_features = sums[:, _n_sums(settings) : end]
+    if settings.footprint in ("ellipse", "surfel"):
+        footprint = ellipse_footprint if settings.footprint == "ellipse" else surfel_footprint
+        v_means2d, v_shapes, v_opacities = footprint.finish(sums, conics, opacities)
+        return SplatGradients(v_means2d, v_shapes, v_opacities, v_features, absgrad)
+    v_shapes, v_opacities = ray_footprint.finish(sums[:, : ray_footprint.SUMS], conics, opacities)
+    return SplatGradients(sums.new_zeros(len(sums), 2), v_shapes, v_opacities, v_features, None)

@@ -55,12 +55,12 @@ def _dot(a: Triple, b: Triple) -> Tensor:
 
 def _screen(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice = EACH
-) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor | None, Tensor]:
     """Projects rows of Gaussians ``ids``, each with a camera of its own.
 
     Returns:
-        Pixel mean x and y, depth, the screen covariance before eps2d is added, and which rows their cameras see, None
-        if culling tells. [nnz] each
+        Pixel mean x and y, depth, the screen covariance before eps2d is added, which rows their cameras see, None if
+        culling tells, and the depth that the planes cull by. [nnz] each
     """
     viewmats, Ks = cameras.viewmats, cameras.Ks
     intrinsics = (Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2])
@@ -87,7 +87,7 @@ def _screen(
         for t in (t0, t1)
     )
     sharp = (_dot(t0, s0), _dot(t0, s1), _dot(t1, s1))
-    return u, v, z, sharp, None
+    return u, v, z, sharp, None, z
 
 
 def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
@@ -115,7 +115,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
     flat = _flat(gaussians)
-    x, y, depths, sharp, seen = _screen(flat, _flat(cameras, images), settings, ids)
+    x, y, depths, sharp, seen, z = _screen(flat, _flat(cameras, images), settings, ids)
     compensate = settings.antialiased or settings.unscented is not None
     det, conics, rho = _finish(sharp, settings.eps2d, compensate, settings.numerics.compensation_floor)
     opacities = bounded = None
@@ -128,7 +128,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     if seen is not None:
         visible &= seen
     # Every comparison is written so that NaN fails it.
-    visible &= (depths >= settings.camera.near) & (depths <= settings.camera.far)
+    visible &= (z >= settings.camera.near) & (z <= settings.camera.far)
     visible &= (det > 0) & det.isfinite() & conics.isfinite().all(-1)
     if gaussians.valid is not None:
         visible &= gaussians.valid.flatten()[ids]
@@ -195,7 +195,7 @@ def projection_bwd(
         }
         rows_of = Gaussians3D(**{name: own.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
         seen_by = _flat(cameras, images)._replace(**{name: own[name] for name in of_cameras})
-        x, y, depths, sharp, _ = _screen(rows_of, seen_by, settings)
+        x, y, depths, sharp, _, _ = _screen(rows_of, seen_by, settings)
         _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
         outputs: list[tuple[Tensor, Tensor | None]] = [
             (torch.stack([x, y], -1), v_projected.v_means2d),

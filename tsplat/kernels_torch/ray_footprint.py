@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..config import ALPHA_MIN, Numerics
-from ..data import Rays, Splats
+from ..data import CompositingSettings, Rays, Splats
 from .camera_models import rotation_rows
 
 SUMS = 10
@@ -17,6 +17,9 @@ INVERSE_MAX = 1e12
 
 NOTHING = -1e4
 """Logarithm of the opacity of what is not rendered."""
+
+At = tuple[Tensor, ...]
+"""Where rays are in Gaussians, see :func:`locate`."""
 
 UPPER = [(i, j) for i in range(3) for j in range(i, 3)]
 
@@ -45,8 +48,8 @@ def rays_of_tile(rays: Rays, image: int, pixels: tuple[slice, slice]) -> Tensor:
     return torch.cat([rays.origins[image][:, None].expand(3, values.shape[1]), values])
 
 
-def locate(record: Tensor, rays: Tensor, numerics: Numerics) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """The nearest points c [3, P, K] of rays and their t [P, K], and the logarithm of alpha before it is clamped."""
+def locate(record: Tensor, rays: Tensor, numerics: Numerics) -> tuple[At, Tensor]:
+    """The nearest points c [3, P, K] of rays, their t [P, K], and u [3, P, K]; and ln of alpha before it is clamped."""
     whitening = record[3:12].view(3, 3, -1)
     u = torch.einsum("ijk,jp->ipk", whitening, rays[3:])
     w = torch.einsum("ijk,jpk->ipk", whitening, rays[:3, :, None] - record[:3, None])
@@ -55,19 +58,68 @@ def locate(record: Tensor, rays: Tensor, numerics: Numerics) -> tuple[tuple[Tens
     seen = rays[3:].abs().sum(0)[:, None] > 0
     if numerics.ray_footprint == "ray in front":
         seen = seen & (t >= 0)
-    return (c, t), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOTHING)
+    return (c, t, u), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOTHING)
 
 
-def sums(g: Tensor, c: Tensor) -> list[Tensor]:
-    """Sums over pixels of g [P, K] times functions of c; [K] each."""
+def _turned(normals: Tensor, rays: Tensor) -> Tensor:
+    """-2 where normals [3, K] point along rays [6, P], which negates them; else 0. [P, K]"""
+    return torch.where(rays[3:].T @ normals > 0, -2.0, 0.0).to(normals.dtype)
+
+
+def see(feature: Tensor, weight: Tensor, at: At, rays: Tensor, settings: CompositingSettings) -> Tensor:
+    """What features [D, K] that depend on the pixel add to its colors [D, P], beyond the features themselves.
+
+    The last feature of hits is set to zero.
+    """
+    added = feature.new_zeros(len(feature), len(weight))
+    if settings.hits:
+        feature[-1] = 0.0
+        added[-1] = (weight * at[1].abs()).sum(1)
+    if settings.normals:
+        added[:3] = feature[:3] @ (weight * _turned(feature[:3], rays)).T
+    return added
+
+
+def see_vjp(
+    feature: Tensor, v_color: Tensor, at: At, rays: Tensor, settings: CompositingSettings
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weights [P, K], and -2 where ``see`` negates normals, else 0, [P, K]."""
+    turned = torch.zeros_like(at[1])
+    if settings.hits:
+        feature[-1] = 0.0
+    v_weight = v_color @ feature
+    if settings.hits:
+        v_weight += v_color[:, -1:] * at[1].abs()
+    if settings.normals:
+        turned = _turned(feature[:3], rays)
+        v_weight += turned * (v_color[:, :3] @ feature[:3])
+    return v_weight, turned
+
+
+def hit_gradients(v: Tensor, at: At) -> Tensor:
+    """The gradient of t over |u|^2 [P, K], from that of the distance |t| of hits."""
+    _, t, u = at
+    return torch.where(t < 0, -v, v) / (u * u).sum(0).clamp_min(1e-30)
+
+
+def sums(g: Tensor, at: At, q: Tensor | None = None) -> list[Tensor]:
+    """Sums over pixels of g [P, K] times functions of c, with those of hits if there is a q [P, K]; [K] each."""
+    c, _, u = at
     weighted = g * c
-    return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j]).sum(0) for i, j in UPPER)]
+    if q is None:
+        return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j]).sum(0) for i, j in UPPER)]
+    weighted, along = weighted + q * u, q * c
+    return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j] + along[i] * u[j]).sum(0) for i, j in UPPER)]
 
 
-def ray_gradients(record: Tensor, g: Tensor, c: Tensor, t: Tensor) -> Tensor:
-    """Gradients of the origins and directions of rays, [6, P]."""
-    v = -torch.einsum("ijk,ipk->jpk", record[3:12].view(3, 3, -1), g * c)
-    return torch.cat([v.sum(-1), (t * v).sum(-1)])
+def ray_gradients(record: Tensor, g: Tensor, at: At, q: Tensor | None = None) -> Tensor:
+    """Gradients of the origins and directions of rays, [6, P], with those of hits if there is a q."""
+    (c, t, u), whitening = at, record[3:12].view(3, 3, -1)
+    v = -torch.einsum("ijk,ipk->jpk", whitening, g * c if q is None else g * c + q * u)
+    v_directions = (t * v).sum(-1)
+    if q is not None:
+        v_directions -= torch.einsum("ijk,ipk->jp", whitening, q * c)
+    return torch.cat([v.sum(-1), v_directions])
 
 
 def finish(found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ def unscented(
     lens: Tensor | None,
     shutter: Tensor | None,
     settings: ProjectionSettings,
-) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor, Tensor]:
     """Projects Gaussians by seven sigma points each.
 
     Args:
@@ -32,7 +32,8 @@ def unscented(
         lens, shutter: Of each row's camera, [nnz, ...], or None.
 
     Returns:
-        Pixel mean x and y, depth, the screen covariance before eps2d is added, and whether the camera sees it.
+        Pixel mean x and y, depth, the screen covariance before eps2d is added, whether the camera sees it, and the
+        depth by which it culls.
     """
     camera, transform = settings.camera, settings.unscented
     assert transform is not None
@@ -64,8 +65,13 @@ def unscented(
         c = c + transform.weight * dy * dy
     if shutter is not None:
         pose = pose_at(shutter, torch.full_like(x, 0.5))
-    depth = _to_camera(mean, pose)[2]
-    return x + shift_x, y + shift_y, depth, (a, b, c), counts == 7 if transform.all_valid else counts > 0
+    point = _to_camera(mean, pose)
+    z = depth = point[2]
+    if transform.radial:
+        depth = sum(p * p for p in point).clamp_min(1e-30).sqrt()  # type: ignore[union-attr]
+        z = depth if camera.model == "ftheta" else z
+    seen = counts == 7 if transform.all_valid else counts > 0
+    return x + shift_x, y + shift_y, depth, (a, b, c), seen, z
 
 
 def _to_camera(point: Triple, pose: Pose) -> Triple:

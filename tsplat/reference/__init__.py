@@ -10,7 +10,6 @@ distance of its own values from each threshold as :class:`Margins`.
 """
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from ..config import (
     ALPHA_MIN,
     DEFAULT_NUMERICS,
     DEPTH_ALPHA_MIN,
+    HIT_MODES,
     MAGNITUDE_MAX,
     QUAT_NORM_MIN,
     RADIUS_MAX,
@@ -31,10 +31,12 @@ from ..config import (
     Unscented,
 )
 from ..data import Cameras, Gaussians3D, ProjectionSettings
-from .camera_formulas import Camera, distances, intrinsics, project_points
+from .camera_formulas import Camera, distances, facing, intrinsics, project_points
 from .camera_formulas import quaternion_to_rotation as quaternion_to_rotation
 from .camera_formulas import rays as camera_rays
 from .camera_formulas import unscented as unscented_transform
+from .sh_formulas import sh_basis as sh_basis
+from .sh_formulas import spherical_harmonics as spherical_harmonics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,14 +122,17 @@ def project(
     if settings.unscented is not None:
         assert axes is not None
         camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
-        means2d, z, sharp, defined = unscented_transform(means, axes, camera, settings.camera, settings.unscented)
+        means2d, points, sharp, defined = unscented_transform(means, axes, camera, settings.camera, settings.unscented)
     else:
         rotation = viewmats[..., None, :3, :3]
         points = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
-        z = points[..., 2]
         means2d, jacobian, defined = project_points(points, intrinsics(Ks), settings.camera)
         to_image = jacobian @ rotation
         sharp = to_image @ covars[..., None, :, :, :] @ to_image.transpose(-1, -2)
+    z = depths = points[..., 2]
+    if settings.unscented is not None and settings.unscented.radial:
+        depths = points.norm(dim=-1)
+        z = depths if settings.camera.model == "ftheta" else z
     seen = defined & (z >= near) & (z <= far)
     margin = torch.minimum(_relative(z, near), _relative(z, far))
     a, b, c = sharp[..., 0, 0] + eps2d, sharp[..., 0, 1], sharp[..., 1, 1] + eps2d
@@ -172,7 +177,7 @@ def project(
 
     radii = keep(radius.nan_to_num()).to(torch.int32)
     return Projection(
-        seen, radii, keep(means2d), keep(z), keep(conics), keep(compensations), keep(row_opacities), margin
+        seen, radii, keep(means2d), keep(depths), keep(conics), keep(compensations), keep(row_opacities), margin
     )
 
 
@@ -186,44 +191,6 @@ def _half_extents(a: Tensor, c: Tensor, det: Tensor, opacities: Tensor | None, n
     middle = 0.5 * (a + c)
     largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
     return (extend * largest.clamp_min(0).sqrt())[..., None].expand(*det.shape, 2).detach()
-
-
-def sh_basis(degree: int, directions: Tensor) -> Tensor:
-    """Evaluates real spherical harmonics at unit directions, in the order and signs of 3DGS. [..., 3] -> [..., K]
-
-    Y_lm = sqrt((2l + 1)/(4 pi) (l - m)!/(l + m)!) P_lm(z) {cos, sin}(m phi), built from the associated Legendre
-    recurrences rather than from tabulated polynomials, as a check of those in the kernels.
-    """
-    x, y, z = directions.unbind(-1)
-    one = torch.ones_like(x)
-    # sin^m(theta) cos(m phi) and sin^m(theta) sin(m phi) as polynomials in x and y.
-    cosine, sine = [one], [torch.zeros_like(x)]
-    for _ in range(degree):
-        cosine, sine = [*cosine, cosine[-1] * x - sine[-1] * y], [*sine, cosine[-1] * y + sine[-1] * x]
-    # legendre[l][m] = P_lm(z) / sin^m(theta), with the Condon-Shortley phase (-1)^m.
-    legendre = [[one * 0 for _ in range(degree + 1)] for _ in range(degree + 1)]
-    legendre[0][0] = one
-    for m in range(1, degree + 1):
-        legendre[m][m] = -(2 * m - 1) * legendre[m - 1][m - 1]
-    for m in range(degree):
-        legendre[m + 1][m] = (2 * m + 1) * z * legendre[m][m]
-    for m in range(degree + 1):
-        for n in range(m + 2, degree + 1):
-            legendre[n][m] = ((2 * n - 1) * z * legendre[n - 1][m] - (n + m - 1) * legendre[n - 2][m]) / (n - m)
-    basis = []
-    for n in range(degree + 1):
-        for m in range(-n, n + 1):
-            k = abs(m)
-            factorials = math.prod(range(n - k + 1, n + k + 1))
-            norm = ((2 * n + 1) / (4 * torch.pi) / factorials) ** 0.5 * (2**0.5 if k else 1.0)
-            basis.append(norm * legendre[n][k] * (sine[k] if m < 0 else cosine[k]))
-    return torch.stack(basis, -1)
-
-
-def spherical_harmonics(degree: int, directions: Tensor, coeffs: Tensor) -> Tensor:
-    """Sum of the basis times coefficients at directions of any norm. [..., 3], [..., K, 3] -> [..., 3]"""
-    basis = sh_basis(degree, torch.nn.functional.normalize(directions, dim=-1))
-    return (basis[..., None] * coeffs[..., : basis.shape[-1], :]).sum(-2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,6 +269,7 @@ class Rendering:
         weights: [..., C, H, W, N].
         decisions, margins: See the classes.
         valid: [..., N] bool, or None if values were not checked.
+        normals: [..., C, H, W, 3], or None.
     """
 
     colors: Tensor
@@ -312,6 +280,7 @@ class Rendering:
     decisions: Decisions
     margins: Margins
     valid: Tensor | None
+    normals: Tensor | None = None
 
 
 def rasterize(
@@ -322,7 +291,7 @@ def rasterize(
     Tensor | None = None, numerics: Numerics = DEFAULT_NUMERICS, cull: bool = False, decisions: Decisions | None =
     None, extra_signals: Tensor | None = None, extra_signals_sh_degree: int | None = None, lens: Tensor | None = None,
     shutter: Tensor | None = None, unscented: Unscented | None = None, readout: str = "GLOBAL", with_eval3d: bool =
-    False, rays: Tensor | None = None, tile_size: int = 16,
+    False, rays: Tensor | None = None, tile_size: int = 16, return_normals: bool = False,
 ) -> Rendering:  # fmt: skip
     """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
@@ -369,24 +338,30 @@ def rasterize(
     if "D" in render_mode:
         features.append(depths[..., None])
         backgrounds = None if backgrounds is None else torch.nn.functional.pad(backgrounds, (0, 1))
+    features.append(depths.new_zeros(*depths.shape, 0))
     shaded = torch.where(visible[..., None], torch.cat(features, -1), 0.0)
 
     own_order, order_margin = _depth_order(visible, depths)
     order = own_order if decided.order is None else decided.order
-    sigmas = None
+    sigmas, seen = None, []
     if with_eval3d:
-        assert axes is not None
+        assert axes is not None and quats is not None
         camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
         pixel_rays = camera_rays(camera, settings.camera) if rays is None else (rays[..., :3], rays[..., 3:])
-        squared, exists = distances(*pixel_rays, means, axes, in_front=numerics.ray_footprint == "ray in front")
+        squared, exists, hits = distances(*pixel_rays, means, axes, in_front=numerics.ray_footprint == "ray in front")
         counted = _in_tiles(projection.means2d, projection.radii, width, height, tile_size) & exists[..., None]
         sigmas = torch.where(counted, 0.5 * squared, torch.inf)
+        seen = [hits[..., None], facing(quats, pixel_rays[1])]
     image = composite(
         projection.means2d, projection.conics, projection.opacities, shaded, backgrounds, order, visible, width, height,
         numerics=numerics, contributes=decided.contributes, sigmas=sigmas,
     )  # fmt: skip
+    covered = (image.alphas > 0)[..., None]
+    along = [torch.where(covered, torch.einsum("...n,...nd->...d", image.weights, values), 0.0) for values in seen]
     render_colors = image.colors
-    if render_mode in ("ED", "RGB+ED"):
+    if render_mode in HIT_MODES:
+        render_colors = torch.cat([render_colors, along[0]], -1)
+    if "E" in render_mode:
         expected = render_colors[..., -1:] / image.alphas[..., None].clamp_min(DEPTH_ALPHA_MIN)
         render_colors = torch.cat([render_colors[..., :-1], expected], -1)
     return Rendering(
@@ -398,6 +373,7 @@ def rasterize(
         Decisions(visible, order, image.weights > 0),
         Margins(projection.margin.detach(), order_margin, image.alpha_margin, image.stop_margin, image.clamp_margin),
         valid,
+        along[1] if return_normals else None,
     )
 
 

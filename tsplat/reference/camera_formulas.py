@@ -88,8 +88,8 @@ def unscented(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Projects Gaussians by seven sigma points each; column k of ``axes`` is one standard deviation along axis k.
 
-    Returns means in pixels [..., C, N, 2]; depths [..., C, N]; screen covariances [..., C, N, 2, 2]; what is seen
-    [..., C, N] bool.
+    Returns means in pixels [..., C, N, 2], and in the frame of the camera [..., C, N, 3]; screen covariances
+    [..., C, N, 2, 2]; what is seen [..., C, N] bool.
     """
     steps = transform.spread * axes.transpose(-1, -2)
     points = torch.cat([means[..., None, :], means[..., None, :] + steps, means[..., None, :] - steps], -2)
@@ -97,18 +97,18 @@ def unscented(
     if cameras.shutter is None:
         rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
         pixels, valid = pixels_of(_move(points, rotation, translation), cameras, settings, transform.margin)
-        depths = _move(points, rotation, translation)[..., 0, 2]
+        in_camera = _move(points, rotation, translation)[..., 0, :]
     else:
         pixels, valid = _pixels_in_time(points, cameras, settings, transform.margin)
         half = torch.full(pixels.shape[:-1], 0.5, dtype=means.dtype, device=means.device)
-        depths = _move(points, *_pose(cameras.shutter[..., None, None, :], half))[..., 0, 2]
+        in_camera = _move(points, *_pose(cameras.shutter[..., None, None, :], half))[..., 0, :]
     weights = torch.full((7,), transform.weight, dtype=means.dtype, device=means.device)
     of_mean, of_covariance = weights.clone(), weights.clone()
     of_mean[0], of_covariance[0] = 1 - 6 * transform.weight, transform.center_weight
     means2d = (of_mean[:, None] * pixels).sum(-2)
     offsets = pixels - means2d[..., None, :]
     covariances = (offsets * of_covariance[:, None]).transpose(-1, -2) @ offsets
-    return means2d, depths, covariances, valid.all(-1) if transform.all_valid else valid.any(-1)
+    return means2d, in_camera, covariances, valid.all(-1) if transform.all_valid else valid.any(-1)
 
 
 def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
@@ -249,11 +249,12 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
 
 def distances(
     origins: Tensor, directions: Tensor, means: Tensor, axes: Tensor, *, in_front: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Squared distances of rays from Gaussians, in standard deviations, as in 3DGUT, section 4.3. [..., C, H, W, N]
 
-    Also returns whether there is a ray [..., C, H, W]. Gaussians that are nearest to the ray behind its origin count as
-    infinitely far away if ``in_front``.
+    Also returns whether there is a ray [..., C, H, W], and the distance [..., C, H, W, N] from the origin of a ray to
+    its point that is nearest, in that measure, to a mean. Gaussians that are nearest to the ray behind its origin count
+    as infinitely far away if ``in_front``.
     """
     # Whitened: the Gaussian is a unit sphere around 0. Gaussians without volume are not rendered.
     squares = axes.square().sum(-2)  # of the scales, as the axes are orthogonal
@@ -265,10 +266,21 @@ def distances(
     origin = (whiten @ (origins[..., None, :] - means[..., None, None, None, :, :])[..., None])[..., 0]
     direction = torch.nn.functional.normalize((whiten @ directions[..., None, :, None])[..., 0], dim=-1)
     squared = torch.linalg.cross(direction, origin).square().sum(-1)
+    nearest = -(direction * origin).sum(-1, keepdim=True) * direction  # from the origin of the ray
+    lengths = squares.sqrt()[..., None, None, None, :, :]
+    turned = torch.where(solid[..., None, None, None, :, None], nearest * lengths, 1.0)
+    hits = torch.where(solid[..., None, None, None, :], turned.norm(dim=-1), 0.0)
     squared = torch.where(solid[..., None, None, None, :], squared, torch.inf)
     if in_front:
         squared = torch.where((direction * origin).sum(-1) <= 0, squared, torch.inf)
-    return squared, exists
+    return squared, exists, hits
+
+
+def facing(quats: Tensor, directions: Tensor) -> Tensor:
+    """Third axes of Gaussians, negated where they point along rays [..., C, H, W, 3]. [..., C, H, W, N, 3]"""
+    normals = quaternion_to_rotation(quats)[..., None, None, None, :, :, 2]
+    away = (normals * directions[..., None, :]).sum(-1, keepdim=True) > 0
+    return torch.where(away, -normals, normals)
 
 
 def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:

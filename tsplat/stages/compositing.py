@@ -24,6 +24,9 @@ from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
 from .inputs import contiguous
 
+TOGETHER = 15
+"""Most features composited by walks, which distortion, normals and hits need; more are by matrix products."""
+
 
 class _Inputs(NamedTuple):
     """Tensors that are composited, see :func:`composite`."""

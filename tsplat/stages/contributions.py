@@ -110,7 +110,7 @@ class Contributions:
             chosen = (places >= 0).nonzero().squeeze(1)
             in_front = records.new_ones(len(places)) if transmittances is None else transmittances[here].flatten()
             blocks = walk(tile, ids, records, centers, in_front, self.settings)
-            yield places[chosen], chosen, ((rows, weights, behind) for rows, weights, _, behind in blocks)
+            yield places[chosen], chosen, ((rows, weights, behind) for rows, weights, _, behind, _ in blocks)
 
 
 def _largest(blocks: Iterable[tuple[Tensor, Tensor]], n_kept: int) -> Iterator[tuple[Tensor, Tensor]]:

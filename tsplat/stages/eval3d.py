@@ -6,10 +6,14 @@ point is seen at has no ray.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from ..arguments import (
+    check_bool,
     check_numerics,
     check_rolling_shutter,
     check_tensor,
@@ -25,36 +29,102 @@ from ..config import (
 )
 from ..data import (
     Cameras,
+    CompositingSettings,
     Gaussians3D,
+    Intersections,
     ProjectedGaussians,
     ProjectionSettings,
     Rays,
+    Splats,
 )
 from ..errors import ShapeError
+from ..kernels_torch.camera_models import rotation_rows
 from ..kernels_torch.lens_models import directions
 from ..kernels_torch.unscented import pose_at, time_of
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
+from .compositing import TOGETHER, composite
 from .inputs import check_scene, flatten_batch, flatten_batches
 from .lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from .pixels import TileLists
 
 
-def with_world_shapes(projected: ProjectedGaussians, gaussians: Gaussians3D) -> ProjectedGaussians:
-    """Replaces conics by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph."""
+def with_world_shapes(
+    projected: ProjectedGaussians, gaussians: Gaussians3D, settings: CompositingSettings
+) -> ProjectedGaussians:
+    """Replaces conics by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph.
+
+    Adds normals, if they are rendered. Depths are taken out of the graph if distances along rays are rendered.
+    """
     assert gaussians.quats is not None and gaussians.scales is not None
-    shapes = torch.cat([gaussians.means, gaussians.quats, gaussians.scales], -1).flatten(0, 1)
+    parts = [gaussians.means, gaussians.quats, gaussians.scales]
+    if settings.normals:
+        parts.append(third_axes(gaussians.quats))
+    shapes = torch.cat(parts, -1).flatten(0, 1)
     ids = projected.feature_ids(per_camera=False)
     if ids is not None:
         shapes = take_rows(shapes, ids, unique=projected.n_cameras == 1)
-    return projected._replace(means2d=projected.means2d.detach(), conics=shapes)
+    projected = projected._replace(
+        means2d=projected.means2d.detach(),
+        conics=shapes[:, :10],
+        normals=shapes[:, 10:] if settings.normals else None,
+    )
+    return projected._replace(depths=projected.depths.detach()) if settings.hits else projected
 
 
-def camera_rays(cameras: Cameras, settings: CameraSettings) -> Rays:
+def third_axes(quats: Tensor) -> Tensor:
+    """Returns the third axes of Gaussians, world frame, [..., 3]: their normals before they face a pixel."""
+    rows = rotation_rows(torch.nn.functional.normalize(quats, dim=-1))
+    return torch.stack([row[2] for row in rows], -1)
+
+
+def composite_along_rays(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
+    n_images: int,
+    bands: Iterable[Intersections],
+    settings: CompositingSettings,
+    rays: Rays,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Composites Gaussians along rays, with what the settings ask for of normals and distances.
+
+    Args:
+        splats: With normals in front of the colors of each row, if they are rendered.
+        backgrounds: Of the colors without normals, [I, D], or None. D may be 0.
+        masks, n_images, bands, settings, rays: As for ``composite``.
+
+    Returns:
+        Colors [I, H, W, D], with depth or distance as one more channel; alphas [I, H, W]; and normals [I, H, W, 3], or
+        None.
+    """
+    first, rest = 3 * settings.normals, (masks, n_images, bands)
+    if splats.n_features <= TOGETHER or not (settings.normals or settings.hits):
+        if backgrounds is not None:
+            backgrounds = torch.nn.functional.pad(backgrounds, (first, 0))
+            backgrounds = backgrounds if backgrounds.shape[-1] else None
+        images, alphas, _ = composite(splats, backgrounds, *rest, settings, rays)
+        return images[..., first:], alphas, images[..., :first] if first else None
+    assert splats.colors is not None
+    seen = splats._replace(colors=splats.colors[:, :first] if first else None)
+    others = splats._replace(colors=splats.colors[:, first:])
+    if settings.hits:
+        others = others._replace(depths=None)
+    else:
+        seen = seen._replace(depths=None)
+    images, alphas, _ = composite(
+        others, backgrounds, *rest, dataclasses.replace(settings, normals=False, hits=False), rays
+    )
+    of_rays, _, _ = composite(seen, None, *rest, settings, rays)
+    return torch.cat([images, of_rays[..., first:]], -1), alphas, of_rays[..., :first] if first else None
+
+
+def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = False) -> Rays:
     """Returns the rays of the centers of all pixels.
 
     Args:
         cameras: [B, C], for I = B C images. Differentiable with respect to all but ``Ks`` and f-theta lenses.
+        unit: Whether directions are normalized in the world frame, too, for distances along them.
     """
     viewmats, Ks, lens, shutter = (None if t is None else t.flatten(0, 1) for t in cameras)
     assert viewmats is not None and Ks is not None
@@ -73,6 +143,8 @@ def camera_rays(cameras: Cameras, settings: CameraSettings) -> Rays:
     else:
         rows, shift = _poses(shutter, xs, ys, settings)
     world = torch.stack(_to_world(rows, direction), 1)
+    if unit:
+        world = torch.nn.functional.normalize(world, dim=1)
     if settings.model == "ortho":
         shift = [shift[0] - x, shift[1] - y, shift[2]]
     origins = -torch.stack(_to_world(rows, shift), 1)
@@ -146,9 +218,11 @@ def rasterize_to_pixels_eval3d(
     viewmats_rs: Tensor | None = None,
     *,
     rays: Tensor | None = None,
+    use_hit_distance: bool = False,
+    return_normals: bool = False,
     backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Composites 3D Gaussians along the rays of pixels (3DGUT, arXiv 2412.12507, section 4.3). Same as gsplat 1.5.3.
 
     Args:
@@ -161,11 +235,14 @@ def rasterize_to_pixels_eval3d(
             :func:`tsplat.rasterization`.
         rolling_shutter, viewmats_rs, rays, backend, numerics: As :func:`tsplat.rasterization`.
         ut_params: Checked, and of no effect, as in gsplat: rays do not depend on how Gaussians were projected.
+        use_hit_distance: Whether the last channel is the distance along the ray, as of the ``render_mode`` ``"d"`` of
+            :func:`tsplat.rasterization`, in place of the last color, which is not read.
+        return_normals: Whether to render normals, as :func:`tsplat.rasterization`.
 
     Returns:
-        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]. Differentiable with respect to
-        means, quats, scales, colors, opacities, backgrounds, rays, viewmats, viewmats_rs, radial_coeffs,
-        tangential_coeffs and thin_prism_coeffs.
+        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; and with ``return_normals`` normals
+        [..., C, H, W, 3]. Differentiable with respect to means, quats, scales, colors, opacities, backgrounds, rays,
+        viewmats, viewmats_rs, radial_coeffs, tangential_coeffs and thin_prism_coeffs.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
@@ -211,17 +288,38 @@ def rasterize_to_pixels_eval3d(
     backgrounds = lists.check_rows(rows, colors, opacities, backgrounds)
     dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
     shapes = torch.cat([t.to(dtype) for t in (means, quats, scales)], -1)
-    settings = lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint)
+    hits, normals = check_bool("use_hit_distance", use_hit_distance), check_bool("return_normals", return_normals)
+    settings = dataclasses.replace(
+        lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint), normals=normals, hits=hits
+    )
     if rays is None:
-        found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera)
+        found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera, unit=hits)
     else:
         found = given_rays(flatten_batch(rays, len(batch), dtype).flatten(0, 1))
-    return lists.composite(
-        shapes.new_zeros(*rows, 2),
+    features = colors.to(dtype)
+    if normals:
+        axes = third_axes(quats.to(dtype))[..., None, :, :]
+        features = torch.cat([axes.expand(*rows, 3), features], -1)
+    features, depths = features.reshape(-1, features.shape[-1]), None
+    if hits:
+        features, depths = features[:, :-1], features[:, -1].detach()
+    splats = Splats(
+        shapes.new_zeros(features.shape[0], 2),
         shapes[..., None, :, :].expand(*rows, 10).reshape(-1, 10),
-        colors,
-        opacities,
-        backgrounds,
-        settings,
-        found,
+        opacities.to(dtype).reshape(-1),
+        features if features.shape[-1] else None,
+        depths,
     )
+    given = {"means2d": splats.means2d, "colors": colors, "opacities": opacities, "backgrounds": backgrounds}
+    arranged = lists.arrange(given, splats.n_features)
+    behind = None
+    if backgrounds is not None:
+        backgrounds = backgrounds.to(dtype).reshape(-1, colors.shape[-1])
+        if hits:
+            backgrounds, behind = backgrounds[:, :-1], backgrounds[:, None, None, -1:]
+    images, alphas, of_normals = composite_along_rays(splats, backgrounds, *arranged, settings, found)
+    if behind is not None:
+        images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas[..., None]) * behind], -1)
+    size = (*lists.images, lists.height, lists.width)
+    outputs = (images.reshape(*size, -1), alphas.view(*size, 1))
+    return outputs if of_normals is None else (*outputs, of_normals.reshape(*size, 3))

@@ -80,12 +80,17 @@ def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
         check_choice("camera_model", camera_model, CAMERA_MODELS, NOT_IMPLEMENTED)
 
 
-def check_unscented(with_ut: bool, ut_params: object, numerics: Numerics) -> Unscented | None:
+def check_unscented(
+    with_ut: bool, ut_params: object, numerics: Numerics, global_z_order: object = True
+) -> Unscented | None:
     """Checks the parameters of the unscented transform. Returns None without it."""
+    radial = not check_bool("global_z_order", global_z_order)
     if with_ut:
-        return Unscented.of(_check_parameters(ut_params), numerics)
+        return Unscented.of(_check_parameters(ut_params), numerics, radial)
     if ut_params is not None:
         raise ArgumentError("ut_params: requires with_ut=True, found with_ut=False")
+    if radial:
+        raise ArgumentError("global_z_order: False requires with_ut=True, found with_ut=False")
     return None
 
 

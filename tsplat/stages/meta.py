@@ -181,6 +181,7 @@ def describe_reference(request: Request, rendering: Any) -> dict[str, Any]:
         "n_batches": request.gaussians.means.shape[0],
         "n_cameras": request.n_cameras,
         "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
+        **({} if rendering.normals is None else {"normals": rendering.normals}),
     }
 
 
@@ -201,6 +202,8 @@ def _names(a: Arguments) -> tuple[tuple[str, ...], tuple[str, ...]]:
     images: tuple[str, ...] = ("render_colors", "render_alphas")
     if a["extra_signals"] is not None:
         images += ("render_extra_signals",)
+    if a["return_normals"]:
+        images += ("normals",)
     return images, (*ROWS, "overflow") if a["validate"] == "off" else (*ROWS, "n_invalid", "overflow")
 
 

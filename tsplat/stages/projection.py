@@ -219,6 +219,7 @@ def fully_fused_projection_with_ut(
     rolling_shutter: object = RollingShutterType.GLOBAL,
     viewmats_rs: Tensor | None = None,
     *,
+    global_z_order: bool = True,
     backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:
@@ -230,6 +231,7 @@ def fully_fused_projection_with_ut(
         calc_compensations, camera_model, backend, numerics: As :func:`fully_fused_projection`.
         ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As
             :func:`tsplat.rasterization`.
+        global_z_order: As :func:`tsplat.rasterization`; of depths and culling.
 
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
@@ -266,7 +268,7 @@ def fully_fused_projection_with_ut(
         antialiased=check_bool("calc_compensations", calc_compensations),
         numerics=preset,
         backend=backend,
-        unscented=check_unscented(True, ut_params, preset),
+        unscented=check_unscented(True, ut_params, preset, global_z_order),
     )
     cameras = Cameras(viewmats, Ks)
     batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)

@@ -112,7 +112,8 @@ class Request(NamedTuple):
             return None
         if self.rays is not None:
             return given_rays(self.rays)
-        return camera_rays(self.own(cameras), self.settings.compositing.camera)
+        settings = self.settings.compositing
+        return camera_rays(self.own(cameras), settings.camera, unit=settings.hits)
 
     def own(self, cameras: Cameras) -> Cameras:
         """This rank's cameras among those of all ranks."""
@@ -218,7 +219,7 @@ def check_request(
         signals = {"colors": (colors, options.sh_degree)}
         if scene.extra_signals is not None:
             signals["extra_signals"] = scene.extra_signals, options.extra_signals_sh_degree
-        n_features = options.renders_color * channels + n_extra + options.renders_depth
+        n_features = options.renders_color * channels + n_extra + options.renders_depth + 3 * options.return_normals
         n_images = math.prod(batch) * n_cameras
         check_images(scene.means.device, n_images, options.width, options.height, n_features, dtype)
         if options.validate == "error":

@@ -17,6 +17,7 @@ from ..arguments import (
 )
 from ..config import (
     BACKENDS,
+    HIT_MODES,
     RASTERIZE_MODES,
     RENDER_MODES,
     VALIDATE,
@@ -76,6 +77,8 @@ class Options(NamedTuple):
     ut_params: object = None
     rolling_shutter: str = RollingShutterType.GLOBAL.name
     surfels: bool = False
+    return_normals: bool = False
+    global_z_order: bool = True
 
     @property
     def renders_color(self) -> bool:
@@ -83,12 +86,17 @@ class Options(NamedTuple):
 
     @property
     def renders_depth(self) -> bool:
-        return "D" in self.render_mode
+        return "D" in self.render_mode or self.renders_hits
+
+    @property
+    def renders_hits(self) -> bool:
+        """Whether depth is the distance along the rays of pixels."""
+        return self.render_mode in HIT_MODES
 
     @property
     def expects_depth(self) -> bool:
         """Whether depth is divided by alpha."""
-        return self.render_mode in ("ED", "RGB+ED")
+        return "E" in self.render_mode
 
     def shared(self) -> dict[str, Any]:
         """The options that must be equal on all ranks."""
@@ -97,7 +105,7 @@ class Options(NamedTuple):
 
 OF_REFERENCE = (
     "width", "height", "near_plane", "far_plane", "radius_clip", "eps2d", "sh_degree", "extra_signals_sh_degree",
-    "render_mode", "rasterize_mode", "camera_model", "with_eval3d", "tile_size",
+    "render_mode", "rasterize_mode", "camera_model", "with_eval3d", "tile_size", "return_normals",
 )  # fmt: skip
 """Options that the reference takes by the same name."""
 
@@ -125,7 +133,7 @@ class Settings(NamedTuple):
             packed=o.packed,
             numerics=numerics,
             backend=o.backend,
-            unscented=check_unscented(o.with_ut, o.ut_params, numerics),
+            unscented=check_unscented(o.with_ut, o.ut_params, numerics, o.global_z_order),
             surfels=o.surfels,
         )
         compositing = CompositingSettings(
@@ -137,18 +145,14 @@ class Settings(NamedTuple):
             backend=o.backend,
             footprint="surfel" if o.surfels else numerics.ray_footprint if o.with_eval3d else "ellipse",
             distortion=o.surfels,
+            normals=o.return_normals,
+            hits=o.renders_hits,
         )
         intersection = IntersectionSettings(
             numerics, o.backend, segmented=o.segmented, capacity=o.capacity, boxes=o.with_eval3d or o.surfels
         )
         return cls(numerics, projection, intersection, compositing)
 
-
-NOT_IMPLEMENTED = dict.fromkeys(
-    ("d", "Ed", "RGB-d", "RGB-Ed"),
-    "distances along rays cannot be rendered; use 'D', 'ED', 'RGB+D' or 'RGB+ED', depths along the optical axis",
-)
-"""Render modes of gsplat 1.6, and what to do instead."""
 
 PLAIN = {bool, int, float, str, type(None)}
 """Types whose values cannot change, so that what follows from them is kept."""
@@ -167,13 +171,13 @@ def _check_once(options: Options, _types: tuple[type, ...]) -> tuple[Options, Se
 
 
 def _check(options: Options) -> tuple[Options, Settings]:
-    check_choice("render_mode", options.render_mode, RENDER_MODES, NOT_IMPLEMENTED)
+    check_choice("render_mode", options.render_mode, RENDER_MODES)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
     check_choice("backend", options.backend, BACKENDS)
     check_choice("validate", options.validate, VALIDATE)
     numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
     check_rolling_shutter(options.rolling_shutter)
-    for name in ("packed", "absgrad", "sparse_grad", "segmented", "with_ut", "with_eval3d"):
+    for name in ("packed", "absgrad", "sparse_grad", "segmented", "with_ut", "with_eval3d", "return_normals"):
         numbers[name] = check_bool(name, getattr(options, name))
     check_camera_model(options.camera_model, with_ut=numbers["with_ut"])
     is_auto = isinstance(options.capacity, str) and options.capacity == "auto"
@@ -195,6 +199,9 @@ def _check(options: Options) -> tuple[Options, Settings]:
                 raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
+    needed = {"render_mode": options.renders_hits, "return_normals": options.return_normals}
+    for name in (name for name, is_needed in needed.items() if is_needed and not options.with_eval3d):
+        raise ArgumentError(f"{name}: {getattr(options, name)!r} requires with_eval3d=True, found with_eval3d=False")
     if options.with_eval3d and options.absgrad:
         raise ArgumentError("absgrad: expected False, as with_eval3d is True and means2d then has no gradient")
     if options.capacity is not None and options.segmented:

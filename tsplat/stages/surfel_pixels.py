@@ -14,11 +14,8 @@ from ..config import Backend, NumericsName
 from ..data import CompositingSettings, Features, Intersections, ProjectedGaussians, Splats
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
-from .compositing import composite
+from .compositing import TOGETHER, composite
 from .pixels import TileLists
-
-TOGETHER = 15
-"""Most features that are composited in one pass with distortion; more are composited by matrix products, without it."""
 
 
 class SurfelImages(NamedTuple):
@@ -36,7 +33,7 @@ class SurfelImages(NamedTuple):
 
 
 def with_normals(features: Features, projected: ProjectedGaussians) -> Features:
-    """Puts the normals of surfels in front of the features of each row."""
+    """Puts the normals of Gaussians in front of the features of each row."""
     normals = projected.normals
     assert normals is not None
     if features.values is None:

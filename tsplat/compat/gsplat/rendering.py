@@ -1,13 +1,13 @@
 """The names of ``gsplat.rendering``."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import ArgumentError, rasterization, rasterization_2dgs
 from ...arguments import check_number
-from ...config import RasterizeMode
+from ...config import RasterizeMode, RenderMode
 from ._unsupported import unsupported_class
 from .cuda._wrapper import (
     FThetaCameraDistortionParameters,
@@ -50,8 +50,6 @@ __all__ = [
     "rasterize_to_pixels_eval3d",
     "spherical_harmonics",
 ]
-
-RenderMode = Literal["RGB", "d", "Ed", "D", "ED", "RGB-d", "RGB-Ed", "RGB+D", "RGB+ED"]
 
 RendererConfig = unsupported_class("RendererConfig", "", instead="use the argument backend of rasterization")
 RendererConfig_MixedBatch, RendererConfig_ParallelBatch = (

@@ -24,9 +24,9 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
                ----+-----+
     chunks     A,B | A,C |         pieces of a list, if it is long                  chunks
                 v     v
-    images         pixels, and of each list where its walk ended                    walks, matrices_forward
+    images         pixels, and of each list where its walk ended                    walks_ and matrices_forward
                 v     v
-    slots      A A | B | C         one per entry, those of a Gaussian side by side  slots, walks, matrices_backward
+    slots      A A | B | C         one per entry, those of a Gaussian side by side  slots, walks_ and matrices_backward
                 \/
     sums       A     B   C         added in a fixed order; then gradients           slots
 
@@ -46,11 +46,10 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     moment      one of the ellipse's sums over pixels of g
 
 **The files**, in the order of a call: the launchers below call `records` and `lists`, `chunks` if a list is cut, and
-the forward walk in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on,
-`matrices_forward` and `matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks
-share, `pixel_sums` the sums over the pixels of a part, `rays` those of pixels and their gradients, and `distortion`
-that of a feature. `footprints` has the math of a splat. `sizes` keeps lists within memory that was allocated before
-they were counted.
+`walks_forward`; then `slots`, `walks_backward`, and `slots` again. From 16 channels on, `matrices_forward` and
+`matrices_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share, `pixel_sums`
+the sums over the pixels of a part, `rays` those of pixels and their gradients, and `distortion` that of a feature.
+`footprints` has the math of a splat. `sizes` keeps lists within memory that was allocated before they were counted.
 """
 
 import math
@@ -71,7 +70,8 @@ from .records import pack_records
 from .sizes import limit_starts
 from .slots import assign_slots, composite_gradients, sum_columns, sum_slots
 from .walk_steps import Band, list_arguments
-from .walks import pass_channels, walk_bwd, walk_fwd
+from .walks_backward import walk_bwd
+from .walks_forward import pass_channels, walk_fwd
 
 __all__ = [
     "bytes_per_intersection",

@@ -1,7 +1,7 @@
 """Long lists of parts, cut into chunks: transmittances where chunks start, and the sum of what chunks add.
 
 The product of 1 - alpha over each chunk gives the transmittance where the next one starts. Then chunks are
-composited like lists that are not cut, by ``walks`` or ``matrices_forward``, and added here.
+composited like lists that are not cut, by ``walks_forward`` or ``matrices_forward``, and added here.
 """
 
 import torch
@@ -67,7 +67,7 @@ def _transmittance_kernel(
                     ahead += 1
                 else:
                     next_row = tl.load(ids + place + 2)
-                alpha = alpha_at(record, center, FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
+                alpha = alpha_at(record, center, FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)[0]
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop

@@ -1,7 +1,7 @@
 """Backward compositing of many channels. See ``matrices``.
 
-Slots are those of ``walks``. The sums of a group are summed at once, first along the columns of a part, as dx is one
-value per column.
+Slots are those of ``walks_backward``. The sums of a group are summed at once, first along the columns of a part, as dx
+is one value per column.
 """
 
 from typing import Any

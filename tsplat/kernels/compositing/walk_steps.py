@@ -19,7 +19,7 @@ from ...data import CompositingSettings, Intersections, PartLists, Rays, TileGri
 from ..device_math import constant, exp2, reciprocal
 from ..launch import PartShape, approximate, is_amd, walk_options, walk_unroll
 from .distortion import distortion_vjp
-from .footprints import FOOTPRINTS, Footprint
+from .footprints import FOOTPRINTS, Footprint, find_footprint
 from .rays import has_ray, load_rays
 
 OPACITY = tl.constexpr(2)
@@ -205,10 +205,11 @@ def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
 def alpha_at(
     record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr
 ):  # fmt: skip
-    """Alpha of a record at pixels, 0 below the threshold."""
-    e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, pixel))
+    """Alpha of a record at pixels, 0 below the threshold, and where they are in the splat."""
+    at = FOOTPRINT.locate(record, pixel)
+    e = FOOTPRINT.log2_alpha(record, at)
     limit = record[FOOTPRINT.VALUES + OPACITY - 1]
-    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0)
+    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0), at
 
 
 @triton.jit
@@ -259,8 +260,8 @@ def blend_vjp(
     """One Gaussian at the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
 
     Returns:
-        T and ``behind`` in front of it, its weight, g, where the pixels are in the splat, the gradient of the features
-        of the pixels, and the state in front of it.
+        T and ``behind`` in front of it, its weight, g, where the pixels are in the splat, the gradient of its features
+        over the weight, and the state in front of it.
     """
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     at = FOOTPRINT.locate(record, pixel)
@@ -271,13 +272,15 @@ def blend_vjp(
         front = transmittance * reciprocal(1.0 - alpha, APPROX)
         z = record[FIRST + len(v_color) - 1]
         state, v_color, of_distortion = distortion_vjp(state, v_color, z, alpha * front, front, transmittance)
-    v_weight = v_color[0] * record[FIRST]
+    features = FOOTPRINT.features(record, at, pixel, FIRST, len(v_color), FOOTPRINT)
+    v_weight = v_color[0] * features[0]
     for k in tl.static_range(1, len(v_color)):
-        v_weight = tl.fma(v_color[k], record[FIRST + k], v_weight)
+        v_weight = tl.fma(v_color[k], features[k], v_weight)
     if len(state) > 0:
         v_weight += of_distortion
     transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, APPROX)
     g = tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0)
+    v_color, at = FOOTPRINT.features_vjp(record, at, pixel, weight, v_color, FIRST, FOOTPRINT)
     return transmittance, behind, weight, g, at, v_color, state
 
 
@@ -324,12 +327,18 @@ class Band(NamedTuple):
             "HEIGHT": self.shape.height,
         }
 
-    def walk_arguments(self, tensor: Tensor) -> dict[str, Any]:
-        """Returns the arguments, and compiler options, of kernels that walk lists one Gaussian after the other."""
+    def walk_arguments(self, tensor: Tensor, normals: bool = False, hits: bool = False) -> dict[str, Any]:
+        """Returns the arguments, and compiler options, of kernels that walk lists one Gaussian after the other.
+
+        Args:
+            normals, hits: Whether the channels begin with normals, and end with distances along rays, if there are any.
+        """
         # Records of surfels with normals and depth would not fit into the scalar registers of AMD GPUs several times.
         unrolled = not (is_amd(tensor) and self.settings.footprint == "surfel")
         return {
-            "FOOTPRINT": self.footprint,
+            "FOOTPRINT": find_footprint(
+                self.settings.footprint, normals and self.settings.normals, hits and self.settings.hits
+            ),
             "CHUNK": self.shape.chunk,
             "UNROLL": walk_unroll(tensor) if unrolled else 1,
             "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),

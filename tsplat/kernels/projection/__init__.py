@@ -50,7 +50,7 @@ from .camera_models import (
     to_screen,
 )
 from .camera_sums import CameraSums
-from .unscented import _projection_unscented_bwd_kernel, constants, load_lens, unscented
+from .unscented import _projection_unscented_bwd_kernel, constants, depths_of, load_lens, unscented
 
 BLOCK = 128
 
@@ -88,26 +88,26 @@ def _project(
         p, mean2d, _, _, _, sharp, blurred = to_screen(
             mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
         )
-        depth = p[2]
         visible = mask
     else:
         unit, _ = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
         scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
         w, t, intrinsics = load_camera(viewmats, Ks, image)
         coefficients, path = load_lens(lens, shutter, image)
-        mean2d, depth, sharp, seen, _ = unscented(
+        mean2d, p, sharp, seen, _ = unscented(
             mean, rotation(unit), scale, (w, t), path, coefficients, intrinsics, width, height, CAMERA, READOUT,
             UNSCENTED,
         )  # fmt: skip
         blur = constant(eps2d, sharp[0])
         blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
         visible = mask & seen
+    depth, z = depths_of(p, CAMERA, UNSCENTED)
     det = det2(blurred)
     inverse = conic(blurred, det)
     visible = (
         visible
-        & (depth >= constant(near, det))
-        & (depth <= constant(far, det))
+        & (z >= constant(near, det))
+        & (z <= constant(far, det))
         & (det > 0.0)
         & finite(det)
         & finite(size_of(inverse))

@@ -52,7 +52,7 @@ from .lens_models import (
 
 
 def constants(camera: CameraSettings, unscented: Unscented | None) -> dict[str, object]:
-    """The constants of kernels: ``UNSCENTED`` is (spread, weight, center_weight, margin, all_valid), or () without."""
+    """The constants of kernels: ``UNSCENTED`` is those of ``Unscented``, or () without."""
     return {"READOUT": camera.readout, "UNSCENTED": () if unscented is None else tuple(unscented)}
 
 
@@ -93,6 +93,23 @@ def _pixel(
 
 
 @triton.jit
+def distance_of(p):
+    """Distance of a point from the origin; a tiny number at it."""
+    return tl.sqrt(tl.maximum(dot3(p, p), 1e-30))
+
+
+@triton.jit
+def depths_of(p, CAMERA: tl.constexpr, UNSCENTED: tl.constexpr):
+    """Depth of a point of the camera frame, and that by which planes cull."""
+    if len(UNSCENTED) == 0 or not UNSCENTED[5]:
+        return p[2], p[2]
+    elif CAMERA == "ftheta":
+        return distance_of(p), distance_of(p)
+    else:
+        return distance_of(p), p[2]
+
+
+@triton.jit
 def unscented(
     mean, r, scale, pose, path, lens, intrinsics, width, height,
     CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
@@ -100,8 +117,8 @@ def unscented(
     """Projects a Gaussian with rotation r.
 
     Returns:
-        Mean in pixels; depth; screen covariance; whether the camera sees it; and what the gradient needs: the axes
-        (three values each), the pixel of the mean and its time, and delta.
+        Mean in pixels, and in the frame of the camera; screen covariance; whether the camera sees it; and what the
+        gradient needs: the axes (three values each), the pixel of the mean and its time, and delta.
     """
     axes = ()
     for k in tl.static_range(3):
@@ -141,8 +158,7 @@ def unscented(
     )
     if len(path) > 0:
         pose = pose_at(path, constant(0.5, u0) + zero)
-    depth = to_camera(mean, pose)[2]
-    return (u0 + delta_x, v0 + delta_y), depth, covariance, seen, (axes, u0, v0, time, delta_x, delta_y)
+    return (u0 + delta_x, v0 + delta_y), to_camera(mean, pose), covariance, seen, (axes, u0, v0, time, delta_x, delta_y)
 
 
 @triton.jit
@@ -193,12 +209,17 @@ def unscented_vjp(
     total = _add(total, own)
     along = (zero, zero, v_depth)
     v_path = ()
+    half = constant(0.5, v_depth) + zero
     if len(path) > 0:
-        half = constant(0.5, v_depth) + zero
-        w, _ = pose_at(path, half)
+        pose = pose_at(path, half)
+    if UNSCENTED[5]:
+        p = to_camera(mean, pose)
+        scale = v_depth / distance_of(p)
+        along = (scale * p[0], scale * p[1], scale * p[2])
+    if len(path) > 0:
         if PATH:
-            v_path = pose_at_vjp(path, half, matvec3(w, mean), along)
-        along = (w[6] * v_depth, w[7] * v_depth, w[8] * v_depth)
+            v_path = pose_at_vjp(path, half, matvec3(pose[0], mean), along)
+        along = matvec3_transposed(pose[0], along)
     v_camera = ()
     for k in tl.static_range(12 * LENS):
         v_camera = v_camera + (total[3 + k],)

@@ -1,11 +1,19 @@
 """What a splat is at a pixel, a file for each kind; see `interface.Footprint`."""
 
+import functools
+
 from .ellipse import ELLIPSE
 from .interface import Footprint
-from .ray import RAY, RAY_IN_FRONT
+from .ray import RAY, RAY_IN_FRONT, seen_along_rays
 from .surfel import SURFEL
 
-__all__ = ["FOOTPRINTS", "Footprint"]
+__all__ = ["FOOTPRINTS", "Footprint", "find_footprint"]
 
 FOOTPRINTS = {"ellipse": ELLIPSE, "ray": RAY, "ray in front": RAY_IN_FRONT, "surfel": SURFEL}
 """By ``CompositingSettings.footprint``."""
+
+
+@functools.cache
+def find_footprint(name: str, normals: bool, hits: bool) -> Footprint:
+    """Returns the footprint of ``CompositingSettings`` with these fields."""
+    return seen_along_rays(FOOTPRINTS[name], normals, hits) if normals or hits else FOOTPRINTS[name]

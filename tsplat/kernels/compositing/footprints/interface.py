@@ -9,6 +9,23 @@ import dataclasses
 import functools
 from typing import Any
 
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
+    """The same for all pixels."""
+    features = ()
+    for k in tl.static_range(N):
+        features = features + (record[FIRST + k],)
+    return features
+
+
+@triton.jit
+def _features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
+    return v_features, at
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Footprint:
@@ -36,6 +53,12 @@ class Footprint:
         slopes: (record, g, at) to absolute gradients of the mean, times log2(e); None if there is no absgrad.
         finish: (sums, shape, opacity) to gradients of the mean, the shape and the opacity: a tuple, a tuple, a value.
         pixel_gradients: (record, g, at) to the gradients of a ray's values; None for centers.
+        features: (record, at, pixel, FIRST, N, the footprint) to the N features from a record's value FIRST on, as
+            pixels see them.
+        features_vjp: (record, at, pixel, weight, v_features, FIRST, the footprint) to the gradients of the record's
+            features, over the weight, and `at` with what ``add_gradients`` and ``pixel_gradients`` need of these.
+        NORMALS: Whether the first three features are a normal, which faces the pixel.
+        HITS: Whether the last feature is the distance at which the pixel's ray hits the splat.
     """
 
     SHAPE: int
@@ -53,6 +76,10 @@ class Footprint:
     slopes: Any
     finish: Any
     pixel_gradients: Any = None
+    features: Any = _features
+    features_vjp: Any = _features_vjp
+    NORMALS: bool = False
+    HITS: bool = False
 
     def slot_columns(self, n_features: int, absgrad: bool) -> int:
         """Returns the columns of slots: sums of the footprint, features, and two for absgrad."""

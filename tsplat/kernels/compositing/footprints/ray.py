@@ -7,6 +7,10 @@ g c c^T.
 
 A *shape* is a row's mean, quaternion wxyz of any norm, and scales, in the world frame; the mean in pixels is not used.
 A record holds m and the rows of M. The *pixel* is a ray: o and d. A part's list is that of its tile.
+
+Two features may depend on the pixel. A *normal*, the Gaussian's third axis, is negated where it points along the ray. A
+*hit* is the distance |t| of the nearest point from o. With q the gradient of t over |u|^2, dt/dw = -u / |u|^2 and
+dt/du = -(c + t u) / |u|^2 add q u to g c, and q (u c^T + c u^T) to g c c^T, so that the sums stay ten.
 """
 
 import dataclasses
@@ -73,6 +77,13 @@ def _row(record, k: tl.constexpr, v):
 @triton.jit
 def _locate(record, pixel):
     """The nearest point c, and its t."""
+    at = _locate_hit(record, pixel)
+    return at[0], at[1], at[2], at[3]
+
+
+@triton.jit
+def _locate_hit(record, pixel):
+    """The nearest point c, its t, u, and |u|^2."""
     r = (pixel[0] - record[0], pixel[1] - record[1], pixel[2] - record[2])
     d = (pixel[3], pixel[4], pixel[5])
     w = (_row(record, 0, r), _row(record, 1, r), _row(record, 2, r))
@@ -81,7 +92,7 @@ def _locate(record, pixel):
     along = tl.fma(u[0], w[0], tl.fma(u[1], w[1], u[2] * w[2]))
     # The direction of a pixel without a ray is 0.
     t = -along / tl.maximum(square, 1e-30)
-    return tl.fma(t, u[0], w[0]), tl.fma(t, u[1], w[1]), tl.fma(t, u[2], w[2]), t
+    return tl.fma(t, u[0], w[0]), tl.fma(t, u[1], w[1]), tl.fma(t, u[2], w[2]), t, u[0], u[1], u[2], square
 
 
 @triton.jit
@@ -113,22 +124,94 @@ def _add_gradients(sums, g, at):
 
 
 @triton.jit
+def _add_hit_gradients(sums, g, at):
+    """As ``_add_gradients``, with those of the hit."""
+    x = tl.fma(at[8], at[4], g * at[0])
+    y = tl.fma(at[8], at[5], g * at[1])
+    z = tl.fma(at[8], at[6], g * at[2])
+    qx = at[8] * at[0]
+    qy = at[8] * at[1]
+    qz = at[8] * at[2]
+    own = (
+        g, x, y, z, tl.fma(x, at[0], qx * at[4]), tl.fma(x, at[1], qx * at[5]), tl.fma(x, at[2], qx * at[6]),
+        tl.fma(y, at[1], qy * at[5]), tl.fma(y, at[2], qy * at[6]), tl.fma(z, at[2], qz * at[6]),
+    )  # fmt: skip
+    if len(sums) == 0:
+        return own
+    else:
+        added = ()
+        for k in tl.static_range(10):
+            added = added + (sums[k] + own[k],)
+        return added
+
+
+@triton.jit
 def _expand(sums, at):
     return sums
 
 
 @triton.jit
+def _facing(record, pixel, FIRST: tl.constexpr):
+    """-1 where the normal points along the ray, else 1."""
+    normal = (record[FIRST], record[FIRST + 1], record[FIRST + 2])
+    along = dot3(normal, (pixel[3], pixel[4], pixel[5]))
+    return tl.where(along > 0.0, constant(-1.0, along), constant(1.0, along))
+
+
+@triton.jit
+def _features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
+    features = ()
+    for k in tl.static_range(N):
+        if FOOTPRINT.HITS and k == N - 1:
+            features = features + (tl.abs(at[3]),)
+        elif FOOTPRINT.NORMALS and k < 3:
+            features = features + (record[FIRST + k] * _facing(record, pixel, FIRST),)
+        else:
+            features = features + (record[FIRST + k],)
+    return features
+
+
+@triton.jit
+def _features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
+    N: tl.constexpr = len(v_features)
+    v = ()
+    for k in tl.static_range(N):
+        if FOOTPRINT.NORMALS and k < 3:
+            v = v + (v_features[k] * _facing(record, pixel, FIRST),)
+        else:
+            v = v + (v_features[k],)
+    if FOOTPRINT.HITS:
+        q = weight * v_features[N - 1] / tl.maximum(at[7], 1e-30)
+        at = at + (tl.where(at[3] < 0.0, -q, q),)
+    return v, at
+
+
+@triton.jit
+def _whitening_of(record):
+    return record[3], record[4], record[5], record[6], record[7], record[8], record[9], record[10], record[11]
+
+
+@triton.jit
 def _pixel_gradients(record, g, at):
     """Gradients of the ray's o and d: -g M^T c, and t times that."""
-    c = (at[0], at[1], at[2])
-    m = (
-        record[3], record[4], record[5], record[6], record[7], record[8], record[9], record[10], record[11]
-    )  # fmt: skip
-    v = matvec3_transposed(m, c)
+    v = matvec3_transposed(_whitening_of(record), (at[0], at[1], at[2]))
     x = -g * v[0]
     y = -g * v[1]
     z = -g * v[2]
     return x, y, z, x * at[3], y * at[3], z * at[3]
+
+
+@triton.jit
+def _hit_pixel_gradients(record, g, at):
+    """Gradients of the ray's o and d: v_o = -M^T (g c + q u), and t v_o - q M^T c."""
+    c = matvec3_transposed(_whitening_of(record), (at[0], at[1], at[2]))
+    u = matvec3_transposed(_whitening_of(record), (at[4], at[5], at[6]))
+    v = ()
+    for k in tl.static_range(3):
+        v = v + (-tl.fma(at[8], u[k], g * c[k]),)
+    for k in tl.static_range(3):
+        v = v + (tl.fma(at[3], v[k], -at[8] * c[k]),)
+    return v
 
 
 @triton.jit
@@ -185,3 +268,15 @@ RAY = Footprint(
 
 RAY_IN_FRONT = dataclasses.replace(RAY, log2_alpha=_log2_alpha_in_front)
 """Without splats whose nearest point is behind the origin, as in gsplat 1.6."""
+
+
+def seen_along_rays(footprint: Footprint, normals: bool, hits: bool) -> Footprint:
+    """Returns a footprint along rays whose first three features are normals, and the last one that of hits, if so."""
+    footprint = dataclasses.replace(
+        footprint, features=_features, features_vjp=_features_vjp, NORMALS=normals, HITS=hits
+    )  # fmt: skip
+    if not hits:
+        return footprint
+    return dataclasses.replace(
+        footprint, locate=_locate_hit, add_gradients=_add_hit_gradients, pixel_gradients=_hit_pixel_gradients
+    )  # fmt: skip
