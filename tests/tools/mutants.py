@@ -58,6 +58,10 @@ CAPACITY = ("-m", "triton", "tests/stages/test_capacity.py")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 STRIDES = ("-m", "triton", "tests/test_strides.py")
 RAYS = ("tests/stages/test_eval3d.py",)
+SEEN = (
+    "-m", "triton", "-k", "chunks or passes or depth_is or pinhole", "tests/stages/test_ray_features.py"
+)  # fmt: skip
+SEEN_TORCH = ("-m", "not triton", "tests/stages/test_ray_features.py")
 SURFELS = ("-k", "not gpu", "tests/stages/test_surfels.py")
 
 
@@ -229,6 +233,46 @@ MUTANTS = [
         ("(sums[4] / s[0], sums[7] / s[1]", "(sums[4] / s[0], sums[4] / s[1]", "gradient of a scale of another axis"),
         ("safe + (tl.where(empty, 1.0, shape[k]),)", "safe + (shape[k],)", "rows that are not rendered have NaN"),
         ("valid = valid & (tl.abs(values[k])", "valid = valid | (tl.abs(values[k])", "invalid shapes are rendered"),
+    ),
+    *_in("kernels/compositing/footprints/ray.py", SEEN,
+        ("tl.fma(at[8], at[4], g * at[0])", "g * at[0]", "distances have no gradient of the mean along an axis"),
+        ("tl.fma(y, at[1], qy * at[5])", "tl.fma(y, at[1], qy * at[4])", "products of a distance mixed up"),
+        ("tl.where(along > 0.0,", "tl.where(along < 0.0,", "normals point along rays"),
+        ("features + (tl.abs(at[3]),)", "features + (at[3],)", "negative distances behind the origin"),
+        ("v_features[k] * _facing(record, pixel, FIRST)", "v_features[k]", "gradients of normals are not negated"),
+        ("tl.where(at[3] < 0.0, -q, q)", "q", "sign of the gradient of a distance behind the origin"),
+        ("tl.fma(at[3], v[k], -at[8] * c[k])", "at[3] * v[k]", "gradient of the direction without the turn of u"),
+        ("-tl.fma(at[8], u[k], g * c[k])", "-g * c[k]", "distances have no gradient of the origin"),
+        ("v_features[N - 1] / tl.maximum(at[7], 1e-30)", "v_features[N - 1]", "gradient of t not over |u|^2"),
+        ("FOOTPRINT.HITS and k == N - 1", "FOOTPRINT.HITS and k == 0", "the first color is the distance"),
+    ),
+    *_in("kernels/compositing/walks_forward.py", SEEN,
+        ("normals=first == 0", "normals=True", "each pass over channels begins with a normal"),
+        ("hits=is_last", "hits=True", "each pass over channels ends with a distance"),
+        ("max(min(settings.channel_chunk, PASS), 3 * settings.normals)", "min(settings.channel_chunk, PASS)",
+         "a normal is composited in two passes"),
+    ),
+    *_in("stages/eval3d.py", SEEN_TORCH,
+        ("if unit:", "if False:", "distances depend on the length of directions"),
+        ("depths=projected.depths.detach()", "depths=projected.depths",
+         "the depth that a distance replaces has a gradient"),
+        ("row[2] for row in rows", "row[0] for row in rows", "normals are first axes"),
+        ("pad(backgrounds, (first, 0))", "pad(backgrounds, (0, first))", "normals have the background of colors"),
+    ),
+    *_in("kernels/projection/unscented.py", SEEN,
+        ("along = (scale * p[0], scale * p[1], scale * p[2])", "along = (zero, zero, scale * p[2])",
+         "gradient of the distance from the camera"),
+        ('elif CAMERA == "ftheta":', 'elif CAMERA == "pinhole":', "pinhole cameras cull by distance"),
+    ),
+    *_in("kernels_torch/ray_footprint.py", SEEN_TORCH,
+        ("torch.where(t < 0, -v, v)", "v", "sign of the gradient of a distance behind the origin"),
+        ("weighted + q * u, q * c", "weighted, q * c", "distances have no gradient of the mean"),
+        ("rays[3:].T @ normals > 0", "rays[3:].T @ normals < 0", "normals point along rays"),
+        ("v_directions -= torch", "v_directions - torch", "gradient of the direction without the turn of u"),
+        ("v_weight += turned * (v_color[:, :3] @ feature[:3])", "pass", "gradient of alpha of normals not negated"),
+    ),
+    *_in("kernels_torch/unscented.py", SEEN_TORCH,
+        ('z = depth if camera.model == "ftheta" else z', "z = depth", "pinhole cameras cull by distance"),
     ),
     *_in("kernels/compositing/rays.py", RAYS,
         ("load_tuple(rays + pixel + image * (5 * plane)", "load_tuple(rays + pixel + image * (6 * plane)",
