@@ -1,8 +1,8 @@
 """gsplat 1.5.3's compositing kernels, compiled for sm_80 and executed on the emulator.
 
-gsplat's wheel has the CUDA sources. The two compositing kernels are taken from it without their launchers, which alone
-need PyTorch's headers, and compiled by nvcc. They get the projected Gaussians that tsplat composited, and gsplat's own
-lists of tiles.
+gsplat's wheel has the CUDA sources. The two compositing kernels of a footprint are taken from it without their
+launchers, which alone need PyTorch's headers, and compiled by nvcc. They get the projected Gaussians that tsplat
+composited, and gsplat's own lists of tiles.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ from emulator.nvidia.program import NvidiaProgram
 from emulator.program import Launch, Memory
 from emulator.timing.trace import Recorder
 
+from .gsplat_footprints import FOOTPRINTS, PIXELS, TILE_SIZE, Footprint, Lists
 from .scenes import Composited, Run
 
 VERSION = "1.5.3"
@@ -39,13 +40,16 @@ WHEEL = f"gsplat-{VERSION}-py3-none-any.whl"
 WHEEL_SHA256 = "515a3773641f5e7f7717acab6276c0b1d6dbcad087b7968ca653337c3189a982"
 WHEEL_VARIABLE = "TSPLAT_GSPLAT_WHEEL"
 """Environment variable with the path of the wheel, in place of the cache."""
-TILE_SIZE = 16
 CAPABILITY = 80
 SOURCES = "gsplat/cuda/"
 FLAGS = ("-w", "-O3", "-use_fast_math", "-std=c++17", "--expt-relaxed-constexpr")
 """Optimization and fast math are gsplat's own flags; the last two are those of PyTorch's extensions."""
 ATOMIC_ADD = "static __device__ float gpuAtomicAdd(float *to, float value) { return atomicAdd(to, value); }\n"
 """In place of PyTorch's, which does the same for fp32."""
+LOW_PASS = "#define FILTER_INV_SQUARE_2DGS 2.0f\n"
+"""What gsplat's Rasterization.h, which declares launchers, defines for kernels."""
+SLERP = "glm::slerp(q_start, q_end, relative_frame_time)"
+"""The pose of a pixel; that at the start, as shutters are global here."""
 
 
 class UnavailableError(Exception):
@@ -93,16 +97,17 @@ def kernel_source(text: str, kernel: str, channels: int) -> str:
     assert launcher, kernel
     code = re.sub(r'#include (<(ATen|c10)/[^>]*>|"Rasterization\.h")\n', "", text[: launcher.start()])
     # Taking its address instantiates the kernel; the brace closes gsplat's namespace.
-    return f"#include <cstdint>\n{ATOMIC_ADD}{code}\nauto *instance = &{kernel}<{channels}, float>;\n}}\n"
+    return f"#include <cstdint>\n{LOW_PASS}{ATOMIC_ADD}{code}\nauto *instance = &{kernel}<{channels}, float>;\n}}\n"
 
 
 @functools.cache
-def load_kernel(direction: str, channels: int, wheel: Path) -> NvidiaProgram:
+def load_kernel(direction: str, channels: int, wheel: Path, footprint: str = "ellipse") -> NvidiaProgram:
     """Returns the compositing kernel of a direction, "fwd" or "bwd", compiled unless that was done before."""
-    nvcc, kernel = find_nvcc(), kernel_name(direction)
+    chosen = FOOTPRINTS[footprint]
+    nvcc, kernel = find_nvcc(), kernel_name(chosen, direction)
     with zipfile.ZipFile(wheel) as files:
-        text = files.read(f"{SOURCES}csrc/RasterizeToPixels3DGS{direction.capitalize()}.cu").decode()
-    source = kernel_source(text, kernel, channels)
+        text = files.read(f"{SOURCES}csrc/{chosen.file}{direction.capitalize()}.cu").decode()
+    source = chosen.edit(kernel_source(text, kernel, channels))
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     key = hashlib.sha256(repr((WHEEL_SHA256, source, version, FLAGS)).encode())
     cubin = build.cache_folder() / f"gsplat-{key.hexdigest()[:24]}.cubin"
@@ -121,6 +126,8 @@ def _compile(nvcc: str, source: str, wheel: Path, cubin: Path) -> None:
     with tempfile.TemporaryDirectory(dir=cubin.parent) as temporary, zipfile.ZipFile(wheel) as files:
         files.extractall(temporary, [name for name in files.namelist() if name.startswith(SOURCES)])
         root = Path(temporary) / SOURCES
+        header = root / "include" / "Cameras.cuh"
+        header.write_text(header.read_text().replace(SLERP, "q_start"))
         file, built = root / "kernel.cu", root / cubin.name
         file.write_text(source)
         include = [f"-I{root / 'include'}", f"-I{root / 'csrc' / 'third_party' / 'glm'}"]
@@ -131,8 +138,8 @@ def _compile(nvcc: str, source: str, wheel: Path, cubin: Path) -> None:
         built.replace(cubin)
 
 
-def kernel_name(direction: str) -> str:
-    return f"rasterize_to_pixels_3dgs_{direction}_kernel"
+def kernel_name(footprint: Footprint, direction: str) -> str:
+    return f"{footprint.kernel}_{direction}_kernel"
 
 
 # --- lists of tiles
@@ -168,56 +175,42 @@ def tile_lists(means2d: Tensor, radii: Tensor, depths: Tensor, width: int, heigh
 # --- launches
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What gsplat's kernels computed: images, and gradients of projected Gaussians."""
+def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, dict[str, Tensor]]:
+    """Executes gsplat's kernels on what tsplat composited, one image without masks, with gsplat's lists.
 
-    colors: Tensor
-    alphas: Tensor
-    v_means2d: Tensor
-    v_conics: Tensor
-    v_opacities: Tensor
-    v_features: Tensor
-
-
-def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, Result]:
-    """Executes gsplat's kernels on what tsplat composited, one image without masks, with gsplat's lists."""
-    splats, (_, height, width, channels) = composited.splats.with_own_colors(), composited.colors.shape
-    assert splats.colors is not None and splats.depths is None and len(composited.colors) == 1
-    forward, backward = (load_kernel(direction, channels, wheel) for direction in ("fwd", "bwd"))
-    starts, ids = tile_lists(splats.means2d, composited.radii, composited.depths, width, height)
-    grid = (1, -(-height // TILE_SIZE), -(-width // TILE_SIZE))
-    means2d, conics, opacities = (t.float().contiguous() for t in splats[:3])
-    colors, background = splats.colors.float().contiguous(), composited.backgrounds
-    image = torch.zeros(1, height, width, channels)
-    alphas, last_ids = torch.zeros(1, height, width, 1), torch.zeros(1, height, width, dtype=torch.int32)
-    given = (
-        1, 0, len(ids), True, means2d, conics, colors, opacities, background, None, width, height, TILE_SIZE, grid[2],
-        grid[1], starts[:-1].int(), ids,
-    )  # fmt: skip
+    Results have the names of :meth:`Composited.results`.
+    """
+    composited = dataclasses.replace(composited, splats=composited.splats.with_own_colors())
+    _, height, width, channels = composited.colors.shape
+    assert len(composited.colors) == 1
+    footprint = FOOTPRINTS[composited.footprint]
+    channels = footprint.channels(channels)
+    programs = [load_kernel(direction, channels, wheel, composited.footprint) for direction in ("fwd", "bwd")]
+    splats = composited.splats
+    starts, ids = tile_lists(splats.means2d.view(-1, 2), composited.radii, composited.depths, width, height)
+    *given, results = footprint.run(composited, Lists(starts, ids, width, height))
     recorder = Recorder(lambda launch: True, traced=traced)
     machine = Machine(Options(races=False, uninitialized=False, first_touch=False))
     machine.tracer = recorder
-    batch_bytes = TILE_SIZE**2 * (4 + 12 + 12)
-    _launch(machine, forward, grid, (*given, image, alphas, last_ids), batch_bytes)
-    recorder.phase = "backward"
-    v_image = composited.v_colors.contiguous(), composited.v_alphas.contiguous()
-    gradients = tuple(torch.zeros_like(t) for t in (means2d, conics, colors, opacities))
-    arguments = (*given, alphas, last_ids, *v_image, None, *gradients)
-    _launch(machine, backward, grid, arguments, batch_bytes + 4 * TILE_SIZE**2 * channels)
+    grid = (1, -(-height // TILE_SIZE), -(-width // TILE_SIZE))
+    features = (0, 4 * channels)
+    for phase, program, arguments, shared, more in zip(
+        ("forward", "backward"), programs, given, footprint.shared, features
+    ):
+        recorder.phase = phase
+        _launch(machine, program, grid, arguments, PIXELS * (shared + more))
     if machine.findings:
         raise EmulationError("\n".join(map(str, machine.findings)))
-    names = {program.name: kernel_name(direction) for program, direction in ((forward, "fwd"), (backward, "bwd"))}
+    names = {program.name: kernel_name(footprint, d) for program, d in zip(programs, ("fwd", "bwd"))}
     launches = [dataclasses.replace(executed, kernel=names[executed.kernel]) for executed in recorder.launches]
-    v_means2d, v_conics, v_colors, v_opacities = gradients
-    result = Result(image, alphas, v_means2d, v_conics, v_opacities, v_colors)
-    return Run(launches, starts.diff().tolist()), result
+    return Run(launches, starts.diff().tolist()), results
 
 
 def _launch(
     machine: Machine, program: NvidiaProgram, grid: tuple[int, int, int], values: tuple[Any, ...], shared_bytes: int
 ) -> None:
-    """Launches a program per tile, of a thread per pixel."""
+    """Launches a program per tile, of a thread per pixel. Bytes are structures of words, all of them zero."""
+    values = tuple(w for v in values for w in ((0,) * (len(v) // 4) if isinstance(v, bytes) else (v,)))
     kinds = "".join("?" if isinstance(v, bool) else "I" if isinstance(v, int) else "P" for v in values)
     plain = [v.data_ptr() if isinstance(v, Tensor) else 0 if v is None else v for v in values]
     packed = struct.pack(f"@{kinds}", *plain) + bytes(GUARD_BYTES)  # aligned as in C
@@ -225,4 +218,4 @@ def _launch(
     memories = [Memory(storage.data_ptr(), storage.nbytes(), size) for storage, size in storages]
     block = (TILE_SIZE, TILE_SIZE, 1)
     arguments = np.frombuffer(packed, np.uint8)
-    machine.run(program, Launch(grid, TILE_SIZE**2, arguments, memories, shared_bytes, program.name, block=block))
+    machine.run(program, Launch(grid, PIXELS, arguments, memories, shared_bytes, program.name, block=block))

@@ -43,7 +43,8 @@ class Composited:
     """Inputs and outputs of the compositing of a scene, as other implementations need them.
 
     `splats` have gathered colors [nnz, D]; `v_colors` [I, H, W, D] and `v_alphas` [I, H, W] are what `gradients` come
-    from.
+    from. Colors of surfels are normals, colors, depth and distortion. `footprint` is "ellipse", or "ray" or "surfel",
+    with their shapes in place of conics. `cameras` are view matrices [C, 4, 4] and intrinsics [C, 3, 3].
     """
 
     splats: Splats
@@ -55,6 +56,23 @@ class Composited:
     v_colors: Tensor
     v_alphas: Tensor
     gradients: SplatGradients
+    footprint: str
+    cameras: tuple[Tensor, Tensor]
+
+    def results(self) -> dict[str, Tensor]:
+        """Images and gradients by name, as far as other implementations have them."""
+        v = self.gradients
+        found = {"v_opacities": v.v_opacities, "alphas": self.alphas}
+        if self.footprint == "surfel":
+            images = self.colors
+            found |= dict(normals=images[..., :3], colors=images[..., 3:-1], distortions=images[..., -1:])
+            found |= dict(v_normals=v.v_features[:, :3], v_features=v.v_features[:, 3:])
+            return found | dict(v_means2d=v.v_means2d, v_transforms=v.v_conics)
+        found |= dict(colors=self.colors, v_features=v.v_features)
+        if self.footprint == "ray":
+            shapes = v.v_conics
+            return found | dict(v_means=shapes[:, :3], v_quats=shapes[:, 3:7], v_scales=shapes[:, 7:])
+        return found | dict(v_means2d=v.v_means2d, v_conics=v.v_conics)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +115,13 @@ SCENES: dict[str, Callable[[Data], dict[str, Any]]] = {
     "garden-648x420": functools.partial(from_case, Case("garden", width=1)),
     "garden-1296x840": functools.partial(from_case, Case("garden", width=2)),
     "garden-1920x1080": functools.partial(from_case, Case("garden-profile", 0, 1920, 1080)),
+    "cloud-eval3d": lambda data: _cloud(3)(data) | {"with_eval3d": True},
+    "cloud-2dgs": lambda data: _cloud(3)(data) | {"surfels": True},
+    "garden-648x420-eval3d": lambda data: SCENES["garden-648x420"](data) | {"with_eval3d": True},
+    "garden-648x420-2dgs": lambda data: SCENES["garden-648x420"](data) | {"surfels": True},
 }
 """By name: 2,000 Gaussians at 96x64 with 3, 1, 16 and 64 channels; one tile with a list of 100 times the median length;
-a trained model; and gsplat's garden."""
+a trained model; gsplat's garden; and two of these evaluated in 3D, and with 2D Gaussians."""
 
 
 def is_compositing(launch: Launch) -> bool:
@@ -117,8 +139,11 @@ def _captured() -> Iterator[dict[str, Any]]:
     def composite_fwd(splats: Splats, backgrounds: Tensor | None, *more: Any) -> Any:
         if found:
             raise NotImplementedError("scenes that are composited in several bands")
-        found.update(splats=splats, backgrounds=backgrounds)
-        return forward(splats, backgrounds, *more)
+        result = forward(splats, backgrounds, *more)
+        _, _, buffers, settings, *_ = more
+        found.update(splats=splats, backgrounds=backgrounds, footprint=settings.footprint)
+        found.update(colors=buffers.colors.clone(), alphas=buffers.alphas.clone())
+        return result
 
     def composite_bwd(*arguments: Any) -> Tensor:
         found.update(zip(("v_colors", "v_alphas"), arguments[5:7]))
@@ -140,6 +165,11 @@ def execute(scene: dict[str, Any], *, traced: bool, target: str = TARGET) -> Tsp
     """Renders a scene forward and backward on an emulated GPU; records the compositing kernels."""
     code: Code = "sass" if target.startswith("sm_") else "amdgcn"
     leaves = {name: scene[name].detach().requires_grad_() for name in LEAVES}
+    given = scene | leaves
+    render: Callable[..., Any] = tsplat.rasterization
+    if given.pop("surfels", False):
+        given.pop("sh_degree", None)
+        render = functools.partial(tsplat.rasterization_2dgs, render_mode="RGB+D")
     recorder = Recorder(is_compositing, traced=traced)
     options = dict(races=False, uninitialized=False, first_touch=False)
     with _captured() as captured, tsplat_emulated(target, code, **options) as gpu:
@@ -151,21 +181,21 @@ def execute(scene: dict[str, Any], *, traced: bool, target: str = TARGET) -> Tsp
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            colors, alphas, meta = tsplat.rasterization(**(scene | leaves), backend="triton")
+            colors, alphas, *maps, meta = render(**given, backend="triton")
         for leaf in scene.values():
             if isinstance(leaf, Tensor):
                 kept.pop(leaf.untyped_storage().data_ptr(), None)
         recorder.phase = "backward"
         # Channel-major, as the gradient of l1_ssim_loss.
         v_colors = (2 * colors.detach()).movedim(-1, 1).contiguous().movedim(1, -1)
-        torch.autograd.backward((colors, alphas), (v_colors, torch.ones_like(alphas)))
+        others = (alphas, *maps[:1], *maps[2:3])  # of surfels: normals, and distortion
+        torch.autograd.backward((colors, *others), (v_colors, *(torch.ones_like(t) for t in others)))
     starts = torch.cat([meta["isect_offsets"].flatten(), torch.tensor([meta["flatten_ids"].numel()])])
     composited = Composited(
         **captured,
         radii=meta["radii"].reshape(-1, 2),
         depths=meta["depths"].detach().flatten(),
-        colors=colors.detach(),
-        alphas=alphas.detach(),
+        cameras=(scene["viewmats"], scene["Ks"]),
     )
     return TsplatRun(recorder.launches, starts.diff().tolist(), sum(kept.values()), composited)
 

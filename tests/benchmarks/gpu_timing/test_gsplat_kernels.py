@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.cases import dense_tile
-from benchmarks.gpu_timing import gsplat_kernels, peer, scenes
+from benchmarks.gpu_timing import gsplat_footprints, gsplat_kernels, peer, scenes
 from tests.emulator.targets import needs_emulator
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -36,9 +36,37 @@ def runs(wheel):
 @pytest.mark.slow
 def test_images_and_gradients_agree_with_those_of_tsplat(runs):
     run, _, result = runs
-    found = peer.differences(run.composited, result)
+    found = peer.differences(run.composited.results(), result)
     assert set(found) == {"colors", "alphas", "v_means2d", "v_conics", "v_opacities", "v_features"}
     assert max(found.values()) < 1e-5, found
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("with_eval3d", {"v_means", "v_quats", "v_scales"}),
+        ("surfels", {"normals", "distortions", "v_normals", "v_means2d", "v_transforms"}),
+    ],
+)
+def test_other_footprints_agree_with_those_of_tsplat(wheel, option, names):
+    """Evaluation in 3D, and 2D Gaussians with normals and distortion."""
+    scene = dense_tile(sparse=60, dense=10, width=64, height=48) | {option: True}
+    run = scenes.execute(scene, traced=False)
+    peer_run, result = gsplat_kernels.execute(run.composited, wheel=wheel, traced=False)
+    found = peer.differences(run.composited.results(), result)
+    assert set(found) == names | {"colors", "alphas", "v_opacities", "v_features"}
+    assert max(found.values()) < 1e-4, found
+    assert [e.phase for e in peer_run.launches] == ["forward", "backward"]
+
+
+def test_kernels_along_rays_are_compiled_for_pinhole_cameras():
+    parameters = "".join(f"    {parameter},\n" for parameter in gsplat_footprints.CONSTANTS)
+    source = f"__global__ void kernel(\n{parameters}    int32_t *last_ids\n) {{\n    work();\n}}\n"
+    edited = gsplat_footprints.FOOTPRINTS["ray"].edit(source)
+    assert "const CameraModelType,\n" in edited and "camera_model_type = CameraModelType::PINHOLE" in edited
+    assert edited.index("constexpr") < edited.index("work()")
 
 
 @needs_emulator
@@ -58,7 +86,7 @@ def test_both_kernels_are_executed_and_traced(runs):
 @pytest.mark.slow
 def test_other_images_are_refused(runs, wheel):
     run, _, result = runs
-    colors = run.composited.colors + 0.01 * result.colors.max()
+    colors = run.composited.colors + 0.01 * result["colors"].max()
     changed = dataclasses.replace(run, composited=dataclasses.replace(run.composited, colors=colors))
     with pytest.raises(peer.DifferentError, match="colors"):
         peer.execute(changed, wheel, traced=False)
