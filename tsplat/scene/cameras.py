@@ -5,13 +5,13 @@ Camera frame as in OpenCV and COLMAP: x right, y down, z forward. Pixel centers 
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import CameraModel
+from ..config import CameraModel, RollingShutterType
 from ..errors import ArgumentError, UnsupportedError
 
 UP = (0.0, -1.0, 0.0)
@@ -28,6 +28,9 @@ class Camera:
         width, height: Image size in pixels.
         model: The ``camera_model`` of :func:`tsplat.rasterization`.
         distortion: [4] OpenCV's k1, k2, p1, p2 of a pinhole lens, or k1 to k4 of a fisheye lens; None without.
+        viewmat_end: [4, 4] the pose at the end of the readout of a rolling shutter, `viewmat` being that at its start;
+            None of a global shutter.
+        readout: Of a rolling shutter, the ``rolling_shutter`` of :func:`tsplat.rasterization`.
         name: Name of its photograph, if there is one.
         is_test: Whether the photograph was held out from training.
     """
@@ -40,6 +43,8 @@ class Camera:
     name: str = ""
     is_test: bool = False
     distortion: Tensor | None = None
+    viewmat_end: Tensor | None = None
+    readout: str = RollingShutterType.GLOBAL.name
 
     @property
     def position(self) -> Tensor:
@@ -67,27 +72,28 @@ def rasterization_arguments(
 
     Returns:
         ``viewmats`` [n, 4, 4] and ``Ks`` [n, 3, 3], differentiable with respect to those of the cameras; ``width``,
-        ``height`` and ``camera_model``; and the coefficients of lenses, if any camera has distortion.
+        ``height`` and ``camera_model``; the coefficients of lenses, if any camera has distortion; and the poses at the
+        end of the readout, of rolling shutters.
 
     Raises:
-        ArgumentError: The sizes or the models differ.
-        UnsupportedError: 2D Gaussians, and cameras that are no pinhole cameras, or have distortion.
+        ArgumentError: The sizes, the models or the shutters differ.
+        UnsupportedError: 2D Gaussians, and cameras that are no pinhole cameras, have distortion or a rolling shutter.
     """
     first = cameras[0]
     for camera in cameras[1:]:
-        if (camera.width, camera.height, camera.model) != (first.width, first.height, first.model):
+        if _kind(camera) != _kind(first):
             raise ArgumentError(
-                f"cameras: expected {first.width}×{first.height} {first.model} cameras as the first, found a "
-                f"{camera.width}×{camera.height} {camera.model} camera; render them one at a time"
+                f"cameras: expected {_kind(first)} as the first, found {_kind(camera)}; render them one at a time"
             )
     viewmats, Ks = [camera.viewmat for camera in cameras], [camera.K for camera in cameras]
-    lens = {"camera_model": first.model, **_coefficients(cameras, n)}
+    lens = {"camera_model": first.model, **_coefficients(cameras, n), **_shutters(cameras, n)}
     if surfels:
         model = lens.pop("camera_model")
         if model != "pinhole" or lens:
             raise UnsupportedError(
-                f"cameras: 2D Gaussians are rendered with pinhole cameras without distortion, found a {model} camera"
-                f"{' with distortion' if lens else ''}; undistort photographs, or use 3D Gaussians"
+                "cameras: 2D Gaussians are rendered with pinhole cameras without distortion, at one time, found "
+                f"{_kind(first)}{' with distortion' if 'radial_coeffs' in lens else ''}; undistort photographs, or use "
+                "3D Gaussians"
             )
     return {
         "viewmats": _stack(viewmats)[:n],
@@ -108,6 +114,27 @@ def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
         return {"with_ut": True, "radial_coeffs": distortion}
     radial = torch.nn.functional.pad(distortion[:, :2], (0, 4))
     return {"with_ut": True, "radial_coeffs": radial, "tangential_coeffs": distortion[:, 2:]}
+
+
+def _kind(camera: Camera) -> str:
+    """What cameras that are rendered together share, in words."""
+    shutter = "" if camera.viewmat_end is None else f" {camera.readout}"
+    return f"a {camera.width}×{camera.height} {camera.model} camera{shutter}"
+
+
+def _shutters(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
+    """The arguments about rolling shutters; none of global ones."""
+    ends = [camera.viewmat_end for camera in cameras if camera.viewmat_end is not None]
+    if not ends:
+        return {}
+    return {"with_ut": True, "rolling_shutter": cameras[0].readout, "viewmats_rs": _stack(ends)[:n]}
+
+
+def map_poses(camera: Camera, change: Callable[[Tensor], Tensor]) -> Camera:
+    """Returns a camera with changed poses: that at the end of the readout, too."""
+    end = camera.viewmat_end
+    poses: dict[str, Any] = {"viewmat": change(camera.viewmat), "viewmat_end": None if end is None else change(end)}
+    return dataclasses.replace(camera, **poses)
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
@@ -183,9 +210,14 @@ def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
 def move_camera(camera: Camera, matrix: Tensor) -> Camera:
     """Returns the camera that sees of a model moved by :func:`tsplat.scene.transform_gaussians` what it saw before."""
     matrix = matrix.double()
-    viewmat = camera.viewmat.double() @ torch.linalg.inv(matrix)
-    viewmat[:3] *= torch.linalg.det(matrix[:3, :3]).abs() ** (1 / 3)
-    return dataclasses.replace(camera, viewmat=viewmat.to(camera.viewmat))
+
+    def move(pose: Tensor) -> Tensor:
+        viewmat = pose.double() @ torch.linalg.inv(matrix)
+        viewmat[:3] *= torch.linalg.det(matrix[:3, :3]).abs() ** (1 / 3)
+        moved: Tensor = viewmat.to(pose)
+        return moved
+
+    return map_poses(camera, move)
 
 
 def resize_camera(camera: Camera, longest: int) -> Camera:

@@ -64,11 +64,13 @@ class Config:
             Gaussians also between normals and those of the depth map, after the first 7/30 of the run.
         distortion_weight: Weight, in the loss of 2D Gaussians, of the mean distortion, which gathers what a pixel shows
             at one depth, in units of the scene's extent, after the first tenth of the run.
-        pose_refinement: Learn a small rotation and translation of each training camera.
+        pose_refinement: Learn a small motion of each training camera, of both poses of rolling shutters. Metrics of
+            held-out views then come twice: as posed, and with poses fitted to the finished model.
         pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
+        lens_refinement, lens_rate: Learn the distortion of lenses, which held-out views share; learning rate.
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
         exposure_rate: Learning rate of the maps' entries.
-        gains: Estimate a gain for each color channel of each training view, for photographs with varying exposure.
+        gains: Estimate gains of the color channels of each training view, for photographs with varying exposure.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
         max_gaussians: Maximum number of Gaussians; the strategy's `cap_max`, if it is smaller, and scarce memory
@@ -101,6 +103,8 @@ class Config:
     distortion_weight: float = 0.0
     pose_refinement: bool = False
     pose_rate: float = 1e-5
+    lens_refinement: bool = False
+    lens_rate: float = 1e-4
     exposure: bool = False
     exposure_rate: float = 1e-3
     gains: bool = False

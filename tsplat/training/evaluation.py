@@ -20,7 +20,9 @@ from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
 from ..support.extras import require
-from .losses import psnr, ssim
+from .configuration import Config
+from .losses import loss, psnr, ssim
+from .view_corrections import identity_motions, move_poses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,9 @@ class Evaluation(tuple[Score, ...]):
             means["lpips"] = sum(distances) / len(distances)
         return {**means, "seconds_per_image": sum(score.seconds for score in self) / len(self), "views": views}
 
+
+POSE_STEPS, POSE_RATE, POSE_DECAY = 60, 10.0, 0.95
+"""Of :func:`fit_poses`: steps, the first learning rate over that of training, and a factor after each step."""
 
 Network = Literal["alex", "vgg", "squeeze"]
 """Networks of LPIPS."""
@@ -177,6 +182,39 @@ def evaluate(
         scores[i // n] if i % n == ranks.rank else Score(view, no_image, *metrics[i % n][i // n])
         for i, view in enumerate(views)
     )
+
+
+def fit_poses(
+    gaussians: Gaussians, views: Sequence[View], config: Config, extent: float, ranks: RankGroup
+) -> list[View]:
+    """Fits the poses of held-out views to their photographs, the Gaussians and lenses being as they are.
+
+    After :attr:`Config.pose_refinement`, a model is in the frame of the learned poses, which those of held-out views
+    are not. Adam takes POSE_STEPS steps from each pose.
+
+    Args:
+        views: On every rank the same. Only this rank's shard, as of :func:`evaluate`, is fitted.
+        config: Background, backend and learning rate, which is multiplied by POSE_RATE.
+        extent: Of the scene, in world units: the unit of translations.
+    """
+    fitted = list(views)
+    for i in range(ranks.rank, len(views), ranks.world_size):
+        view = views[i]
+        motions = identity_motions(1, view.camera.viewmat, rolls=view.camera.viewmat_end is not None).view(-1, 6)
+        unit = torch.tensor([1.0, 1, 1, extent, extent, extent]).to(motions)
+        motions.requires_grad_()
+        optimizer = torch.optim.Adam([motions], lr=POSE_RATE * config.pose_rate)
+        for _ in range(POSE_STEPS):
+            camera = move_poses(view.camera, unit * motions)
+            image = render(gaussians, camera, background=config.backdrop, backend=config.backend)
+            if view.mask is not None:
+                image = torch.where(view.mask[..., None], image, view.pixels)
+            optimizer.zero_grad()
+            loss(image, view.pixels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] *= POSE_DECAY
+        fitted[i] = dataclasses.replace(view, camera=move_poses(view.camera, unit * motions.detach()))
+    return fitted
 
 
 def finite_or_none(value: float) -> float | None:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.adam import Adam
+from ..scene.cameras import Camera
 from ..scene.capture.views import View
 from ..scene.gaussians import FLAT, PARAMETERS, Gaussians
 from .configuration import Config
-from .view_corrections import identity_exposures, identity_motions
+from .view_corrections import Lenses, identity_exposures, identity_motions, move_poses
 
 STRATEGY_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
 """Names of Gaussian parameters where strategies, which follow gsplat, have other names than :class:`Gaussians`."""
@@ -32,6 +33,8 @@ def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) 
         ArgumentError: A setting does not.
         UnsupportedError: Normals of 3D Gaussians, which are those of depth maps, with other than pinhole cameras.
     """
+    if config.lens_refinement and gaussians.surfels:
+        raise ArgumentError("lens_refinement: only for 3D Gaussians; use lens_refinement=False")
     with_normals = [view.camera for view in views if view.normal_prior is not None]
     if not gaussians.surfels:
         names = ["distortion_weight", *([] if with_normals else ["normal_weight"])]
@@ -55,7 +58,7 @@ class Parameters:
 
     Args:
         gaussians: Initial values, copied: all Gaussians, or this rank's shard.
-        n_views: Number of training views.
+        views: Training views.
         extent: Extent of the scene, in world units: the unit of some learning rates.
         config: Learning rates, and which corrections to learn.
 
@@ -63,9 +66,10 @@ class Parameters:
         params: The parameters by name.
         optimizers: Their optimizers, under the same names.
         gaussian_names: Names of the parameters that belong to Gaussians and have one row for each.
+        lenses: Which views share a lens.
     """
 
-    def __init__(self, gaussians: Gaussians, n_views: int, extent: float, config: Config) -> None:
+    def __init__(self, gaussians: Gaussians, views: Sequence[View], extent: float, config: Config) -> None:
         self.params: dict[str, Tensor] = {}
         self.optimizers: dict[str, Adam] = {}
         self._config = config
@@ -77,10 +81,15 @@ class Parameters:
         for name, tensor in gaussians.tensors().items():
             self._add(STRATEGY_NAMES.get(name, name), tensor)
         self.gaussian_names = tuple(self.params)
+        cameras = [view.camera for view in views]
+        self.lenses = Lenses(cameras)
         if config.pose_refinement:
-            self._add("motions", identity_motions(n_views, gaussians.means))
+            rolls = any(camera.viewmat_end is not None for camera in cameras)
+            self._add("motions", identity_motions(len(views), gaussians.means, rolls=rolls))
+        if config.lens_refinement:
+            self._add("lenses", gaussians.means.new_zeros(len(self.lenses), 4))
         if config.exposure:
-            self._add("exposures", identity_exposures(n_views, gaussians.means))
+            self._add("exposures", identity_exposures(len(views), gaussians.means))
 
     def _add(self, name: str, initial: Tensor) -> None:
         n = self._config.views_per_step
@@ -122,10 +131,18 @@ class Parameters:
         for parameter in self.params.values():
             parameter.grad = None
 
-    def camera_motion(self, view: int) -> Tensor:
-        """The learned motion of a view's camera, as :func:`move_camera` takes it. [6]"""
-        motion = self.params["motions"][view]
-        return torch.cat([motion[:3], self._extent * motion[3:]])
+    def camera_of(self, index: int, camera: Camera) -> Camera:
+        """The camera of a view with its learned motion and lens."""
+        if "lenses" in self.params:
+            camera = self.lenses.apply(camera, self.params["lenses"])
+        if "motions" in self.params:
+            motions = self.params["motions"][index].view(-1, 6)
+            camera = move_poses(camera, torch.cat([motions[:, :3], self._extent * motions[:, 3:]], 1))
+        return camera
+
+    def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
+        """Views with the learned lenses of the cameras that took them; held-out ones, too."""
+        return self.lenses.apply_to_views(views, self.params["lenses"]) if "lenses" in self.params else views
 
     @torch.no_grad()
     def center_exposures(self) -> None:
@@ -148,6 +165,7 @@ class Parameters:
             "sh0": config.sh0_rate * late,
             "shN": config.shN_rate * late,
             "motions": config.pose_rate * decay,
+            "lenses": config.lens_rate * decay,
             "exposures": config.exposure_rate * decay,
         }
         for name, optimizer in self.optimizers.items():

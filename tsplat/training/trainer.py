@@ -25,7 +25,7 @@ from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters, check_geometry
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
-from .view_corrections import ViewGains, apply_exposure, move_camera
+from .view_corrections import ViewGains, apply_exposure
 
 GAINS_START = 0.1
 """Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
@@ -98,7 +98,7 @@ class Trainer:
                 "precision: fp16 is not implemented for sharded scenes; use bf16 or parallel='replicate'"
             )
         own = self._own_rows(len(gaussians))
-        self._parameters = Parameters(gaussians.map(lambda tensor: tensor[own]), len(views), self._extent, config)
+        self._parameters = Parameters(gaussians.map(lambda tensor: tensor[own]), views, self._extent, config)
         self._densification = Densification(self._parameters, config, self._extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
             self._parameters,
@@ -118,6 +118,21 @@ class Trainer:
     def gaussians(self) -> Gaussians:
         """This rank's current Gaussians, detached; later steps change them in place."""
         return self._parameters.gaussians().map(lambda tensor: tensor.detach())
+
+    @property
+    def extent(self) -> float:
+        """Extent of the scene, in world units."""
+        return self._extent
+
+    @property
+    def lens_changes(self) -> Tensor | None:
+        """What was learned to add to the coefficients of each lens, [n, 4]; None without `lens_refinement`."""
+        found = self._parameters.params.get("lenses")
+        return None if found is None else found.detach()
+
+    def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
+        """Views with the learned lenses of the cameras that took them; held-out ones, too."""
+        return self._parameters.with_lenses(views)
 
     def gather_gaussians(self) -> Gaussians:
         """The Gaussians of all ranks, on every rank. A collective call."""
@@ -252,11 +267,9 @@ class Trainer:
         Returns:
             As :func:`render_views`.
         """
-        config, camera = self.config, self._views[index].camera
-        if config.pose_refinement:
-            with full_precision(self.device):
-                moved = move_camera(camera.viewmat, self._parameters.camera_motion(index))
-            camera = dataclasses.replace(camera, viewmat=moved)
+        config = self.config
+        with full_precision(self.device):
+            camera = self._parameters.camera_of(index, self._views[index].camera)
         needs_depth = self._geometry_loss.needs_depth(self._progress)
         images, alphas, meta = render_views(
             self._parameters.gaussians(),

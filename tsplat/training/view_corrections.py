@@ -1,10 +1,15 @@
-"""Learned corrections of training views: a small motion of the camera, and of its colors (exposure, gains)."""
+"""Learned corrections of training views: small changes of poses and lenses, and of colors (exposure, gains)."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ..scene.cameras import Camera
+from ..scene.capture.views import View
 from ..stages.process_group import RankGroup
 
 GAIN_RATE = 0.5
@@ -37,9 +42,53 @@ def move_camera(viewmat: Tensor, motion: Tensor) -> Tensor:
     return torch.cat([top, bottom]) @ viewmat.to(motion)
 
 
-def identity_motions(n_views: int, like: Tensor) -> Tensor:
-    """Motions that leave the cameras of n views unchanged, with the dtype and device of `like`. [n, 6]"""
-    return like.new_zeros(n_views, 6)
+def move_poses(camera: Camera, motions: Tensor) -> Camera:
+    """Applies motions, as :func:`move_camera` takes them, to a camera: [1, 6], or [2, 6] of a rolling shutter."""
+    end = camera.viewmat_end
+    if end is not None:
+        end = move_camera(end, motions[1])
+    return dataclasses.replace(camera, viewmat=move_camera(camera.viewmat, motions[0]), viewmat_end=end)
+
+
+def identity_motions(n_views: int, like: Tensor, *, rolls: bool = False) -> Tensor:
+    """Motions that leave the poses of n views unchanged, with the dtype and device of `like`.
+
+    [n, 6], or [n, 12] if any view has a rolling shutter.
+    """
+    return like.new_zeros(n_views, 12 if rolls else 6)
+
+
+class Lenses:
+    """Which cameras share a lens: those whose model, size, intrinsics and distortion are equal.
+
+    Args:
+        cameras: Of the training views.
+    """
+
+    def __init__(self, cameras: Sequence[Camera]) -> None:
+        self._indices = {key: i for i, key in enumerate(dict.fromkeys(map(self._key, cameras)))}
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def apply(self, camera: Camera, changes: Tensor) -> Camera:
+        """Adds to the coefficients of a camera the change of its lens, [n, 4]; nothing to those of another lens."""
+        index = self._indices.get(self._key(camera))
+        if index is None:
+            return camera
+        change = changes[index]
+        return dataclasses.replace(
+            camera, distortion=change if camera.distortion is None else camera.distortion.to(change) + change
+        )
+
+    def apply_to_views(self, views: Sequence[View], changes: Tensor) -> list[View]:
+        """Returns views whose cameras have changed lenses."""
+        return [dataclasses.replace(view, camera=self.apply(view.camera, changes.detach())) for view in views]
+
+    @staticmethod
+    def _key(camera: Camera) -> tuple[object, ...]:
+        distortion = () if camera.distortion is None else tuple(camera.distortion.tolist())
+        return camera.model, camera.width, camera.height, *camera.K.flatten().tolist(), *distortion
 
 
 def apply_exposure(image: Tensor, exposure: Tensor) -> Tensor:

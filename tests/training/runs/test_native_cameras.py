@@ -17,7 +17,10 @@ for module in ("pycolmap", "PIL", "safetensors"):
     pytest.importorskip(module)
 
 DISTORTION = (-0.1, 0.02, 0.01, -0.02)
-CONFIG = RunConfig(steps=8, sh_degree=0, camera="native", test_every=4, pose_refinement=True, save_every=4, keep=2)
+CONFIG = RunConfig(
+    steps=8, sh_degree=0, camera="native", test_every=4, pose_refinement=True, lens_refinement=True, save_every=4,
+    keep=2,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -32,6 +35,9 @@ def test_runs_train_on_photographs_as_they_were_taken(scene, tmp_path):
     train(dataclasses.replace(CONFIG, scene=str(scene)), run)
     cameras = read_cameras(run / "cameras.json")
     assert all(camera.distortion.tolist() == pytest.approx(DISTORTION) for camera in cameras)
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert len(metrics["lens_changes"]) == 1 and any(metrics["lens_changes"][0])
+    assert metrics["psnr_fitted_poses"] != metrics["psnr"] and 0 < metrics["ssim_fitted_poses"] < 1
     gaussians = read_newest(run)[1].gaussians
     image = render_views(gaussians, cameras[:1])[0]
     plain = render_views(gaussians, [dataclasses.replace(cameras[0], distortion=None)])[0]

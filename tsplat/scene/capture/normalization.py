@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ...errors import ArgumentError
-from ..cameras import UP, centers
+from ..cameras import UP, centers, map_poses
 from .views import Capture, View
 
 UP_NORM_MIN = 1e-6
@@ -44,16 +44,18 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     transform[:3, :3] = scale * rotation
     transform[:3, 3] = -scale * rotation @ center
 
-    def transformed(view: View) -> View:
-        old = view.camera.viewmat.double().cpu()
+    def moved(pose: Tensor) -> Tensor:
+        old = pose.double().cpu()
         new = torch.eye(4, dtype=torch.float64)
         new[:3, :3] = old[:3, :3] @ rotation.T
         new[:3, 3] = scale * (old[:3, :3] @ center + old[:3, 3])
+        return new.to(pose)
+
+    def transformed(view: View) -> View:
         sparse = view.sparse
         if sparse is not None:
             sparse = sparse * sparse.new_tensor([1.0, 1.0, scale])
-        camera = dataclasses.replace(view.camera, viewmat=new.to(view.camera.viewmat))
-        return dataclasses.replace(view, camera=camera, sparse=sparse)
+        return dataclasses.replace(view, camera=map_poses(view.camera, moved), sparse=sparse)
 
     points = capture.points.double().cpu() @ transform[:3, :3].T + transform[:3, 3]
     normalized = dataclasses.replace(

@@ -230,15 +230,16 @@ class RunLoop:
 def score_views(
     trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView | None = None
 ) -> Evaluation:
-    """Evaluates Gaussians on views, with the trainer's background, backend and ranks."""
-    return evaluate(
+    """Evaluates Gaussians on views, with the trainer's lenses, background, backend and ranks."""
+    scores = evaluate(
         gaussians,
-        views,
+        trainer.with_lenses(views),
         background=trainer.config.backdrop,
         backend=trainer.config.backend,
         ranks=trainer.ranks,
         on_view=on_view,
     )
+    return Evaluation(dataclasses.replace(score, view=view) for score, view in zip(scores, views))
 
 
 def print_setup(trainer: Trainer, capture: Capture) -> None:

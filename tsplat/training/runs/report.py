@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...arguments import check_size
 from ...errors import ArgumentError, BackendError, FileError, UnsupportedError
 from ...scene.cameras import Camera
+from ...scene.capture.views import View
 from ...scene.formats.checkpoints import MANIFEST, CheckpointError, run_folder, skipped_messages
 from ...scene.formats.models import read_model
 from ...scene.images import read_image
@@ -25,6 +27,7 @@ from ..history import PSNR_MAX, History
 from ..report.numbers import number
 from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_views, write_page
 from ..report.plots import evenly_spaced
+from ..view_corrections import Lenses
 from .record import read_sessions
 from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
@@ -221,7 +224,11 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
     device, _ = pick_device(config.backend, config.device)
     capture = read_run_capture(config, device)
     reserve_threads(device, config.backend)
-    chosen = capture.test or evenly_spaced(capture.train)
+    chosen: Sequence[View] = capture.test or evenly_spaced(capture.train)
+    changes = checkpoint.tensors.get("params/lenses")
+    if changes is not None:
+        lenses = Lenses([view.camera for view in capture.train])
+        chosen = lenses.apply_to_views(chosen, changes.to(device))
     scores = evaluate(
         checkpoint.gaussians.to(device), chosen, background=config.backdrop, backend=config.backend, warm_up=True
     )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...scene.capture.views import Capture
+from ...scene.capture.views import Capture, View
 from ...scene.formats.ply import write_ply
 from ...scene.gaussians import Gaussians
 from ...stages.backend import choose
 from ...stages.memory import used_memory
 from ...support.files import write_json
 from ...support.progress import stage_display
-from ..evaluation import Evaluation, OnView, finite_or_none
+from ..evaluation import Evaluation, OnView, evaluate, finite_or_none, fit_poses
 from ..report.page import REPORT, RunPage, shown_views, write_page
 from ..report.plots import contact_sheet, curve, evenly_spaced, side_by_side
+from ..trainer import Trainer
 from .loop import RunLoop, score_views
 
 REPORT_DELAY = 2.0
@@ -51,6 +53,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
                 score_views(trainer, gaussians, capture.test, progress_of("held-out")) if capture.test else Evaluation()
             )
             train = score_views(trainer, gaussians, capture.train, progress_of("training"))
+            fitted = _with_fitted_poses(trainer, gaussians, capture.test, progress_of("poses"))
         if test:
             with loop.record.measure("saving"):
                 write_held_out(folder / "held_out", test, progress_of("images"))
@@ -60,6 +63,8 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         "psnr_initial": finite_or_none(initial.psnr) if test else None,
         "ssim_initial": initial.ssim if test else None,
         "psnr_train": finite_or_none(train.psnr),
+        **({"psnr_fitted_poses": finite_or_none(fitted.psnr), "ssim_fitted_poses": fitted.ssim} if fitted else {}),
+        **({} if trainer.lens_changes is None else {"lens_changes": trainer.lens_changes.tolist()}),
         "num_gaussians": len(gaussians),
         "steps": trainer.step,
         "seconds": round(loop.seconds, 2),
@@ -73,7 +78,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
     }
     print(f"{'held-out' if test else 'training'} views    PSNR      SSIM")
     final = test or Evaluation(evenly_spaced(train))
-    for name, scores in (("before", initial), ("after", final)):
+    for name, scores in (("before", initial), ("after", final), *((("poses fitted", fitted),) if fitted else ())):
         print(f"{name:14} {scores.psnr:7.2f} dB  {scores.ssim:.4f}")
     sheet = [scores.complete(trainer.ranks, evenly_spaced(range(len(final)))) for scores in (initial, final)]
     if trainer.ranks.is_main:
@@ -85,6 +90,16 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
     _write_page(loop, metrics, final, gaussians, is_test=bool(test))
     trainer.ranks.barrier()
     return metrics
+
+
+def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
+    """Scores held-out views after their poses were fitted, if those of training views were learned."""
+    config = trainer.config
+    if not (config.pose_refinement and views):
+        return Evaluation()
+    fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, trainer.ranks)
+    settings = dict(background=config.backdrop, backend=config.backend, ranks=trainer.ranks, on_view=on_view)
+    return evaluate(gaussians, fitted, **settings)  # type: ignore[arg-type]
 
 
 def _write_page(
