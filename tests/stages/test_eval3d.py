@@ -261,12 +261,14 @@ def test_capacities_bands_and_sparse_gradients_give_the_same_bits(options):
 @pytest.mark.triton
 @pytest.mark.filterwarnings("ignore")  # of torch._dynamo about itself
 def test_graphs_of_torch_compile_give_the_same_bits():
-    scene = make("distorted pinhole", "GLOBAL", dtype=torch.float32) | {"with_eval3d": True, "packed": False}
+    scene = make("distorted pinhole", "GLOBAL", dtype=torch.float32) | dict(
+        with_eval3d=True, packed=False, return_normals=True, render_mode="RGB-d"
+    )
     leaves = {name: scene[name].requires_grad_() for name in [*NAMES, "viewmats"]}
 
     def loss(leaves):
-        colors, alphas, _ = tsplat.rasterization(**scene | leaves, capacity=2000, backend="triton")
-        return colors.square().sum() + alphas.sum()
+        colors, alphas, meta = tsplat.rasterization(**scene | leaves, capacity=2000, backend="triton")
+        return colors.square().sum() + alphas.sum() + meta["normals"].square().sum()
 
     run = torch.compile(loss, fullgraph=True, backend="aot_eager")
     expected, found = (torch.autograd.grad(function(leaves), [*leaves.values()]) for function in (loss, run))

@@ -103,7 +103,8 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     settings = case.mode | case.layout | dict(backend=backend)
     in_3d = not structure.covars and r.random() < 0.2
     if in_3d:
-        settings |= dict(with_ut=True, with_eval3d=True, absgrad=False)
+        along_rays = settings["render_mode"].replace("+", "-").replace("D", "d")
+        settings |= dict(with_ut=True, with_eval3d=True, absgrad=False, return_normals=True, render_mode=along_rays)
     dtype, half = r.choice([torch.float64, torch.float32]), r.random() < 0.2
     frozen, frozen_cameras = r.choice([None, None, None, *range(size)]), r.random() < 0.3
     rank = dist.get_rank()
@@ -137,7 +138,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
 
     own, whole = parts[rank], leaves(scene)
     shape = (n_cameras, structure.height, structure.width)
-    channels = {"RGB": 0, "D": 1, "ED": 1, "RGB+D": 1, "RGB+ED": 1}[settings["render_mode"]]
+    channels = int(settings["render_mode"] != "RGB")
     channels += scene["colors"].shape[-1] if "RGB" in settings["render_mode"] else 0
     v = scenes.random_like(tuple(torch.empty(*shape, size, dtype=dtype) for size in (channels, 1, n_extra)), seed)
     truth, truth_meta = gradients(whole, settings, slice(None), v)
@@ -151,6 +152,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
         expected = truth[name][own.cameras]
         assert torch.equal(found[name], expected), f"{name}: {int((found[name] != expected).sum())} entries differ"
     assert meta["n_cameras"] == own.cameras.stop - own.cameras.start
+    assert not in_3d or torch.equal(meta["normals"], truth_meta["normals"][own.cameras])
     if settings["packed"]:
         rendered = (truth_meta["camera_ids"] >= own.cameras.start) & (truth_meta["camera_ids"] < own.cameras.stop)
         assert torch.equal(meta["received"]["camera_ids"], truth_meta["camera_ids"][rendered] - own.cameras.start)
