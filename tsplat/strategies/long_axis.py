@@ -78,8 +78,8 @@ def split_long_axis(
 ) -> None:
     """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
 
-    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end. Other
-    arguments are those of :mod:`tsplat.strategies.operations`.
+    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end. What holds
+    for :mod:`tsplat.strategies.operations` holds here, too.
 
     Args:
         chosen: [K] distinct indices of the Gaussians to split.

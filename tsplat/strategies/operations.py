@@ -130,7 +130,11 @@ def revise_opacities(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: float) -> None:
-    """Limits opacities after sigmoid to a maximum between 0 and 1, and sets their moments to zero."""
+    """Limits opacities after sigmoid to a maximum, and sets their moments to zero.
+
+    Raises:
+        ArgumentError: `value` is not between 0 and 1.
+    """
     check_opacity("value", value)
     check_shapes(params, ("opacities",))
     max_logit = math.log(value / (1 - value))
@@ -231,7 +235,11 @@ def sample_add(
     *,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Appends n copies of Gaussians, sampled as by :func:`relocate`. Their moments and statistics are zero."""
+    """Appends n copies of Gaussians, sampled as by :func:`relocate`. Their moments and statistics are zero.
+
+    Raises:
+        ArgumentError: As in :func:`relocate`, or `n` is negative.
+    """
     total = _check_sampling(params, optimizers, None, binoms, min_opacity)
     chosen = _multinomial_sample(opacities_of(params), n, generator=generator)
     share = _sharing(params, chosen, binoms, min_opacity)

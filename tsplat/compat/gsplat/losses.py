@@ -81,7 +81,7 @@ def scale_reg_loss(log_scales: Tensor) -> Tensor:
 def total_variation_loss(x: Tensor) -> Tensor:
     """Computes the mean squared difference of neighbors, summed over the spatial dimensions and averaged over B. []
 
-    `x` is [B, C, ...]; every dimension after the second is spatial.
+    `x` is [B, C, ...]; every dimension after the second is spatial, and there has to be one.
     """
     if x.dim() < 3 or not len(x):
         raise ArgumentError(f"x: expected [B, C, ...] with at least one spatial dimension, found {list(x.shape)}")
@@ -93,12 +93,12 @@ def total_variation_loss(x: Tensor) -> Tensor:
 
 
 def gaussian_scale_reg(scales: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes ``|scales|`` [N, 3], times visibility, [N] or [N, 1] weights or None for 1."""
+    """Computes ``|scales|`` [N, 3], times visibility, which is [N] or [N, 1], or None for 1."""
     return _weighted("scales", scales, visibility)
 
 
 def gaussian_density_reg(densities: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes ``|densities|``, [N] or [N, 1], times visibility, [N] or [N, 1] weights or None for 1."""
+    """Computes ``|densities|``, [N] or [N, 1], times visibility, which is [N] or [N, 1], or None for 1."""
     return _weighted("densities", densities, visibility)
 
 

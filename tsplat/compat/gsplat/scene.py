@@ -71,7 +71,11 @@ class GaussianScene(Scene):
     def from_splats(
         cls, splats: torch.nn.ParameterDict, id: str, signal: Mapping[str, Tensor] | None = None
     ) -> "GaussianScene":
-        """Returns a scene with one component, under the name `id`. The scene has `splats` itself, not a copy."""
+        """Returns a scene with one component, under the name `id`. The scene has `splats` itself, not a copy.
+
+        Raises:
+            ArgumentError: See :meth:`validate`.
+        """
         if "means" not in splats:
             raise ArgumentError(f"splats: expected means, found {sorted(splats)}")
         scene = cls(id)

@@ -76,7 +76,7 @@ def rasterize_to_indices_in_range_2dgs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Lists the 2D Gaussians that contribute to each pixel, for a range of each tile's intersections.
 
-    The rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`, and the other arguments and results those of
+    The rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`; other arguments, results and errors are those of
     :func:`rasterize_to_indices_in_range`.
 
     Args:
