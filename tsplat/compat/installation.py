@@ -15,14 +15,8 @@ class AlreadyImportedError(RuntimeError):
 def install_modules(modules: Mapping[str, ModuleType], package: str) -> None:
     """Makes imports of other names give these modules, in this process. Installs all of them or none.
 
-    Installing again changes nothing.
-
-    Args:
-        modules: Modules by their new names, such as ``"gsplat.utils"``; includes the packages that contain them.
-        package: Name of the package that installs them, for the message.
-
-    Raises:
-        AlreadyImportedError: A package of one of the names has been imported.
+    The names include the packages that contain modules; `package` is the one that installs them. Installing again
+    changes nothing. Raises AlreadyImportedError if a package of one of the names has been imported.
     """
     replaced = sorted(name for name in modules if "." not in name and sys.modules.get(name) is not modules[name])
     for name in replaced:

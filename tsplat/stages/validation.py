@@ -112,20 +112,12 @@ def raise_if_invalid(
     sh_degree: int | None,
     colors_name: str = "colors",
 ) -> None:
-    """Raises if values are invalid or likely to be a mistake.
+    """Raises InvalidValueError if values are invalid or likely to be a mistake, with their number, the first and the
+    cause.
 
     Checked in this order: non-finite, too large and singular cameras; non-finite and too large Gaussians; quaternions
     of zero norm; negative scales (exp missing); opacities outside [0, 1] (sigmoid missing); scales far larger than the
-    scene (exp applied twice).
-
-    Args:
-        gaussians: Gaussians with opacities and any batch dimensions; ``covars`` are [..., N, 6].
-        cameras: With the batch dimensions of the Gaussians.
-        colors: [..., N, D] or [..., C, N, D]; with ``sh_degree``, coefficients [..., N, K, D] or [..., C, N, K, D].
-        colors_name: Name of ``colors`` in messages.
-
-    Raises:
-        InvalidValueError: The message names the tensor, the number of invalid entries, the first, and the likely cause.
+    scene (exp applied twice). Colors are per Gaussian, or per camera and Gaussian; coefficients if there is a degree.
     """
     means, quats, scales, covars, opacities, _ = gaussians
     assert opacities is not None

@@ -212,22 +212,12 @@ WRAPPED = 12
 def interpolate(
     cameras: Sequence[Camera], frames: int, *, closed: bool = False, seconds: Sequence[float] | None = None
 ) -> list[Camera]:
-    """Returns cameras on a smooth path through others.
+    """Returns as many cameras as `frames`, at equal times, on a smooth path from the first to the last of some cameras.
 
     Positions and focal lengths follow cubic splines, rotations a spline with continuous angular acceleration. The size
-    and the camera model are those of the first camera.
-
-    Args:
-        cameras: At least two.
-        frames: Number of cameras of the path, at equal times from each other, including the first and the last.
-        closed: Whether the path returns to the first camera, which then follows the last frame.
-        seconds: Time to each camera from the one before it, to the first one from the last; only their ratios count.
-            All are equal where None.
-
-    Raises:
-        ArgumentError: Fewer than two cameras, `frames` is not positive, or `seconds` are not a positive number for each
-            camera.
-        MissingExtraError: SciPy is not installed.
+    and the camera model are those of the first camera, which follows the last frame if the path is closed. `seconds`
+    are the times to each camera from the one before it, to the first one from the last, of which only the ratios count;
+    all are equal where None. Raises ArgumentError for fewer than two cameras, and for invalid numbers.
     """
     check_size("frames", frames)
     n = len(cameras)

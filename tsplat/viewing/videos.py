@@ -145,13 +145,7 @@ def check_video_path(path: Path) -> None:
 
 
 def write_gif(path: str | os.PathLike[str], frames: Iterable[Tensor], milliseconds: int = 60) -> None:
-    """Writes frames [H, W, 3] in [0, 1], which share one palette, as an endless GIF, atomically.
-
-    Raises:
-        ArgumentError: There are no frames.
-        MissingExtraError: Pillow is not installed.
-        OSError: The file cannot be written.
-    """
+    """Writes frames [H, W, 3] in [0, 1], which share one palette, as an endless GIF, atomically."""
     require("PIL")
     from PIL import Image
 

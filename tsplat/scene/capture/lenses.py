@@ -45,16 +45,13 @@ DISTORTION_MAX = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class Lens:
-    """Camera intrinsics with distortion.
+    """Camera intrinsics with distortion, which have to be finite.
 
     Attributes:
         width, height: Image size in pixels, to which the other values refer.
         fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
         distortion: OpenCV's k1, k2, p1, p2; of fisheye cameras k1, k2, k3, k4.
         model: ``"pinhole"`` or ``"fisheye"``, the model without distortion.
-
-    Raises:
-        ArgumentError: The distortion is not finite.
     """
 
     width: int
@@ -137,17 +134,9 @@ class Undistortion:
     The field of view is the largest one without empty borders. If the distortion is so strong that there is none,
     pixels without a source are black, as are those of a fisheye image at 90 degrees from the optical axis and more.
 
-    Args:
-        lens: Intrinsics; they may refer to another image size.
-        width, height: Image size in pixels.
-
     Attributes:
         K: [3, 3] fp64, intrinsics of the undistorted images in pixels.
         has_source: [H, W] bool, True for pixels that the distorted image covers.
-
-    Raises:
-        ArgumentError: A value is not finite, or a focal length is not positive.
-        MissingExtraError: The lens is not a fisheye, and pycolmap is not installed.
     """
 
     def __init__(self, lens: Lens, width: int, height: int) -> None:

@@ -146,22 +146,12 @@ def read_views(
 
     Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
     without a source are masked out. With ``cameras="native"``, images stay as they are, and cameras are distorted.
+    Transparent images are composited over a background in [0, 1]; None masks out pixels whose alpha is less than one
+    half.
 
     The EXIF orientation of an image is ignored, as COLMAP, instant-ngp and nerfstudio do, if its size as stored fits
     its camera; so it is if the image is square. If only the transposed size fits, the cameras were computed from
     rotated images, and the image is rotated as its orientation says.
-
-    Args:
-        photographs: The files to read.
-        background: RGB in [0, 1] that transparent images are composited over. None masks out pixels whose alpha is
-            less than one half.
-        on_progress: Called after each image.
-        cameras: Whether images are undistorted.
-
-    Raises:
-        FileError: An image or mask is missing, cannot be read, or does not have the aspect ratio of its camera.
-        ArgumentError: A camera is invalid.
-        MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
     _check_masks([photograph.mask for photograph in photographs if photograph.mask])
     undistortions: Undistortions = {}
