@@ -304,7 +304,7 @@ def _checked(settings: GaussianRasterizationSettings) -> GaussianRasterizationSe
         checked["kernel_size"] = check_number("kernel_size", settings.kernel_size, 0.0, finite=True)
     if settings.subpixel_offset is not None and settings.subpixel_offset.any():
         raise UnsupportedError(
-            "subpixel_offset: only zeros are implemented, which is Mip-Splatting's default; train without --ray_jitter"
+            "subpixel_offset: only zeros are implemented, the default of Mip-Splatting; train without --ray_jitter"
         )
     return settings._replace(**checked)
 
