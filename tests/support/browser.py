@@ -44,7 +44,7 @@ class Page:
 
     def screenshot(self):
         """Returns the page as an array [h, w, 3] uint8."""
-        for _ in range(50):
+        for _ in range(600):  # a minute
             with contextlib.suppress(NotAttachedError):
                 png = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
                 break
