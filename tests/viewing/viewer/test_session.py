@@ -177,6 +177,9 @@ def test_2d_gaussians_have_no_other_cameras(client, models):
 def test_reset_view(session, client, models):
     client.camera.move((5.0, 5.0, 5.0))
     client.camera.up_direction = np.array([1.0, 0, 0])
+    control(client, "Reset up").use()
+    assert np.allclose(client.camera.up_direction, models[0].up) and np.allclose(client.camera.position, 5)
+    client.camera.up_direction = np.array([1.0, 0, 0])
     control(client, "Reset view").use()
     for name, expected in (("position", models[0].eye), ("look_at", models[0].target), ("up_direction", models[0].up)):
         assert np.allclose(getattr(client.camera, name), expected), name

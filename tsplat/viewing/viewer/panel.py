@@ -39,6 +39,7 @@ class Actions:
     open_model: Callable[[str], str] | None
     upload: Callable[[str, bytes], str] | None
     reset_view: Callable[[], None]
+    reset_up: Callable[[], None]
     screenshot: Callable[[], str]
     set_fov: Callable[[float], None]
 
@@ -189,6 +190,10 @@ class Panel:
         self._callbacks.on_click(
             gui.add_button("Reset view", hint="Camera, field of view and up direction as at first"),
             self._actions.reset_view,
+        )
+        self._callbacks.on_click(
+            gui.add_button("Reset up", hint="Up direction as at first; the camera stays where it is"),
+            self._actions.reset_up,
         )
         self._callbacks.on_long_click(
             gui.add_button("Screenshot", hint="Downloads the image as PNG, without the controls"),

@@ -80,6 +80,7 @@ class Session:
                 open_model=open_model and partial(self._open_model, open_model),
                 upload=open_model and partial(self._upload, open_model),
                 reset_view=self._reset_view,
+                reset_up=self._reset_up,
                 screenshot=self._screenshot,
                 set_fov=self._set_fov,
             ),
@@ -238,6 +239,11 @@ class Session:
             camera.position = np.array(self._framed)
             camera.look_at = np.array(model.target)
             camera.fov = math.radians(model.fov)
+        self._change()
+
+    def _reset_up(self) -> None:
+        """Turns the camera upright, where it is."""
+        self._client.camera.up_direction = np.array(self._panel.model.up)
         self._change()
 
     def _set_fov(self, degrees: float) -> None:
