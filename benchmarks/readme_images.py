@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.support.browser import open_page
 from tsplat.scene import Camera, Capture, Gaussians, intrinsics, read_capture
 from tsplat.training import Trainer, preset
+from tsplat.training.runs.start import initial_gaussians
 from tsplat.viewing import render, spiral_at
 from tsplat.viewing.run_cameras import complete_framing
 from tsplat.viewing.trajectories import cameras_of_views
@@ -39,11 +40,8 @@ def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gau
 
     The times between images grow, as a scene changes most at first.
     """
-    config = dataclasses.replace(preset(steps=steps), max_gaussians=60_000)
-    start = Gaussians.from_points(
-        capture.points, capture.colors, 3, opacity=config.start_opacity, scale=config.start_scale
-    )
-    trainer = Trainer(start, capture.train, config)
+    config = dataclasses.replace(preset(steps=steps), max_gaussians=60_000, max_elongation=3.0)
+    trainer = Trainer(initial_gaussians(config, capture), capture.train, config)
     moments = (np.linspace(0, 1, len(cameras)) ** 3 * steps).round()
     images = []
     for moment, viewmat in zip(moments, cameras):

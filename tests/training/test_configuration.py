@@ -38,6 +38,7 @@ def test_integers_of_any_type_are_saved():
         ({"background": [0.0, float("nan"), 0.0]}, "background: expected three numbers from 0 to 1"),
         ({"background": [0.0, 0.0, 1.5]}, "background"),
         ({"means_rate": -1.0}, "means_rate"),
+        ({"max_elongation": 0.5}, "max_elongation: expected 0, or at least 1, found 0.5"),
         ({"precision": "fp8"}, "precision"),
         ({"test_every": 1}, "test_every: 1 holds out every view"),
         ({"test_every": -1}, "test_every"),

@@ -58,6 +58,8 @@ class Config:
             needed; a step that needs more is computed again. The result is the same. auto is on for GPUs.
         opacity_weight: Weight of the mean opacity in the loss.
         scale_weight: Weight of the mean scale in the loss.
+        max_elongation: Limit of the longest axis of a Gaussian, in units of its second, at least 1, against needles in the
+            background; 0 for none.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
             sparse points, and that of `depth_prior`, in units of the scene's extent.
         normal_weight: Weight, in the loss, of the mean difference between normals and those of `normal_prior`; of 2D
@@ -98,6 +100,7 @@ class Config:
     capacity: CapacityChoice = "auto"
     opacity_weight: float = 0.0
     scale_weight: float = 0.0
+    max_elongation: float = 0.0
     depth_weight: float = 0.0
     normal_weight: float = 0.0
     distortion_weight: float = 0.0
@@ -130,6 +133,8 @@ class Config:
         for name in (*rates, "means_decay", "rates_decay", "clip_gradients"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
+        if self.max_elongation and not 1 <= self.max_elongation < math.inf:
+            raise ArgumentError(f"max_elongation: expected 0, or at least 1, found {self.max_elongation}")
         for name, value in vars(self.strategy).items() if self.strategy is not None else ():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ArgumentError(f"strategy.{name}: expected a finite number, found {value}")

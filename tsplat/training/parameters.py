@@ -109,10 +109,15 @@ class Parameters:
         tensors: dict[str, Any] = {name: self.params[STRATEGY_NAMES.get(name, name)] for name in PARAMETERS}
         return Gaussians(**tensors, **self._flags)
 
-    def keep_flat(self) -> None:
-        """Undoes what Adam and the strategy do to the third scales of 2D Gaussians, which nothing reads."""
+    @torch.no_grad()
+    def limit_shapes(self) -> None:
+        """Shortens the longest axes of needles by `max_elongation`, and keeps the third axes of 2D Gaussians flat."""
+        log_scales = self.params["scales"].detach()
         if self._flags["surfels"]:
-            self.params["scales"].detach()[:, 2] = FLAT
+            log_scales[:, 2] = FLAT
+        if self._config.max_elongation:
+            second = log_scales.sum(1) - log_scales.amax(1) - log_scales.amin(1)
+            log_scales.clamp_(max=second[:, None] + math.log(self._config.max_elongation))
 
     def for_strategy(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
         """The Gaussians' parameters and their optimizers, as new dictionaries."""

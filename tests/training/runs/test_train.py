@@ -70,6 +70,8 @@ def configuration(kind):
         precision="bf16" if kind == "mcmc" else "fp32",
         rates_decay=0.1,
         gains=True,
+        max_elongation=3.0,
+        sky=60 * (kind == "long-axis"),
         opacity_weight=0.01,
         scale_weight=0.01,
         keep=10,
