@@ -60,6 +60,7 @@ def configuration(kind, parallel, steps=STEPS):
         sh0_rate=1e-2,
         rates_decay=0.1,
         gains=kind == "long-axis",
+        max_elongation=3.0 * (kind == "long-axis"),
         opacity_weight=0.01,
         scale_weight=0.01,
         pose_refinement=kind == "mcmc",
