@@ -63,7 +63,10 @@ def test_images_are_warped_pinhole_images(backend, lens, with_eval3d):
     pinhole, _, _ = tsplat.rasterization(**scene, Ks=wide, width=side, height=side)
     grid = undistorted(lens) * focal / (side / 2)
     expected = grid_sample(pinhole.movedim(-1, 1), grid[None], align_corners=False)[0].movedim(0, -1)
-    names = {"opencv": ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs"), "opencv_fisheye": ("radial_coeffs",)}
+    names = {
+        "opencv": ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs"),
+        "opencv_fisheye": ("radial_coeffs",),
+    }
     values = (RADIAL, TANGENTIAL, PRISM) if lens is opencv else (FISHEYE,)
     coefficients = {k: torch.tensor([v], dtype=torch.float64) for k, v in zip(names[lens.__name__], values)}
     Ks = torch.tensor([[[FOCAL, 0, WIDTH / 2], [0, FOCAL, HEIGHT / 2], [0, 0, 1]]], dtype=torch.float64)

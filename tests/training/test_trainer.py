@@ -8,11 +8,13 @@ import torch
 
 from tests.support.backends import BACKENDS
 from tests.support.captures import changed
-from tests.support.training_scenes import gray, make_gaussians, make_views
+from tests.support.training_scenes import HEIGHT, WIDTH, gray, make_gaussians, make_views
 from tsplat import ArgumentError, MemoryBudgetError, UnsupportedError
 from tsplat.ops.adam import step_all
 from tsplat.rendering import render, render_views
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
+from tsplat.scene.capture.image_cache import CachedPixels, ImageCache
+from tsplat.scene.capture.views import StoredView
 from tsplat.scene.gaussians import FLAT
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy
@@ -85,6 +87,29 @@ def test_training_with_a_capacity_gives_the_same_bits(noisy, renders, monkeypatc
     again = len(waiting) - 2 * config.steps
     assert len(without) == 2 * config.steps
     assert again > config.steps if headroom == 1 else again < 8
+
+
+def test_images_from_a_cache_give_the_same_bits(noisy):
+    """The next ones are read ahead; progress has the seconds that steps waited."""
+    gaussians, views = noisy
+    cache, read = ImageCache(3 * 4 * WIDTH * HEIGHT), []
+
+    def pixels_of(i):
+        return lambda: (read.append(i) or views[i].image, views[i].mask)
+
+    stored = [
+        StoredView(CachedPixels(cache, i, (WIDTH, HEIGHT), pixels_of(i)), view.camera) for i, view in enumerate(views)
+    ]
+    config = Config(steps=13, views_per_step=2, gains=True)
+    trainers = [Trainer(gaussians, given, config) for given in (views, stored)]
+    for trainer in trainers:
+        progress = [trainer.advance() for _ in range(config.steps)]
+        assert all((one.waited is None) == (trainer is trainers[0]) for one in progress)
+    (expected, figures), (found, figures_found) = (trainer.state() for trainer in trainers)
+    assert figures == figures_found
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert 0 <= progress[0].waited <= progress[-1].waited == cache.waited
+    assert len(read) > len(views) and len(cache._kept) <= 3
 
 
 def test_fisheye_views_are_trained_and_evaluated_with_their_camera_model():

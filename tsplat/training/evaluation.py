@@ -213,7 +213,7 @@ def fit_poses(
             loss(image, view.pixels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.param_groups[0]["lr"] *= POSE_DECAY
-        fitted[i] = dataclasses.replace(view, camera=move_poses(view.camera, unit * motions.detach()))
+        fitted[i] = view.replaced(camera=move_poses(view.camera, unit * motions.detach()))
     return fitted
 
 

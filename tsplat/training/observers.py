@@ -21,6 +21,7 @@ class Progress:
         gaussians: This rank's current Gaussians; later steps change them in place.
         n_gaussians: Number of Gaussians of all ranks.
         warning: A problem that did not end training; None if there was none.
+        waited: Seconds that this process has waited for images that were not read yet; None if all are in memory.
     """
 
     step: int
@@ -30,6 +31,7 @@ class Progress:
     gaussians: Gaussians
     n_gaussians: int
     warning: str | None = None
+    waited: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,10 @@ class ViewSampler:
             self._remaining = torch.randperm(self._n, generator=self._generator).tolist()
         return self._remaining.pop()
 
+    def upcoming(self, n: int) -> list[int]:
+        """The next views in their order: n of them, or those that are left before the next permutation."""
+        return self._remaining[-n:][::-1]
+
     def state(self) -> dict[str, Any]:
         """What :meth:`restore` takes, as JSON values."""
         return {"n": self._n, "left": list(self._remaining), "generator": generator_state(self._generator)}

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..rendering import render_views
-from ..scene.capture.views import Color, View
+from ..scene.capture.image_cache import ImageCache
+from ..scene.capture.views import Color, StoredView, View
 from ..scene.gaussians import Gaussians
 from ..stages.backend import full_precision, launchers
 from ..stages.capacity import Capacity, any_overflow, deferred
@@ -26,6 +27,9 @@ from .parameters import Parameters, check_geometry
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
 from .view_corrections import ViewGains, apply_exposure
+
+PREFETCHED = 8
+"""Steps whose images are read ahead."""
 
 GAINS_START = 0.1
 """Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
@@ -87,6 +91,7 @@ class Trainer:
         self.n_gaussians = len(gaussians)
         self.received_rows = 0
         self._views = views
+        self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
         self._extent = scene_extent(views)
         self._sh_degree = gaussians.sh_degree
         self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
@@ -152,6 +157,8 @@ class Trainer:
         means_lr = self._parameters.set_rates(self.step)
         # All ranks draw the views and backgrounds of the whole step.
         views = [self._sampler.next() for _ in range(config.views_per_step)]
+        if self._cache is not None:
+            self._prefetch(self._cache, views)
         backgrounds = [self._draw_background() for _ in views]
         figures, metas = self._compute_gradients(views, backgrounds)
         loss_scale = self._gradient_step.scaler.get_scale()
@@ -171,10 +178,18 @@ class Trainer:
         if self.step % CHECK_INTERVAL == 0:
             self._check_finite(gaussians, mean_loss)
         self.step += 1
-        progress = Progress(self.step, config.steps, mean_loss, mean_psnr, gaussians, self.n_gaussians, warning)
+        waited = None if self._cache is None else self._cache.waited
+        state = (mean_loss, mean_psnr, gaussians, self.n_gaussians, warning, waited)
+        progress = Progress(self.step, config.steps, *state)
         for observer in self.observers:
             observer.after_step(progress)
         return progress
+
+    def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
+        """Starts to read the images of this step that this rank renders, and those of the next steps."""
+        indices = [*views, *self._sampler.upcoming(PREFETCHED * len(views))]
+        own = [self._views[index] for index in indices[self.ranks.rank :: self.ranks.world_size]]
+        cache.prefetch(view.source for view in own if isinstance(view, StoredView))
 
     @property
     def _progress(self) -> float:

@@ -83,7 +83,7 @@ class Lenses:
 
     def apply_to_views(self, views: Sequence[View], changes: Tensor) -> list[View]:
         """Returns views whose cameras have changed lenses."""
-        return [dataclasses.replace(view, camera=self.apply(view.camera, changes.detach())) for view in views]
+        return [view.replaced(camera=self.apply(view.camera, changes.detach())) for view in views]
 
     @staticmethod
     def _key(camera: Camera) -> tuple[object, ...]:

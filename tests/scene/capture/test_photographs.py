@@ -1,5 +1,7 @@
 """Tests of loading photographs: masks, downscaled images, transparency, sparse points; through read_colmap."""
 
+import os
+
 import pytest
 import torch
 from PIL import Image
@@ -10,12 +12,12 @@ from tests.support.captures import (
     sample_views,
     write_colmap,
     write_image,
-    write_scene,
     write_transforms,
 )
 from tsplat import ArgumentError
 from tsplat.scene import FileError, read_capture, read_colmap
-from tsplat.support import reading
+from tsplat.scene.capture import photographs
+from tsplat.scene.capture.views import StoredView
 
 pytest.importorskip("pycolmap")
 
@@ -111,15 +113,27 @@ def test_transparent_images_are_composited_over_the_background(tmp_path, views):
     assert read_colmap(tmp_path).test[0].image[0, 0].tolist() == [0, 0, 0]
 
 
-def test_images_larger_than_the_memory_are_an_error_before_they_are_read(tmp_path, monkeypatch):
-    folder = write_scene(tmp_path / "scene", n=4)
-    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
-    monkeypatch.setattr(reading, "available_bytes", lambda: 4 * 43 * 30 * 3 - 1)
-    with pytest.raises(
-        FileError, match=r"images: the set of its 4 images needs .* GB of memory, .* are free.*downscale"
-    ):
-        read_colmap(folder)
-    assert len(read_colmap(folder, downscale=2).train) == 3
+def test_many_images_are_read_when_they_are_used(tmp_path, views, monkeypatch):
+    """They are the same views, moved and on any device; a cache keeps a few of their images."""
+    write_colmap(tmp_path, views, POINTS)
+    image = Image.new("RGBA", (40, 30), (200, 100, 0, 0))
+    image.paste((200, 100, 0, 255), (5, 6, 30, 20))
+    image.save(tmp_path / "images" / views[0].name)
+    expected = read_capture(tmp_path, normalize=True)
+    monkeypatch.setattr(photographs, "BYTES_MAX", 1)
+    found = read_capture(tmp_path, normalize=True).to("cpu")
+    cache = found.train[0].source.cache
+    cache.bytes_max = 3 * 4 * 40 * 30
+    assert not cache._kept
+    for one, other in zip((*found.train, *found.test), (*expected.train, *expected.test), strict=True):
+        assert isinstance(one, StoredView) and (one.name, one.files) == (other.name, other.files)
+        assert torch.equal(one.image, other.image) and torch.equal(one.camera.viewmat, other.camera.viewmat)
+        assert (one.mask is None) == (other.mask is None) and (one.mask is None or torch.equal(one.mask, other.mask))
+        assert len(cache._kept) <= 3
+    assert any(view.mask is not None for view in (*found.train, *found.test))
+    os.remove(found.train[1].files[0])
+    with pytest.raises(FileError, match="cannot be read as an image"):
+        torch.equal(found.train[1].image, expected.train[1].image) or pytest.fail("read from memory")
 
 
 @pytest.mark.parametrize("write", [write_colmap, write_transforms])

@@ -57,6 +57,18 @@ def test_long_runs_print_a_line_every_minute_and_on_a_cpu_a_hint(device, monkeyp
     assert hints == ([2] if device == "cpu" else [])
 
 
+def test_the_share_of_waiting_for_images_is_shown(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("tsplat.training.runs.display.time.perf_counter", lambda: now[0])
+    display = ProgressDisplay()
+    with display.during(RunStart(0, 2, lambda: now[0])):
+        for progress, waited in zip(progress_of_steps(2), (3.0, 3.5)):
+            now[0] += 10
+            display.after_step(dataclasses.replace(progress, waited=waited))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[4] for line in lines] == ["30.0% waiting for images", "5.0% waiting for images"]
+
+
 def test_speed_is_that_of_the_given_clock(capsys):
     now = [0.0]
     display = ProgressDisplay()

@@ -55,7 +55,7 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
         sparse = view.sparse
         if sparse is not None:
             sparse = sparse * sparse.new_tensor([1.0, 1.0, scale])
-        return dataclasses.replace(view, camera=map_poses(view.camera, moved), sparse=sparse)
+        return view.replaced(camera=map_poses(view.camera, moved), sparse=sparse)
 
     points = capture.points.double().cpu() @ transform[:3, :3].T + transform[:3, 3]
     normalized = dataclasses.replace(

@@ -1,28 +1,28 @@
 """Loading photographs: reads images and masks, undistorts and downscales them."""
 
 import dataclasses
+import functools
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError, MissingExtraError
-from ...support.reading import check_memory
 from ..cameras import Camera
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
+from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
 from .lenses import Lens, Undistortion
-from .views import Color, View
+from .views import Color, StoredView, View
 
 ASPECT_TOLERANCE = 0.01
 """Relative difference of the aspect ratios of an image and its camera that is accepted, in addition to one pixel."""
-
-WORKERS_MAX = 8
 
 PIXELS_AT_ONCE = 200_000_000
 """Pixels of the images that are read at the same time."""
@@ -144,6 +144,8 @@ def read_views(
 ) -> list[View]:
     """Reads photographs in several threads. Views are in the order of the photographs.
 
+    Images that take more than 1 GiB together are read when they are used, and a cache keeps at most as much.
+
     Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
     without a source are masked out. With ``cameras="native"``, images stay as they are, and cameras are distorted.
     Transparent images are composited over a background in [0, 1]; None masks out pixels whose alpha is less than one
@@ -172,33 +174,35 @@ def read_views(
                 except ArgumentError as error:
                     raise ArgumentError(f"{error} in view {photograph.name!r}") from error
 
-        _check_memory(photographs, sources)
+        reads = [
+            functools.partial(_read_pixels, photograph, source, background, undistortions)
+            for photograph, source in zip(photographs, sources, strict=True)
+        ]
+        sizes = [_size(photograph, source) for photograph, source in zip(photographs, sources, strict=True)]
+        cache = ImageCache() if sum(3 * width * height for width, height in sizes) > BYTES_MAX else None
         views: list[View] = []
         workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // largest))
         with ThreadPoolExecutor(workers) as pool:
-            for view in pool.map(lambda p, s: _read(p, s, background, undistortions), photographs, sources):
-                views.append(view)
+            found = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
+            for photograph, source, size, read, pixels in zip(photographs, sources, sizes, reads, found):
+                values = _describe(photograph, source, size, undistortions)
+                if cache is None:
+                    image, mask = pixels
+                    views.append(View(image=image, mask=mask, **values))
+                else:
+                    views.append(StoredView(CachedPixels(cache, len(views), size, read), **values))
                 if on_progress is not None:
                     on_progress(len(views), len(photographs))
     return views
 
 
-def _check_memory(photographs: Sequence[Photograph], sources: Sequence["_Source"]) -> None:
-    """Raises before any image is read if all images together, 3 bytes per pixel, do not fit into the free memory."""
-    needed = sum(
-        int(3 * source.width * source.height / photograph.downscale**2)
-        for photograph, source in zip(photographs, sources, strict=True)
-    )
-    what = f"{photographs[0].path.parent}: the set of its {len(photographs)} images"
-    check_memory(what, needed, "read them at a smaller size (downscale)")
-
-
 def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:
     """Splits views into training and held-out ones; those without a valid pixel are left out, with a note.
 
-    Such a view has nothing to train on, and its PSNR is infinite. Raises FileError if no training view is left.
+    Such a view has nothing to train on, and its PSNR is infinite. Views whose images are read later are not left out.
+    Raises FileError if no training view is left.
     """
-    usable = [view.mask is None or bool(view.mask.any()) for view in views]
+    usable = [isinstance(view, StoredView) or view.mask is None or bool(view.mask.any()) for view in views]
     train = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and not is_test]
     test = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and is_test]
     if all(usable):
@@ -236,10 +240,18 @@ def _find_source(photograph: Photograph) -> _Source:
     return _Source(*size, 1)
 
 
-def _read(photograph: Photograph, source: _Source, background: Color | None, undistortions: Undistortions) -> View:
-    old = (source.width, source.height)
+def _size(photograph: Photograph, source: _Source) -> tuple[int, int]:
+    """Returns width and height of a view."""
     factor = photograph.downscale
-    size = old if factor == 1 else (max(1, round(old[0] / factor)), max(1, round(old[1] / factor)))
+    old = (source.width, source.height)
+    return old if factor == 1 else (max(1, round(old[0] / factor)), max(1, round(old[1] / factor)))
+
+
+def _read_pixels(
+    photograph: Photograph, source: _Source, background: Color | None, undistortions: Undistortions
+) -> Pixels:
+    """Returns the image of a view, [H, W, 3] uint8, and its mask, [H, W] bool or None."""
+    old, size = (source.width, source.height), _size(photograph, source)
     undistortion = undistortions.get((photograph.lens, *old))
     # Undistortion needs the full image; otherwise it is downscaled while it is read.
     read_size = old if undistortion is not None else size
@@ -254,25 +266,30 @@ def _read(photograph: Photograph, source: _Source, background: Color | None, und
     if undistortion is not None:
         image = downscale(undistortion(image), *size)
         mask = None if mask is None else downscale(undistortion(mask), *size)
-    K = photograph.lens.intrinsics(*size)
-    if undistortion is not None:
-        K = torch.diag(K.new_tensor([size[0] / old[0], size[1] / old[1], 1])) @ undistortion.K
     valid = None if mask is None else mask[..., 0] > 127
     if image.shape[-1] == 4:
         image, opaque = _split_alpha(image)
         if not opaque.all():
             valid = opaque if valid is None else valid & opaque
-    points = photograph.points
-    lens, viewmat = photograph.lens, photograph.viewmat.float()
-    if undistortion is not None:
-        lens = dataclasses.replace(lens, distortion=(0.0, 0.0, 0.0, 0.0))
-    elif not lens.is_pinhole and not (shown := lens.shown(*size)).all():
+    lens = photograph.lens
+    if undistortion is None and not lens.is_pinhole and not (shown := lens.shown(*size)).all():
         valid = shown if valid is None else valid & shown
+    return image, valid
+
+
+def _describe(
+    photograph: Photograph, source: _Source, size: tuple[int, int], undistortions: Undistortions
+) -> dict[str, Any]:
+    """Returns the arguments of a view, except for the image and the mask."""
+    lens, viewmat, points = photograph.lens, photograph.viewmat.float(), photograph.points
+    undistortion = undistortions.get((lens, source.width, source.height))
+    K = lens.intrinsics(*size)
+    if undistortion is not None:
+        K = torch.diag(K.new_tensor([size[0] / source.width, size[1] / source.height, 1])) @ undistortion.K
+        lens = dataclasses.replace(lens, distortion=(0.0, 0.0, 0.0, 0.0))
     distortion = torch.tensor(lens.distortion) if any(lens.distortion) else None
-    return View(
-        image=image,
+    return dict(
         camera=Camera(viewmat, K.float(), *size, lens.model, photograph.name, distortion=distortion),
-        mask=valid,
         sparse=None if points is None else _project_visible(points, photograph.viewmat, lens, K, *size),
         camera_id=photograph.camera_id,
         files=(photograph.path, *([photograph.mask] if photograph.mask else [])),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError, ShapeError
 from ..cameras import Camera
+from .image_cache import CachedPixels
 
 Color = tuple[float, float, float]
 """RGB in [0, 1]."""
@@ -48,6 +49,15 @@ class View:
         if (self.height, self.width) != self.image.shape[:2]:
             found = f"{list(self.image.shape[:2])} in view {self.name!r}"
             raise ShapeError(f"image: expected [{self.height}, {self.width}], the size of its camera, found {found}")
+        if self.mask is not None and (self.mask.dtype != torch.bool or self.mask.shape != self.image.shape[:2]):
+            found = f"{self.mask.dtype} {list(self.mask.shape)}"
+            raise ShapeError(
+                f"mask: expected torch.bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
+            )
+        self._check_camera()
+
+    def _check_camera(self) -> None:
+        """Checks everything but the image and the mask."""
         for name, shape in (("viewmat", [4, 4]), ("K", [3, 3]), ("distortion", [4])):
             tensor = getattr(self.camera, name)
             if tensor is None:
@@ -61,11 +71,6 @@ class View:
         focal_lengths = self.camera.K.diagonal()[:2].tolist()
         if not min(focal_lengths) > 0:
             raise ArgumentError(f"K: expected positive focal lengths, found {focal_lengths} in view {self.name!r}")
-        if self.mask is not None and (self.mask.dtype != torch.bool or self.mask.shape != self.image.shape[:2]):
-            found = f"{self.mask.dtype} {list(self.mask.shape)}"
-            raise ShapeError(
-                f"mask: expected torch.bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
-            )
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
         for name, shape in (("depth_prior", [self.height, self.width]), ("normal_prior", [self.height, self.width, 3])):
@@ -95,12 +100,46 @@ class View:
         """[H, W, 3] the image as fp32 in [0, 1]."""
         return self.image.float() / 255
 
+    def replaced(self, **changes: Any) -> "View":
+        """Returns a copy with other values of some attributes."""
+        return dataclasses.replace(self, **changes)
+
     def to(self, device: torch.device | str) -> "View":
         """Returns a copy on another device."""
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Camera)
-        }
-        return dataclasses.replace(self, **moved)
+        kinds = Tensor | Camera | CachedPixels
+        return self.replaced(
+            **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, kinds)}
+        )
+
+
+class StoredView(View):
+    """A view whose image and mask are read when they are used, and then kept in a cache of bounded size.
+
+    Args:
+        source: The image and the mask.
+        camera, sparse, camera_id, files, depth_prior, normal_prior: As for :class:`View`.
+
+    Raises:
+        ArgumentError: As :class:`View`.
+    """
+
+    source: CachedPixels
+
+    def __init__(self, source: CachedPixels, camera: Camera, **values: Any) -> None:
+        defaults = dict(sparse=None, camera_id=0, files=(), depth_prior=None, normal_prior=None)
+        vars(self).update(defaults | values, source=source, camera=camera)
+        self._check_camera()
+
+    @property
+    def image(self) -> Tensor:
+        return self.source.get()[0]
+
+    @property
+    def mask(self) -> Tensor | None:
+        return self.source.get()[1]
+
+    def replaced(self, **changes: Any) -> "StoredView":
+        return StoredView(**vars(self) | changes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ class ProgressDisplay(Observer):
 
     def __init__(self) -> None:
         self._psnr: float | None = None
+        self._waited = 0.0
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
@@ -50,14 +51,20 @@ class ProgressDisplay(Observer):
 
     def after_step(self, progress: Progress) -> None:
         """Shows the step if it is the first, the last or one of every tenth, or if the one before was long ago."""
-        is_slow = time.perf_counter() - self._last > INTERVAL
+        now = time.perf_counter()
+        is_slow = now - self._last > INTERVAL
         if is_slow or progress.step % History.EVERY == 0 or progress.step in (self._start + 1, progress.steps):
-            self._last = time.perf_counter()
+            waiting = ""
+            if progress.waited is not None:
+                share = (progress.waited - self._waited) / max(now - self._last, 1e-9)
+                waiting = f"  {min(share, 1):.1%} waiting for images"
+                self._waited = progress.waited
+            self._last = now
             psnr = float(progress.psnr)
             self._psnr = psnr if self._psnr is None else SMOOTHING * self._psnr + (1 - SMOOTHING) * psnr
             self._show(
                 progress.step,
-                f"loss {float(progress.loss):.4f}  PSNR {self._psnr:.2f} dB  {progress.n_gaussians} Gaussians",
+                f"loss {float(progress.loss):.4f}  PSNR {self._psnr:.2f} dB  {progress.n_gaussians} Gaussians{waiting}",
                 progress.gaussians.means.device,
             )
 

@@ -54,8 +54,8 @@ def _with_prior(view: View, name: str, path: Path) -> View:
         prior = values[0]
     else:
         prior = torch.nn.functional.normalize(values.movedim(0, -1), dim=-1).nan_to_num(0.0)
-    prior = prior.to(view.image.device)
-    return dataclasses.replace(view, **{name: prior}, files=(*view.files, path))  # type: ignore[arg-type]
+    prior = prior.to(view.camera.viewmat.device)
+    return view.replaced(**{name: prior}, files=(*view.files, path))
 
 
 def _read(path: Path, n_channels: int) -> Tensor:
