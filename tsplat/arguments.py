@@ -162,6 +162,17 @@ def plain(name: str, tensor: Tensor) -> Tensor:
     return plain(name, tensor)
 
 
+def kind_of(value: object) -> Any:
+    """Returns what checks of a tensor depend on, but for its values; its type for other values.
+
+    Returns None for a tensor of a kind that :func:`plain` has not found to be plain.
+    """
+    if not isinstance(value, Tensor):
+        return type(value)
+    keys = torch._C._dispatch_keys(value).raw_repr()
+    return (value.shape, value.dtype, value.device, value.requires_grad, keys) if keys in _plain_keys else None
+
+
 def _kind_problem(tensor: Tensor) -> str | None:
     """Says which kind of tensor kernels cannot read, and what to pass instead; None for other kinds."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):

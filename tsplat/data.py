@@ -6,6 +6,7 @@ then Gaussian. Otherwise there are I N rows, and those of culled Gaussians are z
 """
 
 import dataclasses
+import functools
 import math
 from typing import Annotated, Literal, NamedTuple
 
@@ -83,31 +84,32 @@ class TileGrid:
     tile_height: int
 
     @classmethod
+    @functools.lru_cache(maxsize=256)
     def cover(cls, n_images: int, width: int, height: int, tile_size: int) -> "TileGrid":
         """The tiles of images of the given size in pixels."""
         return cls(n_images, tile_size, math.ceil(width / tile_size), math.ceil(height / tile_size))
 
-    @property
+    @functools.cached_property
     def tiles_per_image(self) -> int:
         return self.tile_width * self.tile_height
 
-    @property
+    @functools.cached_property
     def n_tile_rows(self) -> int:
         return self.n_images * self.tile_height
 
-    @property
+    @functools.cached_property
     def n_tiles(self) -> int:
         return self.n_images * self.tiles_per_image
 
 
 class Gaussians3D(NamedTuple):
-    """3D Gaussians in the world frame, after activation; either quats and scales or covars.
+    """3D Gaussians of B scenes in the world frame, after activation; either quats and scales or covars.
 
     Attributes:
-        means, opacities: [B, N, 3], and [B, N] or None.
-        quats, scales: [B, N, 4] wxyz, any norm, and [B, N, 3] standard deviations; or None.
-        covars: [B, N, 6] upper triangles of the covariances (00 01 02 11 12 22), or None.
-        valid: [B, N] bool, false for Gaussians to cull; None to keep all.
+        means, opacities: [..., N, 3], and [..., N] or None.
+        quats, scales: [..., N, 4] wxyz, any norm, and [..., N, 3] standard deviations; or None.
+        covars: [..., N, 6] upper triangles of the covariances (00 01 02 11 12 22); or None.
+        valid: [..., N] bool, false for Gaussians to cull; None to keep all.
     """
 
     means: Tensor
@@ -127,9 +129,7 @@ class Cameras(NamedTuple):
 
     viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]
     Ks: Annotated[Tensor, CameraField((3, 3), "check the intrinsics")]
-    lens: Annotated[
-        Tensor | None, CameraField((12,), "check the coefficients of the distortion", differentiable=True)
-    ] = None
+    lens: Annotated[Tensor | None, CameraField((12,), "check the coefficients", differentiable=True)] = None
     shutter: Annotated[Tensor | None, CameraField((20,), "check viewmats_rs", differentiable=True)] = None
 
     def pinhole(self) -> tuple[Tensor, Tensor]:
@@ -188,11 +188,11 @@ class ProjectedGaussians(NamedTuple):
 class ProjectedGradients(NamedTuple):
     """Gradients of the outputs of a projection, shaped like them; None where there are none."""
 
-    v_means2d: Tensor | None
-    v_depths: Tensor | None
-    v_conics: Tensor | None
-    v_compensations: Tensor | None
-    v_opacities: Tensor | None
+    v_means2d: Tensor | None = None
+    v_depths: Tensor | None = None
+    v_conics: Tensor | None = None
+    v_compensations: Tensor | None = None
+    v_opacities: Tensor | None = None
     v_normals: Tensor | None = None
 
 
@@ -210,8 +210,7 @@ class ScreenGaussians(NamedTuple):
     Attributes:
         means2d, radii: [nnz, 2] pixels, [nnz, 2] int32.
         conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
-        order: [nnz] int64, rows in the order in which their intersections are emitted.
-        image_ids: [nnz] int64, or None if rows are [I, N].
+        order, image_ids: [nnz] int64, rows in the order of emission; [nnz] int64, or None if rows are [I, N].
     """
 
     means2d: Tensor
@@ -248,8 +247,7 @@ class GaussianMajor(NamedTuple):
         places: [M] int32, place of each intersection in this order.
         place_starts: [S + 1] int32, first place of each span, and M.
         span_starts: [nnz + 1] int32, first span of the i-th Gaussian, and S.
-        rows: [nnz] int32, row of the i-th Gaussian; a permutation.
-        positions: [S] int32, the i of each span's Gaussian.
+        rows, positions: [nnz] int32, row of the i-th Gaussian, a permutation; [S] int32, the i of each span's Gaussian.
     """
 
     places: Tensor
@@ -267,8 +265,7 @@ class Intersections(NamedTuple):
         isect_offsets: [tiles of the band + 1] int32, first intersection of each tile, and M.
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
-        keys: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
-        key_bias: See ``keys``.
+        keys, key_bias: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
         needed: [3] int64, the capacity that spans, intersections and lists of parts need, if M is a capacity; otherwise
             None. Behind the last intersection follow some in no tile. Lists that do not fit are empty.
     """
@@ -293,9 +290,10 @@ class PartLists(NamedTuple):
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None, like all that
             follows, if no list is cut.
-        chunk_lists: [chunks] int32, list of each chunk.
-        chunk_transmittances: [chunks, pixels of a part], behind each chunk; negative where pixels have stopped.
+        chunk_lists, chunk_transmittances: [chunks] int32, list of each chunk, and [chunks, pixels of a part], behind
+            each chunk; negative where pixels have stopped.
         chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with depth as the last channel.
+        records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None for the backward pass to pack them.
     """
 
     n_entries: int
@@ -308,6 +306,8 @@ class PartLists(NamedTuple):
     chunk_lists: Tensor | None = None
     chunk_transmittances: Tensor | None = None
     chunk_colors: Tensor | None = None
+    records: Tensor | None = None
+    large: Tensor | None = None
 
     @property
     def n_chunks(self) -> int:
@@ -369,7 +369,7 @@ class RenderBuffers(NamedTuple):
         transmittances: [I, H, W], remaining behind the last Gaussian.
         last_ids: [I, H, W] int32, number of entries that a pixel passed before it stopped, of the list that the backend
             composites it from; None if no gradient is needed.
-        median_rows, alphas: [I, H, W], int32 last row added in front of which T > 1/2, or -1; 1 - T; or None.
+        median_rows, alphas: [I, H, W] int32 last row in front of which T > 1/2, or -1; [I, H, W, 1] 1 - T; or None.
     """
 
     colors: Tensor

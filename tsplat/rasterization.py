@@ -82,7 +82,8 @@ def render(request: Request) -> Rendering:
                 colors, alphas, _ = composite(splats, *rest)
             else:
                 colors, alphas, normals = composite_along_rays(splats, *rest, rays)
-            colors, alphas = colors.reshape(*size, colors.shape[-1]), alphas.view(*size, 1)
+            if len(request.batch):
+                colors, alphas = (t.reshape(*size, t.shape[-1]) for t in (colors, alphas))
         note_need(intersections.whole, options.capacity, request.grid)
         if options.expects_depth:
             expected_depth = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)

@@ -138,13 +138,11 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
 def _launches(step: Step, repeats: int = 20, inner: int = 20) -> list[float]:
     """Returns the microseconds of each launch of a step with a launcher that does nothing."""
     given: list[tuple[Any, int, dict[str, Any]]] = []
-    launch = launching._launch
 
     def record(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
-        given.append((kernel, n_programs, dict(arguments)))
-        launch(kernel, n_programs, arguments)
+        given.append((kernel, n_programs, arguments))
 
-    with mock.patch.object(launching, "_launch", record):
+    with mock.patch.object(launching, "observer", record):
         step.run(lambda phase: None)
     found = []
     with mock.patch.object(Launcher, "__call__", _do_nothing):
@@ -153,7 +151,7 @@ def _launches(step: Step, repeats: int = 20, inner: int = 20) -> list[float]:
             for _ in range(repeats):
                 start = time.thread_time()
                 for _ in range(inner):
-                    launching.launch(kernel, n_programs, **arguments)
+                    kernel.launch(n_programs, **arguments)
                 times.append((time.thread_time() - start) / inner)
             found.append(min(times) * 1e6)
     return found

@@ -7,7 +7,6 @@ from triton.runtime.jit import JITFunction
 
 from emulator.package import tsplat_emulated
 from tsplat.kernels.intersection import _tile_lists_kernel
-from tsplat.kernels.launch import launch
 
 from .targets import each_target, one_target
 
@@ -20,8 +19,8 @@ def lists(misaligned=False, **options):
     listed, places = (torch.full((N,), -1, dtype=torch.int32) for _ in range(2))
     isect_offsets = torch.full((3,), -1, dtype=torch.int32)
     keys, indices = torch.tensor([0] * 2 + [1] * (N - 2), dtype=torch.int16), torch.arange(N).flip(0)
-    launch(
-        _tile_lists_kernel, 1, keys=keys, indices=indices, flatten_ids=flatten_ids, listed=listed, places=places,
+    _tile_lists_kernel.launch(
+        1, keys=keys, indices=indices, flatten_ids=flatten_ids, listed=listed, places=places,
         isect_offsets=isect_offsets, n=N, n_tiles=2, first_key=0, steps=3, BLOCK=16, **options,
     )  # fmt: skip
     return listed, places, isect_offsets
@@ -32,7 +31,7 @@ def by_triton(monkeypatch):
     """A list that grows with each launch that goes through `kernel[grid](...)`; nothing is prepared before."""
     launches = []
     run = JITFunction.run
-    monkeypatch.setattr("tsplat.kernels.launch._prepared", {})
+    monkeypatch.setattr("tsplat.kernels.launch.prepared", {})
     monkeypatch.setattr(JITFunction, "run", lambda *args, **kwargs: (launches.append(args[0]), run(*args, **kwargs))[1])
     return launches
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Int, block_size, kernel, launch, programs
+from .launch import Int, block_size, kernel, programs
 
 BLOCK, CPU_ROUNDS = 1024, 64
 WORDS = tl.constexpr(13)
@@ -110,7 +110,7 @@ def adam_step(
         table = table.pin_memory().to(first.device, non_blocking=True)
     # For the emulator, which follows addresses only into tensors that it is told of.
     table.pointees = [*parameters, *gradients, *exp_avgs, *exp_avg_sqs]
-    launch(
-        _adam_kernel, n_programs, table=table, visible=visible, n_parameters=len(parameters),
+    _adam_kernel.launch(
+        n_programs, table=table, visible=visible, n_parameters=len(parameters),
         search_steps=len(parameters).bit_length(), FP64=first.dtype == torch.float64, BLOCK=block, ROUNDS=rounds,
     )  # fmt: skip

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SSIM_K1, SSIM_K2, SSIM_TAPS
-from .launch import Int, block_size, is_compiled_for_cpu, kernel, launch, programs
+from .launch import Int, block_size, is_compiled_for_cpu, kernel, programs
 
 ROWS, COLUMNS = 16, 64
 SUM_BLOCK = 1024
@@ -236,8 +236,7 @@ def l1_ssim_fwd(
         image, target = (t.movedim(-1, 1).contiguous().movedim(1, -1) for t in (image, target))
     blocks = _n_programs(image)
     sums = torch.empty(2, blocks, dtype=dtype, device=image.device)
-    launch(
-        _l1_ssim_fwd_kernel,
+    _l1_ssim_fwd_kernel.launch(
         blocks,
         sums=sums,
         VALID=valid,
@@ -245,8 +244,7 @@ def l1_ssim_fwd(
         C2=SSIM_K2**2,
         **_arguments(image, target, maps),
     )
-    launch(
-        _l1_ssim_means_kernel,
+    _l1_ssim_means_kernel.launch(
         1,
         sums=sums,
         means=means,
@@ -273,8 +271,7 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
     image, _, maps = kept
     v_image = torch.empty_like(maps[0])
     v_l1, v_ssim, v_loss = v
-    launch(
-        _l1_ssim_bwd_kernel,
+    _l1_ssim_bwd_kernel.launch(
         _n_programs(image),
         v_l1=v_l1,
         v_ssim=v_ssim,

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import constant, det2, load_tuple, search_starts
-from .launch import Int, kernel, launch_elementwise
+from .launch import Int, kernel
 
 BLOCK = 128
 
@@ -232,8 +232,7 @@ def tile_rows(
     rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
     first_tile_rows = torch.empty_like(rows)
     n_tile_rows = torch.empty(n + 1, dtype=torch.int32, device=screen.order.device)
-    launch_elementwise(
-        _tile_rows_kernel,
+    _tile_rows_kernel.launch_elementwise(
         max(n, 1),
         BLOCK,
         **screen._asdict(),
@@ -274,8 +273,7 @@ def tile_columns(
     first_columns = torch.empty_like(positions)
     n_columns = torch.empty(n_spans + 1, dtype=torch.int32, device=screen.order.device)
     n = screen.order.numel()
-    launch_elementwise(
-        _tile_columns_kernel,
+    _tile_columns_kernel.launch_elementwise(
         max(n_spans, 1),
         BLOCK,
         means2d=screen.means2d,
@@ -311,8 +309,7 @@ def tile_intersections(
     keys = torch.empty(spans.n_intersections, dtype=key_dtype, device=screen.order.device)
     flatten_ids = torch.empty(spans.n_intersections, dtype=torch.int32, device=screen.order.device)
     n_spans = spans.positions.numel()
-    launch_elementwise(
-        _tile_intersections_kernel,
+    _tile_intersections_kernel.launch_elementwise(
         spans.n_intersections,
         BLOCK,
         image_ids=screen.image_ids,
@@ -346,8 +343,7 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
     n = keys.numel()
     listed, places = torch.empty_like(flatten_ids), torch.empty_like(flatten_ids)
     isect_offsets = flatten_ids.new_empty(n_tiles + 1)
-    launch_elementwise(
-        _tile_lists_kernel,
+    _tile_lists_kernel.launch_elementwise(
         max(n, n_tiles + 1),
         BLOCK,
         keys=keys,

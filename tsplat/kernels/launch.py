@@ -2,16 +2,18 @@
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..triton_cpu import untraced
-from .prepared import Prepared, Vendor, check_contiguous
+from .prepared import OPTIONS, Run, Values, Vendor, check_contiguous, launcher, prepare
 
 GRID_MAX = 2**31 - 1
 
@@ -73,7 +75,13 @@ class Int(int):
 
 
 def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, ...] = ()) -> Any:
-    """Decorates a Triton kernel that :func:`launch` launches.
+    """Decorates a Triton kernel, and gives it two methods that launch it on the device of its tensors.
+
+    ``launch(n_programs, **arguments)`` takes the arguments of the kernel, and compiler options: contraction to fma is
+    on unless ``enable_fp_fusion`` turns it off. ``launch_elementwise(n, block, cpu_block=CPU_BLOCK, **arguments)``
+    launches it over n elements, and its argument BLOCK, the elements of a program, is ``block`` on a GPU and
+    ``cpu_block`` on a CPU, where kernels are compiled or interpreted. Both raise a ValueError for a tensor that is not
+    contiguous although the kernel needs it.
 
     Numbers that are not constants are annotated, with ``"Int"`` (quoted, as Triton would resolve the name) or
     ``tl.float64``: kernels do not specialize on their values.
@@ -87,67 +95,59 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     scalars = [parameter.name for parameter in parameters if parameter.annotation in ("Int", tl.float64)]
     jitted = triton.jit(do_not_specialize=scalars)(function)
     jitted.strided = frozenset(strided)
+    for name in ("launch", "launch_elementwise"):
+        setattr(jitted, name, _generated_later(jitted, name))
     return jitted
 
 
-_prepared: dict[tuple[int, int], Prepared] = {}
-"""By the id of a kernel and the number of a GPU, or -1 for the CPU."""
+def _generated_later(kernel: Any, name: str) -> Callable[..., None]:
+    """Returns a function that replaces itself, an attribute of a kernel, by the generated one, and calls that."""
+
+    def launch(*arguments: Any, **named: Any) -> None:
+        generated = launcher(kernel, sys.modules[__name__], elementwise=name == "launch_elementwise")
+        setattr(kernel, name, generated)
+        generated(*arguments, **named)
+
+    return launch
 
 
-def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
-    """Launches a kernel on the device of its tensors: on a GPU by Triton, on the CPU compiled or interpreted.
+prepared: dict[Any, Run] = {}
+"""What launches, by the keys of launches, which begin with the id of a kernel and the number of a GPU, -1 for a CPU."""
 
-    Args:
-        kernel: Decorated with :func:`kernel`.
-        arguments: Arguments of the kernel, and compiler options. Contraction to fma is on unless ``enable_fp_fusion``
-            turns it off.
-
-    Raises:
-        ValueError: A tensor is not contiguous although the kernel needs it.
-    """
-    _launch(kernel, n_programs, arguments)
+observer: Callable[[Any, int, dict[str, Any]], None] | None = None
+"""Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""
 
 
 @untraced
-def _launch(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
-    if n_programs == 0:
-        return
-    tensor = first_tensor(arguments)
+def launch_first(
+    kernel: Any, key: Any, vendor: Vendor, n_programs: int, values: Values, arguments: dict[str, Any]
+) -> None:
+    """Launches a kernel that is not prepared, or that is observed or traced, on the device of its tensors."""
+    arguments = {name: value for name, value in arguments.items() if OPTIONS.get(name, Ellipsis) is not value}
+    tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
     if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
         with torch.cuda.device(tensor.device):  # Triton launches on the current device
-            _launch(kernel, n_programs, arguments)
+            kernel.launch(n_programs, **arguments)
         return
-    made_by = vendor(tensor)
-    if made_by == "none" and INTERPRETED:
+    if observer is not None:
+        observer(kernel, n_programs, arguments)
+    if vendor == "none" and INTERPRETED:
         check_contiguous(kernel, arguments)
         kernel[(n_programs,)](**arguments)
         return
-    device = -1 if made_by == "none" else triton.runtime.driver.active.get_current_device()
-    prepared = _prepared.get((id(kernel), device))
-    if prepared is None:
-        prepared = _prepared[id(kernel), device] = Prepared(kernel, made_by)
-    key = prepared.launch_again(n_programs, **arguments)
-    if key is not None:
-        prepared.launch_first(key, n_programs, arguments)
+    if key not in prepared:
+        prepared[key] = prepare(kernel, vendor, n_programs, arguments)
+        if vendor != "none":
+            return  # Triton has launched it
+    prepared[key](n_programs, values)
 
 
-def first_tensor(arguments: dict[str, Any]) -> Tensor:
-    """Returns the first argument that is a tensor."""
-    for value in arguments.values():
-        if isinstance(value, Tensor):
-            return value
-    raise TypeError("a launch needs a tensor")
-
-
-def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLOCK, /, **arguments: Any) -> None:
-    """Launches a kernel over n elements, with as many in a program as its argument BLOCK says.
-
-    Args:
-        block, cpu_block: BLOCK on a GPU and on a CPU.
-        arguments: Of the kernel, without BLOCK.
-    """
-    arguments["BLOCK"] = block = block_size(first_tensor(arguments), block, cpu_block)
-    _launch(kernel, programs(n, block), arguments)
+def current_gpu(tensor: Tensor) -> int | None:
+    """Returns the number of the current GPU, on which Triton launches; None if the tensor is on another one."""
+    if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
+        return None
+    number: int = triton.runtime.driver.active.get_current_device()
+    return number
 
 
 def programs(n: int, block: int) -> int:
@@ -158,6 +158,13 @@ def programs(n: int, block: int) -> int:
             f"{n} elements in blocks of {block} need {n_programs} programs, more than a launch can have ({GRID_MAX})"
         )
     return n_programs
+
+
+def indices_of(flags: Tensor) -> Tensor:
+    """Returns the indices of flags [n] int8 that are not zero, [m] int64. Waits for their number."""
+    if is_compiled_for_cpu(flags):
+        return torch.from_numpy(np.flatnonzero(flags.numpy().view(np.bool_)))  # in a seventh of the time of PyTorch's
+    return flags.nonzero().squeeze(1)
 
 
 def longest_first(starts: Tensor, ends: Tensor) -> Tensor | None:
@@ -221,13 +228,13 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
     made_by = vendor(tensor)
+    if made_by == "none" and not INTERPRETED:
+        return PartShape(tile_size, min(CPU_ROWS, tile_size), CPU_CHUNK)
     chunks = AMD_CHUNKS if made_by == "amd" else CHUNKS
     chunk = next(length for limit, length in chunks.items() if n_tiles < limit)
     if n_features > 2 * FEATURES_MIN:
         chunk *= 2  # each keeps the features of its pixels
-    if made_by == "none" and not INTERPRETED:
-        width, height, chunk = tile_size, CPU_ROWS, CPU_CHUNK
-    elif n_features >= FEATURES_MIN:
+    if n_features >= FEATURES_MIN:
         width, height = 8, 8
     elif made_by == "amd" and n_features <= FEATURES_HELD and not FEW <= n_tiles <= LARGE:
         width, height = 16, 16

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device_math import load_tuple, matvec3, matvec3_transposed, rotation, store_tuple
-from .launch import Int, kernel, launch_elementwise
+from .launch import Int, kernel
 
 BLOCK = 256
 """At least the threads of a program: lanes of values that several threads had would be read after they are written."""
@@ -92,8 +92,7 @@ def mcmc_noise(
         samples: [N, 3] from a standard normal distribution.
         scaler, t, k: The noise of a Gaussian of opacity o is multiplied by scaler sigmoid(k (t - o)).
     """
-    launch_elementwise(
-        _mcmc_noise_kernel,
+    _mcmc_noise_kernel.launch_elementwise(
         len(means),
         BLOCK,
         means=means,
@@ -123,8 +122,7 @@ def mcmc_regularization(
         opacity_logits, log_scales: [N] and [N, 3], contiguous.
         v_opacity_logits, v_log_scales: Their gradients, to add to; None for neither.
     """
-    launch_elementwise(
-        _mcmc_regularization_kernel,
+    _mcmc_regularization_kernel.launch_elementwise(
         len(opacity_logits),
         BLOCK,
         opacity_logits=opacity_logits,

@@ -2,6 +2,9 @@
 
 The first launch of each key is checked, specialized and compiled by Triton or by the CPU's compiler. Later ones look
 the key up and call the compiled code, without the work of ``kernel[grid](...)``, which takes longer than small kernels.
+
+The functions that launch a kernel are generated from its signature: a loop over 40 arguments, or a dictionary of them,
+takes several times as long.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, Literal
 
+import torch
 import triton
 from torch import Tensor
 
@@ -38,37 +43,21 @@ SMALL_STORAGE = 2**31 - 1
 """Bytes up to which Triton's AMD backend specializes on the size of a tensor's storage."""
 
 
-class Prepared:
-    """The launches of one kernel on one device, of which ``launch.launch`` keeps one for each.
+def prepare(kernel: Any, vendor: Vendor, n_programs: int, arguments: dict[str, Any]) -> Run:
+    """Checks and compiles a kernel for a kind of launch; on a GPU, also launches it.
 
-    Attributes:
-        launch_again: Launches what was launched before, and returns None. Otherwise it returns a key for
-            :meth:`launch_first`.
+    Raises:
+        ValueError: A tensor is not contiguous although the kernel needs it.
+        TritonCPUError: The kernel cannot be compiled for the CPU.
     """
-
-    def __init__(self, kernel: Any, vendor: Vendor) -> None:
-        self.kernel = kernel
-        self._on_cpu = vendor == "none"
-        self._runs: dict[Values, Run] = {}
-        self.launch_again = _launcher(kernel, vendor, self._runs)
-
-    def launch_first(self, key: Values, n_programs: int, arguments: dict[str, Any]) -> None:
-        """Checks, compiles and launches the kernel.
-
-        Raises:
-            ValueError: A tensor is not contiguous although the kernel needs it.
-            TritonCPUError: The kernel cannot be compiled for the CPU.
-        """
-        check_contiguous(self.kernel, arguments)
-        with _notice.compiling():
-            if not self._on_cpu:
-                self._runs[key] = _launch_by_triton(self.kernel, n_programs, arguments)
-                return
-            try:
-                self._runs[key] = triton_cpu.prepare(self.kernel, arguments)
-            except triton_cpu.TritonCPUError as error:
-                raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
-        self.launch_again(n_programs, **arguments)
+    check_contiguous(kernel, arguments)
+    with _notice.compiling():
+        if vendor != "none":
+            return _launch_by_triton(kernel, n_programs, arguments)
+        try:
+            return triton_cpu.prepare(kernel, arguments)
+        except triton_cpu.TritonCPUError as error:
+            raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
 
 
 class Notice:
@@ -113,13 +102,63 @@ def check_contiguous(kernel: Any, arguments: dict[str, Any]) -> None:
             raise ValueError(f"{kernel.__name__}: {name} {tuple(value.shape)} has strides {value.stride()}")
 
 
-def _launcher(kernel: Any, vendor: Vendor, runs: dict[Values, Run]) -> Callable[..., Values | None]:
-    """Generates the function that splits the arguments of a launch into its key and the values that it passes.
+def launcher(kernel: Any, module: ModuleType, *, elementwise: bool) -> Callable[..., None]:
+    """Generates the function that launches a kernel by what its key was prepared for, or calls ``launch_first``.
 
-    It looks the key up, and returns it if nothing was launched with it. It is generated because a loop over 40
-    arguments takes several times as long. The key holds the dtypes of tensors, whether integers fit into 32 bits,
-    constants and their types, and on GPUs options and what else Triton specializes on. A tensor that is not contiguous
-    although the kernel needs it is part of the key, which then is never found.
+    Args:
+        module: That of ``launch_first``, with the state that launches depend on.
+        elementwise: Whether the function takes a number of elements and sizes of blocks, of which it makes the number
+            of programs and BLOCK.
+    """
+    names = kernel.arg_names
+    tensors = [p.name for p in kernel.params if not p.is_constexpr and not p.do_not_specialize]
+    first = " else ".join(f"{name} if {name} is not None" for name in tensors) + " else None"
+    given = [name for name in names if not (elementwise and name == "BLOCK")]
+    options = [f"{name}={default}" for name, default in OPTIONS.items()]
+    grid = "n_, block_, cpu_block_=CPU_BLOCK_" if elementwise else "n_programs_"
+    source = f"""
+def launch({grid}, /, *, {", ".join([*given, *options])}):
+    first_ = {first}
+    vendor_ = module_.vendor(first_)
+"""
+    if elementwise:
+        source += """
+    BLOCK = cpu_block_ if vendor_ == "none" and not module_.INTERPRETED else block_
+    n_programs_ = module_.programs(n_, BLOCK)
+"""
+    source += """
+    if not n_programs_:
+        return
+"""
+    for vendor, test in (("none", "if vendor_ == 'none'"), ("amd", "elif vendor_ == 'amd'"), ("nvidia", "else")):
+        key, values = _key_and_values(kernel, vendor)
+        device = "-1" if vendor == "none" else "module_.current_gpu(first_)"
+        source += f"""
+    {test}:
+        key_ = ({id(kernel)}, {device}, {", ".join(key)},)
+        values_ = ({", ".join(values)},)
+"""
+    arguments = ", ".join(f"{name}={name}" for name in (*names, *OPTIONS))
+    source += f"""
+    run_ = None if module_.observer or is_traced_() else module_.prepared.get(key_)
+    if run_ is None:
+        module_.launch_first(kernel_, key_, vendor_, n_programs_, values_, dict({arguments}))
+    else:
+        run_(n_programs_, values_)
+"""
+    traced = torch.compiler.is_dynamo_compiling
+    namespace = {"module_": module, "kernel_": kernel, "CPU_BLOCK_": module.CPU_BLOCK, "is_traced_": traced}
+    exec(source, namespace)
+    launch: Callable[..., None] = namespace["launch"]
+    return launch
+
+
+def _key_and_values(kernel: Any, vendor: Vendor) -> tuple[list[str], list[str]]:
+    """The expressions of a launch's key, and of the values that it passes.
+
+    The key holds the dtypes of tensors, whether integers fit into 32 bits, constants and their types, and on GPUs
+    options and what else Triton specializes on. A tensor that is not contiguous although the kernel needs it is part of
+    the key, which then is never found.
     """
     key, values, on_cpu = [], [], vendor == "none"
     for parameter in kernel.params:
@@ -139,21 +178,7 @@ def _launcher(kernel: Any, vendor: Vendor, runs: dict[Values, Run]) -> Callable[
                 key.append(f"{name} is not None and {name}.untyped_storage().nbytes() <= {SMALL_STORAGE}")
             # An empty string takes no space among the arguments of machine code.
             values.append(f"b'' if {name} is None else {name}.data_ptr()" if on_cpu else name)
-    if not on_cpu:
-        key += OPTIONS
-    parameters = [*kernel.arg_names, *(f"{name}={default}" for name, default in OPTIONS.items())]
-    source = f"""
-def launch(n_programs_, *, {", ".join(parameters)}):
-    key_ = ({", ".join(key)},)
-    run_ = runs_.get(key_)
-    if run_ is None:
-        return key_
-    run_(n_programs_, ({", ".join(values)},))
-"""
-    namespace: dict[str, Any] = {"runs_": runs}
-    exec(source, namespace)
-    launch: Callable[..., Values | None] = namespace["launch"]
-    return launch
+    return key + ([] if on_cpu else [*OPTIONS]), values
 
 
 def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> Run:
@@ -162,7 +187,6 @@ def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -
     The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.5 to 3.9. While a profiler
     hooks launches, Triton launches.
     """
-    arguments = {"enable_fp_fusion": True, **arguments}
     compiled = kernel[(n_programs,)](**arguments)
     runtime, driver = triton.knobs.runtime, triton.runtime.driver.active
     device = driver.get_current_device()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import CPU_LONG_BLOCK, Int, block_size, kernel, launch, launch_elementwise, programs
+from .launch import CPU_LONG_BLOCK, Int, block_size, kernel, programs
 
 BLOCK = 64
 
@@ -251,8 +251,8 @@ def spherical_harmonics_fwd(
     """Evaluates the colors of rows; zero where radii are zero. [nnz, 3]
 
     Args:
-        means, centers: [B, N, 3], [B, C, 3].
-        coeffs: [B, N, K, 3] of any float dtype, K >= (degree + 1)^2.
+        means, centers: [..., N, 3], [B, C, 3]; there are B N means.
+        coeffs: [..., N, K, 3] of any float dtype, K >= (degree + 1)^2.
         dense_ids: [nnz] index into [B, C, N], or None if not packed.
         radii: [nnz, 2], or None if every row is visible.
         clamp: Whether colors are shifted by 0.5, and clamped to at least 0.
@@ -260,13 +260,12 @@ def spherical_harmonics_fwd(
     Returns:
         The colors, and which of them were clamped, as the backward pass reads it; None without ``clamp``.
     """
-    n_batches, n_gaussians, n_bases, _ = coeffs.shape
-    n_cameras = centers.shape[1]
+    n_gaussians, n_bases, _ = coeffs.shape[-3:]
+    n_batches, n_cameras, _ = centers.shape
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if clamp else None
-    launch_elementwise(
-        _sh_fwd_kernel,
+    _sh_fwd_kernel.launch_elementwise(
         n_rows,
         BLOCK,
         CPU_LONG_BLOCK,
@@ -306,8 +305,8 @@ def spherical_harmonics_bwd(
         row_of: [B, C, N], packed row of each entry, -1 where it has none; None if not packed.
         clamped: From the forward pass.
     """
-    n_batches, n_gaussians, n_bases, _ = coeffs.shape
-    n_cameras = centers.shape[1]
+    n_gaussians, n_bases, _ = coeffs.shape[-3:]
+    n_batches, n_cameras, _ = centers.shape
     n_images = n_batches * n_cameras
     if v_colors.stride(1) != 1:
         v_colors = v_colors.contiguous()
@@ -318,8 +317,7 @@ def spherical_harmonics_bwd(
     block = block_size(means, BLOCK, CPU_LONG_BLOCK)
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
-    launch(
-        _sh_bwd_kernel,
+    _sh_bwd_kernel.launch(
         programs(n_batches * blocks, 1),
         means=means,
         centers=centers,

@@ -4,8 +4,6 @@ Invalid cameras are replaced by cameras that see nothing. The centers of cameras
 One lane per Gaussian; the first programs have a lane per camera as well.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +12,7 @@ from torch import Tensor
 from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Numerics
 from ..data import Cameras, Gaussians3D
 from .device_math import constant, dot3, load_tuple, store_tuple
-from .launch import CPU_LONG_BLOCK, Int, kernel, launch_elementwise
+from .launch import CPU_LONG_BLOCK, Int, kernel
 
 BLOCK = 128
 
@@ -165,28 +163,29 @@ def prepare(
 
     Args:
         gaussians: With opacities; None to check nothing and to leave cameras as they are.
-        signals: Colors and extra signals, at most two: [B, N, ...] and False, or [B, C, N, ...] and True. A Gaussian
-            is invalid if its signal is invalid for any camera.
+        signals: Colors and extra signals, at most two: [..., N, ...] and False, or [..., C, N, ...] and True. A
+            Gaussian is invalid if its signal is invalid for any camera.
         cameras: Contiguous, like all tensors.
         numerics: The preset, for the camera centers.
 
     Returns:
-        Which Gaussians are valid, [B, N] bool or None; the cameras, in which invalid ones are replaced; their centers
+        Which Gaussians are valid, [..., N] bool or None; the cameras, in which invalid ones are replaced; their centers
         [B, C, 3] in the world frame; which cameras were valid, [B, C] bool or None.
     """
     viewmats, Ks = cameras.viewmats, cameras.Ks
-    *images, _, _ = viewmats.shape
-    centers, prepared, valid_cameras, n = viewmats.new_empty(*images, 3), None, None, 0
+    n_batches, n_cameras, _, _ = viewmats.shape
+    n_images = n_batches * n_cameras
+    centers, prepared, valid, valid_cameras, n = viewmats.new_empty(n_batches, n_cameras, 3), None, None, None, 0
     fields: dict[str, Tensor | None] = dict.fromkeys(Gaussians3D._fields)
     if gaussians is not None:
         prepared = cameras._replace(viewmats=torch.empty_like(viewmats), Ks=torch.empty_like(Ks))
-        valid_cameras = torch.empty(*images, dtype=torch.bool, device=Ks.device)
-        valid = torch.empty(gaussians.means.shape[:2], dtype=torch.bool, device=Ks.device)
-        fields, n = gaussians._replace(valid=valid)._asdict(), valid.numel()
+        valid_cameras = torch.empty(n_batches, n_cameras, dtype=torch.bool, device=Ks.device)
+        fields = gaussians._asdict()
+        valid = fields["valid"] = torch.empty(gaussians.means.shape[:-1], dtype=torch.bool, device=Ks.device)
+        n = valid.numel()
     (colors, per_camera), (extra_signals, extra_per_camera) = (*signals, (None, False), (None, False))[:2]
-    launch_elementwise(
-        _valid_kernel,
-        max(n, math.prod(images)),
+    _valid_kernel.launch_elementwise(
+        max(n, n_images),
         BLOCK,
         CPU_LONG_BLOCK,
         **fields,
@@ -199,12 +198,12 @@ def prepare(
         centers=centers,
         valid_cameras=valid_cameras,
         n=n,
-        n_gaussians=max(n // max(images[0], 1), 1),
-        n_cameras=images[1],
-        n_images=math.prod(images),
-        WIDTH=_width(colors, per_camera),
+        n_gaussians=max(n // max(n_batches, 1), 1),
+        n_cameras=n_cameras,
+        n_images=n_images,
+        WIDTH=_width(colors, n * n_cameras if per_camera else n),
         PER_CAMERA=per_camera,
-        EXTRA_WIDTH=_width(extra_signals, extra_per_camera),
+        EXTRA_WIDTH=_width(extra_signals, n * n_cameras if extra_per_camera else n),
         EXTRA_PER_CAMERA=extra_per_camera,
         BY_INVERSE=numerics.camera_center == "inverse",
         QUAT_NORM_MIN=QUAT_NORM_MIN,
@@ -213,9 +212,9 @@ def prepare(
         FOCAL_MIN=FOCAL_MIN,
         enable_fp_fusion=False,
     )
-    return fields["valid"], prepared or cameras, centers, valid_cameras
+    return valid, prepared or cameras, centers, valid_cameras
 
 
-def _width(signal: Tensor | None, per_camera: bool) -> int:
-    """Number of values of a Gaussian, for one camera."""
-    return 0 if signal is None else math.prod(signal.shape[3 if per_camera else 2 :])
+def _width(signal: Tensor | None, n: int) -> int:
+    """Number of values of each of n Gaussians, or Gaussians on cameras."""
+    return 0 if signal is None else signal.numel() // max(n, 1)

@@ -194,7 +194,7 @@ def composite_fwd(
         buffers.colors[here] = color.T.view(*shape, -1)
         buffers.transmittances[here] = left.view(shape)
         if buffers.alphas is not None:
-            buffers.alphas[here] = 1 - left.view(shape)
+            buffers.alphas[here] = 1 - left.view(*shape, 1)
         if buffers.last_ids is not None:
             buffers.last_ids[here] = last.view(shape)
     return None

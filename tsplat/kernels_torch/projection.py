@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +22,6 @@ from .camera_models import Row, Triple, project_points, rotation_rows
 from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
 from .unscented import unscented
 
-Bundle = TypeVar("Bundle", Gaussians3D, Cameras)
-EACH = slice(None)
 POSE = (*[[(i, j) for j in range(3)] for i in range(3)], [(i, 3) for i in range(3)])
 """Entries of a view matrix: the rows of the rotation, and the translation."""
 
@@ -54,7 +51,7 @@ def _dot(a: Triple, b: Triple) -> Tensor:
 
 
 def _screen(
-    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice = EACH
+    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice = slice(None)
 ) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor | None, Tensor]:
     """Projects rows of Gaussians ``ids``, each with a camera of its own.
 
@@ -110,12 +107,12 @@ def _finish(sharp: Triple, eps2d: float, compensate: bool, floor: float) -> tupl
 
 
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
-    n_batches, n_gaussians, _ = gaussians.means.shape
-    n_cameras = cameras.viewmats.shape[1]
+    n_batches, n_cameras, _, _ = cameras.viewmats.shape
+    n_gaussians = gaussians.means.shape[-2]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
-    flat = _flat(gaussians)
-    x, y, depths, sharp, seen, z = _screen(flat, _flat(cameras, images), settings, ids)
+    flat = flat_scenes(gaussians)
+    x, y, depths, sharp, seen, z = _screen(flat, _of_images(cameras, images), settings, ids)
     compensate = settings.antialiased or settings.unscented is not None
     det, conics, rho = _finish(sharp, settings.eps2d, compensate, settings.numerics.compensation_floor)
     opacities = bounded = None
@@ -182,19 +179,21 @@ def projection_bwd(
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
     means = gaussians.means
-    n_cameras, n_gaussians = cameras.viewmats.shape[1], means.shape[1]
-    rows, dense_ids = visible_rows(packed_ids(row_of), radii, n_cameras * means.shape[0] * n_gaussians, means.device)
+    n_batches, n_cameras, _, _ = cameras.viewmats.shape
+    n_gaussians = means.shape[-2]
+    rows, dense_ids = visible_rows(packed_ids(row_of), radii, n_batches * n_cameras * n_gaussians, means.device)
     gaussian_ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
-    of_cameras = {name: tensor for name, tensor in cameras._asdict().items() if getattr(needs, name)}
-    given = {name: t for name, t in (gaussians._replace(valid=None)._asdict() | of_cameras).items() if t is not None}
+    flat = flat_scenes(gaussians._replace(valid=None))
+    of_cameras = {name: t.flatten(0, 1) for name, t in cameras._asdict().items() if getattr(needs, name)}
+    given = {name: t for name, t in (flat._asdict() | of_cameras).items() if t is not None}
     with torch.enable_grad():
         # Every row has inputs of its own, whose gradients are summed below.
         own = {
-            name: tensor.detach().flatten(0, 1)[images if name in of_cameras else gaussian_ids].requires_grad_()
+            name: tensor.detach()[images if name in of_cameras else gaussian_ids].requires_grad_()
             for name, tensor in given.items()
         }
         rows_of = Gaussians3D(**{name: own.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
-        seen_by = _flat(cameras, images)._replace(**{name: own[name] for name in of_cameras})
+        seen_by = _of_images(cameras, images)._replace(**{name: own[name] for name in of_cameras})
         x, y, depths, sharp, _, _ = _screen(rows_of, seen_by, settings)
         _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
         outputs: list[tuple[Tensor, Tensor | None]] = [
@@ -216,20 +215,23 @@ def projection_bwd(
     for (name, tensor), v in zip(given.items(), found):
         v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
         ids = images if name in of_cameras else gaussian_ids
-        gradients[name] = sum_by_id(v, ids, tensor.shape[0] * tensor.shape[1]).view(tensor.shape)
-    return _named(gaussians, gradients), _named(cameras, gradients)
+        like = getattr(cameras if name in of_cameras else gaussians, name)
+        gradients[name] = sum_by_id(v, ids, len(tensor)).view(like.shape)
+    v_gaussians, v_cameras = (
+        {name: gradients.get(name) for name in bundle._fields} for bundle in (gaussians, cameras)
+    )  # fmt: skip
+    return Gaussians3D(**v_gaussians), type(cameras)(**v_cameras)  # type: ignore[arg-type]
 
 
-def _named(like: Bundle, gradients: dict[str, Tensor]) -> Bundle:
-    """A bundle of the gradients that were computed, None for the others."""
-    named: Bundle = type(like)(**{name: gradients.get(name) for name in like._fields})  # type: ignore[arg-type]
-    return named
+def flat_scenes(gaussians: Gaussians3D) -> Gaussians3D:
+    """Flattens the leading dimensions of the tensors of Gaussians, [..., N, ...] -> [B N, ...]."""
+    last = gaussians.means.dim() - 2
+    return Gaussians3D(*[None if t is None else t.flatten(0, last) for t in gaussians])  # type: ignore[arg-type]
 
 
-def _flat(bundle: Bundle, ids: Tensor | slice = EACH) -> Bundle:
-    """Flattens the batch dimensions, [B, N, ...] -> [B N, ...], and picks rows."""
-    flat: Bundle = type(bundle)(*[None if t is None else t.flatten(0, 1)[ids] for t in bundle])  # type: ignore[arg-type]
-    return flat
+def _of_images(cameras: Cameras, images: Tensor) -> Cameras:
+    """Picks the camera of each row."""
+    return type(cameras)(*[None if t is None else t.flatten(0, 1)[images] for t in cameras])  # type: ignore[arg-type]
 
 
 def all_finite(tensors: Sequence[Tensor]) -> Tensor:

@@ -47,8 +47,8 @@ def _colors(
     means: Tensor, centers: Tensor, coeffs: Tensor, gaussians: Tensor, images: Tensor, degree: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Colors of rows [nnz, 3], given their Gaussians and images, and each row's own mean, center and coefficients."""
-    own = [means.flatten(0, 1)[gaussians], centers.flatten(0, 1)[images]]
-    own.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, 1)[gaussians].to(means.dtype))
+    own = [means.reshape(-1, 3)[gaussians], centers.flatten(0, 1)[images]]
+    own.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, -3)[gaussians].to(means.dtype))
     if torch.is_grad_enabled():
         own = [tensor.detach().requires_grad_() for tensor in own]
     basis = _basis(torch.nn.functional.normalize(own[0] - own[1], dim=-1), degree)
@@ -65,9 +65,9 @@ def spherical_harmonics_fwd(
     degree: int,
     clamp: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    n_cameras, n_gaussians = centers.shape[1], means.shape[1]
-    rows, visible_ids = visible_rows(dense_ids, radii, means.shape[0] * n_cameras * n_gaussians, means.device)
-    n_rows = means.shape[0] * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
+    n_gaussians, (n_batches, n_cameras, _) = means.shape[-2], centers.shape
+    rows, visible_ids = visible_rows(dense_ids, radii, n_batches * n_cameras * n_gaussians, means.device)
+    n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_zeros(n_rows, 3)
     with torch.no_grad():
         colors[rows], _ = _colors(
@@ -91,8 +91,8 @@ def spherical_harmonics_bwd(
     degree: int,
     needs_centers: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    n_batches, n_gaussians, n_bases, _ = coeffs.shape
-    n_cameras = centers.shape[1]
+    n_gaussians, n_bases, _ = coeffs.shape[-3:]
+    n_batches, n_cameras, _ = centers.shape
     n_dense = n_batches * n_cameras * n_gaussians
     rows, visible_ids = visible_rows(packed_ids(row_of), radii, n_dense, means.device)
     gaussians, images = gaussians_and_images(visible_ids, n_gaussians, n_cameras)
@@ -105,7 +105,7 @@ def spherical_harmonics_bwd(
         colors, own, v_colors[rows], allow_unused=True, materialize_grads=True
     )
     n_used = (degree + 1) ** 2
-    v_bases = sum_by_id(v_coeffs, gaussians, n_batches * n_gaussians).view(n_batches, n_gaussians, n_used, 3)
+    v_bases = sum_by_id(v_coeffs, gaussians, n_batches * n_gaussians).view(*means.shape[:-1], n_used, 3)
     return (
         sum_by_id(v_means, gaussians, n_batches * n_gaussians).view(means.shape),
         sum_by_id(v_centers, images, n_batches * n_cameras).view(centers.shape) if needs_centers else None,

@@ -13,7 +13,7 @@ from ..config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
 from .camera_models import rotation_rows
 from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
-from .projection import all_finite
+from .projection import all_finite, flat_scenes
 
 
 class SurfelRows(NamedTuple):
@@ -53,14 +53,14 @@ def _project(
 
 def _rows(gaussians: Gaussians3D, cameras: Cameras, ids: Tensor, images: Tensor) -> tuple[Tensor, ...]:
     """Means, quaternions, scales, poses and intrinsics of rows."""
-    assert gaussians.quats is not None and gaussians.scales is not None
-    own = (t.flatten(0, 1)[ids] for t in (gaussians.means, gaussians.quats, gaussians.scales))
-    return *own, *(t.flatten(0, 1)[images] for t in cameras.pinhole())
+    means, quats, scales, *_ = flat_scenes(gaussians)
+    assert quats is not None and scales is not None
+    return means[ids], quats[ids], scales[ids], *(t.flatten(0, 1)[images] for t in cameras.pinhole())
 
 
 def surfels_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
-    n_batches, n_gaussians, _ = gaussians.means.shape
-    n_cameras = cameras.pinhole()[0].shape[1]
+    n_batches, n_cameras, _, _ = cameras.pinhole()[0].shape
+    n_gaussians = gaussians.means.shape[-2]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
     found, extents = _project(*_rows(gaussians, cameras, ids, images))
@@ -102,7 +102,7 @@ def surfels_bwd(
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
     all_poses, _ = cameras.pinhole()
-    n_cameras, n_gaussians = all_poses.shape[1], gaussians.means.shape[1]
+    n_cameras, n_gaussians = all_poses.shape[1], gaussians.means.shape[-2]
     n_images = all_poses.shape[0] * n_cameras
     rows, kept = visible_rows(packed_ids(row_of), radii, n_images * n_gaussians, radii.device)
     ids, images = gaussians_and_images(kept, n_gaussians, n_cameras)
@@ -122,7 +122,7 @@ def surfels_bwd(
     clean = all_finite(gradients) | ~all_finite(given)
     gradients = [torch.where(clean.view(-1, *[1] * (t.dim() - 1)), t, 0.0) for t in gradients]
     totals = [
-        sum_by_id(t, ids, gaussians.means.shape[0] * n_gaussians).view(*gaussians.means.shape[:2], *t.shape[1:])
+        sum_by_id(t, ids, len(all_poses) * n_gaussians).view(*gaussians.means.shape[:-1], *t.shape[1:])
         for t in (*gradients[:3], *gradients[4:])
     ]
     v_gaussians = Gaussians3D(totals[0], totals[1], totals[2], None, totals[3] if len(totals) > 3 else None)

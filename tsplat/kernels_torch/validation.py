@@ -27,11 +27,11 @@ def _valid_gaussians(gaussians: Gaussians3D, signals: list[tuple[Tensor, bool]])
     means, quats, scales, covars, opacities, _ = gaussians
     assert opacities is not None
     tensors = [means, opacities[..., None], *(tensor for tensor in (quats, scales, covars) if tensor is not None)]
-    tensors += [values.flatten(3 if per_camera else 2) for values, per_camera in signals]
+    tensors += [values.flatten(means.dim() - 1 + per_camera) for values, per_camera in signals]
     valid = torch.ones_like(opacities, dtype=torch.bool)
     for tensor in tensors:
         within = ~exceeds(tensor, 1)
-        valid &= within if within.dim() == valid.dim() else within.all(1)
+        valid &= within if within.dim() == valid.dim() else within.all(-2)
     if quats is not None:
         valid &= quats.square().sum(-1) >= QUAT_NORM_MIN**2
     return valid

@@ -42,6 +42,11 @@ def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gra
     return once
 
 
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Calls a function as its ``apply`` does, which first unwraps tensors of torch.func; checks have refused those."""
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
 class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, n: int, *tensors: Tensor) -> tuple[Tensor, ...]:

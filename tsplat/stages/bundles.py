@@ -6,6 +6,7 @@ its fields, so that a field can be added in one place.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,10 +26,25 @@ def flatten(bundle: tuple[Any, ...]) -> list[Tensor | None]:
 
 def structure(bundle: Any) -> Any:
     """Returns a bundle with None in place of its tensors; see :func:`restore`."""
-    values = [
-        None if value is None or isinstance(value, Tensor) else structure(value) if isinstance(value, tuple) else value
-        for value in bundle
-    ]
+    return split(bundle)[0]
+
+
+def split(bundle: Any) -> tuple[Any, list[Tensor | None]]:
+    """Returns what :func:`structure` and :func:`flatten` do."""
+    flat: list[Tensor | None] = []
+    return _split(bundle, flat), flat
+
+
+def _split(bundle: Any, flat: list[Tensor | None]) -> Any:
+    """Returns the structure of a bundle, and appends its tensors. No closure, which would keep them alive."""
+    values = []
+    for value in bundle:
+        if value is None or isinstance(value, Tensor):
+            flat.append(value)
+            value = None
+        elif isinstance(value, tuple):
+            value = _split(value, flat)
+        values.append(value)
     return tuple.__new__(type(bundle), values)
 
 
@@ -39,3 +55,9 @@ def restore(like: Any, flat: Iterable[Any]) -> Any:
         next(rest) if value is None else restore(value, rest) if isinstance(value, tuple) else value for value in like
     ]
     return tuple.__new__(type(like), values)
+
+
+def regroup(flat: Iterable[Any], *kinds: type[Any]) -> list[Any]:
+    """Returns NamedTuples of these types, whose fields follow one another in ``flat``."""
+    rest = iter(flat)
+    return [kind._make(itertools.islice(rest, len(kind._fields))) for kind in kinds]

@@ -81,6 +81,12 @@ def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
         elif hasattr(value, "_fields"):
             value = value._make(plain_all(value._fields, value))
         resolved.append(value)
+    refuse_transforms()
+    return resolved
+
+
+def refuse_transforms() -> None:
+    """Raises an UnsupportedError if PyTorch transforms or traces operations."""
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError(TRANSFORMS)
     if torch._C._get_tracing_state() is not None:
@@ -91,7 +97,6 @@ def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
             raise UnsupportedError(
                 "tracing (FakeTensorMode, make_fx, torch.export) is not implemented; call the function outside of it"
             )
-    return resolved
 
 
 def with_plain_tensors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

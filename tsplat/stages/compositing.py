@@ -19,9 +19,9 @@ from ..data import (
     Splats,
     sum_by_id,
 )
-from .autograd import once_differentiable
+from .autograd import apply, once_differentiable
 from .backend import full_precision, launchers
-from .bundles import flatten, restore, structure
+from .bundles import flatten, restore, split
 from .inputs import contiguous
 
 TOGETHER = 15
@@ -38,20 +38,22 @@ class _Inputs(NamedTuple):
 
     def flat_splats(self) -> Splats:
         """With means2d [nnz, 2]."""
-        return self.splats._replace(means2d=self.splats.means2d.reshape(-1, 2).contiguous())
+        means2d = self.splats.means2d
+        if means2d.dim() == 2 and means2d.is_contiguous():
+            return self.splats
+        return self.splats._replace(means2d=means2d.reshape(-1, 2).contiguous())
 
 
 class _Composite(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        like: Any,
+        inputs: _Inputs,
         n_images: int,
         bands: Iterable[Intersections],
         settings: CompositingSettings,
-        *tensors: Tensor | None,
+        *_tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        inputs: _Inputs = restore(like, tensors)
         splats, means2d = inputs.flat_splats(), inputs.splats.means2d
         size = (n_images, settings.camera.height, settings.camera.width)
         buffers = RenderBuffers(
@@ -59,7 +61,7 @@ class _Composite(torch.autograd.Function):
             means2d.new_empty(size),
             torch.empty(size, dtype=torch.int32, device=means2d.device) if any(ctx.needs_input_grad) else None,
             torch.empty(size, dtype=torch.int32, device=means2d.device) if settings.distortion else None,
-            means2d.new_empty(size),
+            means2d.new_empty(*size, 1),
         )
         n_bands = 0
         whole: Intersections | None = None
@@ -76,8 +78,9 @@ class _Composite(torch.autograd.Function):
         # A copy, as the caller may change the image.
         totals = buffers.colors[..., -2].clone() if settings.distortion else None
         saved = (inputs, buffers.transmittances, buffers.last_ids, totals, *_needed_lists(whole, parts))
-        ctx.save_for_backward(*flatten(saved))
-        ctx.saved, ctx.settings, ctx.launch = structure(saved), settings, launch
+        ctx.saved, tensors = split(saved)
+        ctx.save_for_backward(*tensors)
+        ctx.settings, ctx.launch = settings, launch
         # Several bands do not fit together, so the backward pass lists them again.
         ctx.bands = bands if whole is None else None
         # The attribute belongs on the tensor that the caller holds.
@@ -137,10 +140,11 @@ class _Composite(torch.autograd.Function):
             n_colors = n_features - (depths is not None)
             v_colors, v_depths, v_backgrounds = None, None, None
             if colors is not None:
-                v_colors = v_splats.v_features[:, :n_colors]
+                v_colors = v_splats.v_features if depths is None else v_splats.v_features[:, :n_colors]
                 if color_ids is not None:
                     v_colors = sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(transmittances) == 1)
-                v_colors = v_colors.to(colors.dtype)
+                if v_colors.dtype != colors.dtype:
+                    v_colors = v_colors.to(colors.dtype)
             if depths is not None:
                 v_depths = v_splats.v_features[:, -1]
             if backgrounds is not None:
@@ -150,7 +154,7 @@ class _Composite(torch.autograd.Function):
         if ctx.absgrad_target is not None:
             assert v_splats.absgrad is not None
             ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)
-        v_means2d = v_splats.v_means2d.view(means2d.shape)
+        v_means2d = v_splats.v_means2d if means2d.dim() == 2 else v_splats.v_means2d.view(means2d.shape)
         v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, v_depths, None, v_backgrounds, None)
         return None, None, None, None, *v_inputs, *_ray_gradients(rays)
 
@@ -176,8 +180,7 @@ def _needed_lists(
     """What the backward pass needs of the lists of a single band; None if there are several bands."""
     if whole is None or parts is None:
         return None if whole is None else whole._replace(keys=None), None
-    # Without the ids of entries, which the backward pass lists again with their slots.
-    return whole, parts._replace(ids=None)
+    return whole, parts
 
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
@@ -211,16 +214,17 @@ def composite(
         rays: Of the pixels, if the footprint is evaluated along them. Differentiable.
 
     Returns:
-        Colors [I, H, W, D], with depth as one more channel, and distortion behind it; alphas [I, H, W]; and the rows of
+        Colors [I, H, W, D], with depth as one more channel, and distortion behind it; alphas [I, H, W, 1]; the rows of
         medians [I, H, W] int32, see :class:`RenderBuffers`, or None.
     """
+    dense = contiguous(splats)
     inputs = _Inputs(
-        contiguous(splats)._replace(means2d=splats.means2d),
+        dense if dense.means2d is splats.means2d else dense._replace(means2d=splats.means2d),
         None if backgrounds is None else backgrounds.contiguous(),
         None if masks is None else masks.contiguous(),
         None if rays is None else rays._replace(values=rays.values.contiguous()),
     )
-    images: tuple[Tensor, Tensor, Tensor | None] = _Composite.apply(  # type: ignore[no-untyped-call]
-        structure(inputs), n_images, bands, settings, *flatten(inputs)
+    images: tuple[Tensor, Tensor, Tensor | None] = apply(
+        _Composite, inputs, n_images, bands, settings, *flatten(inputs)
     )
     return images

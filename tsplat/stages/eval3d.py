@@ -60,7 +60,7 @@ def with_world_shapes(
     parts = [gaussians.means, gaussians.quats, gaussians.scales]
     if settings.normals:
         parts.append(third_axes(gaussians.quats))
-    shapes = torch.cat(parts, -1).flatten(0, 1)
+    shapes = torch.cat(parts, -1).flatten(0, -2)
     ids = projected.feature_ids(per_camera=False)
     if ids is not None:
         shapes = take_rows(shapes, ids, unique=projected.n_cameras == 1)
@@ -95,7 +95,7 @@ def composite_along_rays(
         masks, n_images, bands, settings, rays: As for ``composite``.
 
     Returns:
-        Colors [I, H, W, D], with depth or distance as one more channel; alphas [I, H, W]; and normals [I, H, W, 3], or
+        Colors [I, H, W, D], with depth or distance as one more channel; alphas [I, H, W, 1]; and normals [I, H, W, 3] or
         None.
     """
     first, rest = 3 * settings.normals, (masks, n_images, bands)
@@ -319,7 +319,7 @@ def rasterize_to_pixels_eval3d(
             backgrounds, behind = backgrounds[:, :-1], backgrounds[:, None, None, -1:]
     images, alphas, of_normals = composite_along_rays(splats, backgrounds, *arranged, settings, found)
     if behind is not None:
-        images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas[..., None]) * behind], -1)
+        images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * behind], -1)
     size = (*lists.images, lists.height, lists.width)
     outputs = (images.reshape(*size, -1), alphas.view(*size, 1))
     return outputs if of_normals is None else (*outputs, of_normals.reshape(*size, 3))

@@ -38,12 +38,6 @@ def check_scene(
     cameras: Cameras,
 ) -> tuple[torch.Size, int, int]:
     """Checks that Gaussians and cameras, whose tensors are plain, match. Returns the batch dimensions, N and C."""
-    tensors = (means, quats, scales, covars, opacities, *cameras)
-    kinds = [(t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else type(t) for t in tensors]
-    key = (*kinds, type(cameras), covars_shape, torch.is_grad_enabled())
-    sizes = _sizes.get(key)
-    if sizes is not None:
-        return sizes
     check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     batch, n_gaussians = means.shape[:-2], means.shape[-2]
     n_cameras = _check_cameras(cameras, batch)
@@ -60,14 +54,7 @@ def check_scene(
     given: dict[str, Tensor | None] = {"means": means, **cameras._asdict(), "opacities": opacities}
     given.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
     check_devices(given)
-    if len(_sizes) >= 256:
-        _sizes.clear()
-    sizes = _sizes[key] = batch, n_gaussians, n_cameras
-    return sizes
-
-
-_sizes: dict[tuple[Any, ...], tuple[torch.Size, int, int]] = {}
-"""What :func:`check_scene` returned, by all that it depends on."""
+    return batch, n_gaussians, n_cameras
 
 
 def _check_cameras(cameras: Cameras, batch: torch.Size) -> int:
@@ -95,6 +82,12 @@ def flatten_batch(tensor: Tensor, n_batch_dims: int, dtype: torch.dtype) -> Tens
     """Flattens the batch dimensions, [..., own] -> [B, own], and converts the dtype."""
     tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
     return tensor.unsqueeze(0) if n_batch_dims == 0 else tensor.flatten(0, n_batch_dims - 1)
+
+
+def in_dtype(bundle: Bundle, dtype: torch.dtype) -> Bundle:
+    """Returns a NamedTuple of contiguous tensors in a dtype."""
+    tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in bundle]
+    return bundle._make([None if t is None else t.contiguous() for t in tensors])  # type: ignore
 
 
 def flatten_batches(bundle: Bundle, n_batch_dims: int, dtype: torch.dtype) -> Bundle:

@@ -33,6 +33,7 @@ from .listing import Band, depth_order, find_spans, list_intersections, list_wit
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError, check_tiles
 
 
+@torch.no_grad()
 def intersect(
     projected: ProjectedGaussians,
     grid: TileGrid,
@@ -59,11 +60,11 @@ def intersect(
     image_ids = projected.image_ids() if grid.n_images > 1 else None  # rows of a single image are [1, nnz]
     n_segments = grid.n_images if settings.segmented else 1
     screen = ScreenGaussians(
-        projected.means2d.detach().reshape(-1, 2),
+        projected.means2d if projected.means2d.dim() == 2 else projected.means2d.reshape(-1, 2),
         projected.radii,
-        None if settings.boxes else projected.conics.detach(),
-        None if settings.boxes else projected.opacities.detach(),
-        depth_order(projected.depths.detach(), image_ids, n_segments),
+        None if settings.boxes else projected.conics,
+        None if settings.boxes else projected.opacities,
+        depth_order(projected.depths, image_ids, n_segments),
         image_ids,
     )
     capacity = choose_capacity(settings.capacity, screen.order.device, grid)
@@ -173,6 +174,7 @@ def _tile_bits(n_tiles: int) -> int:
 
 @eager
 @with_plain_tensors
+@torch.no_grad()
 def isect_tiles(
     means2d: Tensor,
     radii: Tensor,

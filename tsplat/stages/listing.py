@@ -57,7 +57,6 @@ class Room(NamedTuple):
     needed: Tensor
 
 
-@torch.no_grad()
 def find_spans(
     screen: ScreenGaussians,
     grid: TileGrid,
@@ -85,9 +84,10 @@ def find_spans(
 
     def starts(counts: Tensor, bound: int, kind: int) -> tuple[Tensor, int]:
         """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total or capacity."""
-        sums = counts.cumsum(0, dtype=torch.int32 if bound <= INDEX_MAX else torch.int64)
+        fits = bound <= INDEX_MAX
+        sums = counts.cumsum(0, dtype=torch.int32 if fits else torch.int64)
         if room is None:
-            return sums.to(torch.int32), int(sums[-1])
+            return sums if fits else sums.to(torch.int32), int(sums[-1])
         return launch.limit_starts(sums, room.capacity, room.needed, kind), room.capacity
 
     rows, first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
@@ -132,7 +132,6 @@ def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> N
         )
 
 
-@torch.no_grad()
 def list_intersections(
     screen: ScreenGaussians,
     grid: TileGrid,

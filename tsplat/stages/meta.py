@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ def describe_render(
     """Returns ``meta`` as :func:`tsplat.rasterization` documents it.
 
     Args:
-        valid: [B, N] bool, or None if values were not checked.
+        valid: [..., N] bool, or None if values were not checked.
         projected: This rank's Gaussians.
         received: The Gaussians that this rank composited; ``projected`` itself on a single rank.
         intersections: Of ``received``.
@@ -115,7 +116,7 @@ def describe_render(
         "tile_height": grid.tile_height,
         "width": request.options.width,
         "height": request.options.height,
-        "n_batches": request.gaussians.means.shape[0],
+        "n_batches": math.prod(request.batch),
         "n_cameras": request.n_cameras,
     }
     if request.distributed:
@@ -178,7 +179,7 @@ def describe_reference(request: Request, rendering: Any) -> dict[str, Any]:
         **{name: getattr(projection, name) for name in ROWS},
         "width": options.width,
         "height": options.height,
-        "n_batches": request.gaussians.means.shape[0],
+        "n_batches": math.prod(request.batch),
         "n_cameras": request.n_cameras,
         "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
         **({} if rendering.normals is None else {"normals": rendering.normals}),

@@ -27,11 +27,11 @@ from ..config import (
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..errors import ArgumentError
 from ..kernels_torch.camera_models import project_points
-from .autograd import once_differentiable
+from .autograd import apply, once_differentiable
 from .backend import full_precision, launchers
-from .bundles import flatten, restore, structure
+from .bundles import regroup
 from .compilation import eager, with_plain_tensors
-from .inputs import check_scene, flatten_batches
+from .inputs import check_scene, contiguous, flatten_batches, in_dtype
 from .lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from .sparse_gradients import SparseGradients
 
@@ -43,33 +43,39 @@ OWN_SHAPES = ((2,), (2,), (), (3,), ())
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, settings: ProjectionSettings, inputs: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
-        gaussians, cameras = restore(inputs, tensors)
+    def forward(
+        ctx: Any, settings: ProjectionSettings, cameras_type: type[Cameras], *tensors: Any
+    ) -> tuple[Tensor | None, ...]:
+        gaussians, cameras = regroup(tensors, Gaussians3D, cameras_type)
         with full_precision(gaussians.means.device):
             launch = launchers(gaussians.means.device, settings.backend)
             forward = launch.surfels_fwd if settings.surfels else launch.projection_fwd
             projected: ProjectedGaussians = forward(gaussians, cameras, settings)
-        integers = (projected.dense_ids, projected.row_of, projected.radii)
-        ctx.save_for_backward(*tensors, projected.row_of, projected.radii)
-        ctx.settings, ctx.inputs = settings, inputs
-        ctx.mark_non_differentiable(*(t for t in integers if t is not None))
+        row_of, radii = projected.row_of, projected.radii
+        ctx.save_for_backward(*tensors, row_of, radii)
+        ctx.settings, ctx.cameras_type = settings, cameras_type
+        if projected.dense_ids is None:
+            ctx.mark_non_differentiable(radii)
+        else:
+            ctx.mark_non_differentiable(radii, projected.dense_ids, row_of)
         ctx.set_materialize_grads(False)
-        return tuple(getattr(projected, name) for name in OUTPUTS)
+        return tuple([getattr(projected, name) for name in OUTPUTS])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
         *tensors, row_of, radii = saved
-        gaussians, cameras = restore(ctx.inputs, tensors)
-        v_outputs = {f"v_{name}": None if t is None else t.contiguous() for name, t in zip(OUTPUTS, v)}
-        v_projected = ProjectedGradients(*[v_outputs[name] for name in ProjectedGradients._fields])
-        _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
+        gaussians, cameras = regroup(tensors, Gaussians3D, ctx.cameras_type)
+        _, needs = regroup(ctx.needs_input_grad[2:], Gaussians3D, ctx.cameras_type)
+        v_projected = ProjectedGradients(
+            **{f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v) if t is not None}
+        )  # fmt: skip
         with full_precision(radii.device):
             launch = launchers(radii.device, settings.backend)
             backward = launch.surfels_bwd if settings.surfels else launch.projection_bwd
-            gradients = backward(gaussians, cameras, row_of, radii, v_projected, settings, needs)
-        return None, None, *flatten(gradients)
+            v_gaussians, v_cameras = backward(gaussians, cameras, row_of, radii, v_projected, settings, needs)
+        return None, None, *v_gaussians, *v_cameras
 
 
 def project(
@@ -78,14 +84,13 @@ def project(
     """Projects B scenes of N Gaussians, or surfels, with C cameras each.
 
     Args:
-        gaussians, cameras: Inputs with flattened batch dimensions. The last scale of surfels is not read.
+        gaussians: Contiguous, with any batch dimensions. The last scale of surfels is not read.
+        cameras: With flattened batch dimensions.
         settings: See :class:`ProjectionSettings`.
         batch: The caller's batch dimensions; ``means2d`` is [*batch, C, N, 2] unless packed.
     """
-    inputs = (gaussians, cameras)
-    tensors = (None if t is None else t.contiguous() for t in flatten(inputs))
-    n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[1]
-    outputs = _Project.apply(settings, structure(inputs), *tensors)  # type: ignore[no-untyped-call]
+    n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[-2]
+    outputs = apply(_Project, settings, type(cameras), *gaussians, *contiguous(cameras))
     projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, outputs)))
     if settings.packed:
         return projected
@@ -184,7 +189,7 @@ def fully_fused_projection(
         numerics=preset,
         backend=backend,
     )
-    gaussians = flatten_batches(Gaussians3D(means, quats, scales, covars, opacities), len(batch), dtype)
+    gaussians = in_dtype(Gaussians3D(means, quats, scales, covars, opacities), dtype)
     projected = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
     if sparse_gradients is not None:
         sparse_gradients.set_visible(projected)
@@ -276,7 +281,7 @@ def fully_fused_projection_with_ut(
     cameras = add_lens(cameras, lens, settings, batch, n_cameras)
     opacities = None if opacities is None else opacities.detach()
     dtype = compute_dtype(means, quats, scales, opacities, *cameras)
-    gaussians = flatten_batches(Gaussians3D(means, quats, scales, None, opacities), len(batch), dtype)
+    gaussians = in_dtype(Gaussians3D(means, quats, scales, None, opacities), dtype)
     return _unpacked(project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch), batch)
 
 

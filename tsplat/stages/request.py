@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..arguments import (
     check_backgrounds,
@@ -16,18 +18,19 @@ from ..arguments import (
     check_not_implemented,
     compute_dtype,
     is_per_camera,
+    kind_of,
 )
 from ..data import Cameras, Gaussians3D, Rays, TileGrid
 from ..errors import ArgumentError
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .backend import launchers
 from .bundles import flatten, restore, structure
-from .compilation import plain_all
+from .compilation import plain_all, refuse_transforms
 from .eval3d import camera_rays, check_rays, given_rays
-from .inputs import check_scene, flatten_batch, flatten_batches
+from .inputs import check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import Lens, add_lens
 from .memory import MemoryBudget, check_images
-from .settings import OF_REFERENCE, Options, Settings, check_options
+from .settings import OF_REFERENCE, PLAIN, Options, Settings, check_options
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, prepare, raise_if_invalid
 
@@ -54,39 +57,59 @@ class Scene(NamedTuple):
     rays: Tensor | None = None
 
 
+class Checked(NamedTuple):
+    """What follows from the options of a call, and from the shapes, dtypes and devices of its tensors.
+
+    Attributes:
+        options: The options, with numbers as ints and floats.
+        settings: What follows from the options.
+        batch: The batch dimensions as passed.
+        n_cameras, n_features: C, and the number of channels that are rendered.
+        dtype: The compute dtype.
+        grid: The tiles of this rank's images.
+        bytes_per_intersection: By number of features, as far as :meth:`Request.memory_budget` was asked.
+    """
+
+    options: Options
+    settings: Settings
+    batch: torch.Size
+    n_cameras: int
+    n_features: int
+    dtype: torch.dtype
+    grid: TileGrid
+    bytes_per_intersection: dict[int, int]
+
+
 class Request(NamedTuple):
-    """A checked call. Tensors have one batch dimension; all but colors are in the compute dtype.
+    """A checked call. All tensors but colors are in the compute dtype.
 
     Attributes:
         scene: The tensors as passed, with a stand-in for colors that are None.
-        options: The options as passed.
-        settings: What follows from the options.
+        options, settings, batch, n_cameras, grid: Those of ``checked``.
         ranks: The ranks that render together, or None for a single one.
         distributed: Whether the caller asked for it.
-        batch: The batch dimensions as passed.
-        n_cameras: C.
-        gaussians, cameras: This rank's own.
-        colors: [B, N, ...], or per camera [B, C, N, ...], in their own dtype.
+        gaussians, cameras: This rank's own. The batch dimensions of cameras are flattened.
+        colors: [..., N, ...], or per camera [..., C, N, ...], in their own dtype.
         extra_signals: Like colors, per camera or not; or None.
         backgrounds: [I, D], or None.
-        grid: The tiles of this rank's images.
         sparse_gradients: What makes the gradients of the Gaussians sparse, or None.
         rays: [I, H, W, 6], or None for those of the cameras.
     """
 
     scene: Scene
+    checked: Checked
     options: Options
     settings: Settings
-    ranks: Ranks | None
-    distributed: bool
     batch: torch.Size
     n_cameras: int
+    grid: TileGrid
+    ranks: Ranks | None
+    distributed: bool
     gaussians: Gaussians3D
     cameras: Cameras
     colors: Tensor
     extra_signals: Tensor | None
     backgrounds: Tensor | None
-    grid: TileGrid
     sparse_gradients: SparseGradients | None
     rays: Tensor | None
 
@@ -140,8 +163,11 @@ class Request(NamedTuple):
 
     def memory_budget(self, n_features: int) -> MemoryBudget:
         """The budget for the intersections of rows with so many features, depth included."""
-        launch = launchers(self.device, self.options.backend)
-        needed = launch.bytes_per_intersection(self.gaussians.means, self.grid, n_features, self.settings.compositing)
+        needed = self.checked.bytes_per_intersection.get(n_features)
+        if needed is None:
+            launch, settings = launchers(self.device, self.options.backend), self.settings.compositing
+            needed = launch.bytes_per_intersection(self.gaussians.means, self.grid, n_features, settings)
+            self.checked.bytes_per_intersection[n_features] = needed
         return MemoryBudget(self.device, self.options.memory_budget, needed)
 
     def explain_memory(self) -> str:
@@ -156,9 +182,10 @@ class Request(NamedTuple):
         o = self.options
         if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
             return self.gaussians, cameras, None
-        signals = [(self.colors, is_per_camera(self.colors, o.sh_degree))]
+        n = len(self.batch)
+        signals = [(self.colors, is_per_camera(self.colors, o.sh_degree, n))]
         if self.extra_signals is not None:
-            signals.append((self.extra_signals, is_per_camera(self.extra_signals, o.extra_signals_sh_degree)))
+            signals.append((self.extra_signals, is_per_camera(self.extra_signals, o.extra_signals_sh_degree, n)))
         return prepare(self.gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
 
 
@@ -181,75 +208,122 @@ def check_request(
     if group is not None and not distributed:
         raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
     ranks = join(group) if distributed else None
-    with agreement(ranks, {} if ranks is None else options.shared()) as record:
+    if ranks is None:
         check_not_implemented(not_implemented)
-        options, settings = check_options(options)
-        scene = Scene(*plain_all(scene._fields, scene))
-        if scene.opacities is None:
-            raise ArgumentError("opacities: expected a tensor [..., N], found None")
-        batch, n_gaussians, n_cameras = check_scene(
-            scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.cameras
-        )
-        for name in ("with_ut", "with_eval3d"):
-            if getattr(options, name) and scene.covars is not None:
-                raise ArgumentError(f"covars: expected None, as {name} is True; pass quats and scales")
-        rays = _check_rays(scene.rays, options, batch, n_cameras)
-        cameras = add_lens(scene.cameras, scene.lens, settings.projection, batch, n_cameras)
-        scene = scene._replace(cameras=cameras)
-        colors = scene.colors
-        if colors is None:
-            colors = _stand_in(scene.means, options)
-            scene = scene._replace(colors=colors, backgrounds=None)
-        sizes = batch, n_cameras, n_gaussians
-        channels = check_colors(colors, options.sh_degree, *sizes)
-        n_extra = _check_extra_signals(scene, options, *sizes)
-        if scene.backgrounds is not None:
-            n_channels = channels + n_extra if options.renders_color else 1 if options.surfels else None
-            meaning = (
-                "[..., C, D] as cameras and colors" if n_channels != 1 else "[..., C, 1], as one channel is rendered"
-            )
-            backgrounds = check_backgrounds(scene.backgrounds, (*batch, n_cameras), n_channels, meaning)
-            scene = scene._replace(backgrounds=backgrounds)
-        if options.sparse_grad and batch:
-            raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
-        check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds, rays=rays))
-        sparse_gradients = SparseGradients() if options.sparse_grad else None
-        gaussians = _gaussians(scene, sparse_gradients)
-        dtype = compute_dtype(*gaussians, colors, *scene.cameras, scene.backgrounds, scene.extra_signals, rays)
+        return _arrange(*_check(scene, options, distributed), distributed)
+    with agreement(ranks, options.shared()) as record:
+        check_not_implemented(not_implemented)
+        scene, checked = _check(scene, options, distributed)
+        signals = {"colors": scene.colors, "extra_signals": scene.extra_signals}
+        describe(record, ranks, _gaussians(scene), signals, scene.cameras, checked.n_cameras, checked.dtype)
+    return _arrange(scene, checked, distributed, ranks)
+
+
+_checked: dict[Any, Checked] = {}
+"""What :func:`_check` found, by all that it depends on."""
+
+CHECKED_MAX = 256
+
+
+def _check(scene: Scene, options: Options, distributed: bool) -> tuple[Scene, Checked]:
+    """Checks tensors and options. Calls that differ from an earlier one in values only are looked up.
+
+    Returns:
+        The scene with plain tensors, with a stand-in for colors that are None, and with the tensors of lenses; and what
+        was found.
+    """
+    types, tensors = tuple(map(type, options)), flatten(scene)
+    kinds = [*map(kind_of, tensors)]
+    key = (options, types, distributed, type(scene.cameras), torch.is_grad_enabled(), *kinds)
+    is_known = None not in kinds and PLAIN.issuperset(types) and not scene.lens.given()
+    is_known = is_known and forward_ad._current_level < 0
+    checked = _checked.get(key) if is_known else None
+    if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
+        refuse_transforms()
+    else:
+        scene, checked = _check_all(scene, options, distributed)
+        if is_known and all(map(operator.is_, flatten(scene), tensors)):
+            if len(_checked) >= CHECKED_MAX:
+                _checked.clear()
+            _checked[key] = checked
+    o = checked.options
+    check_images(scene.means.device, checked.grid.n_images, o.width, o.height, checked.n_features, checked.dtype)
+    if o.validate == "error":
+        gaussians = _gaussians(scene)
+        assert scene.colors is not None
+        raise_if_invalid(gaussians, scene.cameras, scene.colors, o.sh_degree)
+        if scene.extra_signals is not None:
+            degree = o.extra_signals_sh_degree
+            raise_if_invalid(gaussians, scene.cameras, scene.extra_signals, degree, "extra_signals")
+    return scene, checked
+
+
+def _check_all(scene: Scene, options: Options, distributed: bool) -> tuple[Scene, Checked]:
+    options, settings = check_options(options)
+    scene = Scene(*plain_all(scene._fields, scene))
+    if scene.opacities is None:
+        raise ArgumentError("opacities: expected a tensor [..., N], found None")
+    batch, n_gaussians, n_cameras = check_scene(
+        scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.cameras
+    )
+    for name in ("with_ut", "with_eval3d"):
+        if getattr(options, name) and scene.covars is not None:
+            raise ArgumentError(f"covars: expected None, as {name} is True; pass quats and scales")
+    rays = _check_rays(scene.rays, options, batch, n_cameras)
+    cameras = add_lens(scene.cameras, scene.lens, settings.projection, batch, n_cameras)
+    scene = scene._replace(cameras=cameras, rays=rays)
+    colors = scene.colors
+    if colors is None:
+        colors = _stand_in(scene.means, options)
+        scene = scene._replace(colors=colors, backgrounds=None)
+    sizes = batch, n_cameras, n_gaussians
+    channels = check_colors(colors, options.sh_degree, *sizes)
+    n_extra = _check_extra_signals(scene, options, *sizes)
+    if scene.backgrounds is not None:
+        n_channels = channels + n_extra if options.renders_color else 1 if options.surfels else None
+        meaning = "[..., C, D] as cameras and colors" if n_channels != 1 else "[..., C, 1], as one channel is rendered"
+        backgrounds = check_backgrounds(scene.backgrounds, (*batch, n_cameras), n_channels, meaning)
+        scene = scene._replace(backgrounds=backgrounds)
+    if options.sparse_grad and batch:
+        raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
+    check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds, rays=rays))
+    geometry = (scene.means, scene.quats, scene.scales) if scene.covars is None else (scene.means, scene.covars)
+    others = (colors, *scene.cameras, scene.backgrounds, scene.extra_signals, rays)
+    dtype = compute_dtype(*geometry, scene.opacities, *others)
+    n_features = options.renders_color * channels + n_extra + options.renders_depth + 3 * options.return_normals
+    if distributed:
         signals = {"colors": (colors, options.sh_degree)}
         if scene.extra_signals is not None:
             signals["extra_signals"] = scene.extra_signals, options.extra_signals_sh_degree
-        n_features = options.renders_color * channels + n_extra + options.renders_depth + 3 * options.return_normals
-        n_images = math.prod(batch) * n_cameras
-        check_images(scene.means.device, n_images, options.width, options.height, n_features, dtype)
-        if options.validate == "error":
-            for name, (values, degree) in signals.items():
-                raise_if_invalid(gaussians, scene.cameras, values, degree, name)
-        if distributed:
-            per_camera = [
-                name for name, (values, degree) in signals.items() if is_per_camera(values, degree, len(batch))
-            ]
-            check_distributed(batch, options.backend, per_camera)
-        if ranks is not None:
-            given = {"colors": colors, "extra_signals": scene.extra_signals}
-            describe(record, ranks, gaussians, given, scene.cameras, n_cameras, dtype)
-    n = len(batch)
-    extra = scene.extra_signals
-    rendered = scene.backgrounds if options.renders_color or options.surfels else None
+        per_camera = [name for name, (values, degree) in signals.items() if is_per_camera(values, degree, len(batch))]
+        check_distributed(batch, options.backend, per_camera)
+    grid = TileGrid.cover(math.prod(batch) * n_cameras, options.width, options.height, options.tile_size)
+    return scene, Checked(options, settings, batch, n_cameras, n_features, dtype, grid, {})
+
+
+def _arrange(scene: Scene, checked: Checked, distributed: bool, ranks: Ranks | None = None) -> Request:
+    """Arranges the tensors of a checked call for the stages."""
+    options, n, dtype = checked.options, len(checked.batch), checked.dtype
+    sparse_gradients = SparseGradients() if options.sparse_grad else None
+    colors, backgrounds, rays = scene.colors, scene.backgrounds, scene.rays
+    assert colors is not None
+    if not (options.renders_color or options.surfels):
+        backgrounds = None
     return Request(
         scene=scene,
+        checked=checked,
         options=options,
-        settings=settings,
+        settings=checked.settings,
+        batch=checked.batch,
+        n_cameras=checked.n_cameras,
+        grid=checked.grid,
         ranks=ranks,
         distributed=distributed,
-        batch=batch,
-        n_cameras=n_cameras,
-        gaussians=flatten_batches(gaussians, n, dtype),
+        gaussians=in_dtype(_gaussians(scene, sparse_gradients), dtype),
         cameras=flatten_batches(scene.cameras, n, dtype),
-        colors=flatten_batch(colors, n, colors.dtype),
-        extra_signals=None if extra is None else flatten_batch(extra, n, extra.dtype),
-        backgrounds=None if rendered is None else flatten_batch(rendered, n, dtype).flatten(0, 1),
-        grid=TileGrid.cover(n_images, options.width, options.height, options.tile_size),
+        colors=colors,
+        extra_signals=scene.extra_signals,
+        backgrounds=None if backgrounds is None else flatten_batch(backgrounds, n, dtype).flatten(0, 1),
         sparse_gradients=sparse_gradients,
         rays=None if rays is None else flatten_batch(rays, n, dtype).flatten(0, 1),
     )
@@ -292,7 +366,7 @@ def _check_extra_signals(
     return channels
 
 
-def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:
+def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None = None) -> Gaussians3D:
     """The Gaussians with covariances as upper triangles, which take precedence over quats and scales."""
     if sparse_gradients is not None:
         attached = {name: sparse_gradients.attach(getattr(scene, name)) for name in GEOMETRY}

@@ -18,7 +18,7 @@ from ..arguments import (
 )
 from ..config import Backend
 from ..data import Features, ProjectedGaussians
-from .autograd import once_differentiable
+from .autograd import apply, once_differentiable
 from .backend import full_precision, launchers
 from .compilation import eager, with_plain_tensors
 
@@ -71,8 +71,8 @@ def _evaluate(
     """Evaluates spherical harmonics along the direction from camera center to mean; zero for culled rows. [nnz, D]
 
     Args:
-        means, centers: [B, N, 3], [B, C, 3].
-        coeffs: [B, N, K, D] of any float dtype.
+        means, centers: [..., N, 3], [B, C, 3]; there are B N means.
+        coeffs: [..., N, K, D] of any float dtype.
         dense_ids, row_of: [nnz] int64 index into [B, C, N], and its inverse; or None if not packed.
         radii: [nnz, 2] int32, zero where culled; None if nothing is.
         clamp: Whether to return max(spherical harmonics + 0.5, 0).
@@ -84,10 +84,9 @@ def _evaluate(
         # Kernels evaluate three channels. Slices, as the gradient of split is cat, which autocast changes.
         padded = torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
         chunks = [padded[..., first : first + 3] for first in range(0, n_channels, 3)]
+    rows = dense_ids, row_of, radii
     colors: list[Tensor] = [
-        _SphericalHarmonics.apply(  # type: ignore[no-untyped-call]
-            means, centers, chunk.contiguous(), dense_ids, row_of, radii, degree, clamp, backend
-        )
+        apply(_SphericalHarmonics, means, centers, chunk.contiguous(), *rows, degree, clamp, backend)
         for chunk in chunks
     ]
     with full_precision(means.device):
@@ -107,20 +106,19 @@ def shade(
     """Computes the features of projected Gaussians: with ``sh_degree`` max(spherical harmonics + 0.5, 0).
 
     Args:
-        means, centers: [B, N, 3], camera centers [B, C, 3]; centers may be None without ``sh_degree``.
-        colors: [B, N, D] or per camera [B, C, N, D] of any float dtype; with ``sh_degree``, coefficients [B, N, K, D]
-            or [B, C, N, K, D].
+        means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without ``sh_degree``.
+        colors: [..., N, D] or per camera [..., C, N, D] of any float dtype; with ``sh_degree``, coefficients
+            [..., N, K, D] or [..., C, N, K, D].
         clamp: Whether to clamp what spherical harmonics give to at least 0.
     """
-    per_camera = is_per_camera(colors, sh_degree)
+    per_camera = is_per_camera(colors, sh_degree, means.dim() - 2)
     if sh_degree is None:
         return Features(colors.flatten(0, -2), projected.feature_ids(per_camera=per_camera))
     assert centers is not None
     if per_camera:
         # Every camera becomes a scene of its own.
-        means = means[:, None].expand(-1, projected.n_cameras, -1, -1).flatten(0, 1)
+        means = means[..., None, :, :].expand(*colors.shape[:-2], 3)
         centers = centers.flatten(0, 1)[:, None]
-        colors = colors.flatten(0, 1)
     rows = projected.dense_ids, projected.row_of, projected.radii
     values = _evaluate(means, centers, colors, *rows, sh_degree, backend, clamp=clamp)
     return Features(values if clamp else values + 0.5, None)

@@ -67,7 +67,6 @@ def composite_surfels(
     own = splats if together else splats._replace(colors=features[:, :3])
     images, alphas, rows = composite(own, None, *rest, settings)
     assert rows is not None
-    alphas = alphas[..., None]
     if together:
         render_colors = images[..., 3:-1]
     else:

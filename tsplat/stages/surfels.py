@@ -20,7 +20,7 @@ from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..errors import ArgumentError
 from .compilation import eager, with_plain_tensors
 from .depth_maps import depth_to_normals
-from .inputs import check_scene, flatten_batches
+from .inputs import check_scene, flatten_batches, in_dtype
 from .meta import Rendering
 from .projection import project
 from .request import Request
@@ -105,7 +105,7 @@ def fully_fused_projection_2dgs(
     settings = ProjectionSettings(
         camera, radius_clip=radius_clip, packed=packed, numerics=preset, backend=backend, surfels=True
     )
-    gaussians = flatten_batches(Gaussians3D(means, quats, scales, None, None), len(batch), dtype)
+    gaussians = in_dtype(Gaussians3D(means, quats, scales, None, None), dtype)
     projected = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
     if sparse_gradients is not None:
         sparse_gradients.set_visible(projected)

@@ -62,8 +62,8 @@ def prepare(
     """Marks invalid Gaussians, replaces invalid cameras by cameras that see nothing, and computes camera centers.
 
     Args:
-        gaussians: Gaussians with opacities.
-        signals: What is rendered of the Gaussians: at most two tensors [B, N, ...], or [B, C, N, ...] and True.
+        gaussians: Gaussians with opacities, contiguous.
+        signals: What is rendered of the Gaussians: at most two tensors [..., N, ...], or [..., C, N, ...] and True.
         cameras: The cameras. Differentiable.
         check: Whether Gaussians and cameras are checked; otherwise all are kept.
 
@@ -74,7 +74,7 @@ def prepare(
     with torch.no_grad(), full_precision(gaussians.means.device):
         marked = _mark_invalid(cameras, others) if check and others else cameras
         valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).prepare(
-            contiguous(gaussians) if check else None,
+            gaussians if check else None,
             [(values.contiguous(), per_camera) for values, per_camera in signals] if check else [],
             contiguous(marked),
             numerics,

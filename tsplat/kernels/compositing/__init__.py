@@ -115,14 +115,18 @@ def composite_fwd(
         rays: Of the pixels, if the footprint is evaluated along them.
 
     Returns:
-        The lists, for :func:`composite_bwd`, which otherwise makes them again; never None.
+        The lists, for :func:`composite_bwd`, which otherwise makes them again; never None. They are without the ids of
+        entries, which it lists again with their slots.
     """
     band = _band(splats, intersections, len(buffers.colors), settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     if by_matrices:
         splats = splats.with_own_colors()
     passed = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
-    records = pack_records(passed, settings)
+    # The backward pass reads the same records if there is one pass over all channels.
+    is_kept = passed is splats and buffers.last_ids is not None
+    large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if is_kept else None
+    records = pack_records(passed, settings, large)
     lists = list_parts(records, band, buffers.colors.shape[3], has_ends=buffers.last_ids is not None)
     products = chunk_products(records, lists, band)
     chunk_last_ids, chunk_median_rows = (
@@ -149,7 +153,7 @@ def composite_fwd(
     forward = features_fwd if by_matrices else walk_fwd
     forward(splats, backgrounds, records, lists, buffers, band, arguments)
     combine_chunks(lists, chunk_last_ids, chunk_median_rows, backgrounds, buffers, band)
-    return lists
+    return lists._replace(ids=None, records=records if is_kept else None, large=large)
 
 
 def composite_bwd(
@@ -171,8 +175,8 @@ def composite_bwd(
     Args:
         splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.
         transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
-        v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W] or None for
-            zero.
+        v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W, 1] or None
+            for zero.
         sums: Of other bands, added to and returned; or None.
         lists: What :func:`composite_fwd` returned for the band; None to make them again.
         rays: As for :func:`composite_fwd`, with room for their gradients.
@@ -192,8 +196,10 @@ def composite_bwd(
     by_matrices = splats.n_features >= FEATURES_MIN
     if by_matrices:
         splats = splats.with_own_colors()
-    large = torch.empty_like(splats.opacities, dtype=torch.bool)
-    records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
+    records, large = lists.records, lists.large
+    if records is None or large is None:
+        large = torch.empty_like(splats.opacities, dtype=torch.bool)
+        records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(splats.n_features, settings.absgrad)
     slots = assign_slots(lists, intersections, records, columns)
     v_rays = None if rays is None else rays.v_values

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...config import TRANSMITTANCE_MIN
 from ...data import PartLists, RenderBuffers
 from ..device_math import constant
-from ..launch import Int, kernel, launch, programs
+from ..launch import Int, kernel, programs
 from .records import load_record
 from .walk_steps import OPACITY, Band, alpha_at, load_range, part_pixels, store_list
 
@@ -214,8 +214,7 @@ def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | No
     if lists.chunk_transmittances is None:
         return None
     products = torch.empty_like(lists.chunk_transmittances)
-    launch(
-        _transmittance_kernel,
+    _transmittance_kernel.launch(
         programs(lists.n_chunks, 1),
         records=records,
         offsets=lists.offsets,
@@ -254,8 +253,7 @@ def combine_chunks(
     n_features = buffers.colors.shape[3]
     channels = max(k for k in range(1, CHANNELS + 1) if n_features % k == 0)
     passes = n_features // channels
-    launch(
-        _combine_kernel,
+    _combine_kernel.launch(
         programs(lists.n_chunks * passes, 1),
         backgrounds=backgrounds,
         render_colors=buffers.colors,
@@ -285,8 +283,7 @@ def combine_chunks(
 def combine_rays(lists: PartLists, chunk_v_rays: Tensor | None, v_rays: Tensor, band: Band) -> None:
     """Writes the gradients of rays [I, 6, H, W] of lists that are cut from those of chunks [n_chunks, 6, pixels]."""
     if chunk_v_rays is not None:
-        launch(
-            _combine_rays_kernel,
+        _combine_rays_kernel.launch(
             programs(lists.n_chunks, 1),
             chunk_starts=lists.chunk_starts,
             chunk_lists=lists.chunk_lists,

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN
 from ...data import Intersections, PartLists
 from ..device_math import popcount, search_starts
-from ..launch import Int, approximate, has_ptx, kernel, launch_elementwise
+from ..launch import Int, approximate, has_ptx, kernel
 from .records import load_record
 from .sizes import CUT, limit_starts, most_chunks
 from .walk_steps import OPACITY, Band
@@ -209,11 +209,12 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         chunks["chunk_lists"] = sums.new_empty(n_chunks)
         chunks["chunk_transmittances"] = records.new_empty(n_chunks, pixels)
         chunks["chunk_colors"] = records.new_empty(n_chunks, n_features, pixels)
-    lists = PartLists(n_entries, None, offsets, words, totals, None, **chunks)
+    ends = None
     if has_ends:
         # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
         allocate = torch.empty_like if needed is None else torch.zeros_like
-        lists = lists._replace(ends=allocate(offsets)[:-1])
+        ends = allocate(offsets)[:-1]
+    lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks)
     return lists._replace(ids=list_values(flatten_ids, None, lists, padded=needed is not None))
 
 
@@ -237,8 +238,7 @@ def list_values(values: Tensor, places: Tensor | None, lists: PartLists, *, padd
     dtype, n_lists = torch.int32 if places is None else torch.int64, lists.offsets.numel() - 1
     listed = allocate(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
     n_parts, n_words = (1, 0) if lists.words is None else lists.words.shape
-    launch_elementwise(
-        _part_lists_kernel,
+    _part_lists_kernel.launch_elementwise(
         max(values.numel(), lists.n_chunks),
         BLOCK,
         values=values,
@@ -278,8 +278,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
     words = flatten_ids.new_empty(band.parts, n_words)
     counts = torch.empty_like(words)
-    launch_elementwise(
-        _part_bits_kernel,
+    _part_bits_kernel.launch_elementwise(
         n_words * WORD.value,
         BLOCK,
         WORD.value,
@@ -321,8 +320,7 @@ def _list_sizes(
     offsets = isect_offsets if words is None else isect_offsets.new_empty(n_lists + 1)
     counts = isect_offsets.new_empty(n_lists + 2) if are_cut else None
     if words is not None or counts is not None:
-        launch_elementwise(
-            _list_sizes_kernel,
+        _list_sizes_kernel.launch_elementwise(
             n_lists + 1,
             BLOCK,
             isect_offsets=isect_offsets,

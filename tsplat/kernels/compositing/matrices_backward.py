@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data import Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, kernel, launch
+from ..launch import FEATURES_MIN, Int, kernel
 from .matrices import GROUP, lanes_last, load_features, product, product_arguments, put, take
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .walk_steps import (
@@ -223,8 +223,7 @@ def features_bwd(
     products = product_arguments(records, splats, band)
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
     v_render_colors = torch.where(arguments["transmittances"][..., None] < 1, v_render_colors, 0.0)
-    launch(
-        _features_bwd_kernel,
+    _features_bwd_kernel.launch(
         n_programs,
         **arguments | products,
         v_parts=_by_part(v_render_colors, band),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...data import PartLists, RenderBuffers, Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, kernel, launch, programs
+from ..launch import FEATURES_MIN, Int, kernel, programs
 from .matrices import GROUP, load_features, product, product_arguments, put
 from .walk_steps import (
     OPACITY,
@@ -147,8 +147,7 @@ def features_fwd(
     """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
     passes = triton.cdiv(splats.n_features, blocks * FEATURES_MIN)
-    launch(
-        _features_fwd_kernel,
+    _features_fwd_kernel.launch(
         programs((lists.n_chunks + lists.offsets.numel() - 1) * passes, 1),
         **arguments | product_arguments(records, splats, band),
         records=records,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Splats
 from ..device_math import constant, element, load4, load_tuple, store_tuple
-from ..launch import Int, approximate, kernel, launch_elementwise
+from ..launch import Int, approximate, kernel
 from .footprints import FOOTPRINTS
 from .walk_steps import OPACITY
 
@@ -96,8 +96,7 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
     n_rows, n_colors = splats.opacities.numel(), splats.n_colors
     width = -(-(footprint.VALUES + OPACITY.value + splats.n_features) // 4) * 4
     records = splats.means2d.new_empty(n_rows, width)
-    launch_elementwise(
-        _pack_kernel,
+    _pack_kernel.launch_elementwise(
         n_rows,
         BLOCK,
         means2d=splats.means2d,

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import Int, kernel, launch_elementwise
+from ..launch import Int, kernel
 
 BLOCK = 128
 
@@ -55,8 +55,7 @@ def limit_starts(
         The prefix sums as int32; zeros if the total does not fit.
     """
     limited = torch.empty_like(sums, dtype=torch.int32)
-    launch_elementwise(
-        _limit_kernel,
+    _limit_kernel.launch_elementwise(
         sums.numel(),
         BLOCK,
         sums=sums,

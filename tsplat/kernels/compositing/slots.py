@@ -24,8 +24,6 @@ from ..launch import (
     has_ptx,
     is_compiled_for_cpu,
     kernel,
-    launch,
-    launch_elementwise,
     longest_first,
     programs,
 )
@@ -297,12 +295,11 @@ def _entries(
         "PARTS": parts,
         "PTX": has_ptx(ends),
     }
-    launch_elementwise(_slot_counts_kernel, n, BLOCK, counts=counts, n=n, **arguments)
+    _slot_counts_kernel.launch_elementwise(n, BLOCK, counts=counts, n=n, **arguments)
     starts = counts.cumsum(0, dtype=torch.int32)
     allocate = torch.empty if intersections.needed is None else torch.zeros
     entries = allocate(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
-    launch_elementwise(
-        _part_entries_kernel,
+    _part_entries_kernel.launch_elementwise(
         n,
         BLOCK,
         flatten_ids=intersections.flatten_ids,
@@ -327,8 +324,7 @@ def sum_slots(
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large, "UNROLL": unroll}
     columns = min(triton.next_power_of_2(width), 16)
     blocks = -(-width // columns)
-    launch(
-        _span_sum_kernel,
+    _span_sum_kernel.launch(
         programs(-(-n_spans // GROUP) * blocks, 1),
         **arguments,
         positions=order.positions,
@@ -341,8 +337,7 @@ def sum_slots(
     )
     columns = min(width, LANES)
     blocks = -(-width // columns)
-    launch(
-        _row_sum_kernel,
+    _row_sum_kernel.launch(
         programs(-(-n_rows // (LANES // columns)) * blocks, 1),
         **arguments,
         span_starts=order.span_starts,
@@ -375,8 +370,7 @@ def composite_gradients(
     n_rows, footprint = opacities.numel(), FOOTPRINTS[settings.footprint]
     v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
     absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
-    launch_elementwise(
-        _gradients_kernel,
+    _gradients_kernel.launch_elementwise(
         n_rows,
         BLOCK,
         sums=sums,

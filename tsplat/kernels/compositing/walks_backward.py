@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...data import Splats
 from ..device_math import element, load_tuple, prefetch
-from ..launch import Int, approximate, kernel, launch, walk_ahead
+from ..launch import Int, approximate, kernel, walk_ahead
 from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
@@ -202,8 +202,7 @@ def walk_bwd(
         arguments: As for ``walk_fwd``.
     """
     folds = approximate(records) and band.shape.width * band.shape.height % 32 == 0
-    launch(
-        _composite_bwd_kernel,
+    _composite_bwd_kernel.launch(
         n_programs,
         **arguments | band.walk_arguments(records, normals=True, hits=True),
         v_render_colors=v_render_colors,

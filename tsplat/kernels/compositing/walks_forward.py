@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...data import CompositingSettings, PartLists, RenderBuffers, Splats
 from ..device_math import prefetch
-from ..launch import Int, kernel, launch, programs, walk_ahead
+from ..launch import Int, kernel, programs, walk_ahead
 from .chunks import STEP
 from .distortion import add_distortion, store_medians
 from .records import load_record, pack_records
@@ -170,8 +170,7 @@ def walk_fwd(
             arguments = arguments | dict.fromkeys(("transmittances", "alphas", "last_ids", "ends", "chunk_last_ids"))
             if lists.chunk_colors is not None:
                 arguments["chunk_colors"] = lists.chunk_colors[:, first:]
-        launch(
-            _composite_fwd_kernel,
+        _composite_fwd_kernel.launch(
             programs(lists.n_chunks + lists.offsets.numel() - 1, 1),
             **arguments | band.walk_arguments(records, normals=first == 0, hits=is_last),
             records=records,

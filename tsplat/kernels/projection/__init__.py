@@ -39,7 +39,7 @@ from ..device_math import (
     size_of,
     store_tuple,
 )
-from ..launch import Int, block_size, kernel, launch, launch_elementwise, programs
+from ..launch import Int, block_size, indices_of, kernel, programs
 from .camera_models import (
     add_entry_times,
     find_rows,
@@ -367,8 +367,8 @@ def _projection_bwd_kernel(
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
     """Projects every Gaussian of a scene by every camera; see :class:`ProjectedGaussians`."""
     means = gaussians.means
-    n_batches, n_gaussians, _ = means.shape
-    n_cameras = cameras.viewmats.shape[1]
+    n_batches, n_cameras, _, _ = cameras.viewmats.shape
+    n_gaussians = means.shape[-2]
     n_rows = n_batches * n_cameras * n_gaussians
     arguments = dict(
         **gaussians._asdict(),
@@ -395,8 +395,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
-        launch_elementwise(
-            _projection_visible_kernel,
+        _projection_visible_kernel.launch_elementwise(
             n_rows,
             BLOCK,
             visible_out=visible,
@@ -404,7 +403,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
             n_rows=n_rows,
             **arguments,
         )
-        dense_ids = visible.nonzero().squeeze(1)
+        dense_ids = indices_of(visible)
         n_rows = dense_ids.numel()
     projected = ProjectedGaussians(
         n_cameras=n_cameras,
@@ -418,8 +417,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
         row_of=row_of,
     )
-    launch_elementwise(
-        _projection_fwd_kernel,
+    _projection_fwd_kernel.launch_elementwise(
         n_rows,
         BLOCK,
         dense_ids=dense_ids,
@@ -454,19 +452,18 @@ def projection_bwd(
         needs: Whether each tensor of the cameras needs a gradient.
     """
     means = gaussians.means
-    n_batches, n_gaussians, _ = means.shape
-    n_cameras = cameras.viewmats.shape[1]
-    differentiable = gaussians._replace(valid=None)
-    v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in differentiable))
+    n_batches, n_cameras, _, _ = cameras.viewmats.shape
+    n_gaussians = means.shape[-2]
+    given = gaussians._asdict()
+    del given["valid"]
+    v_gaussians = {name: None if t is None else torch.empty_like(t) for name, t in given.items()}
     block = block_size(means, BLOCK)
     blocks = programs(n_gaussians, block)
     sums = CameraSums.allocate(means, blocks, cameras, needs, settings.camera.model)
-    arguments: dict[str, object] = {**differentiable._asdict(), **cameras._asdict()}
-    arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians._asdict().items()}
-    del arguments["valid"], arguments["v_valid"]
-    arguments |= constants(settings.camera, settings.unscented)
-    launch(
-        _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel,
+    arguments: dict[str, object] = {**given, **cameras._asdict(), **constants(settings.camera, settings.unscented)}
+    arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians.items()}
+    backward = _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel
+    backward.launch(
         programs(n_batches * blocks, 1),
         **arguments,
         FOV_MARGIN=FOV_MARGIN,
@@ -491,4 +488,4 @@ def projection_bwd(
         FLOOR=settings.numerics.compensation_floor,
         BLOCK=block,
     )
-    return v_gaussians, sums.gradients(cameras)
+    return Gaussians3D(**v_gaussians), sums.gradients(cameras)

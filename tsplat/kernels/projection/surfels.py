@@ -31,7 +31,7 @@ from ..device_math import (
     size_of,
     store_tuple,
 )
-from ..launch import Int, block_size, kernel, launch, launch_elementwise, programs
+from ..launch import Int, block_size, indices_of, kernel, programs
 from .camera_models import find_rows, load_camera
 from .camera_sums import CameraSums
 
@@ -284,7 +284,7 @@ def _inputs(gaussians: Gaussians3D, cameras: Cameras) -> dict[str, Any]:
         "scales": gaussians.scales,
         "poses": poses,
         "matrices": matrices,
-        "n_gaussians": gaussians.means.shape[1],
+        "n_gaussians": gaussians.means.shape[-2],
         "n_cameras": poses.shape[1],
     }
 
@@ -311,7 +311,7 @@ def surfels_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSe
         RADIUS_MAX=float(RADIUS_MAX),
         BOX_VARIANCE_MIN=BOX_VARIANCE_MIN,
     )
-    n_rows = means.shape[0] * means.shape[1] * arguments["n_cameras"]
+    n_rows = len(arguments["poses"]) * arguments["n_cameras"] * arguments["n_gaussians"]
     names = ("dense_ids", "row_of", "radii", "means2d", "depths", "conics", "normals")
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
@@ -320,8 +320,8 @@ def surfels_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSe
             "visible_out": visible,
             "row_of": row_of,
         }
-        launch_elementwise(_surfels_fwd_kernel, n_rows, BLOCK, n_rows=n_rows, **outputs, **arguments)
-        dense_ids = visible.nonzero().squeeze(1)
+        _surfels_fwd_kernel.launch_elementwise(n_rows, BLOCK, n_rows=n_rows, **outputs, **arguments)
+        dense_ids = indices_of(visible)
         n_rows = dense_ids.numel()
     projected = ProjectedGaussians(
         n_cameras=arguments["n_cameras"],
@@ -338,7 +338,7 @@ def surfels_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSe
     )
     outputs = {name: getattr(projected, name) for name in names}
     outputs |= {"opacities_out": projected.opacities, "visible_out": None}
-    launch_elementwise(_surfels_fwd_kernel, n_rows, BLOCK, n_rows=n_rows, **outputs, **arguments)
+    _surfels_fwd_kernel.launch_elementwise(n_rows, BLOCK, n_rows=n_rows, **outputs, **arguments)
     return projected
 
 
@@ -352,15 +352,14 @@ def surfels_bwd(
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
     """Computes gradients as :func:`projection_bwd` does, from those of the result of :func:`surfels_fwd`."""
-    n_batches, n_gaussians, _ = gaussians.means.shape
     arguments = _inputs(gaussians, cameras)
+    n_batches, n_gaussians = len(arguments["poses"]), arguments["n_gaussians"]
     n_images = n_batches * arguments["n_cameras"]
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians._replace(valid=None)))
     block = block_size(gaussians.means, BLOCK)
     blocks = programs(n_gaussians, block)
     sums = CameraSums.allocate(gaussians.means, blocks, cameras, needs)
-    launch(
-        _surfels_bwd_kernel,
+    _surfels_bwd_kernel.launch(
         programs(n_batches * blocks, 1),
         **arguments,
         row_of=row_of,
