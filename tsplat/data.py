@@ -369,7 +369,7 @@ class RenderBuffers(NamedTuple):
         transmittances: [I, H, W], remaining behind the last Gaussian.
         last_ids: [I, H, W] int32, number of entries that a pixel passed before it stopped, of the list that the backend
             composites it from; None if no gradient is needed.
-        median_rows, alphas: [I, H, W] int32 last row in front of which T > 1/2, or -1; [I, H, W, 1] 1 - T; or None.
+        median_rows, alphas: [I, H, W] int32, last row in front of which T > 1/2, or -1; [I, H, W, 1] 1 - T; or None.
     """
 
     colors: Tensor

@@ -66,6 +66,7 @@ CHANGES = {
     "bool as an int": lambda: dict(width=True),
     "string": lambda: dict(packed="yes"),
     "lens": lambda: dict(radial_coeffs=torch.zeros(1, 6)),
+    "f-theta": lambda: dict(ftheta_coeffs=object()),
     "degree": lambda: dict(sh_degree=2),
     "background": lambda: dict(backgrounds=torch.zeros(1, 7)),
     "batch": lambda: dict(distributed=2),

@@ -286,9 +286,8 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
 
 def _n_programs(image: Tensor) -> int:
     n_batch, height, width, n_channels = image.shape
-    return programs(
-        n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, block_size(image, COLUMNS)), 1
-    )
+    blocks = -(-height // ROWS) * -(-width // block_size(image, COLUMNS))
+    return programs(n_batch * n_channels * blocks, 1)
 
 
 @functools.cache

@@ -124,7 +124,9 @@ def launch({grid}, /, *, {", ".join([*given, *options])}):
     if elementwise:
         source += """
     BLOCK = cpu_block_ if vendor_ == "none" and not module_.INTERPRETED else block_
-    n_programs_ = module_.programs(n_, BLOCK)
+    n_programs_ = -(-n_ // BLOCK)
+    if n_programs_ > module_.GRID_MAX:
+        module_.programs(n_, BLOCK)  # raises
 """
     source += """
     if not n_programs_:

@@ -340,4 +340,4 @@ def spherical_harmonics_bwd(
         enable_fp_fusion=False,
     )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
-    return v_means, v_centers, v_coeffs.to(coeffs.dtype)
+    return v_means, v_centers, v_coeffs if v_coeffs.dtype == coeffs.dtype else v_coeffs.to(coeffs.dtype)

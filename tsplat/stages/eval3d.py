@@ -95,7 +95,7 @@ def composite_along_rays(
         masks, n_images, bands, settings, rays: As for ``composite``.
 
     Returns:
-        Colors [I, H, W, D], with depth or distance as one more channel; alphas [I, H, W, 1]; and normals [I, H, W, 3] or
+        Colors [I, H, W, D], with depth or distance as one more channel; alphas [I, H, W, 1]; normals [I, H, W, 3], or
         None.
     """
     first, rest = 3 * settings.normals, (masks, n_images, bands)

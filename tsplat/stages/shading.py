@@ -79,18 +79,17 @@ def _evaluate(
     """
     n_channels = coeffs.shape[-1]
     means, centers = means.contiguous(), centers.contiguous()
-    chunks = [coeffs]
-    if n_channels != 3:
-        # Kernels evaluate three channels. Slices, as the gradient of split is cat, which autocast changes.
-        padded = torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
-        chunks = [padded[..., first : first + 3] for first in range(0, n_channels, 3)]
-    rows = dense_ids, row_of, radii
-    colors: list[Tensor] = [
-        apply(_SphericalHarmonics, means, centers, chunk.contiguous(), *rows, degree, clamp, backend)
-        for chunk in chunks
-    ]
+    rest = dense_ids, row_of, radii, degree, clamp, backend
+    colors: Tensor
+    if n_channels == 3:
+        colors = apply(_SphericalHarmonics, means, centers, coeffs.contiguous(), *rest)
+        return colors
+    # Kernels evaluate three channels. Slices, as the gradient of split is cat, which autocast changes.
+    padded = torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
+    chunks = [padded[..., first : first + 3].contiguous() for first in range(0, n_channels, 3)]
     with full_precision(means.device):
-        return colors[0] if n_channels == 3 else torch.cat(colors, -1)[:, :n_channels]
+        colors = torch.cat([apply(_SphericalHarmonics, means, centers, chunk, *rest) for chunk in chunks], -1)
+    return colors[:, :n_channels]
 
 
 def shade(

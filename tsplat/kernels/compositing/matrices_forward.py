@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -146,7 +145,7 @@ def features_fwd(
 ) -> None:
     """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
-    passes = triton.cdiv(splats.n_features, blocks * FEATURES_MIN)
+    passes = -(-splats.n_features // (blocks * FEATURES_MIN))
     _features_fwd_kernel.launch(
         programs((lists.n_chunks + lists.offsets.numel() - 1) * passes, 1),
         **arguments | product_arguments(records, splats, band),

@@ -322,7 +322,7 @@ def sum_slots(
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
     unroll = 1 if is_compiled_for_cpu(sums) else UNROLL  # a Gaussian has few slots there, as parts share them
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large, "UNROLL": unroll}
-    columns = min(triton.next_power_of_2(width), 16)
+    columns = min(1 << (width - 1).bit_length(), 16)
     blocks = -(-width // columns)
     _span_sum_kernel.launch(
         programs(-(-n_spans // GROUP) * blocks, 1),
