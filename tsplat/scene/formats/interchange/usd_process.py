@@ -1,7 +1,8 @@
 """Reads an OpenUSD stage in a process of its own: ``python usd_process.py STAGE FOLDER``. Imports nothing of tsplat.
 
 USD allocates what a damaged file announces, and prints what it thinks of it. So its memory is limited, and what it
-finds is written as arrays to a folder, with ``stage.json`` that says what belongs to which prim.
+finds is written as arrays to a folder, with ``stage.json`` that says what belongs to which prim
+(docs/decisions/0032).
 """
 
 from __future__ import annotations
