@@ -59,6 +59,19 @@ def test_each_kind_of_launch_is_prepared_once(prepared):
     assert len(prepared) == 6
 
 
+def test_each_launch_is_observed(prepared, monkeypatch):
+    """By the kernel, the number of programs, and the arguments and options that differ from the defaults."""
+    seen, prepare = [], triton_cpu.prepare
+    monkeypatch.setattr("tsplat.kernels.launch.observer", lambda *launch: seen.append(launch))
+    monkeypatch.setattr("tsplat.triton_cpu.prepare", lambda *arguments: (seen.append(None), prepare(*arguments))[1])
+    a = torch.tensor([1.0, 2.0])
+    assert total(a, num_warps=4) == total(a, num_warps=2) == 3
+    (first, *arguments), compiled, (*second, options) = seen
+    assert (first, compiled, second) == (_sum_kernel, None, [_sum_kernel, 1])
+    assert arguments[0] == 1
+    assert arguments[1].keys() == options.keys() - {"num_warps"} == {"a", "b", "out", "step", "x", "N", "TWICE"}
+
+
 def test_values_follow_their_tensors(prepared):
     for value in range(5):
         assert total(torch.full((2,), float(value))) == 2 * value

@@ -115,6 +115,10 @@ MUTANTS = [
         (" and all([t is None or t.data_ptr() or not t.numel() for t in tensors])", "", "freed memory is read"),
         (" and not scene.lens.given()", "", "a lens is looked up without its coefficients"),
         ("        refuse_transforms()\n", "        pass\n", "known calls are traced"),
+    ),
+    *_in(
+        "stages/request.py",
+        ("tests/stages/test_cameras.py",),
         ("type(scene.cameras), ", "", "cameras of all types are checked as one"),
     ),
     *_in("stages/bundles.py", ("tests/stages/test_bundles.py",),

@@ -163,7 +163,7 @@ def programs(n: int, block: int) -> int:
 def indices_of(flags: Tensor) -> Tensor:
     """Returns the indices of flags [n] int8 that are not zero, [m] int64. Waits for their number."""
     if is_compiled_for_cpu(flags):
-        return torch.from_numpy(np.flatnonzero(flags.numpy().view(np.bool_)))  # in a seventh of the time of PyTorch's
+        return torch.from_numpy(flags.numpy().view(np.bool_).nonzero()[0])  # in a seventh of the time of PyTorch's
     return flags.nonzero().squeeze(1)
 
 

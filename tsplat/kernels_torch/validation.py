@@ -7,6 +7,7 @@ from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, N
 from ..data import Cameras, Gaussians3D
 
 
+@torch.no_grad()
 def prepare(
     gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:

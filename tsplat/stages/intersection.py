@@ -68,7 +68,7 @@ def intersect(
         image_ids,
     )
     capacity = choose_capacity(settings.capacity, screen.order.device, grid)
-    return BandedIntersections(screen, grid, settings, budget, explain, capacity if len(screen.order) else None)
+    return BandedIntersections(screen, grid, settings, budget, explain, capacity if screen.order.numel() else None)
 
 
 class BandedIntersections:

@@ -71,7 +71,7 @@ def prepare(
         The Gaussians with ``valid``; the cameras; their centers [B, C, 3] in the world frame.
     """
     others = {name: t for name, t in cameras._asdict().items() if t is not None and name not in CHECKED_BY_KERNELS}
-    with torch.no_grad(), full_precision(gaussians.means.device):
+    with full_precision(gaussians.means.device):
         marked = _mark_invalid(cameras, others) if check and others else cameras
         valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).prepare(
             gaussians if check else None,
@@ -91,6 +91,7 @@ def prepare(
     return gaussians._replace(valid=valid), prepared, centers
 
 
+@torch.no_grad()
 def _mark_invalid(cameras: Cameras, others: dict[str, Tensor]) -> Cameras:
     """Makes the view matrices of cameras invalid that have another invalid tensor."""
     invalid = torch.stack([exceeds(tensor, tensor.dim() - 2) for tensor in others.values()]).any(0)

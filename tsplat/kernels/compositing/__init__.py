@@ -118,7 +118,7 @@ def composite_fwd(
         The lists, for :func:`composite_bwd`, which otherwise makes them again; never None. They are without the ids of
         entries, which it lists again with their slots.
     """
-    band = _band(splats, intersections, len(buffers.colors), settings, rays)
+    band = _band(splats, intersections, buffers.colors.shape[0], settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     if by_matrices:
         splats = splats.with_own_colors()
@@ -190,7 +190,7 @@ def composite_bwd(
         sums = allocate(splats.opacities.numel(), sum_columns(splats.n_features, settings))
     if n_intersections == 0:
         return sums
-    band = _band(splats, intersections, len(last_ids), settings, rays)
+    band = _band(splats, intersections, last_ids.shape[0], settings, rays)
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
     by_matrices = splats.n_features >= FEATURES_MIN
