@@ -191,11 +191,14 @@ def test_whole_model_fits_into_an_upright_window(with_views):
 
     client, model = Client(0, 40, 60), viewed(with_views=with_views)
     client.camera.position = start = np.array(model.eye)
+    client.camera.fov = np.radians(model.fov)
     session = Session(client, [model])
     wait_for(lambda: client.images)
 
     def has_distance(factor):
-        factor = 1 if with_views else factor  # cameras of a run stay where they are
+        if with_views:  # cameras of a run stay where they are, and see more
+            wide = np.allclose(np.tan(client.camera.fov / 2), factor * np.tan(np.radians(model.fov) / 2))
+            return wide and np.allclose(client.camera.position, start)
         return np.allclose(client.camera.position, model.target + factor * (start - model.target))
 
     assert has_distance(2)

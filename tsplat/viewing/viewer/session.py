@@ -70,7 +70,7 @@ class Session:
         self._callbacks = Callbacks(self.tell)
         self._live_page: LivePage | None = None
         self._ready = False
-        self._framed = models[0].eye
+        self._framed = models[0].eye, models[0].fov
         self._panel = Panel(
             client.gui,
             models,
@@ -142,8 +142,10 @@ class Session:
     def _follow(self) -> None:
         """Renders again, as the camera has moved or the canvas has another size, which may need another distance."""
         model, camera = self._panel.model, self._client.camera
-        is_first = math.dist(camera.position, self._framed) < STILL * math.dist(self._framed, model.target)
-        if is_first and model.eye_for(camera.image_width, camera.image_height) != self._framed:
+        eye, fov = self._framed
+        is_first = math.dist(camera.position, eye) < STILL * math.dist(eye, model.target)
+        is_first &= abs(camera.fov - math.radians(fov)) < STILL
+        if is_first and model.framing_for(camera.image_width, camera.image_height) != self._framed:
             self._reset_view()
         else:
             self._change()
@@ -235,10 +237,10 @@ class Session:
         model, camera = self._panel.model, self._client.camera
         with self._client.atomic():
             camera.up_direction = np.array(model.up)
-            self._framed = model.eye_for(camera.image_width, camera.image_height)
-            camera.position = np.array(self._framed)
+            eye, fov = self._framed = model.framing_for(camera.image_width, camera.image_height)
+            camera.position = np.array(eye)
             camera.look_at = np.array(model.target)
-            camera.fov = math.radians(model.fov)
+            camera.fov = math.radians(fov)
         self._change()
 
     def _reset_up(self) -> None:

@@ -62,12 +62,18 @@ class ViewedModel:
     def gaussians(self) -> Gaussians:
         return self.renderer.gaussians
 
-    def eye_for(self, width: int, height: int) -> list[float]:
-        """Returns the first camera position for an image size; farther away where a whole model would be cut off."""
+    def framing_for(self, width: int, height: int) -> tuple[list[float], float]:
+        """Returns the first camera position and vertical field of view in degrees for an image size.
+
+        In upright images, which would cut the model off, the position is farther away. Where photographs were taken
+        stays the position of a run; there the field of view is wider.
+        """
         narrower = SIZE[0] / SIZE[1] * max(height, 1) / max(width, 1)
-        if self.cameras or narrower <= 1:
-            return self.eye
-        return [b + narrower * (a - b) for a, b in zip(self.eye, self.target, strict=True)]
+        if narrower <= 1:
+            return self.eye, self.fov
+        if self.cameras:
+            return self.eye, math.degrees(2 * math.atan(narrower * math.tan(math.radians(self.fov) / 2)))
+        return [b + narrower * (a - b) for a, b in zip(self.eye, self.target, strict=True)], self.fov
 
     def find_view(self, name: str, tell: Callable[[str], object]) -> View | None:
         """Returns the photograph with a name, or None. The first call may read all of them, which takes long.
