@@ -62,6 +62,7 @@ SEEN = (
     "-m", "triton", "-k", "chunks or passes or depth_is or pinhole", "tests/stages/test_ray_features.py"
 )  # fmt: skip
 SEEN_TORCH = ("-m", "not triton", "tests/stages/test_ray_features.py")
+DISTANCE = ("-k", "depth_is or planes", "tests/stages/test_ray_features.py")
 SURFELS = ("-k", "not gpu", "tests/stages/test_surfels.py")
 
 
@@ -116,9 +117,7 @@ MUTANTS = [
         (" and not scene.lens.given()", "", "a lens is looked up without its coefficients"),
         ("        refuse_transforms()\n", "        pass\n", "known calls are traced"),
     ),
-    *_in(
-        "stages/request.py",
-        ("tests/stages/test_cameras.py",),
+    *_in("stages/request.py", ("tests/stages/test_cameras.py",),
         ("type(scene.cameras), ", "", "cameras of all types are checked as one"),
     ),
     *_in("stages/bundles.py", ("tests/stages/test_bundles.py",),
@@ -290,6 +289,8 @@ MUTANTS = [
     *_in("kernels/projection/unscented.py", SEEN,
         ("along = (scale * p[0], scale * p[1], scale * p[2])", "along = (zero, zero, scale * p[2])",
          "gradient of the distance from the camera"),
+    ),
+    *_in("kernels/projection/unscented.py", DISTANCE,
         ('elif CAMERA == "ftheta":', 'elif CAMERA == "pinhole":', "pinhole cameras cull by distance"),
     ),
     *_in("kernels_torch/ray_footprint.py", SEEN_TORCH,
@@ -299,7 +300,7 @@ MUTANTS = [
         ("v_directions -= torch", "v_directions - torch", "gradient of the direction without the turn of u"),
         ("v_weight += turned * (v_color[:, :3] @ feature[:3])", "pass", "gradient of alpha of normals not negated"),
     ),
-    *_in("kernels_torch/unscented.py", SEEN_TORCH,
+    *_in("kernels_torch/unscented.py", DISTANCE,
         ('z = depth if camera.model == "ftheta" else z', "z = depth", "pinhole cameras cull by distance"),
     ),
     *_in("kernels/compositing/rays.py", RAYS,
@@ -578,8 +579,8 @@ MUTANTS = [
     ),
     *_in("kernels/compositing/walks_forward.py", PARTS,
         ("backgrounds + image * background_stride + k", "backgrounds + k", "every image has the first background"),
-        ("band.walk_arguments(records),\n            records",
-         'band.walk_arguments(records) | {"LOG2_ALPHA_MIN": -9.0},\n            records',
+        ("hits=is_last),\n            records",
+         'hits=is_last) | {"LOG2_ALPHA_MIN": -9.0},\n            records',
          "threshold of alpha lower in the forward pass"),
         ("tl.where(added, place + 1, last)", "tl.where(added, place, last)", "off by one in the last entry"),
         ("next_row = tl.load(ids + place + 2)", "next_row = tl.load(ids + place + 1)",
