@@ -100,6 +100,18 @@ def test_known_calls_are_not_transformed(checked):
         torch.func.vmap(lambda x: call()[0] + x)(torch.zeros(2))
 
 
+def test_coefficients_of_lenses_are_read_in_each_call(checked):
+    seen = dict(
+        means=torch.tensor([[1.0, 0.5, 4], [-1, 0, 5], [0, -0.5, 4]]), opacities=torch.ones(3), with_ut=True,
+        quats=torch.tensor([[1.0, 0, 0, 0]]).repeat(3, 1), scales=torch.full((3, 3), 0.1), viewmats=torch.eye(4)[None],
+        Ks=torch.tensor([[[8.0, 0, 4], [0, 8, 3], [0, 0, 1]]]),
+    )  # fmt: skip
+    found = [call(radial_coeffs=torch.tensor([[k, 0, 0, 0, 0, 0]]), **seen)[2]["means2d"] for k in (0.0, 0.1, 0.0)]
+    assert len(found[0]) == 3
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+
+
 def test_what_is_known_is_bounded(checked, monkeypatch):
     monkeypatch.setattr(request, "CHECKED_MAX", 3)
     for width in range(1, 9):

@@ -235,8 +235,7 @@ def _check(scene: Scene, options: Options, distributed: bool) -> tuple[Scene, Ch
     types, tensors = tuple(map(type, options)), flatten(scene)
     kinds = [*map(kind_of, tensors)]
     key = (options, types, distributed, type(scene.cameras), torch.is_grad_enabled(), *kinds)
-    is_known = None not in kinds and PLAIN.issuperset(types) and not scene.lens.given()
-    is_known = is_known and forward_ad._current_level < 0
+    is_known = None not in kinds and PLAIN.issuperset(types) and forward_ad._current_level < 0
     checked = _checked.get(key) if is_known else None
     if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
         refuse_transforms()
