@@ -194,6 +194,14 @@ def test_depth_is_a_distance_without_global_z_order(backend):
     assert (meta["radii"] > 0).all()  # of pinhole cameras, by z
 
 
+@pytest.mark.parametrize(("kind", "readout"), [CASES[0], CASES[3]])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_depth_is_differentiable_without_global_z_order(backend, kind, readout):
+    scene = make(kind, readout, seed=2)
+    found = assert_matches_reference(scene, backend=backend, render_mode="RGB+D", global_z_order=False)
+    assert found["render_colors"][..., -1].max() > 0.1
+
+
 def test_planes_of_ftheta_cameras_cull_by_distance_without_global_z_order():
     scene = make("ftheta", n=40)
     options = {name: scene[name] for name in ("viewmats", "Ks", "width", "height", "camera_model", "ftheta_coeffs")}
