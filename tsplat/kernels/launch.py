@@ -79,9 +79,9 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
 
     ``launch(n_programs, **arguments)`` takes the arguments of the kernel, and compiler options: contraction to fma is
     on unless ``enable_fp_fusion`` turns it off. ``launch_elementwise(n, block, cpu_block=CPU_BLOCK, **arguments)``
-    launches it over n elements, and its argument BLOCK, the elements of a program, is ``block`` on a GPU and
-    ``cpu_block`` on a CPU, where kernels are compiled or interpreted. Both raise a ValueError for a tensor that is not
-    contiguous although the kernel needs it.
+    launches it over n elements, and its argument BLOCK, the elements of a program, is ``cpu_block`` if it is compiled
+    for a CPU, and otherwise ``block``. Both raise a ValueError for a tensor that is not contiguous although the kernel
+    needs it.
 
     Numbers that are not constants are annotated, with ``"Int"`` (quoted, as Triton would resolve the name) or
     ``tl.float64``: kernels do not specialize on their values.
@@ -96,8 +96,20 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     jitted = triton.jit(do_not_specialize=scalars)(function)
     jitted.strided = frozenset(strided)
     for name in ("launch", "launch_elementwise"):
-        setattr(jitted, name, _generated_later(jitted, name))
+        setattr(jitted, name, (_interpreted if INTERPRETED else _generated_later)(jitted, name))
     return jitted
+
+
+def _interpreted(kernel: Any, name: str) -> Callable[..., None]:
+    """Returns the function that launches an interpreted kernel, for which nothing is prepared."""
+
+    def launch(n: int, block: int = 1, _cpu_block: int = CPU_BLOCK, /, **arguments: Any) -> None:
+        if name == "launch_elementwise":
+            n, arguments["BLOCK"] = programs(n, block), block
+        if n:
+            launch_first(kernel, None, "none", n, (), arguments)
+
+    return launch
 
 
 def _generated_later(kernel: Any, name: str) -> Callable[..., None]:
@@ -131,7 +143,7 @@ def launch_first(
         return
     if observer is not None:
         observer(kernel, n_programs, arguments)
-    if vendor == "none" and INTERPRETED:
+    if INTERPRETED:
         check_contiguous(kernel, arguments)
         kernel[(n_programs,)](**arguments)
         return

@@ -123,7 +123,7 @@ def launch({grid}, /, *, {", ".join([*given, *options])}):
 """
     if elementwise:
         source += """
-    BLOCK = cpu_block_ if vendor_ == "none" and not module_.INTERPRETED else block_
+    BLOCK = cpu_block_ if vendor_ == "none" else block_
     n_programs_ = -(-n_ // BLOCK)
     if n_programs_ > module_.GRID_MAX:
         module_.programs(n_, BLOCK)  # raises
