@@ -19,14 +19,17 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
-from tests.support.round_trips import WRITERS, angles_between, check_round_trip
+from tests.support.round_trips import LINEAR, WRITERS, angles_between, check_round_trip
 from tsplat.scene import Camera, Gaussians, intrinsics, read_model, write_model
 from tsplat.scene.formats.models import Format
+from tsplat.scene.formats.quantization import levels
+from tsplat.scene.formats.streaming.streamed_sog_writer import Datasets, detail_levels
 from tsplat.viewing import look_at_all, render
 
 PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
@@ -52,7 +55,16 @@ FORMATS: dict[Format, Known] = {
     "spz": Known("SPZ 3", ".spz", ("--spz-version", "3")),
     "spz4": Known("SPZ 4", ".spz", ("--spz-version", "4")),
     "sog": Known("SOG 2", ".sog", ("-g", "cpu")),
+    "streamed-sog": Known("Streamed SOG 1"),
+    "glb": Known("glTF, `.glb`"),
+    "gltf": Known("glTF, `.gltf`"),
+    "usda": Known("OpenUSD, `.usda`"),
+    "usdc": Known("OpenUSD, `.usdc`"),
+    "usdz": Known("OpenUSD, `.usdz`"),
 }
+DEGREE_4: tuple[Format, ...] = ("spz4", "usda", "usdc", "usdz")
+"""Formats that keep SH coefficients of degree 4."""
+
 ORIGINALS = {
     "kettle": ("kettle.spz", ()),
     "biker": ("biker.compressed.ply", ("biker.spz",)),
@@ -60,6 +72,8 @@ ORIGINALS = {
     "playbot_3": ("playbot_3.sog", ()),
 }
 """Model -> the file that is read, and other files of the same model."""
+EXTENDED = "kettle"
+"""The model that is also measured with coefficients of degree 4."""
 
 SIZES = """| model | Gaussians | SH degree | format | bytes | splat-transform | seconds | PSNR (dB) |
 | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |
@@ -73,24 +87,36 @@ def measure(name: str, gaussians: Gaussians, converter: list[str], folder: Path)
     """Returns the rows of a model in both tables."""
     viewmat, _ = look_at_all(gaussians, WIDTH, HEIGHT, FOV)
     target = view(gaussians, viewmat)
-    write_model(folder / "original.ply", gaussians)
+    is_known = gaussians.sh_degree < 4  # by splat-transform
+    if is_known:
+        write_model(folder / "original.ply", gaussians)
     sizes = errors = ""
-    for format, known in FORMATS.items():
-        path = folder / f"{name}.{format}{'.splat' if format == 'splat' else ''}"
+    for format in FORMATS if is_known else DEGREE_4:
+        known = FORMATS[format]
+        path = folder / f"{name}.{format}"
+        if format == "streamed-sog":
+            path = path / "lod-meta.json"
         start = time.process_time()
         write_model(path, gaussians, format=format)
         seconds = time.process_time() - start
         found = read_model(path)
-        if format != "splat":
+        # The check knows the order of one level of detail only.
+        if format not in ("splat", "streamed-sog"):
             check_round_trip(format, gaussians, found)
         is_clustered = format == "sog" and gaussians.sh_degree > 0 and len(gaussians) > CLUSTERED
-        theirs = "not run" if is_clustered else converted_size(known, gaussians.sh_degree, converter, folder)
+        theirs = "not run" if is_clustered else converted_size(known, gaussians.sh_degree, converter * is_known, folder)
         mse = float((view(found, viewmat) - target).square().mean())
         psnr = f"{-10 * math.log10(mse):.1f}" if mse else "identical"
+        written = file_size(path.parent if format == "streamed-sog" else path)
         head = f"| {name} | {len(gaussians):,} | {gaussians.sh_degree} | {known.title}"
-        sizes += f"{head} | {path.stat().st_size:,} | {theirs} | {seconds:.1f} | {psnr} |\n"
+        sizes += f"{head} | {written:,} | {theirs} | {seconds:.1f} | {psnr} |\n"
         errors += f"| {name} | {known.title} | {' | '.join(largest_errors(format, gaussians, found))} |\n"
     return sizes, errors
+
+
+def degree_4(gaussians: Gaussians) -> Gaussians:
+    """Returns a model of degree 3 whose coefficients of degree 4 are its last nine."""
+    return dataclasses.replace(gaussians, shN=torch.cat([gaussians.shN, gaussians.shN[:, -9:]], 1))
 
 
 def view(gaussians: Gaussians, viewmat: Tensor) -> Tensor:
@@ -114,9 +140,16 @@ def converted_size(format: Known, sh_degree: int, converter: list[str], folder: 
 def largest_errors(format: Format, gaussians: Gaussians, found: Gaussians) -> list[str]:
     """Returns the largest error of each parameter in the columns of the table."""
     if format == "splat":
-        sizes = gaussians.log_scales.double().sum(1) + torch.nn.functional.logsigmoid(gaussians.opacity_logits.double())
-        order = sizes.argsort(descending=True, stable=True)
-    elif format == "ply":
+        # As the writer sorts them: by the values in the file.
+        opacities = levels(gaussians.opacity_logits.double().sigmoid().numpy() * 255).astype(np.uint8)
+        scales = gaussians.log_scales.double().exp().numpy().astype(np.float32)
+        sizes = np.log(scales.astype(np.float64)).sum(1) + np.log(opacities)
+        order = torch.from_numpy(np.argsort(-sizes, kind="stable"))
+    elif format == "streamed-sog":
+        files = Datasets(detail_levels(gaussians, None))
+        files.add(torch.arange(len(files.centers)))
+        order = torch.cat([torch.cat(ids) for name, ids in files.rows.items() if name.startswith("0_")])
+    elif format == "ply" or format in LINEAR:
         order = torch.arange(len(gaussians))
     else:
         order, _ = WRITERS["spz" if format == "spz4" else format].encode_means(gaussians.means.numpy())
@@ -146,18 +179,21 @@ def tables(models: Path, converter: list[str]) -> str:
         if not (models / original).exists():
             print(f"{models / original} does not exist")
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            rows = measure(name, read_model(models / original), converter, Path(folder))
-        sizes, errors = sizes + rows[0], errors + rows[1]
+        gaussians = read_model(models / original)
+        measured = {name: gaussians} | ({f"{name} (degree 4)": degree_4(gaussians)} if name == EXTENDED else {})
+        for title, model in measured.items():
+            with tempfile.TemporaryDirectory() as folder:
+                rows = measure(title, model, converter, Path(folder))
+            sizes, errors = sizes + rows[0], errors + rows[1]
+            print("".join(rows), flush=True)
         files += [f"`{file}` {file_size(models / file):,}" for file in (original, *others)]
-        print("".join(rows), flush=True)
     originals = f"Bytes of the files that were read, or that show the same model: {', '.join(files)}."
     return f"### Sizes and views\n\n{sizes}\n{originals}\n\n### Largest errors\n\n{errors}"
 
 
 def file_size(path: Path) -> int:
-    """Returns the bytes of a file, or of all files in a folder."""
-    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
+    """Returns the bytes of a file, or of all files in a folder and those inside it."""
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def main() -> None:
