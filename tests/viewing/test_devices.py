@@ -35,3 +35,15 @@ def test_reserve_threads_leaves_pytorch_one_thread():
 def test_pick_device_rejects_a_gpu_that_does_not_exist():
     with pytest.raises(BackendError, match="device: PyTorch finds no usable GPU"):
         pick_device(device_type="cuda")
+
+
+@pytest.mark.parametrize(("n_visible", "index"), [(4, 3), (1, 0)])
+def test_pick_device_takes_the_gpu_of_the_local_rank(n_visible, index, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_visible)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr("tsplat.viewing.devices.choose", lambda *_: ("triton", "a GPU"))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert pick_device()[0] == torch.device("cuda", index)
+    assert chosen == [torch.device("cuda", index)]

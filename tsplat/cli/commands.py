@@ -287,7 +287,8 @@ def _options(arguments: object, *names: str) -> dict[str, Any]:
 
 def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
     """Runs a command line as several ranks, and returns the exit status; None if this process is to run the command."""
-    from ..training.processes.launcher import is_launched, launch, ranks_and_gpus
+    from ..training.processes.environment import is_launched
+    from ..training.processes.launcher import launch, ranks_and_gpus
 
     ranks, chosen = (1, []) if is_launched() else ranks_and_gpus(ranks, gpus)
     return launch(command_line, ranks, chosen) if ranks > 1 else None

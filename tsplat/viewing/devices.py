@@ -22,7 +22,8 @@ def pick_device(
         raise BackendError("device: PyTorch finds no usable GPU; choose cpu, or run tsplat doctor")
     device = torch.device("cuda" if torch.cuda.is_available() and device_type != "cpu" else "cpu")
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        # A launcher may show each rank its own GPU only.
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
     name, reason = choose(device, backend)
     return device, f"backend {name} on {device}: {reason}"

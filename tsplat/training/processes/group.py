@@ -1,9 +1,12 @@
 """Creates and destroys the process group of a training run."""
 
+from __future__ import annotations
+
 import atexit
 import gc
 import importlib
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -11,31 +14,81 @@ import torch.distributed as dist
 
 from ...errors import ArgumentError
 from ...stages.process_group import RankGroup
-from .launcher import is_launched
+from ...viewing.devices import pick_device
+from ..configuration import RunConfig
+from .environment import is_launched
 
 TIMEOUT = timedelta(minutes=10)
 """Timeout of collectives: longer than any step or save. A dead rank is noticed earlier, by its missing heartbeat."""
 
+STORE = "tsplat-store"
+"""Key of the port of the store of rank 0 in the store of torchrun's agents."""
 
-def join_group(device: torch.device) -> RankGroup:
-    """Returns the ranks that this process trains with.
 
-    These are the ranks of the default process group if it is initialized. Otherwise a process started by torchrun
-    initializes it, and any other process trains alone.
+def join_ranks(config: RunConfig) -> tuple[torch.device, str, RankGroup]:
+    """Returns the device of this process, a sentence that describes it, and the ranks that this process works with.
+
+    These are the ranks of the default process group if it is initialized. Otherwise a process started by torchrun or by
+    Slurm's ``srun`` initializes it, and any other process works alone.
+
+    Raises:
+        ArgumentError: Variables of the launcher contradict each other, the process group cannot be initialized, or the
+            given one cannot use the device.
+        BackendError: See :func:`tsplat.viewing.devices.pick_device`.
     """
-    if not dist.is_available():
-        return RankGroup()
-    if not dist.is_initialized():
-        if not is_launched() or int(os.environ["WORLD_SIZE"]) < 2:
-            return RankGroup()
+    exists = dist.is_available() and dist.is_initialized()
+    launched = dist.is_available() and not exists and is_launched()
+    device, description = pick_device(config.backend, config.device)
+    if launched and int(os.environ["WORLD_SIZE"]) > 1:
         # If torch.distributed.checkpoint imports this module later, its default arguments keep the group alive forever.
         importlib.import_module("torch.distributed.nn.functional")
         try:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+            _create_group("nccl" if device.type == "cuda" else "gloo")
         except (RuntimeError, ValueError) as error:
             raise ArgumentError(f"ranks: cannot initialize the process group ({error})") from error
         atexit.register(_destroy_group)
-    return RankGroup(dist.group.WORLD) if dist.get_world_size() > 1 else RankGroup()
+        exists = True
+    if not exists or dist.get_world_size() < 2:
+        return device, description, RankGroup()
+    if device.type == "cpu" and dist.get_backend() == "nccl":
+        raise ArgumentError(
+            "device: is cpu, but the process group has the backend nccl; initialize it with cpu:gloo,cuda:nccl or gloo"
+        )
+    return device, description, RankGroup(dist.group.WORLD)
+
+
+def _create_group(backend: str) -> None:
+    """Initializes the default process group of a rank that a launcher started."""
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        dist.init_process_group(backend, timeout=TIMEOUT)
+        return
+    # The store of torchrun's agents outlives a restart, with addresses of ranks before it, so rank 0 makes a new one.
+    rank, address = int(os.environ["RANK"]), os.environ["MASTER_ADDR"]
+    agents = torch._C._distributed_c10d.TCPStore(address, int(os.environ["MASTER_PORT"]), timeout=TIMEOUT)
+    if rank == 0:
+        store = torch._C._distributed_c10d.TCPStore(address, 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+        agents.set(STORE, str(store.port))
+    else:
+        store = _connect(agents, address)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]), timeout=TIMEOUT)
+
+
+def _connect(agents: torch._C._distributed_c10d.Store, address: str) -> torch._C._distributed_c10d.TCPStore:
+    """Connects to the store of rank 0, whose port in the store of the agents may still be that before a restart."""
+    end = time.monotonic() + TIMEOUT.total_seconds()
+    while True:
+        port = int(agents.get(STORE))
+        try:
+            store = torch._C._distributed_c10d.TCPStore(
+                address, port, timeout=timedelta(seconds=5), wait_for_workers=False
+            )
+        except (RuntimeError, ValueError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+        else:
+            store.set_timeout(TIMEOUT)
+            return store
 
 
 def _destroy_group() -> None:

@@ -1,6 +1,7 @@
 """Heartbeats between ranks: a rank that stops sending them ends the run on all ranks, with a message that names it."""
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -40,7 +41,9 @@ def heartbeat(ranks: RankGroup, on_timeout: Callable[[str], None] | None = None)
     store = torch._C._distributed_c10d.PrefixStore("tsplat-heartbeat", default_store.clone())
     store.set(f"process {ranks.rank}", f"{os.getpid()}@{socket.gethostname()}")
     done = threading.Event()
-    thread = threading.Thread(target=_monitor, args=(store, ranks, done, on_timeout or _exit), daemon=True)
+    thread = threading.Thread(
+        target=_monitor, args=(store, ranks, done, on_timeout or functools.partial(_exit, ranks.rank)), daemon=True
+    )
     thread.start()
     try:
         yield
@@ -83,6 +86,6 @@ def _kill(store: Any, rank: int) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _exit(message: str) -> None:
-    print(f"tsplat: error: rank {os.environ.get('RANK', '?')} exits: {message}", file=sys.stderr, flush=True)
+def _exit(rank: int, message: str) -> None:
+    print(f"tsplat: error: rank {rank} exits: {message}", file=sys.stderr, flush=True)
     os._exit(EXIT_PEER)

@@ -20,11 +20,6 @@ SAVE_TIMEOUT = 120
 """Seconds after a signal in which the ranks can save. Those that still run then are killed."""
 
 
-def is_launched() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def parse_gpus(text: str) -> list[int]:
     """Parses a list of indices such as "0,1" of GPUs that exist."""
     n_gpus = torch.cuda.device_count()

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,13 @@ from ...scene.editing.joining import merge_models
 from ...scene.gaussians import Gaussians
 from ...stages.process_group import RankGroup
 from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
-from ..configuration import RunConfig
+from ...viewing.run_cameras import CONFIG
+from ..configuration import RunConfig, read_config
+from ..processes.environment import is_restarted
+from ..processes.group import join_ranks
 from ..trainer import Trainer
+from .context import has_checkpoints
+from .scene_record import with_absolute_scene
 from .sky import sky_gaussians
 
 Configure = Callable[[int], RunConfig]
@@ -75,6 +82,24 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
         strategy = dataclasses.replace(strategy, **later)
     interval = min(config.sh_interval, math.ceil(config.steps / (config.sh_degree + 1)))
     return dataclasses.replace(config, steps=steps, strategy=strategy, sh_interval=interval)
+
+
+def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) -> bool:
+    """Whether torchrun has restarted the ranks of a run with these settings that has saved a checkpoint.
+
+    A collective call under torchrun. Ranks of a machine that joins later are not restarted, but the others are. An
+    attempt to start a run in the folder of another one is restarted, too, and must not resume that one.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    device, _, ranks = join_ranks(given)
+    exists = has_checkpoints(folder) and (folder / CONFIG).is_file()
+    if not ranks.any([is_restarted()], device)[0] or not exists:
+        return False
+    found = read_config(folder / CONFIG)
+    given = configure if isinstance(configure, RunConfig) else configure(found.steps)
+    filled = {name: getattr(found, name) for name in ("background", "views_per_step")}
+    return dataclasses.replace(with_absolute_scene(given), **filled) == found
 
 
 def check_minutes(minutes: float, config: RunConfig) -> None:

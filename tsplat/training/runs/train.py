@@ -18,7 +18,7 @@ from ...scene.gaussians import Gaussians
 from ...support.files import output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
 from ...support.progress import stage_display
-from ...viewing.devices import pick_device, reserve_threads
+from ...viewing.devices import reserve_threads
 from ...viewing.outputs import check_output
 from ...viewing.run_cameras import CAMERAS, CONFIG
 from ...viewing.trajectories import describe_cameras
@@ -26,7 +26,7 @@ from ..configuration import RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
 from ..parameters import scene_tensors
-from ..processes.group import join_group
+from ..processes.group import join_ranks
 from ..report.plots import evenly_spaced
 from ..trainer import Trainer
 from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
@@ -46,7 +46,7 @@ from .scene_record import (
     record_scene,
     with_absolute_scene,
 )
-from .start import Configure, check_minutes, extend, initial_gaussians, plan
+from .start import Configure, check_minutes, continues, extend, initial_gaussians, plan
 
 WORLD = "world.json"
 
@@ -64,6 +64,8 @@ def train(
     Writes ``config.json``, ``cameras.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side
     by side, ``contact_sheet.png``, ``curve.png``, ``metrics.json``, ``point_cloud.ply``, ``run.json`` and
     ``report.html``.
+
+    If torchrun has restarted the ranks of this run, it is resumed from its newest checkpoint.
 
     Args:
         config: Settings of the run, or with `minutes` what returns them for a number of steps; ``config.scene`` is a
@@ -89,6 +91,8 @@ def train(
     """
     given = config if isinstance(config, RunConfig) else config(RunConfig.steps)
     require_extras(given, view=view is not None)
+    if continues(config, given, Path(out)):
+        return resume(out, stop_after=stop_after, view=view)
     if minutes is None and given is config:
         return _run(with_absolute_scene(given), Path(out), stop_after, view)
     if minutes is None or isinstance(config, RunConfig):
@@ -156,8 +160,7 @@ def _run(
     timed: tuple[Configure, float] | None = None,
 ) -> dict[str, Any]:
     """Starts a run, for as many steps as fit if it is `timed`, or continues what :func:`read_newest` has returned."""
-    device, description = pick_device(config.backend, config.device)
-    ranks = join_group(device)
+    device, description, ranks = join_ranks(config)
     check_view(view, ranks.world_size)
     with (
         rank_context(ranks),
@@ -252,8 +255,7 @@ def evaluate_run(
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
     record = found.figures.get("scene", {})
     config = locate_scene(found.config, record, path.parent.parent, scene)
-    device, description = pick_device(config.backend, config.device)
-    ranks = join_group(device)
+    device, description, ranks = join_ranks(config)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
     check_output(target / "metrics.json", path.parent.parent)
     with rank_context(ranks), output_folder(target) as folder:
