@@ -233,7 +233,7 @@ def l1_ssim_fwd(
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
     means = torch.empty(3, dtype=dtype, device=image.device)
     if is_compiled_for_cpu(image):  # neighbors are loaded as vectors
-        image, target = (t.movedim(-1, 1).contiguous().movedim(1, -1) for t in (image, target))
+        image, target = (t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for t in (image, target))
     blocks = _n_programs(image)
     sums = torch.empty(2, blocks, dtype=dtype, device=image.device)
     _l1_ssim_fwd_kernel.launch(
@@ -281,7 +281,7 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
         ssim_weight=ssim_weight,
         **_arguments(*kept),
     )
-    return v_image.movedim(1, -1)
+    return v_image.permute(0, 2, 3, 1)
 
 
 def _n_programs(image: Tensor) -> int:
@@ -300,7 +300,8 @@ def _taps(dtype: torch.dtype, device: torch.device) -> Tensor:
 def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
     """The arguments that both kernels share."""
     _, height, width, n_channels = image.shape
-    x, y = image.stride(), target.stride()
+    x_image, x_row, x_column, x_channel = image.stride()
+    y_image, y_row, y_column, y_channel = target.stride()
     return dict(
         image=image,
         target=target,
@@ -310,8 +311,14 @@ def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
         height=height,
         width=width,
         size=image.numel(),
-        **dict(zip(("x_image", "x_row", "x_column", "x_channel"), x)),
-        **dict(zip(("y_image", "y_row", "y_column", "y_channel"), y)),
+        x_image=x_image,
+        x_row=x_row,
+        x_column=x_column,
+        x_channel=x_channel,
+        y_image=y_image,
+        y_row=y_row,
+        y_column=y_column,
+        y_channel=y_channel,
         PLANAR=is_compiled_for_cpu(image),
         ROWS=ROWS,
         COLUMNS=block_size(image, COLUMNS),

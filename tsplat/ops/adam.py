@@ -68,7 +68,6 @@ class Adam(torch.optim.Adam):
         """Resets the gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
         _without_importing_dynamo(super().zero_grad)(self, set_to_none)
 
-    @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], Tensor] | None = None, *, visible: Tensor | None = None
     ) -> Tensor | None:
@@ -91,54 +90,29 @@ class Adam(torch.optim.Adam):
         step_all([self], visible=visible)
         return loss
 
-    def _with_gradients(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        """Parameters to update, and their groups."""
+    def _with_gradients(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]]:
+        """Parameters to update, with their gradients, groups and states, which are empty before the first step."""
         for group in self.param_groups:
             _check_off(group, METHOD)  # may be loaded
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    yield parameter, group
+                gradient = parameter.grad
+                if gradient is not None:
+                    yield parameter, gradient, group, self.state.get(parameter, {})
 
-    def _advance(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
+    def _advance(
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
         """Counts a step of a parameter, and returns it with its gradient, its moments and the step's constants."""
-        assert parameter.grad is not None
-        state = self.state[parameter]
         if not state:
+            self.state[parameter] = state
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         t = _count(state)
         beta1, beta2 = group["betas"]
         rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
-        gradient = plain("gradient", parameter.grad).to(parameter.dtype).contiguous()
+        gradient = gradient.to(parameter.dtype).contiguous()
         return parameter, gradient, state["exp_avg"], state["exp_avg_sq"], [1 - beta1, beta2, 1 - beta2, *rates]
-
-    @staticmethod
-    def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> None:
-        if plain("params", parameter) is not parameter:
-            raise ArgumentError("params: expected tensors with memory of their own, found a lazily negated view")
-        plain_all(["gradient"], [parameter.grad])
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise UnsupportedError(f"params: {parameter.dtype} is not implemented; keep parameters in fp32")
-        if not parameter.is_contiguous():
-            raise ArgumentError(f"params: expected contiguous tensors, found strides {parameter.stride()}")
-        if visible is not None:
-            check_tensor("visible", visible, parameter.shape[:1], "[N] as the parameter", dtypes=BOOLS)
-            check_devices({"params": parameter, "visible": visible})
-        for name in ("exp_avg", "exp_avg_sq"):
-            moment = state.get(name)
-            if moment is not None and (moment.dtype != parameter.dtype or moment.device != parameter.device):
-                raise DtypeError(
-                    f"params: expected {name} {parameter.dtype} on {parameter.device} as the parameter, found "
-                    f"{moment.dtype} on {moment.device}"
-                )
-            if moment is not None and (
-                moment.shape != parameter.shape or plain(name, moment) is not moment or not moment.is_contiguous()
-            ):
-                raise ShapeError(
-                    f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
-                    f"{list(moment.shape)} with strides {moment.stride()}"
-                )
 
 
 @torch.no_grad()
@@ -149,17 +123,46 @@ def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> No
         optimizers: Of different parameters.
         visible: See :meth:`Adam.step`, which raises the same errors.
     """
-    (visible,) = plain_all(["visible"], [visible])
     found = [(optimizer, *entry) for optimizer in optimizers for entry in optimizer._with_gradients()]
-    for optimizer, parameter, _ in found:
-        optimizer._check(parameter, optimizer.state.get(parameter, {}), visible)
+    names, tensors = ["params", "gradient"] * len(found), [tensor for entry in found for tensor in entry[1:3]]
+    visible, *resolved = plain_all(["visible", *names], [visible, *tensors])
+    gradients = resolved[1::2]
+    for (_, parameter, *_, state), values in zip(found, resolved[::2]):
+        if values is not parameter:
+            raise ArgumentError("params: expected tensors with memory of their own, found a lazily negated view")
+        _check(parameter, state, visible)
     launches: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
-    for optimizer, parameter, group in found:
+    for (optimizer, parameter, _, group, state), gradient in zip(found, gradients):
         kind = parameter.device, optimizer._backend, parameter.dtype
-        launches.setdefault(kind, []).append(optimizer._advance(parameter, group))
+        launches.setdefault(kind, []).append(optimizer._advance(parameter, gradient, group, state))
     for (device, backend, _), updates in launches.items():
         mask = None if visible is None else visible.contiguous()
         launchers(device, backend).adam_step(*zip(*updates, strict=True), mask)
+
+
+def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> None:
+    """Raises unless a step can update a parameter; see :meth:`Adam.step`."""
+    if parameter.dtype not in (torch.float32, torch.float64):
+        raise UnsupportedError(f"params: {parameter.dtype} is not implemented; keep parameters in fp32")
+    if not parameter.is_contiguous():
+        raise ArgumentError(f"params: expected contiguous tensors, found strides {parameter.stride()}")
+    if visible is not None:
+        check_tensor("visible", visible, parameter.shape[:1], "[N] as the parameter", dtypes=BOOLS)
+        check_devices({"params": parameter, "visible": visible})
+    for name in ("exp_avg", "exp_avg_sq"):
+        moment = state.get(name)
+        if moment is not None and (moment.dtype != parameter.dtype or moment.device != parameter.device):
+            raise DtypeError(
+                f"params: expected {name} {parameter.dtype} on {parameter.device} as the parameter, found "
+                f"{moment.dtype} on {moment.device}"
+            )
+        if moment is not None and (
+            moment.shape != parameter.shape or plain(name, moment) is not moment or not moment.is_contiguous()
+        ):
+            raise ShapeError(
+                f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
+                f"{list(moment.shape)} with strides {moment.stride()}"
+            )
 
 
 def _count(state: dict[str, Any]) -> float:
@@ -178,9 +181,10 @@ def _count(state: dict[str, Any]) -> float:
 
 def _check_off(options: dict[str, Any], off: dict[str, Any]) -> None:
     """Raises for an option that is neither None nor the value that turns it off."""
-    check_not_implemented(
-        {name: (options[name], value) for name, value in off.items() if options.get(name) is not None}
-    )
+    for name, value in off.items():
+        given = options.get(name)
+        if given is not None and given is not value:
+            check_not_implemented({name: (given, value)})
 
 
 def _without_importing_dynamo(method: Any) -> Callable[..., None]:

@@ -8,12 +8,13 @@ from torch import Tensor
 from ..arguments import check_choice, check_devices, check_number, check_tensor, compute_dtype
 from ..config import SSIM_TAPS, Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
-from ..stages.autograd import once_differentiable
+from ..stages.autograd import apply, once_differentiable
 from ..stages.backend import full_precision, launchers
 from ..stages.compilation import traceable, with_plain_tensors
 from ..stages.operators import Results
 
 Padding = Literal["same", "valid"]
+PADDINGS = get_args(Padding)
 
 SSIM_WEIGHT = 0.2
 """Weight of SSIM in the loss of 3D Gaussian Splatting."""
@@ -66,7 +67,7 @@ def _l1_ssim_and_loss(
     image: Tensor, target: Tensor, ssim_weight: float, padding: Padding, backend: Backend
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes L1, SSIM and the loss; see :func:`l1_and_ssim` and :func:`l1_ssim_loss`."""
-    check_choice("padding", padding, get_args(Padding))
+    check_choice("padding", padding, PADDINGS)
     check_tensor("image", image, [...], "[..., H, W, C]")
     check_tensor("target", target, [...], "[..., H, W, C]")
     check_devices(dict(image=image, target=target))
@@ -86,10 +87,9 @@ def _l1_ssim_and_loss(
         )
     if target.requires_grad and torch.is_grad_enabled():
         raise UnsupportedError("target: its gradient is not implemented; pass target.detach(), or swap the two")
-    x, y = (i.reshape(-1, *i.shape[-3:]) for i in (image, target))
-    outputs: tuple[Tensor, Tensor, Tensor] = _L1Ssim.apply(  # type: ignore[no-untyped-call]
-        x, y, ssim_weight, padding == "valid", backend
-    )
+    if image.dim() != 4:
+        image, target = (images.reshape(-1, *images.shape[-3:]) for images in (image, target))
+    outputs: tuple[Tensor, Tensor, Tensor] = apply(_L1Ssim, image, target, ssim_weight, padding == "valid", backend)
     return outputs
 
 
