@@ -1,5 +1,7 @@
 """Image losses: L1 and SSIM in one pass, forward and backward."""
 
+from __future__ import annotations
+
 from typing import Any, Literal, get_args
 
 import torch

@@ -26,7 +26,8 @@ KINDS = {
     "float": "float", "Capacity": "SymInt?", "Backend": "str", "CameraModel": "str", "NumericsName": "str",
     "Padding": "str", "RasterizeMode": "str", "RenderMode": "str", "Validate": "str",
 }  # fmt: skip
-"""Annotation of a parameter -> its type in the schema of an operator. Parameters of other types keep their default."""
+"""Deferred annotation of a parameter -> its type in the schema of an operator. Parameters of other types keep their
+default."""
 
 KEPT_MAX = 64
 """Number of layouts whose graphs of autograd are kept."""
