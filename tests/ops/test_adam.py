@@ -129,6 +129,16 @@ def test_closure_is_run_with_gradients():
     torch.testing.assert_close(t, torch.full((4,), 0.9))
 
 
+def test_gradients_are_reset():
+    t = torch.ones(2).requires_grad_()
+    t.grad = torch.ones(2)
+    optimizer = Adam([t])
+    optimizer.zero_grad(set_to_none=False)
+    assert t.grad.tolist() == [0, 0]
+    optimizer.zero_grad()
+    assert t.grad is None
+
+
 def test_invalid_arguments_raise():
     with pytest.raises(UnsupportedError, match="amsgrad: not implemented; pass False"):
         Adam([torch.ones(2).requires_grad_()], amsgrad=True)
