@@ -101,6 +101,8 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize(("packed", "expected"), [(False, []), (True, ["nonzero"])])
 def test_nothing_waits_for_the_device(packed, expected, monkeypatch):
     monkeypatch.setattr(capacity, "_collect", lambda wait: None)
+    as_on_a_gpu = "tsplat.kernels.projection.indices_of", lambda flags: flags.nonzero().squeeze(1)
+    monkeypatch.setattr(*as_on_a_gpu)
     scene, options = make(), dict(backend="triton", packed=packed, render_mode="RGB+ED")
     with Waits() as exact:
         run(scene, **options)
