@@ -348,7 +348,7 @@ class Splats(NamedTuple):
 
     @property
     def n_features(self) -> int:
-        return self.n_colors + (self.depths is not None)
+        return (0 if self.colors is None else self.colors.shape[-1]) + (self.depths is not None)
 
 
 class Rays(NamedTuple):

@@ -17,7 +17,7 @@ LATER = [
 
 
 def make():
-    return Meta({"a": 1}, b=lambda: 2, c=lambda: 3)
+    return Meta({"a": 1}, {"b": lambda source: source, "c": lambda source: source + 1}, 2)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_values_that_are_set_replace_those_to_compute():
 
 
 def test_values_are_computed_once():
-    meta = Meta({}, b=lambda: object())
+    meta = Meta({}, {"b": lambda _: object()}, None)
     assert meta["b"] is meta["b"] is dict(meta)["b"]
 
 

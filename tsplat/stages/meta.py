@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -21,15 +21,16 @@ class Meta(dict[str, Any]):
 
     Args:
         values: The other values.
-        later: Functions that compute values. None of these is differentiable, as reading may happen in any grad mode.
+        later: Functions that compute values of ``source``. None of these is differentiable, as reading may happen in
+            any grad mode.
     """
 
-    def __init__(self, values: dict[str, Any], **later: Callable[[], Any]) -> None:
+    def __init__(self, values: dict[str, Any], later: Mapping[str, Callable[[Any], Any]], source: Any) -> None:
         super().__init__(values)
-        self._later = later
+        self._later, self._source = later, source
 
     def __missing__(self, key: str) -> Any:
-        value = self[key] = self._later[key]()
+        value = self[key] = self._later[key](self._source)
         return value
 
     def __contains__(self, key: object) -> bool:
@@ -51,7 +52,7 @@ class Meta(dict[str, Any]):
         """Computes all values, and returns them in a plain dictionary."""
         for key in self._later:
             self[key]
-        self._later = {}
+        self._later, self._source = {}, None
         return dict(super().items())
 
 
@@ -108,7 +109,6 @@ def describe_render(
         intersections: Of ``received``.
     """
     grid = request.grid
-    shape = received.means2d.shape[:-1]
     values: dict[str, Any] = {
         **_rows(projected),
         "tile_size": grid.tile_size,
@@ -129,44 +129,61 @@ def describe_render(
             rows["ray_transforms"] = rows.pop("conics").unflatten(-1, (3, 3))
         assert projected.normals is not None
         values["normals"] = projected.normals.view(*projected.means2d.shape[:-1], 3)
-    found: list[Tensor | None] = []
+    return Meta(values, LATER, _Rendered(request, valid, projected, received, intersections))
 
-    def ids(which: int) -> Tensor | None:
-        if not found:
-            found.extend(projected.ids())
-        return found[which]
 
-    def of_tiles(function: Callable[[Intersections], Tensor]) -> Callable[[], Tensor | None]:
-        def compute() -> Tensor | None:
-            lists = intersections.listed()
-            return None if lists is None else function(lists)
+class _Rendered(NamedTuple):
+    """What :func:`describe_render` describes."""
 
-        return compute
+    request: Request
+    valid: Tensor | None
+    projected: ProjectedGaussians
+    received: ProjectedGaussians
+    intersections: BandedIntersections
 
-    def memory() -> dict[str, int | None]:
-        lists = intersections.listed()
+    def gaussian_ids(self) -> Tensor | None:
+        """Those of ``projected.ids()``, in one operation."""
+        rows, n = self.projected.dense_ids, self.projected.n_gaussians
+        return None if rows is None else rows % max(n, 1)
+
+    def memory(self) -> dict[str, int | None]:
+        lists = self.intersections.listed()
         return {
-            "n_intersections": intersections.n_intersections if lists is None else lists.flatten_ids.numel(),
-            "bands": len(intersections.bands),
-            "peak_bytes": intersections.budget.peak_bytes,
-            "budget": intersections.budget.limit,
+            "n_intersections": self.intersections.n_intersections if lists is None else lists.flatten_ids.numel(),
+            "bands": len(self.intersections.bands),
+            "peak_bytes": self.intersections.budget.peak_bytes,
+            "budget": self.intersections.budget.limit,
         }
 
-    return Meta(
-        values,
-        batch_ids=lambda: ids(0),
-        camera_ids=lambda: ids(1),
-        gaussian_ids=lambda: ids(2),
-        n_invalid=lambda: None if valid is None else (~valid).sum(),
-        memory=memory,
-        overflow=intersections.overflow,
-        flatten_ids=of_tiles(lambda lists: lists.flatten_ids),
-        tiles_per_gauss=of_tiles(lambda lists: count_tiles(lists).view(shape)),
-        isect_ids=of_tiles(lambda lists: encode_ids(lists, received.depths, grid)),
-        isect_offsets=of_tiles(
-            lambda lists: lists.isect_offsets[:-1].view(*request.image_shape[:-2], grid.tile_height, grid.tile_width)
-        ),
-    )
+    def offsets(self, lists: Intersections) -> Tensor:
+        """First intersection of each tile. [..., C, tile_height, tile_width]"""
+        grid = self.request.grid
+        return lists.isect_offsets[:-1].view(*self.request.image_shape[:-2], grid.tile_height, grid.tile_width)
+
+
+def _of_tiles(function: Callable[[_Rendered, Intersections], Tensor]) -> Callable[[_Rendered], Tensor | None]:
+    """A value of the lists of tiles, which is None if there are several bands."""
+
+    def compute(rendered: _Rendered) -> Tensor | None:
+        lists = rendered.intersections.listed()
+        return None if lists is None else function(rendered, lists)
+
+    return compute
+
+
+LATER: dict[str, Callable[[_Rendered], Any]] = {
+    "batch_ids": lambda r: r.projected.ids()[0],
+    "camera_ids": lambda r: r.projected.ids()[1],
+    "gaussian_ids": _Rendered.gaussian_ids,
+    "n_invalid": lambda r: None if r.valid is None else (~r.valid).sum(),
+    "memory": _Rendered.memory,
+    "overflow": lambda r: r.intersections.overflow(),
+    "flatten_ids": _of_tiles(lambda _, lists: lists.flatten_ids),
+    "tiles_per_gauss": _of_tiles(lambda r, lists: count_tiles(lists).view(r.received.means2d.shape[:-1])),
+    "isect_ids": _of_tiles(lambda r, lists: encode_ids(lists, r.received.depths, r.request.grid)),
+    "isect_offsets": _of_tiles(_Rendered.offsets),
+}
+"""Functions of the values of ``meta`` that are computed when they are read."""
 
 
 def describe_reference(request: Request, rendering: Any) -> dict[str, Any]:

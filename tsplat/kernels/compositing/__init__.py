@@ -184,23 +184,23 @@ def composite_bwd(
     """
     order = intersections.gaussian_major
     assert order is not None
-    is_first, n_intersections = sums is None, intersections.flatten_ids.numel()
+    is_first, n_intersections, n_features = sums is None, intersections.flatten_ids.numel(), splats.n_features
     if sums is None:
         allocate = splats.means2d.new_empty if n_intersections else splats.means2d.new_zeros
-        sums = allocate(splats.opacities.numel(), sum_columns(splats.n_features, settings))
+        sums = allocate(splats.opacities.numel(), sum_columns(n_features, settings))
     if n_intersections == 0:
         return sums
     band = _band(splats, intersections, last_ids.shape[0], settings, rays)
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
-    by_matrices = splats.n_features >= FEATURES_MIN
+    by_matrices = n_features >= FEATURES_MIN
     if by_matrices:
         splats = splats.with_own_colors()
     records, large = lists.records, lists.large
     if records is None or large is None:
         large = torch.empty_like(splats.opacities, dtype=torch.bool)
         records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
-    columns = band.footprint.slot_columns(splats.n_features, settings.absgrad)
+    columns = band.footprint.slot_columns(n_features, settings.absgrad)
     slots = assign_slots(lists, intersections, records, columns)
     v_rays = None if rays is None else rays.v_values
     chunk_v_rays = None

@@ -137,11 +137,11 @@ def _pass_size(settings: CompositingSettings) -> int:
 
 def pass_channels(splats: Splats, first: int, settings: CompositingSettings) -> Splats:
     """Returns projected Gaussians with the channels of the pass over the lists that begins at channel ``first``."""
-    end = first + _pass_size(settings)
-    if first == 0 and end >= splats.n_features:
+    end, n_features = first + _pass_size(settings), splats.n_features
+    if first == 0 and end >= n_features:
         return splats
     colors = None if splats.colors is None else splats.colors[:, first:end]
-    return splats._replace(colors=colors, depths=splats.depths if end >= splats.n_features else None)
+    return splats._replace(colors=colors, depths=splats.depths if end >= n_features else None)
 
 
 def walk_fwd(
