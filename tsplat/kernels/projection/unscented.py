@@ -123,18 +123,14 @@ def unscented(
     axes = ()
     for k in tl.static_range(3):
         axes = axes + (r[k] * scale[k], r[3 + k] * scale[k], r[6 + k] * scale[k])
-    u0, v0, seen, time = _pixel(
-        mean, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
-    )  # fmt: skip
+    u0, v0, seen, time = _pixel(mean, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3])
     zero = u0 * 0.0
     spread = constant(UNSCENTED[0], u0)
     delta_x, delta_y, xx, xy, yy = zero, zero, zero, zero, zero
     # A loop, as code for each point would take minutes to compile.
     for i in range(6):
         point, _ = _sigma_point(mean, axes, i, spread)
-        u, v, also, _ = _pixel(
-            point, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
-        )  # fmt: skip
+        u, v, also, _ = _pixel(point, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3])
         if UNSCENTED[4]:
             seen = seen & also
         else:
@@ -186,9 +182,7 @@ def unscented_vjp(
     v_v0 = v_mean2d[1] + zero
     for i in range(6):
         point, step = _sigma_point(mean, axes, i, spread)
-        u, v, _, time = _pixel(
-            point, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
-        )  # fmt: skip
+        u, v, _, time = _pixel(point, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3])
         dx = u - u0 - delta_x
         dy = v - v0 - delta_y
         v_u = weight * (2.0 * v_cov[0] * dx + v_cov[1] * dy + v_delta_x)
@@ -244,16 +238,13 @@ def _point_vjp(
     """Gradient of a sigma point from that of its pixel; then those of the lens and of the path if asked for."""
     if len(path) > 0:
         pose = pose_at(path, time)
-        p = to_camera(point, pose)
-        v_u, v_v = at_exposure_vjp(
-            p, pose[1], path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT
-        )  # fmt: skip
-        v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA)
+    p = to_camera(point, pose)
+    if len(path) > 0:
+        v_u, v_v = at_exposure_vjp(p, pose[1], path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT)
+    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA)
+    gradients = v_p
+    if len(path) > 0:
         gradients = matvec3_transposed(pose[0], v_p)
-    else:
-        p = to_camera(point, pose)
-        v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA)
-        gradients = v_p
     if LENS:
         gradients = gradients + coefficients_vjp(p, lens, intrinsics, v_u, v_v, CAMERA)
     if PATH:
