@@ -227,8 +227,9 @@ def rasterization(
         rank's), ``gaussian_ids`` (over all ranks), ``radii``, ``means2d``, ``depths``, ``conics`` (not with
         ``with_eval3d``) and ``opacities``, always packed if there are several ranks.
 
-        Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats, backgrounds and rays,
-        from the images and from the differentiable entries of ``meta``; ``meta["means2d"].retain_grad()`` works.
+        Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats, backgrounds, rays and
+        coefficients of lenses but f-theta, from the images and from the differentiable entries of ``meta``;
+        ``meta["means2d"].retain_grad()`` works.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
