@@ -30,6 +30,7 @@ from tsplat.data import (
 )
 from tsplat.kernels import launch
 from tsplat.kernels.compositing import lists as part_lists
+from tsplat.kernels.prepared import OPTIONS
 
 CHANNELS = (1, 3, 4, 8, 16, 64)
 
@@ -72,9 +73,10 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
     """Records kernel calls instead of running them, as launchers make them for a device of a vendor."""
     launches: list[Launch] = []
 
-    def record(kernel: JITFunction[Any], n_programs: int, arguments: dict[str, Any]) -> None:
+    def record(kernel: JITFunction[Any], *called: Any) -> None:
+        arguments: dict[str, Any] = called[-1]
         values = {k: v for k, v in arguments.items() if k in kernel.arg_names}
-        options = {k: v for k, v in arguments.items() if k not in kernel.arg_names}
+        options = {k: v for k, v in arguments.items() if k in OPTIONS and OPTIONS[k] is not v}
         signature, constants = {}, {}
         for parameter in kernel.params:
             name, value = parameter.name, values[parameter.name]
@@ -91,7 +93,9 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         launches.append(Launch(kernel, signature, constants, options, passes))
 
     with (
-        mock.patch.object(launch, "_launch", record),
+        mock.patch.object(launch, "launch_first", record),
+        mock.patch.object(launch, "observer", record),  # so that no launch is taken for a known one
+        mock.patch.object(launch, "current_gpu", return_value=0),
         mock.patch.object(launch, "vendor", return_value=vendor),
         # Launchers read counts that no kernel has written.
         mock.patch.object(Tensor, "new_empty", Tensor.new_ones),

@@ -115,7 +115,7 @@ def test_cameras_with_a_rolling_shutter():
     assert arguments["rolling_shutter"] == "ROLLING_LEFT_TO_RIGHT" and arguments["with_ut"]
     assert torch.equal(arguments["viewmats_rs"], torch.stack([camera.viewmat_end, rolling.viewmat_end]))
     assert rasterization_arguments([camera], 0)["viewmats_rs"].shape == (0, 4, 4)
-    with pytest.raises(ArgumentError, match="48×40 pinhole camera ROLLING_LEFT_TO_RIGHT as the first, found a 48×40"):
+    with pytest.raises(ArgumentError, match="48×40 pinhole ROLLING_LEFT_TO_RIGHT cameras as the first, found a 48×40"):
         rasterization_arguments([camera, still])
     with pytest.raises(UnsupportedError, match="at one time, found a 48×40 pinhole camera ROLLING_LEFT_TO_RIGHT"):
         rasterization_arguments([camera], surfels=True)

@@ -446,7 +446,7 @@ def test_settings_that_do_not_fit_2d_gaussians(noisy, changes, message):
 
 def test_2d_gaussians_are_refused_with_other_cameras(noisy):
     fisheye = make_views(make_gaussians(), model="fisheye")
-    with pytest.raises(UnsupportedError, match=r"cameras: 2D Gaussians are rendered with pinhole .* found a fisheye"):
+    with pytest.raises(UnsupportedError, match=r"2D Gaussians are rendered with pinhole .* found a .* fisheye"):
         Trainer(noisy[0].as_surfels(), fisheye, Config()).advance()
     distorted = dataclasses.replace(noisy[1][0].camera, distortion=torch.tensor([-0.1, 0, 0, 0]))
     with pytest.raises(UnsupportedError, match="found a pinhole camera with distortion; undistort photographs"):

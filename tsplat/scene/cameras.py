@@ -83,7 +83,8 @@ def rasterization_arguments(
     for camera in cameras[1:]:
         if _kind(camera) != _kind(first):
             raise ArgumentError(
-                f"cameras: expected {_kind(first)} as the first, found {_kind(camera)}; render them one at a time"
+                f"cameras: expected {_kind(first)} cameras as the first, found a {_kind(camera)} camera; render them "
+                "one at a time"
             )
     viewmats, Ks = [camera.viewmat for camera in cameras], [camera.K for camera in cameras]
     lens = {"camera_model": first.model, **_coefficients(cameras, n), **_shutters(cameras, n)}
@@ -91,9 +92,9 @@ def rasterization_arguments(
         model = lens.pop("camera_model")
         if model != "pinhole" or lens:
             raise UnsupportedError(
-                "cameras: 2D Gaussians are rendered with pinhole cameras without distortion, at one time, found "
-                f"{_kind(first)}{' with distortion' if 'radial_coeffs' in lens else ''}; undistort photographs, or use "
-                "3D Gaussians"
+                "cameras: 2D Gaussians are rendered with pinhole cameras without distortion or rolling shutter, found "
+                f"a {_kind(first)} camera{' with distortion' if 'radial_coeffs' in lens else ''}; undistort "
+                "photographs, or use 3D Gaussians"
             )
     return {
         "viewmats": _stack(viewmats)[:n],
@@ -119,7 +120,7 @@ def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
 def _kind(camera: Camera) -> str:
     """What cameras that are rendered together share, in words."""
     shutter = "" if camera.viewmat_end is None else f" {camera.readout}"
-    return f"a {camera.width}×{camera.height} {camera.model} camera{shutter}"
+    return f"{camera.width}×{camera.height} {camera.model}{shutter}"
 
 
 def _shutters(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:

@@ -21,13 +21,13 @@ class RankGroup:
     would run until the interpreter exits, and abort the process if they free a tensor then.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
         self._group = None if group is None else weakref.ref(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
 
     @property
-    def group(self) -> dist.ProcessGroup | None:
+    def group(self) -> "dist.ProcessGroup | None":
         """The process group, or None for a single process; raises ArgumentError if it was destroyed."""
         if self._group is None:
             return None

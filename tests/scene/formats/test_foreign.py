@@ -1,7 +1,5 @@
 """Tests that models of other methods are refused by name, and that what is ignored is noted."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -117,13 +115,6 @@ def test_sog_notes_unknown_parts_and_reads_the_antialias_flag(tmp_path):
     assert read_sog(folder, warn=notes.append).antialiased
     assert notes == [f"{folder}: ignored the parts deformation; only 3D Gaussians are read"]
     assert not read_sog(write_folder(tmp_path / "b", sog_files(antialias=False)[0])).antialiased
-
-
-def test_streamed_sog_is_refused_by_name(tmp_path):
-    (tmp_path / "lod-meta.json").write_text(json.dumps({"lodLevels": 3}))
-    for path in (tmp_path, tmp_path / "lod-meta.json"):
-        with pytest.raises(UnsupportedError, match=r"Streamed SOG is not implemented; convert it"):
-            read_model(path)
 
 
 @pytest.mark.parametrize("command", ["info", "render", "convert", "export"])

@@ -44,7 +44,7 @@ class CameraSums(NamedTuple):
     def gradients(self, cameras: Cameras) -> Cameras:
         """The gradients of cameras."""
         batch = cameras.pinhole()[0].shape[:2]
-        poses, lens, shutter = (None if sums is None else sums.sum(0).view(*batch, -1) for sums in self)
+        poses, lens, shutter = (None if sums is None else sums.sum(0).view(*batch, sums.shape[2]) for sums in self)
         if poses is not None:
             poses = torch.nn.functional.pad(poses.view(*batch, 3, 4), (0, 0, 0, 1))
         return type(cameras)(poses, None, lens, shutter)
