@@ -117,7 +117,7 @@ def test_cameras_with_a_rolling_shutter():
     assert rasterization_arguments([camera], 0)["viewmats_rs"].shape == (0, 4, 4)
     with pytest.raises(ArgumentError, match="48×40 pinhole ROLLING_LEFT_TO_RIGHT cameras as the first, found a 48×40"):
         rasterization_arguments([camera, still])
-    with pytest.raises(UnsupportedError, match="at one time, found a 48×40 pinhole camera ROLLING_LEFT_TO_RIGHT"):
+    with pytest.raises(UnsupportedError, match="rolling shutter, found a 48×40 pinhole ROLLING_LEFT_TO_RIGHT"):
         rasterization_arguments([camera], surfels=True)
     matrix = look_at((1.0, 2, 3), (0, 0, 0))
     moved = move_camera(camera, matrix)

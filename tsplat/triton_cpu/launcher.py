@@ -79,8 +79,7 @@ class CompiledKernel:
         arguments = ctypes.addressof(state) + threads.HEADER_BYTES
         self._pack.pack_into(state, 0, 0, 0, total, claim, threads.TICKS, n_programs, y, z, 0, arguments, *values)
         if available == 1:
-            while state[threads.DONE] < total:
-                self._entry(state)
+            threads.run(self._entry, state, 1)
             return
         start = time.perf_counter()
         threads.run(self._entry, state, n_threads)
