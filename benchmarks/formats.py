@@ -27,9 +27,10 @@ from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
 from tests.support.round_trips import LINEAR, WRITERS, angles_between, check_round_trip
 from tsplat.scene import Camera, Gaussians, intrinsics, read_model, write_model
+from tsplat.scene.editing.levels import detail_levels
 from tsplat.scene.formats.models import Format
 from tsplat.scene.formats.quantization import levels
-from tsplat.scene.formats.streaming.streamed_sog_writer import Datasets, detail_levels
+from tsplat.scene.formats.streaming.streamed_sog_writer import Datasets
 from tsplat.viewing import look_at_all, render
 
 PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
