@@ -137,15 +137,8 @@ each chunk ([decision 0010](decisions/0010-parts-of-tiles.md)).
 """
 
 METHOD = """
-Evaluation in 3D and 2D Gaussians, against `rasterize_to_pixels_eval3d` and `rasterize_to_pixels_2dgs`, also predicted:
-
-| scene | warp instructions | sectors loaded | sectors stored or updated | predicted time, A100 | predicted time, H100 |
-| --- | ---: | ---: | ---: | ---: | ---: |
-| cloud-eval3d | 2.16 / 0.54 | 6.83 / 10.1 | 16.4 / 0.64 | 0.36 / 0.10 | 0.32 / 0.10 |
-| cloud-2dgs | 0.70 / 0.29 | 1.45 / 3.46 | 5.68 / 0.27 | 0.25 / 0.08 | 0.25 / 0.08 |
-
-- On an A100, these take 35.0 + 31.1 us in 3D (gsplat 97.4 + 321) and 20.1 + 18.2 us with 2D Gaussians (80.0 + 232),
-  which render color, depth, normals, distortion and the median. The scene is "cloud", whose 24 tiles do not fill a GPU.
+- "eval3d" is evaluation in 3D, against gsplat's `rasterize_to_pixels_eval3d`; "2dgs" are 2D Gaussians, with color,
+  depth, normals, distortion and median, against `rasterize_to_pixels_2dgs`. Their 24 tiles do not fill a GPU.
   In 3D, tsplat executes more instructions forward than gsplat, as each part of a tile walks the list of the whole tile,
   and is faster because parts run at the same time. Expect less of that on an image that fills the GPU.
 - gsplat's kernel for evaluation in 3D is compiled for pinhole cameras with a global shutter, without the code for
