@@ -26,6 +26,11 @@ def photos(tmp_path_factory):
     return write_photos(tmp_path_factory.mktemp("photos"))
 
 
+def _distances(views):
+    """Distances between all pairs of cameras, in the units of their world."""
+    return torch.pdist(torch.stack([-view.camera.viewmat[:3, :3].T @ view.camera.viewmat[:3, 3] for view in views]))
+
+
 def test_prepare_recovers_the_cameras(photos, tmp_path):
     calls = []
     out = tmp_path / "new" / "scene"
@@ -55,8 +60,7 @@ def test_prepare_recovers_the_cameras(photos, tmp_path):
         float(intrinsics(PHOTO_WIDTH, PHOTO_HEIGHT, PHOTO_FOV)[0, 0]), rel=0.03
     )
     # Distances between cameras are recovered up to scale.
-    centers = torch.stack([-view.camera.viewmat[:3, :3].T @ view.camera.viewmat[:3, 3] for view in views])
-    ratios = torch.pdist(centers) / torch.pdist(torch.tensor(PHOTO_EYES))
+    ratios = _distances(views) / torch.pdist(torch.tensor(PHOTO_EYES))
     assert ratios.max() / ratios.min() < 1.06
     assert len(views[0].sparse) > 50
 
@@ -75,9 +79,10 @@ def test_scenes_with_few_points_get_those_of_two_photographs(photos, tmp_path, m
         lengths.append(min(point.track.length() for point in points))
     assert lengths == [3, 2]
     assert counts[1] > 1.2 * counts[0]
-    for few, many in zip(*views, strict=True):
-        assert torch.allclose(few.camera.viewmat, many.camera.viewmat, atol=1e-2)
-        assert len(many.sparse) > len(few.sparse)
+    # COLMAP's world frame differs from run to run, so that only distances can be compared.
+    ratios = _distances(views[1]) / _distances(views[0])
+    assert ratios.max() / ratios.min() < 1.06
+    assert all(len(many.sparse) > len(few.sparse) for few, many in zip(*views, strict=True))
 
 
 def test_subfolders_are_cameras_and_masks_leave_out_features(photos, tmp_path):
