@@ -77,6 +77,14 @@ def to_int(value: object) -> int | None:
     return None
 
 
+def to_float(value: object) -> float | None:
+    """Returns a finite int or float as a float. Returns None for other values, and for bools."""
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return None
+
+
 def check_size(name: str, value: object) -> int:
     """Checks that a value is a positive integer of any type, and returns it as an int."""
     size = to_int(value)

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 
 from ..support.files import raise_if_special
@@ -49,6 +50,15 @@ def integer(text: str, least: int, most: int) -> int:
     return int(text)
 
 
+# Sizes of images in pixels, positive numbers of things, steps, ports, and seeds of 63 and 31 bits.
+size = partial(integer, least=1, most=SIZE_MAX)
+count = partial(integer, least=1, most=10**9)
+steps = partial(integer, least=0, most=10**9)
+port = partial(integer, least=1, most=65535)
+seed = partial(integer, least=0, most=2**63 - 1)
+small_seed = partial(integer, least=0, most=2**31 - 1)
+
+
 def amount(text: str) -> int | float:
     """A positive number of things, or a percentage of them up to 100%, which becomes a float up to 1."""
     if not text.endswith("%"):
@@ -57,33 +67,3 @@ def amount(text: str) -> int | float:
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"expected a percentage above 0 and up to 100%, found {text!r}")
     return share
-
-
-def size(text: str) -> int:
-    """A size of images in pixels."""
-    return integer(text, 1, SIZE_MAX)
-
-
-def count(text: str) -> int:
-    """A positive number of things."""
-    return integer(text, 1, 10**9)
-
-
-def steps(text: str) -> int:
-    """A number of steps, 0 or more."""
-    return integer(text, 0, 10**9)
-
-
-def port(text: str) -> int:
-    """A port to listen at."""
-    return integer(text, 1, 65535)
-
-
-def seed(text: str) -> int:
-    """A seed of 63 bits."""
-    return integer(text, 0, 2**63 - 1)
-
-
-def small_seed(text: str) -> int:
-    """A seed of 31 bits."""
-    return integer(text, 0, 2**31 - 1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
 from typing import Any, Literal, get_args
 
-from ..arguments import check_choice, check_size, describe
+from ..arguments import check_choice, check_size, describe, to_float
 from ..config import Backend
 from ..errors import ArgumentError, FileError
 from ..scene.capture.photographs import CameraKind, check_test_every
@@ -280,10 +279,11 @@ def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
             raise ArgumentError(f"{cls.__name__} has no field {describe(name)}")
         default = defaults[name]
         if name == "background":
-            valid = value is None or (isinstance(value, list) and len(value) == 3 and all(map(_is_number, value)))
+            is_color = isinstance(value, list) and len(value) == 3 and None not in map(to_float, value)
+            valid = value is None or is_color
             value = tuple(value) if value and valid else value
         elif isinstance(default, float):
-            valid = _is_number(value)
+            valid = to_float(value) is not None
         else:
             valid = default is None or type(value) is type(default)
         if not valid:
@@ -291,10 +291,3 @@ def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
             raise ArgumentError(f"{prefix}{name}: expected {expected}, found {describe(value)}")
         found[name] = value
     return found
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number that a float can represent."""
-    with contextlib.suppress(OverflowError):
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return False

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import describe
+from ...arguments import describe, to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
 from ..images import read_image_info
@@ -84,24 +84,16 @@ def _focal(values: Mapping[str, Any], axis: str, size: int, model: CameraModel, 
 
 def _number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
     value = values.get(key, default)
-    if not _is_number(value):
+    found = to_float(value)
+    if found is None:
         raise FileError(f"{where}: {key}: expected a finite number, found {describe(value)}")
-    assert value is not None
-    return float(value)
-
-
-def _is_number(value: object) -> bool:
-    """Returns whether a JSON value is a number that fits a float."""
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
+    return found
 
 
 def read_viewmat(matrix: object, where: str) -> Tensor:
     """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes. [4, 4] fp64"""
     rows = matrix if isinstance(matrix, list) and len(matrix) in (3, 4) else []
-    are_fours = all(isinstance(row, list) and len(row) == 4 and all(_is_number(value) for value in row) for row in rows)
+    are_fours = all(isinstance(row, list) and len(row) == 4 and None not in map(to_float, row) for row in rows)
     if not rows or not are_fours:
         raise FileError(f"{where}: transform_matrix: expected 4×4 finite numbers, found {describe(matrix)}")
     pose = torch.tensor(rows, dtype=torch.float64)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arguments import to_float
 from ...errors import FileError
 from ...support.reading import check_memory, read_file
 from ..images import open_image
@@ -135,11 +136,10 @@ class Meta:
         return value
 
     def number(self, name: str) -> float:
-        value = self.values.get(name)
-        with contextlib.suppress(OverflowError):
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                return float(value)
-        raise self.fail(name, "a finite number")
+        value = to_float(self.values.get(name))
+        if value is None:
+            raise self.fail(name, "a finite number")
+        return value
 
     def floats(self, name: str, size: int | None = None) -> NDArray[np.float64]:
         """Returns a list of numbers, of any length if no size is given."""

@@ -1,23 +1,15 @@
 """Numbers as the page of a run shows them; a dash for what is missing or not finite."""
 
-import math
 from typing import Any
+
+from ...arguments import to_float
 
 MISSING = "\N{EN DASH}"
 
 
-def number(value: object) -> float | None:
-    """The value if it is a finite number, else None."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    try:
-        return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-
-
 def fixed(value: Any, spec: str, scale: float = 1.0) -> str:
     """A number, multiplied by `scale`, in a format."""
-    found = number(value)
+    found = to_float(value)
     return MISSING if found is None else format(scale * found, spec)
 
 
@@ -28,7 +20,7 @@ def decibels(value: Any, *, infinite: bool = True) -> str:
 
 def duration(value: Any) -> str:
     """Seconds, with units."""
-    seconds = number(value)
+    seconds = to_float(value)
     if seconds is None:
         return MISSING
     if seconds < 60:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...arguments import to_float
 from ...scene.gaussians import Gaussians
 from ..configuration import Config, RunConfig, to_json
 from ..history import History
 from ..presets import PRESETS, Preset, preset
 from .charts import Series, histogram, line_chart
 from .data_urls import EncodedImage
-from .numbers import MISSING, decibels, duration, fixed, number, size
+from .numbers import MISSING, decibels, duration, fixed, size
 from .quality import REGIONS, Patch, RegionScore
 
 Values = dict[str, Any]
@@ -42,7 +43,7 @@ def header(name: str, config: Config | None, metrics: Values, notes: Sequence[st
     about = [f"Scene {scene}"] if scene else []
     if config is not None:
         about.append(f"preset {_preset_name(config)}")
-        steps = number(metrics.get("steps"))
+        steps = to_float(metrics.get("steps"))
         if steps is not None and steps < config.steps:
             about.append(f"stopped after {steps:,.0f} of {config.steps:,} steps")
     text = ", ".join(about)
@@ -53,12 +54,12 @@ def header(name: str, config: Config | None, metrics: Values, notes: Sequence[st
 def cards(metrics: Values, gaussians: Gaussians | None, model_bytes: int | None) -> list[Values]:
     """The key figures."""
     is_test = bool(metrics.get("views"))
-    kind = "" if is_test or number(metrics.get("psnr_train")) is None else ", training views"
+    kind = "" if is_test or to_float(metrics.get("psnr_train")) is None else ", training views"
     psnr = metrics.get("psnr" if is_test else "psnr_train")
     ssim, steps, seconds = (metrics.get(key) for key in ("ssim", "steps", "seconds"))
     n_gaussians = metrics.get("num_gaussians", None if gaussians is None else len(gaussians))
     psnr_before, ssim_before, speed = (
-        "" if (found := number(metrics.get(key))) is None else text.format(found)
+        "" if (found := to_float(metrics.get(key))) is None else text.format(found)
         for key, text in (
             ("psnr_initial", "from {:.2f}"), ("ssim_initial", "from {:.4f}"), ("images_per_second", "{:.1f} images/s"),
         )
@@ -149,7 +150,7 @@ def quality(
         means = [float(np.mean(known)) if (known := [v for v in c if v is not None]) else np.nan for c in columns]
         return [_datum("\N{INFINITY}" if v == np.inf else fixed(v, text), v) for v, text in zip(means, formats)]
 
-    trained, found = number(metrics.get("psnr_train")), number(metrics.get("psnr"))
+    trained, found = to_float(metrics.get("psnr_train")), to_float(metrics.get("psnr"))
     return {
         "gap": None
         if trained is None or found is None
@@ -213,7 +214,7 @@ def machine(sessions: Sequence[Values], metrics: Values) -> Values | None:
     """Hardware and versions of the last session."""
     last = sessions[-1] if sessions else {}
     hardware, software = (value if isinstance(value := last.get(key), dict) else {} for key in ("machine", "software"))
-    cpu, cores, ranks = hardware.get("cpu"), hardware.get("cores"), number(hardware.get("ranks"))
+    cpu, cores, ranks = hardware.get("cpu"), hardware.get("cores"), to_float(hardware.get("ranks"))
     device = (hardware.get("device", metrics.get("device")), metrics.get("backend"))
     facts = {
         "GPU": hardware.get("gpu"),
@@ -232,7 +233,7 @@ def machine(sessions: Sequence[Values], metrics: Values) -> Values | None:
 def times(sessions: Sequence[Values]) -> Values | None:
     """Seconds per part, of all sessions together."""
     measured = [seconds for session in sessions if isinstance(seconds := session.get("seconds"), dict)]
-    found = {part: [s for seconds in measured if (s := number(seconds.get(part))) is not None] for part in PARTS}
+    found = {part: [s for seconds in measured if (s := to_float(seconds.get(part))) is not None] for part in PARTS}
     total = {part: sum(values) for part, values in found.items() if values}
     longest = max(total.values(), default=0.0) or 1.0
     parts = [
@@ -282,7 +283,7 @@ def _metric(key: str, value: Any) -> str:
 
 def _datum(text: str, value: Any) -> Values:
     """A value and its text. Tables are sorted by the value; it is empty if it is not finite."""
-    return {"text": text, "raw": value if number(value) is not None else ""}
+    return {"text": text, "raw": value if to_float(value) is not None else ""}
 
 
 def _log_histogram(title: str, values: np.ndarray) -> Values:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...arguments import check_size
+from ...arguments import check_size, to_float
 from ...errors import ArgumentError, BackendError, FileError, UnsupportedError
 from ...scene.cameras import Camera
 from ...scene.capture.views import View
@@ -24,7 +24,6 @@ from ...viewing.trajectories import read_cameras
 from ..configuration import read_config
 from ..evaluation import Evaluation, evaluate
 from ..history import PSNR_MAX, History
-from ..report.numbers import number
 from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_views, write_page
 from ..report.plots import evenly_spaced
 from ..view_corrections import Lenses
@@ -251,7 +250,7 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
 def _psnr(row: dict[str, Any]) -> float | None:
     """The PSNR of a view; None is infinite, and any other value that is not finite is NaN."""
     value = row.get("psnr")
-    found = number(value)
+    found = to_float(value)
     return found if found is not None or value is None else float("nan")
 
 
@@ -263,7 +262,7 @@ def _history(checkpoint: Checkpoint | None, metrics: dict[str, Any]) -> History 
         history = History(**checkpoint.figures["history"])
     except (LookupError, TypeError):
         return None
-    psnr, step = number(metrics.get("psnr")), checkpoint.step
+    psnr, step = to_float(metrics.get("psnr")), checkpoint.step
     if psnr is not None and metrics.get("steps") == step and step not in history.test_steps:
         history.record_test(step, min(psnr, PSNR_MAX), len(checkpoint.gaussians))
     return history

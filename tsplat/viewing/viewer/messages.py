@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypedDict
 
+from ...arguments import to_float
 from ...config import MAGNITUDE_MAX
 from .folder import TRANSFER_MAX
 from .renderer import SIDE_MAX
@@ -112,7 +113,7 @@ def find_problem(handle: Any, value: Any) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return to_float(value) is not None
 
 
 def _number(low: float, high: float) -> Check:
