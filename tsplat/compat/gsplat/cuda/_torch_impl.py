@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from .... import ArgumentError, fully_fused_projection, isect_offset_encode, isect_tiles, spherical_harmonics
+from .... import ArgumentError, fully_fused_projection, isect_offset_encode, isect_tiles
 from .... import quat_scale_to_covar_preci as _quat_scale_to_covar_preci
+from .... import spherical_harmonics as _spherical_harmonics
 from ....arguments import check_size
 from ....config import SH_DEGREE_MAX, CameraModel
 from .._rotations import normalized_quat_to_rotmat
@@ -100,9 +101,4 @@ def _eval_sh_bases_fast(basis_dim: int, dirs: Tensor) -> Tensor:
         raise ArgumentError(f"basis_dim: expected one of {sizes}, found {basis_dim!r}")
     # Coefficients that are 1 for one basis in each channel.
     one_hot = torch.eye(basis_dim, dtype=dirs.dtype, device=dirs.device)
-    return spherical_harmonics(sizes.index(basis_dim), dirs, one_hot.expand(*dirs.shape[:-1], basis_dim, basis_dim))
-
-
-def _spherical_harmonics(degrees_to_use: int, dirs: Tensor, coeffs: Tensor) -> Tensor:
-    """Evaluates spherical harmonics; see :func:`tsplat.spherical_harmonics`."""
-    return spherical_harmonics(degrees_to_use, dirs, coeffs)
+    return _spherical_harmonics(sizes.index(basis_dim), dirs, one_hot.expand(*dirs.shape[:-1], basis_dim, basis_dim))
