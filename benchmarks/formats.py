@@ -26,11 +26,9 @@ from torch import Tensor
 from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
 from tests.support.round_trips import LINEAR, WRITERS, angles_between, check_round_trip
-from tsplat.scene import Camera, Gaussians, intrinsics, read_model, write_model
-from tsplat.scene.editing.levels import detail_levels
+from tsplat.scene import Camera, Gaussians, intrinsics, morton_order, read_model, write_model
 from tsplat.scene.formats.models import Format
 from tsplat.scene.formats.quantization import levels
-from tsplat.scene.formats.streaming.streamed_sog_writer import Datasets
 from tsplat.viewing import look_at_all, render
 
 PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
@@ -147,9 +145,7 @@ def largest_errors(format: Format, gaussians: Gaussians, found: Gaussians) -> li
         sizes = np.log(scales.astype(np.float64)).sum(1) + np.log(opacities)
         order = torch.from_numpy(np.argsort(-sizes, kind="stable"))
     elif format == "streamed-sog":
-        files = Datasets(detail_levels(gaussians, None))
-        files.add(torch.arange(len(files.centers)))
-        order = torch.cat([torch.cat(ids) for name, ids in files.rows.items() if name.startswith("0_")])
+        order = morton_order(gaussians.means)
     elif format == "ply" or format in LINEAR:
         order = torch.arange(len(gaussians))
     else:

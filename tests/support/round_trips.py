@@ -6,9 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-from tsplat.scene import Gaussians
+from tsplat.scene import Gaussians, morton_order
 from tsplat.scene.formats import compressed_ply, sog_writer, spz_writer
-from tsplat.scene.formats.streaming.streamed_sog_writer import Datasets
 
 FLOAT_EPSILON = 2.0**-22
 """Relative error of a few operations in float32."""
@@ -86,11 +85,9 @@ def _check(name: str, found: Tensor, expected: Tensor, tolerance: Tensor | float
 
 
 def _order(format: str, gaussians: Gaussians) -> Tensor:
-    """Returns the ids of the Gaussians in the order of a file; of Streamed SOG with one level in that of its leaves."""
+    """Returns the ids of the Gaussians in the order of a file; of Streamed SOG, in that of its finest level."""
     if format == "streamed-sog":
-        datasets = Datasets([gaussians])
-        datasets.add(torch.arange(len(gaussians)))
-        return torch.cat([ids for leaves in datasets.rows.values() for ids in leaves])
+        return morton_order(gaussians.means)
     return torch.from_numpy(WRITERS[format].encode_means(gaussians.means.numpy())[0])
 
 

@@ -24,10 +24,13 @@ def morton_order(points: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def morton_codes(points: Tensor) -> Tensor:
-    """Returns codes [N] int64 of points [N, 3]: interleaved 21-bit coordinates in the bounding box, x lowest."""
+def morton_codes(points: Tensor, bounds: Tensor | None = None) -> Tensor:
+    """Returns codes [N] int64 of points [N, 3]: interleaved 21-bit coordinates in the bounding box, x lowest.
+
+    `bounds` [2, 3] is the box, that of the points for None.
+    """
     finite = points.isfinite().all(-1)
-    known = points[finite].double()
+    known = points[finite].double() if bounds is None else bounds.double()
     if not len(known):
         return torch.full((len(points),), torch.iinfo(torch.int64).max, device=points.device)
     low = known.amin(0)

@@ -5,9 +5,10 @@ import json
 import math
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from .gaussians import Gaussians
+from .model_rows import Rows, as_rows
 
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 
@@ -69,25 +70,36 @@ class Summary:
         ]
 
 
-def summarize(gaussians: Gaussians) -> Summary:
-    """Computes the statistics of a model on any device."""
-    valid_mask = gaussians.valid
-    valid = gaussians.map(lambda tensor: tensor.detach()[valid_mask])
-    has_valid = len(valid) > 0
+def summarize(model: Gaussians | Rows) -> Summary:
+    """Computes the statistics of a model on any device, or of rows, which needs 16 bytes of memory for each of them."""
+    rows = as_rows(model)
+    n_scales = 2 if rows.kind.surfels else 3
+    opacities, scales = np.empty(len(rows), np.float32), np.empty((len(rows), n_scales), np.float32)
+    low, high, n = np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32), 0
+    for chunk in rows.chunks():
+        valid_mask = chunk.valid
+        valid = chunk.map(lambda tensor, mask=valid_mask: tensor[mask])  # type: ignore[misc]
+        if len(valid):
+            own = slice(n, n + len(valid))
+            opacities[own], scales[own] = valid.opacities.numpy(), valid.scales[:, :n_scales].numpy()
+            low = np.minimum(low, valid.means.amin(0).numpy())
+            high = np.maximum(high, valid.means.amax(0).numpy())
+            n += len(valid)
     return Summary(
-        count=len(gaussians),
-        sh_degree=gaussians.sh_degree,
-        antialiased=gaussians.antialiased,
-        surfels=gaussians.surfels,
-        n_invalid=len(gaussians) - len(valid),
-        lowest=valid.means.amin(0).tolist() if has_valid else None,
-        highest=valid.means.amax(0).tolist() if has_valid else None,
-        opacities=_quantiles(valid.opacities) if has_valid else None,
-        scales=_quantiles(valid.scales[:, : valid.n_scales]) if has_valid else None,
+        count=len(rows),
+        sh_degree=rows.kind.sh_degree,
+        antialiased=rows.kind.antialiased,
+        surfels=rows.kind.surfels,
+        n_invalid=len(rows) - n,
+        lowest=low.tolist() if n else None,
+        highest=high.tolist() if n else None,
+        opacities=_quantiles(opacities[:n]) if n else None,
+        scales=_quantiles(scales[:n].reshape(-1)) if n else None,
     )
 
 
-def _quantiles(values: Tensor) -> Numbers:
-    # NumPy, because torch.quantile is limited to 16 million values; "nearest" avoids interpolating infinities.
-    found = np.quantile(values.flatten().double().cpu().numpy(), QUANTILES, method="nearest")
-    return [float(number) for number in found]
+def _quantiles(values: NDArray[np.float32]) -> Numbers:
+    """Returns the nearest values to the quantiles, without interpolating infinities. Reorders the values."""
+    ranks = np.around((len(values) - 1) * np.array(QUANTILES)).astype(np.intp)
+    values.partition(np.unique(ranks))
+    return [float(number) for number in values[ranks]]

@@ -1,5 +1,6 @@
 """Tests of Streamed SOG: its tree, its levels of detail, and damage."""
 
+import contextlib
 import json
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from tests.support.model_files import random_gaussians
 from tests.support.round_trips import check_round_trip
 from tsplat import ArgumentError, UnsupportedError
-from tsplat.scene import FileError, read_model, read_sog, read_streamed_sog, write_sog, write_streamed_sog
+from tsplat.scene import FileError, morton_order, read_model, read_sog, read_streamed_sog, write_sog, write_streamed_sog
 from tsplat.scene.editing.levels import detail_levels
+from tsplat.scene.formats.quantization import valid_bounds
 from tsplat.scene.formats.streaming import streamed_sog_writer
+from tsplat.scene.model_rows import as_rows, morton_sorted
 
 pytest.importorskip("PIL")
 
@@ -64,13 +67,20 @@ def test_tree_and_datasets(tmp_path, monkeypatch):
         assert len(read_streamed_sog(tmp_path / "a", level=level)) == pytest.approx(count, rel=0.02)
 
 
+def levels_of(gaussians, n_levels=None):
+    rows, bounds = as_rows(gaussians), valid_bounds(as_rows(gaussians))
+    with contextlib.ExitStack() as files:
+        ordered = morton_sorted(rows, lambda means: means, bounds, "")
+        return [level.read(0, len(level)) for level in detail_levels(ordered, bounds, "", n_levels, files)]
+
+
 def test_levels_keep_what_is_shown():
     """Half of the Gaussians, with nearly the same sum of opacity times area, center and color; then of those half."""
     pytest.importorskip("scipy")
     gaussians = random_gaussians(4000, 1)
-    levels = detail_levels(gaussians, 3)
+    levels = levels_of(gaussians, 3)
     assert [len(level) for level in levels] == [4000, 2000, 1000]
-    assert levels[0] is gaussians
+    assert torch.equal(levels[0].means, gaussians.means[morton_order(gaussians.means)])
 
     def mass(model):
         return model.opacities * model.log_scales.topk(2).values.sum(1).exp()
@@ -83,8 +93,8 @@ def test_levels_keep_what_is_shown():
                 for model in (level, gaussians)
             )
             assert (one - other).abs().max() < 0.1, name
-    assert len(detail_levels(gaussians)) == len(detail_levels(gaussians.as_surfels(), 3)) == 1
-    assert [len(level) for level in detail_levels(random_gaussians(3), 8)] == [3, 2, 1]
+    assert len(levels_of(gaussians)) == len(levels_of(gaussians.as_surfels(), 3)) == 1
+    assert [len(level) for level in levels_of(random_gaussians(3), 8)] == [3, 2, 1]
 
 
 def test_files_are_the_same_in_every_run(tmp_path):

@@ -1,13 +1,18 @@
-"""Levels of detail: each has half of the Gaussians of the one before, merged into neighbors without rendering."""
+"""Fewer Gaussians without rendering, block by block: levels of detail, and decimation of models larger than memory."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..gaussians import Gaussians
-from ..morton import morton_order
+from ..model_rows import Rows, gather, morton_sorted
 from .moments import merge_into_neighbors
 
 LEVELS_MAX = 8
@@ -17,35 +22,101 @@ COARSEST = 1 << 14
 LOG_SCALE_MAX = 20.0
 """Infinite log scales are clamped to this, so that covariances are finite."""
 
+BLOCK = 1 << 18
+"""Gaussians, consecutive in Morton order, that are merged at a time; an even number."""
 
-@torch.no_grad()
-def detail_levels(gaussians: Gaussians, n_levels: int | None = None) -> list[Gaussians]:
-    """Returns levels of detail, the finest one, which is the model itself, first.
 
-    Of two Gaussians that follow each other in Morton order, the one that shows less, by opacity times area, is merged
-    into a neighbor (:mod:`.moments`), so that each region keeps half of its Gaussians. 2D Gaussians have one level.
+def detail_levels(
+    rows: Rows,
+    bounds: NDArray[np.float32],
+    folder: str | os.PathLike[str],
+    n_levels: int | None,
+    files: contextlib.ExitStack,
+) -> list[Rows]:
+    """Returns levels of detail, each in Morton order. The finest one, which is the model itself, is first.
+
+    Each has half of the Gaussians of the one before (:func:`merge_rows`). 2D Gaussians have one level.
 
     Args:
-        gaussians: All valid.
+        rows: All valid, in Morton order.
+        bounds: Those of the means, [2, 3].
+        folder: For temporary files.
         n_levels: Their number, if there are enough Gaussians; None for as many as leave at most 16,384, up to 8.
+        files: Closes the files.
 
     Raises:
         MissingExtraError: SciPy is not installed, and there are several levels.
     """
-    levels = [gaussians]
-    most = 1 if gaussians.surfels else n_levels or LEVELS_MAX
+    levels = [rows]
+    most = 1 if rows.kind.surfels else n_levels or LEVELS_MAX
     while len(levels) < most and len(levels[-1]) > (COARSEST if n_levels is None else 1):
-        levels.append(_halve(levels[-1]))
+        n = len(levels[-1]) - len(levels[-1]) // 2
+        with merge_rows(levels[-1], n, folder) as merged:
+            levels.append(files.enter_context(morton_sorted(merged, lambda means: means, bounds, folder)))
     return levels
 
 
-def _halve(gaussians: Gaussians) -> Gaussians:
+def decimate_rows(
+    rows: Rows,
+    n: int,
+    bounds: NDArray[np.float32],
+    folder: str | os.PathLike[str],
+    on_progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
+) -> Rows:
+    """Returns `n` Gaussians, if there are as many, by :func:`merge_rows` in rounds that at most halve their number.
+
+    Memory does not depend on the number of Gaussians, but for 16 bytes each. Unlike
+    :func:`tsplat.scene.decimate_gaussians`, this renders nothing.
+
+    Args:
+        rows: All valid, of 3D Gaussians.
+        bounds: Those of the means, [2, 3].
+        folder: For temporary files.
+        on_progress: Called with a stage, what is done, and the total.
+
+    Raises:
+        MissingExtraError: SciPy, which finds neighbors, is not installed.
+    """
+    first = len(rows)
+    while len(rows) > n:
+        with morton_sorted(rows, lambda means: means, bounds, folder) as ordered:
+            merged = merge_rows(ordered, max(n, len(rows) - len(rows) // 2), folder)
+        rows.close()
+        rows = merged
+        on_progress("merging", first - len(rows), first - n)
+    return rows
+
+
+def merge_rows(rows: Rows, n: int, folder: str | os.PathLike[str]) -> Rows:
+    """Returns `n` Gaussians, at least half of all, into which the others are merged (:mod:`.moments`).
+
+    Of two Gaussians that follow each other in Morton order, the one that shows less, by opacity times area, may be
+    merged into a neighbor, so that each region keeps its share. Those that show least are. Neighbors are searched in
+    blocks of 262,144.
+    """
+
+    def merged() -> Iterator[Gaussians]:
+        kept = 0
+        for start in range(0, len(rows), BLOCK):
+            stop = min(start + BLOCK, len(rows))
+            block = _merge_weakest(rows.read(start, stop), n * stop // len(rows) - kept)
+            kept += len(block)
+            yield block
+
+    return gather(merged(), rows, folder)
+
+
+@torch.no_grad()
+def _merge_weakest(gaussians: Gaussians, n: int) -> Gaussians:
+    """Merges all but `n` Gaussians, in Morton order, into neighbors."""
     log_scales = gaussians.log_scales.clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX)
     gaussians = dataclasses.replace(gaussians, log_scales=log_scales)
+    if len(gaussians) <= n:
+        return gaussians
     two_largest = log_scales.topk(2).values.sum(1)
     weights = (two_largest.double().exp() * gaussians.opacities.double()).float()
-    order = morton_order(gaussians.means)
-    couples = order[: len(order) // 2 * 2].reshape(-1, 2)
-    kept = torch.ones(len(gaussians), dtype=torch.bool, device=weights.device)
-    kept[couples.gather(1, weights[couples].argmin(1, keepdim=True))] = False
+    couples = torch.arange(len(gaussians) // 2 * 2).reshape(-1, 2)
+    weaker = couples.gather(1, weights[couples].argmin(1, keepdim=True))[:, 0]
+    kept = torch.ones(len(gaussians), dtype=torch.bool)
+    kept[weaker[weights[weaker].argsort(stable=True)[: len(gaussians) - n]]] = False
     return merge_into_neighbors(gaussians, kept, weights)

@@ -1,5 +1,8 @@
 """k-means of rows in two levels, for tens of thousands of clusters, and of single values."""
 
+from __future__ import annotations
+
+import dataclasses
 import heapq
 import math
 from typing import Any
@@ -15,46 +18,76 @@ BLOCK = 1 << 22
 """Distances that are computed at a time."""
 
 
-@torch.no_grad()
-def cluster(rows: Tensor, n_clusters: int) -> tuple[Tensor, Tensor]:
-    """Clusters rows by Euclidean distance: first into about sqrt(n_clusters) groups, and then each group by itself.
+@dataclasses.dataclass(frozen=True)
+class Clusters:
+    """Centroids in groups, among which the nearest one to a row is found in two steps.
 
-    The time is proportional to N D sqrt(n_clusters). If there are at most `n_clusters` rows, each is a cluster. Returns
-    centroids [K, D] with K <= n_clusters, and the cluster of each row [N] int64.
+    Attributes:
+        centroids: [K, D], group by group.
+        groups: [G, D], the centroids of the groups.
+        starts: The first centroid of each group, and K at the end.
     """
-    n = len(rows)
-    generator = torch.Generator().manual_seed(0)
-    if n <= n_clusters:
-        return _k_means(rows, n, generator)
-    n_groups = math.isqrt(n_clusters)
-    _, groups = _k_means(rows, n_groups, generator)
-    sizes = torch.bincount(groups, minlength=n_groups).tolist()
-    labels = torch.empty_like(groups)
-    centroids: list[Tensor] = []
-    n_found = 0
-    for ids in torch.split(groups.argsort(stable=True), sizes):
-        if not len(ids):
-            continue
-        # In proportion to the size of the group, and at least one. The sum is at most n_clusters.
-        own, own_labels = _k_means(rows[ids], 1 + len(ids) * (n_clusters - n_groups) // n, generator)
-        labels[ids] = own_labels + n_found
-        centroids.append(own)
-        n_found += len(own)
-    return torch.cat(centroids), labels
+
+    centroids: Tensor
+    groups: Tensor
+    starts: list[int]
+
+    @staticmethod
+    @torch.no_grad()
+    def fit(rows: Tensor, n_clusters: int) -> Clusters:
+        """Clusters more than `n_clusters` rows by Euclidean distance: first into about sqrt(n_clusters) groups, and
+        then each group by itself. The time is proportional to N D sqrt(n_clusters)."""
+        n = len(rows)
+        generator = torch.Generator().manual_seed(0)
+        n_groups = math.isqrt(n_clusters)
+        groups = _k_means(rows, n_groups, generator)
+        near = _nearest(rows, groups)
+        sizes = torch.bincount(near, minlength=n_groups)
+        centroids, starts = [], [0]
+        for ids in torch.split(near.argsort(stable=True), sizes.tolist()):
+            if len(ids):
+                # In proportion to the size of the group, and at least one. The sum is at most n_clusters.
+                own = _k_means(rows[ids], 1 + len(ids) * (n_clusters - n_groups) // n, generator)
+                centroids.append(own)
+                starts.append(starts[-1] + len(own))
+        return Clusters(torch.cat(centroids), groups[sizes > 0], starts)
+
+    @torch.no_grad()
+    def nearest(self, rows: Tensor) -> Tensor:
+        """Returns the nearest centroid in the nearest group of each row, [N] int64."""
+        near = _nearest(rows, self.groups)
+        labels = torch.empty_like(near)
+        sizes = torch.bincount(near, minlength=len(self.groups)).tolist()
+        for group, ids in enumerate(torch.split(near.argsort(stable=True), sizes)):
+            first, last = self.starts[group], self.starts[group + 1]
+            if len(ids):
+                labels[ids] = _nearest(rows[ids], self.centroids[first:last]) + first
+        return labels
 
 
-def _k_means(rows: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm (1982), starting from random rows. Returns centroids [min(k, N), D] and labels [N]."""
+def cluster(rows: Tensor, n_clusters: int) -> tuple[Tensor, Tensor]:
+    """Clusters rows by :class:`Clusters`. If there are at most `n_clusters` rows, each is a cluster.
+
+    Returns centroids [K, D] with K <= n_clusters, and the cluster of each row [N] int64.
+    """
+    if len(rows) <= n_clusters:
+        return rows, torch.arange(len(rows), device=rows.device)
+    clusters = Clusters.fit(rows, n_clusters)
+    return clusters.centroids, clusters.nearest(rows)
+
+
+def _k_means(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """Lloyd's algorithm (1982), starting from random rows. Returns centroids [min(k, N), D]."""
     n = len(rows)
     if n <= k:
-        return rows, torch.arange(n, device=rows.device)
+        return rows
     centroids = rows[torch.randperm(n, generator=generator)[:k].to(rows.device)]
     for _ in range(ITERATIONS):
         labels = _nearest(rows, centroids)
         counts = torch.bincount(labels, minlength=k)[:, None]
         sums = torch.zeros_like(centroids).index_add_(0, labels, rows)
         centroids = torch.where(counts > 0, sums / counts.clamp_min(1), centroids)
-    return centroids, _nearest(rows, centroids)
+    return centroids
 
 
 def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
@@ -88,8 +121,13 @@ def cluster_values(
                 break
             starts = found[found < len(points)]
         centers = np.unique((np.add.reduceat(points * sums, starts) / np.add.reduceat(sums, starts)).astype("f4"))
+    return centers, nearest_values(centers, distinct)[inverse].reshape(values.shape)
+
+
+def nearest_values(centers: NDArray[np.float32], values: NDArray[Any]) -> NDArray[np.intp]:
+    """Returns the index of the nearest of increasing centers of each value, in the shape of `values`."""
     middles = (centers[1:].astype(np.float64) + centers[:-1]) / 2
-    return centers, np.searchsorted(middles, distinct)[inverse].reshape(values.shape)
+    return np.searchsorted(middles, values.astype(np.float64))
 
 
 def _halve(points: NDArray[np.float64], weights: NDArray[np.float64], n_parts: int) -> NDArray[np.intp]:

@@ -7,12 +7,13 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP, output_folder
 from ...support.reading import open_file
 from ..gaussians import Gaussians
+from ..model_rows import Rows
 from .foreign import Warn
 from .image_sets import META
 from .interchange.gltf import MAGIC as GLTF_MAGIC
@@ -41,7 +42,7 @@ READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
 Format = Literal[
     "ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog", "glb", "gltf", "usda", "usdc", "usdz"
 ]
-WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] = {
+WRITERS: dict[Format, Callable[[str | os.PathLike[str], Any], list[str]]] = {
     "ply": write_ply,
     "compressed-ply": write_compressed_ply,
     "splat": write_splat,
@@ -56,6 +57,9 @@ WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] 
     "usdz": functools.partial(write_usd, suffix=".usdz"),
 }
 """Format -> function, which returns what is lost."""
+
+STREAMED: tuple[Format, ...] = ("ply", "spz", "spz4", "sog", "streamed-sog")
+"""Formats that are written from rows as well."""
 
 ENDINGS: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
@@ -154,12 +158,15 @@ def _find_point_cloud(folder: Path) -> Path | None:
     return folder / POINT_CLOUD if (folder / POINT_CLOUD).is_file() else last
 
 
-def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> list[str]:
+def write_model(
+    path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, format: Format | None = None
+) -> list[str]:
     """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ, SOG, glTF or OpenUSD.
 
     Args:
         path: File to write, in a folder that is created if it does not exist. SOG may also be a folder.
-        gaussians: Gaussians on any device.
+        gaussians: Gaussians on any device; or rows of a model that is larger than memory, for the formats in
+            :data:`STREAMED`.
         format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"``, ``"sog"``,
             ``"streamed-sog"``, ``"glb"``, ``"gltf"``, ``"usda"``, ``"usdc"`` or ``"usdz"``. None chooses by the name:
             ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, ``meta.json`` for a folder of SOG,
@@ -186,8 +193,13 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
         assert torch.equal(read_model("scene.ply").means, gaussians.means)
         print(write_model("scene.splat", gaussians))
     """
-    chosen = _format(path, format)
+    chosen = format_of(path, format)
     if chosen is not None:
+        if isinstance(gaussians, Rows) and chosen not in STREAMED:
+            raise UnsupportedError(
+                f"{path}: {chosen} is written from memory only, which is too small for {len(gaussians):,} Gaussians; "
+                f"write {', '.join(STREAMED)}"
+            )
         with output_folder(Path(path).parent):
             return WRITERS[chosen](path, gaussians)
     known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
@@ -199,7 +211,7 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
     )
 
 
-def _format(path: str | os.PathLike[str], format: Format | None) -> Format | None:
+def format_of(path: str | os.PathLike[str], format: Format | None) -> Format | None:
     """Returns the format of a file to be written, a key of :data:`WRITERS`, or None if its name does not tell."""
     if format is not None and format not in WRITERS:
         raise ArgumentError(f"format: expected {', '.join(WRITERS)}, found {format!r}")

@@ -18,15 +18,18 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from einops import rearrange
+from numpy.typing import NDArray
 
 from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ...support.reading import open_file
-from ..gaussians import Gaussians
+from ..gaussians import FLAT, Gaussians
+from ..model_rows import Kind, Rows, as_rows
 from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .filter_3d import NAMES as FILTER_NAMES
 from .filter_3d import apply_filter
@@ -77,53 +80,80 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
         mode = render_mode(ply)
         if "vertex" not in ply.elements:
             raise FileError(f"{path}: not a PLY of Gaussians; expected an element 'vertex'")
-        vertex = ply.elements["vertex"]
-        if "packed_position" in vertex.names:
+        if "packed_position" in ply.elements["vertex"].names:
             gaussians = decode_compressed_ply(ply, mode == "mip", warn)
             ply.note_rest(warn)
             return gaussians.as_surfels() if mode == SURFELS else gaussians
-        n_rest = _check_names(ply.path, vertex.names)
-        groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
-        filter_name = next((name for name in FILTER_NAMES if name in vertex.names), None)
-        is_flat = "scale_2" not in vertex.names
+        rows = PlyRows(ply, mode, warn)
+        return rows.read(0, rows.count)
+
+
+class PlyRows(Rows):
+    """The Gaussians of an open PLY. Those of an ASCII file can only be read all together.
+
+    Args:
+        ply: With an element ``vertex`` that is not compressed.
+        mode: As :func:`render_mode` returns it.
+        warn: As in :func:`read_ply`, which raises the same errors.
+    """
+
+    def __init__(self, ply: PlyFile, mode: str | None, warn: Warn) -> None:
+        names, path = ply.elements["vertex"].names, ply.path
+        n_rest = _check_names(path, names)
+        self._ply = ply
+        self._groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
+        self._filter = next((name for name in FILTER_NAMES if name in names), None)
+        is_flat = "scale_2" not in names
         if is_flat:
-            groups["log_scales"] = GROUPS["log_scales"][:2]
-        if filter_name is not None and (is_flat or mode == SURFELS):
-            raise UnsupportedError(f"{path}: {filter_name}: the 3D filter of 2D Gaussians is not implemented")
-        known = {filter_name, *(name for names in groups.values() for name in names)}
-        unknown = [name for name in vertex.names if name not in known and not HARMLESS.fullmatch(name)]
-        blocks = ply.blocks("vertex")
+            self._groups["log_scales"] = GROUPS["log_scales"][:2]
+        if self._filter is not None and (is_flat or mode == SURFELS):
+            raise UnsupportedError(f"{path}: {self._filter}: the 3D filter of 2D Gaussians is not implemented")
+        known = {self._filter, *(name for group in self._groups.values() for name in group)}
+        unknown = [name for name in names if name not in known and not HARMLESS.fullmatch(name)]
+        ply.blocks("vertex")  # checks the size
         ply.note_rest(warn)
         note_ignored(path, "the properties", unknown, warn)
         note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
-        values = {group: np.empty((vertex.count, len(names)), np.float32) for group, names in groups.items()}
-        values["log_scales"] = np.zeros((vertex.count, 3), np.float32)
+        surfels = is_flat or mode == SURFELS
+        antialiased = not surfels and (mode == "mip" or (mode is None and self._filter is not None))
+        super().__init__(ply.elements["vertex"].count, Kind(math.isqrt(n_rest // 3 + 1) - 1, antialiased, surfels))
+
+    def close(self) -> None:
+        self._ply.close()
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, torch.Tensor]:
+        # The filter changes both of these.
+        wanted = {*names, *(("log_scales", "opacity_logits") if self._filter is not None else ())}
+        groups = {group: self._groups[group] for group in wanted}
+        values = {group: np.empty((stop - start, len(found)), np.float32) for group, found in groups.items()}
+        if "log_scales" in values:
+            values["log_scales"] = np.full((stop - start, 3), FLAT, np.float32)
         first = 0
         # A double beyond the range of float32 becomes infinite, which makes the Gaussian invalid.
         with np.errstate(over="ignore", invalid="ignore"):
-            for block in blocks:
-                for group, names in groups.items():
-                    target = values[group][first : first + len(block)]
-                    for column, name in zip(_columns(group, len(names)), names):
-                        target[:, column] = block[name]
-                if filter_name is not None:
-                    rows = slice(first, first + len(block))
+            for block in self._ply.blocks("vertex", start, stop):
+                rows = slice(first, first + len(block))
+                for group, found in groups.items():
+                    for column, name in zip(_columns(group, len(found)), found):
+                        values[group][rows, column] = block[name]
+                if self._filter is not None:
                     log_scales, logits = values["log_scales"][rows], values["opacity_logits"][rows]
-                    log_scales[:], logits[:, 0] = apply_filter(log_scales, logits[:, 0], block[filter_name])
+                    log_scales[:], logits[:, 0] = apply_filter(log_scales, logits[:, 0], block[self._filter])
                 first += len(block)
-    tensors = {group: torch.from_numpy(array) for group, array in values.items()}
-    tensors["opacity_logits"] = tensors["opacity_logits"][:, 0]
-    tensors["sh0"] = tensors["sh0"][:, None]
-    tensors["shN"] = tensors["shN"].view(vertex.count, n_rest // 3, 3)
-    is_antialiased = mode == "mip" or (mode is None and filter_name is not None)
-    gaussians = Gaussians(**tensors, antialiased=is_antialiased, surfels=False)
-    return gaussians.as_surfels() if is_flat or mode == SURFELS else gaussians
+        if self.kind.surfels and "log_scales" in values:
+            values["log_scales"][:, 2] = FLAT
+        shapes = self.kind.shapes
+        return {name: torch.from_numpy(values[name]).view(stop - start, *shapes[name]) for name in names}
 
 
-def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
+def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list[str]:
     """Writes a little-endian PLY file atomically: 62 floats per Gaussian, with zeros for normals and unused degrees.
 
     2D Gaussians have 61: two scales, as in the files of 2DGS.
+
+    Args:
+        path: The file.
+        gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory.
 
     Returns:
         What is lost, as :func:`write_model` does: nothing.
@@ -132,37 +162,39 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
         UnsupportedError: The SH degree is above 3.
         OSError: The file cannot be written.
     """
-    _check_degree(gaussians)
-    tensors = {name: tensor.detach().cpu().numpy() for name, tensor in gaussians.tensors().items()}
-    count = len(gaussians)
-    rest = np.zeros((count, REST_SIZES[-1] // 3, 3), "<f4")
-    rest[:, : tensors["shN"].shape[1]] = tensors["shN"]
-    values = np.concatenate(
-        [
-            tensors["means"],
-            np.zeros((count, 3)),
-            tensors["sh0"][:, 0],
-            rearrange(rest, "n k c -> n (c k)"),
-            tensors["opacity_logits"][:, None],
-            tensors["log_scales"][:, : gaussians.n_scales],
-            tensors["quats"],
-        ],
-        axis=1,
-        dtype="<f4",
-        casting="same_kind",
-    )
+    rows = as_rows(gaussians)
+    _check_degree(rows.kind)
     f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[-1]))
+    scales = GROUPS["log_scales"][: 2 if rows.kind.surfels else 3]
     names = (
         *(*GROUPS["means"], "nx", "ny", "nz", *GROUPS["sh0"], *f_rest),
-        *(*GROUPS["opacity_logits"], *GROUPS["log_scales"][: gaussians.n_scales], *GROUPS["quats"]),
+        *(*GROUPS["opacity_logits"], *scales, *GROUPS["quats"]),
     )
     lines = ["ply", "format binary_little_endian 1.0"]
-    lines += [f"comment {comment}" for comment in _comments(gaussians)]
-    lines += [f"element vertex {count}", *(f"property float {name}" for name in names), "end_header", ""]
+    lines += [f"comment {comment}" for comment in _comments(rows.kind)]
+    lines += [f"element vertex {rows.count}", *(f"property float {name}" for name in names), "end_header", ""]
     with atomic_write(path) as file:
         file.write("\n".join(lines).encode())
-        file.write(values.tobytes())
+        for chunk in rows.chunks():
+            file.write(_records(chunk).data)
     return []
+
+
+def _records(gaussians: Gaussians) -> NDArray[np.float32]:
+    """Returns the values of vertices, [N, 61 or 62]."""
+    tensors = {name: tensor.numpy() for name, tensor in gaussians.tensors().items()}
+    rest = np.zeros((len(gaussians), REST_SIZES[-1] // 3, 3), "<f4")
+    rest[:, : tensors["shN"].shape[1]] = tensors["shN"]
+    values = [
+        tensors["means"],
+        np.zeros((len(gaussians), 3)),
+        tensors["sh0"][:, 0],
+        rearrange(rest, "n k c -> n (c k)"),
+        tensors["opacity_logits"][:, None],
+        tensors["log_scales"][:, : gaussians.n_scales],
+        tensors["quats"],
+    ]
+    return np.concatenate(values, axis=1, dtype="<f4", casting="same_kind")
 
 
 def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
@@ -194,13 +226,31 @@ def compressed_ply_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
     return encode_compressed_ply(gaussians, _comments(gaussians)), ["every value rounded to 8 to 11 bits"]
 
 
-def _check_degree(gaussians: Gaussians) -> None:
+def _check_degree(gaussians: Gaussians | Kind) -> None:
     if gaussians.sh_degree > 3:
         raise UnsupportedError(f"sh_degree: expected at most 3 for a PLY of Gaussians, found {gaussians.sh_degree}")
 
 
-def _comments(gaussians: Gaussians) -> list[str]:
+def _comments(gaussians: Gaussians | Kind) -> list[str]:
     return [f"SplatRenderMode: {SURFELS}"] if gaussians.surfels else [ANTIALIASED_COMMENT] * gaussians.antialiased
+
+
+def open_ply_rows(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> PlyRows | None:
+    """Opens a PLY as rows; None for a compressed one and for ASCII, which are read all together.
+
+    Args and errors are those of :func:`read_ply`.
+    """
+    file = open_file(path)
+    try:
+        ply = PlyFile(file, str(path))
+        vertex = ply.elements.get("vertex")
+        if ply.is_binary and vertex is not None and "packed_position" not in vertex.names:
+            return PlyRows(ply, render_mode(ply), warn)
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
 
 
 def render_mode(ply: PlyFile) -> str | None:

@@ -99,8 +99,17 @@ class PlyFile:
                     found = " ".join(words)[:80]
                     raise FileError(f"{self.path}: invalid line in the PLY header: {found!r}")
 
-    def blocks(self, name: str) -> Iterator[Table]:
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def is_binary(self) -> bool:
+        return self._encoding != "ascii"
+
+    def blocks(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Table]:
         """Yields the records of an element as structured arrays. Fields of ASCII files are float64.
+
+        `start` and `stop` are those of a range of a binary file, without which all records are yielded.
 
         Raises FileError if the element or one before it has a list property, a name is declared twice, or the file is
         too short for the header; while iterating, if a line does not contain the expected numbers.
@@ -113,9 +122,11 @@ class PlyFile:
         element = self.elements[name]
         if len(set(element.names)) < len(element.names):
             raise FileError(f"{self.path}: element {name!r} declares a property twice")
-        return self._ascii(element, before) if self._encoding == "ascii" else self._binary(element, before)
+        if not self.is_binary:
+            return self._ascii(element, before)
+        return self._binary(element, before, start, element.count if stop is None else stop)
 
-    def _binary(self, element: Element, before: list[Element]) -> Iterator[Table]:
+    def _binary(self, element: Element, before: list[Element], start: int, stop: int) -> Iterator[Table]:
         record = self._record(element)
         skipped = sum(other.count * self._record(other).itemsize for other in before)
         if skipped + element.count * record.itemsize > self._size:
@@ -123,7 +134,7 @@ class PlyFile:
                 f"{self.path}: expected {element.count} records {element.name!r} of {record.itemsize} bytes, found "
                 f"{max(self._size - skipped, 0)} bytes; the file is cut short or its header is damaged"
             )
-        return self._binary_blocks(element.count, record, self._start + skipped)
+        return self._binary_blocks(stop - start, record, self._start + skipped + start * record.itemsize)
 
     def note_rest(self, warn: Callable[[str], object]) -> None:
         """Notes data after the last binary record, of which the header says nothing.
@@ -132,16 +143,17 @@ class PlyFile:
         if self._encoding == "ascii" or LIST in kinds:
             return
         extra = self._size - sum(element.count * self._record(element).itemsize for element in self.elements.values())
+        if extra <= 0:
+            return
         self._file.seek(self._start)
         n_lines = sum(part.count(b"\n") for part in iter(lambda: self._file.read(BLOCK_BYTES), b""))
         # The conversion adds a byte before each byte of the value of a line feed.
-        if 0 < extra == n_lines and self._has_crlf:
+        if extra == n_lines and self._has_crlf:
             raise FileError(
                 f"{self.path}: has {extra:,} bytes more than its header says, and lines that end in CR LF: the binary "
                 "file was converted like a text file; copy the original in binary mode"
             )
-        if extra > 0:
-            warn(f"{self.path}: ignored {extra:,} bytes after the last record")
+        warn(f"{self.path}: ignored {extra:,} bytes after the last record")
 
     def _record(self, element: Element) -> np.dtype[np.void]:
         if LIST in (kind for _, kind in element.properties):

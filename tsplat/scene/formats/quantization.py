@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ...config import SH_NORMS
 from ...errors import ArgumentError, UnsupportedError
 from ..gaussians import Gaussians
+from ..model_rows import Kind, Rows, as_rows
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -107,16 +108,29 @@ def rotation_codes(
 
 
 def check_valid(gaussians: Gaussians) -> None:
-    """Raises `ArgumentError` if a Gaussian is invalid; the compressed formats cannot represent NaN."""
-    n_invalid = int((~gaussians.valid).sum())
+    """Raises `ArgumentError` if a Gaussian is invalid, as :func:`valid_bounds`."""
+    valid_bounds(as_rows(gaussians))
+
+
+def valid_bounds(rows: Rows) -> Floats:
+    """Returns the bounds of the means, [2, 3], zeros without Gaussians.
+
+    Raises `ArgumentError` if a Gaussian is invalid; the compressed formats cannot represent NaN.
+    """
+    n_invalid, low, high = 0, np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32)
+    for chunk in rows.chunks():
+        n_invalid += int((~chunk.valid).sum())
+        means = chunk.means.numpy()
+        low, high = np.minimum(low, means.min(0)), np.maximum(high, means.max(0))
     if n_invalid:
         raise ArgumentError(
-            f"gaussians: {n_invalid} of {len(gaussians)} have values that are not finite; remove them with "
-            "gaussians.map(lambda tensor: tensor[gaussians.valid])"
+            f"gaussians: {n_invalid} of {rows.count} have values that are not finite; remove them with "
+            "gaussians.map(lambda tensor: tensor[gaussians.valid]) or tsplat edit --drop-invalid"
         )
+    return np.stack([low, high]) if rows.count else np.zeros((2, 3), np.float32)
 
 
-def check_degree(gaussians: Gaussians, name: str, degree_max: int = 3) -> None:
+def check_degree(gaussians: Gaussians | Kind, name: str, degree_max: int = 3) -> None:
     """Raises `UnsupportedError` if the format of a name has no spherical harmonics of the Gaussians' degree."""
     if gaussians.sh_degree > degree_max:
         others = "" if name == "SPZ 4" else "; SPZ 4 (spz4) holds degree 4, or remove the highest degree"
@@ -154,21 +168,37 @@ def ordered_arrays(
     return {name: tensor.numpy()[order] for name, tensor in tensors.items()}, means
 
 
+class Rounding:
+    """Rounds values to integers, whose rows may come in several parts; see :func:`rounded`."""
+
+    def __init__(self) -> None:
+        self._turns: Any = 0
+
+    def __call__(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        values = values.astype(np.float64)
+        lower = np.floor(values)
+        is_midway = values == lower + 0.5
+        turns = self._turns + np.cumsum(is_midway.any(-1, keepdims=True) if values.ndim > 1 else is_midway, 0)
+        if len(turns):
+            self._turns = turns[-1]
+        if values.ndim > 2:
+            turns = turns + np.arange(values.shape[1])[:, None]
+        found: NDArray[np.float64] = np.where(is_midway, lower + turns % 2, np.rint(values))
+        return found
+
+    def levels(self, values: NDArray[Any]) -> Bytes:
+        """Rounds values to bytes; those outside of [0, 255] are clamped."""
+        return np.clip(self(values), 0, 255).astype(np.uint8)
+
+
 def rounded(values: NDArray[Any]) -> NDArray[np.float64]:
     """Rounds values [N, ...] to integers. Those midway between two integers are rounded up and down by turns.
 
     So they keep their mean. All channels, along the last axis, have the same turn: equal ones stay equal.
     """
-    values = values.astype(np.float64)
-    lower = np.floor(values)
-    is_midway = values == lower + 0.5
-    turns = np.cumsum(is_midway.any(-1, keepdims=True) if values.ndim > 1 else is_midway, 0)
-    if values.ndim > 2:
-        turns = turns + np.arange(values.shape[1])[:, None]
-    found: NDArray[np.float64] = np.where(is_midway, lower + turns % 2, np.rint(values))
-    return found
+    return Rounding()(values)
 
 
 def levels(values: NDArray[Any]) -> Bytes:
     """Rounds values to bytes by :func:`rounded`; those outside of [0, 255] are clamped."""
-    return np.clip(rounded(values), 0, 255).astype(np.uint8)
+    return Rounding().levels(values)

@@ -1,13 +1,14 @@
 """Writing SOG 2; :mod:`~tsplat.scene.formats.sog` describes and reads the format."""
 
+import contextlib
 import io
 import json
 import math
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ..gaussians import Gaussians
+from ..model_rows import Rows, as_rows, morton_sorted
 from ..morton import morton_order
-from .clustering import cluster, cluster_values
+from .clustering import Clusters, cluster_values, nearest_values
 from .image_sets import META
-from .quantization import LOG_SCALE_MAX, Bytes, Floats, levels, ordered_arrays, rotation_codes
+from .quantization import LOG_SCALE_MAX, Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
 from .sog import LARGEST_IS_W, PALETTE_WIDTH, decode_means, decode_quats
 
 EXACT_PALETTE = 1 << 14
@@ -33,15 +35,16 @@ SHOWN_MIN = 1e-6
 EXACT_SQUARES_MAX = 1e15
 """Squares of larger values may overflow fp32."""
 
+SAMPLE = 1 << 20
+"""Gaussians from which codebooks and palettes are made; of more, every k-th one."""
+
 SUFFIX = ".sog"
 
 Words = tuple[NDArray[np.uint16], NDArray[np.float64]]
 """Means in 16 bits between bounds [N, 3], and the bounds of their logarithms [2, 3]."""
 
-EncodeMeans = Callable[[Floats], tuple[NDArray[np.int64], Words]]
 
-
-def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
+def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list[str]:
     """Writes PlayCanvas's SOG, version 2, in Morton order. The result is the same in every run.
 
     Largest errors:
@@ -59,7 +62,8 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     Args:
         path: A name that ends in ``.sog`` for a ZIP archive; a folder, which is created if it does not exist, or its
             ``meta.json``, for single files.
-        gaussians: Gaussians of SH degree 0 to 3.
+        gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory. Codebooks and palettes
+            are those of every k-th one if there are more than 1,048,576.
 
     Returns:
         What is lost, as :func:`write_model` does, with the number of rows of coefficients if they are clustered.
@@ -71,23 +75,35 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
         FileError: The folder is not writable.
         OSError: A file cannot be written.
     """
-    path = Path(path)
-    if path.suffix.lower() == SUFFIX and not path.is_dir():
-        content, lost = sog_content(gaussians)
-        with atomic_write(path) as file:
-            file.write(content)
-        return lost
     require("PIL")
-    files, lost = sog_files(gaussians)
-    with output_folder(path.parent if path.name == META else path) as folder:
-        write_files(folder, files)
+    path = Path(path)
+    is_archive = path.suffix.lower() == SUFFIX and not path.is_dir()
+    place = path.parent if is_archive or path.name == META else path
+    lost: list[str] = []
+    with sorted_files(as_rows(gaussians), place if is_archive else place.parent, lost) as files:
+        if is_archive:
+            with atomic_write(path) as file:
+                write_archive(file, files)
+        else:
+            with output_folder(place) as folder:
+                write_files(folder, files)
     return lost
 
 
-def write_files(folder: Path, files: dict[str, bytes]) -> None:
+@contextlib.contextmanager
+def sorted_files(rows: Rows, folder: Path, lost: list[str]) -> Iterator[Iterator[tuple[str, bytes]]]:
+    """Gives :func:`sog_files` of rows in Morton order, which is that of rounded means: a file that is written again
+    keeps its order. `folder` is for temporary files."""
+    check_degree(rows.kind, "SOG")
+    bounds = valid_bounds(rows)
+    with morton_sorted(rows, lambda means: decode_means(*_words(means, bounds)), bounds, folder) as ordered:
+        yield sog_files(ordered, bounds, lost)
+
+
+def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Writes the files of a dataset. A folder with ``meta.json``, which is written last, is complete."""
     (folder / META).unlink(missing_ok=True)
-    for name, content in files.items():
+    for name, content in files:
         with atomic_write(folder / name) as file:
             file.write(content)
 
@@ -95,62 +111,80 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 def sog_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
     """Returns the content of the archive that :func:`write_sog` writes, and what is lost; raises the same errors."""
     require("PIL")
-    files, lost = sog_files(gaussians)
-    return _archive(files), lost
+    lost: list[str] = []
+    content = io.BytesIO()
+    with sorted_files(as_rows(gaussians), Path(), lost) as files:
+        write_archive(content, files)
+    return content.getvalue(), lost
 
 
-def _archive(files: dict[str, bytes]) -> bytes:
-    """Returns a ZIP archive of files that are compressed already. It has no dates."""
-    file = io.BytesIO()
+def write_archive(file: BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
+    """Writes a ZIP archive of files that are compressed already. It has no dates."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in files.items():
+        for name, content in files:
             archive.writestr(zipfile.ZipInfo(name), content)
-    return file.getvalue()
 
 
-def sog_files(gaussians: Gaussians, encode: EncodeMeans | None = None) -> tuple[dict[str, bytes], list[str]]:
-    """Encodes the files of the dataset by name, ``meta.json`` last, and describes what is lost.
+def sog_files(rows: Rows, ends: Floats, lost: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Encodes the files of a dataset one after another, ``meta.json`` last; each is a name and its content.
 
     Args:
-        gaussians: The Gaussians.
-        encode: :func:`encode_means`, which is used for None, or :func:`in_order`.
+        rows: Valid, in the order of the file.
+        ends: Bounds of the means, [2, 3].
+        lost: To which what is lost is appended.
     """
-    arrays, (words, bounds) = ordered_arrays(gaussians, "SOG", encode or encode_means)
-    lost = ["positions rounded to 16 bits, other values to 8"]
-    count = len(gaussians)
-    files: dict[str, bytes] = {}
-    meta: dict[str, Any] = {"version": 2, "count": count}
-    if gaussians.antialiased or gaussians.surfels:
-        meta["model"] = "2dgs" if gaussians.surfels else "antialiased"
+    lost.append("positions rounded to 16 bits, other values to 8")
+    meta: dict[str, Any] = {"version": 2, "count": rows.count}
+    if rows.kind.antialiased or rows.kind.surfels:
+        meta["model"] = "2dgs" if rows.kind.surfels else "antialiased"
 
-    files["means_l.webp"] = _webp(_image(words & 255))
-    files["means_u.webp"] = _webp(_image(words >> 8))
-    meta["means"] = {"mins": bounds[0].tolist(), "maxs": bounds[1].tolist(), "files": list(files)}
+    bounds = _log_bounds(ends)
+    names = ["means_l.webp", "means_u.webp"]
+    yield names[0], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), ends)[0] & 255))
+    yield names[1], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), ends)[0] >> 8))
+    meta["means"] = {"mins": bounds[0].tolist(), "maxs": bounds[1].tolist(), "files": names}
 
-    log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
-    shown = _shown(log_scales, arrays["opacities"])
-    codebook, indices = _codebook(log_scales, shown)
-    files["scales.webp"] = _webp(_image(indices))
-    meta["scales"] = {"codebook": codebook, "files": ["scales.webp"]}
+    sample = rows.sample(SAMPLE)
+    shown = _shown(_log_scales(sample), sample.opacities.numpy())
+    entries = _codebook(rows, _log_scales, _log_scales(sample), shown)
+    yield "scales.webp", _webp(_image(rows, 3, lambda g: nearest_values(entries, _log_scales(g))))
+    meta["scales"] = {"codebook": _padded(entries), "files": ["scales.webp"]}
 
-    files["quats.webp"] = _webp(_image(rotation_codes(arrays["quats"], _encode_quats, decode_quats)))
+    yield "quats.webp", _webp(_image(rows, 4, lambda g: rotation_codes(g.quats.numpy(), _encode_quats, decode_quats)))
     meta["quats"] = {"files": ["quats.webp"]}
 
-    sh0 = arrays["sh0"][:, 0]
-    codebook, indices = _codebook(sh0, np.broadcast_to(shown.max(1, keepdims=True), sh0.shape))
-    files["sh0.webp"] = _webp(_image(np.concatenate([indices, levels(arrays["opacities"] * 255.0)[:, None]], 1)))
-    meta["sh0"] = {"codebook": codebook, "files": ["sh0.webp"]}
+    colors = _codebook(rows, _sh0, _sh0(sample), np.broadcast_to(shown.max(1, keepdims=True), shown.shape))
+    rounding = Rounding()
 
-    if gaussians.sh_degree:
-        codebook, indices, labels, is_exact = _palette(arrays["shN"])
+    def color(g: Gaussians) -> NDArray[Any]:
+        opacities = rounding.levels(g.opacities.numpy() * 255.0)
+        return np.concatenate([nearest_values(colors, _sh0(g)), opacities[:, None]], 1)
+
+    yield "sh0.webp", _webp(_image(rows, 4, color))
+    meta["sh0"] = {"codebook": _padded(colors), "files": ["sh0.webp"]}
+
+    if rows.kind.sh_degree:
+        entries, indices, labels, is_exact = _palette(rows, sample)
+        del sample, shown
         if not is_exact:
             lost.append(f"SH coefficients quantized to a palette of {len(indices):,}")
-        files["shN_centroids.webp"] = _webp(_palette_image(indices))
-        files["shN_labels.webp"] = _webp(_image(np.stack([labels & 255, labels >> 8, np.zeros_like(labels)], 1)))
         names = ["shN_centroids.webp", "shN_labels.webp"]
-        meta["shN"] = {"count": len(indices), "bands": gaussians.sh_degree, "codebook": codebook, "files": names}
-    files[META] = json.dumps(meta, allow_nan=False).encode()
-    return files, lost
+        yield names[0], _webp(_palette_image(indices))
+        bytes_of_labels = np.zeros((rows.count, 3), np.uint8)
+        bytes_of_labels[:, 0], bytes_of_labels[:, 1] = labels & 255, labels >> 8
+        yield names[1], _webp(_arranged(bytes_of_labels))
+        meta["shN"] = {
+            "count": len(indices), "bands": rows.kind.sh_degree, "codebook": _padded(entries), "files": names
+        }  # fmt: skip
+    yield META, json.dumps(meta, allow_nan=False).encode()
+
+
+def _log_scales(gaussians: Gaussians) -> Floats:
+    return gaussians.log_scales.clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX).numpy()
+
+
+def _sh0(gaussians: Gaussians) -> Floats:
+    return gaussians.sh0[:, 0].numpy()
 
 
 def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Bytes:
@@ -159,29 +193,27 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
 
 
 def encode_means(means: Floats) -> tuple[NDArray[np.int64], Words]:
-    """Encodes means [N, 3] in Morton order after rounding: a file that is written again keeps its order.
-
-    Returns their ids [N] in the order of the file; 16 bits between bounds, [N, 3], and the bounds of the logarithms,
-    [2, 3].
-    """
-    ids, (words, bounds) = in_order(means)
-    if not len(means):
-        return ids, (words, bounds)
+    """Returns the ids [N] of means [N, 3] in the order of a file; and as in it, 16 bits between bounds, [N, 3], and the
+    bounds of the logarithms, [2, 3]."""
+    ends = np.stack([means.min(0), means.max(0)]) if len(means) else np.zeros((2, 3), np.float32)
+    words, bounds = _words(means, ends)
     order = morton_order(torch.from_numpy(decode_means(words, bounds))).numpy()
     return order, (words[order], bounds)
 
 
-def in_order(means: Floats) -> tuple[NDArray[np.int64], Words]:
-    """Encodes means as :func:`encode_means` does, in the order that they have."""
-    logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
-    if not len(logs):
-        return np.zeros(0, np.int64), (np.zeros((0, 3), np.uint16), np.zeros((2, 3)))
-    # Not rounded to float32, which would move the bounds of a file that is written again.
-    bounds = np.stack([logs.min(0), logs.max(0)]) + 0  # no -0
+def _log_bounds(ends: Floats) -> NDArray[np.float64]:
+    """Returns the logarithms of bounds. Not rounded to float32, which would move the bounds of a file that is written
+    again."""
+    return np.copysign(np.log1p(np.abs(ends, dtype=np.float64)), ends) + 0  # no -0
+
+
+def _words(means: Floats, ends: Floats) -> Words:
+    """Encodes means in 16 bits between bounds, and returns the logarithms of these."""
+    bounds = _log_bounds(ends)
     size = bounds[1] - bounds[0]
+    logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
     fractions = (logs - bounds[0]) / np.where(size > 0, size, 1)
-    words = np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16)
-    return np.arange(len(means)), (words, bounds)
+    return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), bounds
 
 
 def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
@@ -194,50 +226,99 @@ def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
     return np.maximum(areas, least, out=areas)
 
 
-def _codebook(values: NDArray[Any], weights: NDArray[Any] | None = None) -> tuple[list[float], Bytes]:
-    """Returns a codebook of 256 entries and the index of the nearest entry of each value, in the shape of `values`."""
+def _codebook(
+    rows: Rows, values: Callable[[Gaussians], Floats], sample: Floats, weights: NDArray[Any] | None
+) -> Floats:
+    """Returns up to 256 entries for values of the rows, in increasing order: those of a sample, unless there are no
+    more different ones in all."""
+    if len(sample) < rows.count:
+        found = np.zeros(0, np.float32)
+        for chunk in rows.chunks():
+            found = np.union1d(found, values(chunk))
+            if len(found) > CODEBOOK:
+                break
+        else:
+            return found
+    return _entries(sample, weights)
+
+
+def _entries(values: Floats, weights: NDArray[Any] | None = None) -> Floats:
+    """Returns up to 256 entries for values, in increasing order; each is the nearest one of some value."""
     entries, indices = cluster_values(values, CODEBOOK, weights)
-    used, indices = np.unique(indices, return_inverse=True)
-    entries, indices = entries[used], indices.reshape(values.shape)
+    return entries[np.unique(indices)]
+
+
+def _padded(entries: Floats) -> list[float]:
+    """Returns entries as a codebook of 256, with as few digits as they need."""
     padded = np.concatenate([entries, np.full(CODEBOOK - len(entries), entries[-1] if len(entries) else 0)])
-    short = [float(str(value)) for value in padded.astype(np.float32)]  # with as few digits as they need
-    return short, indices.astype(np.uint8)
+    return [float(str(value)) for value in padded.astype(np.float32)]
 
 
-def _palette(shN: Floats) -> tuple[list[float], Bytes, NDArray[np.int64], bool]:
+def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.int32], bool]:
     """Chooses a palette of the SH coefficients [N, K - 1, 3] and its codebook.
 
-    Returns the codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which Gaussians use it;
-    the entry of each Gaussian, [N]; and whether the palette has every row.
+    Returns the entries of the codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which
+    Gaussians use it; the entry of each Gaussian, [N]; and whether the palette has every row.
     """
-    count, *shape = shN.shape
-    if not count:
-        return [0.0] * CODEBOOK, np.zeros((1, *shape), np.uint8), np.zeros(0, np.int64), True
-    rows = np.ascontiguousarray(shN.reshape(count, -1))
-    _, firsts, labels = np.unique(_as_keys(rows), return_index=True, return_inverse=True)
-    palette = rows[firsts]
-    n_entries = _n_clusters(rows, len(firsts))
-    if n_entries is not None:
-        tensor = torch.from_numpy(rows)
+    shape = rows.kind.shapes["shN"]
+    if not rows.count:
+        return np.zeros(1, np.float32), np.zeros((1, *shape), np.uint8), np.zeros(0, np.int32), True
+    distinct = _distinct(rows)
+    n_entries = _n_clusters(distinct)
+    clusters: Clusters | None = None
+    if n_entries is None:
+        assert distinct is not None
+        palette = distinct
+    else:
+        tensor = sample.shN.flatten(1)
         if float(tensor.abs().max()) > EXACT_SQUARES_MAX:
             tensor = tensor.double()
-        centroids, clusters = cluster(tensor, n_entries)
-        palette, labels = centroids.float().numpy(), clusters.numpy()
-    used, labels = np.unique(labels, return_inverse=True)
-    codebook, indices = _codebook(palette[used])
+        clusters = Clusters.fit(tensor, n_entries)
+        palette = clusters.centroids.float().numpy()
+    labels = np.empty(rows.count, np.int32)
+    for start, stop in rows.ranges():
+        own = rows.columns(("shN",), start, stop)["shN"].flatten(1)
+        if clusters is None:
+            keys = np.concatenate([_as_keys(palette), _as_keys(own.numpy())])
+            labels[start:stop] = np.unique(keys, return_inverse=True)[1][len(palette) :]
+        else:
+            labels[start:stop] = clusters.nearest(own.to(clusters.centroids)).numpy()
+    used = np.flatnonzero(np.bincount(labels, minlength=len(palette)))
+    entries = _entries(palette[used])
     # By their indices, because different rows may have become equal.
-    indices = indices[labels.reshape(-1)]
-    _, firsts, labels = np.unique(_as_keys(indices), return_index=True, return_inverse=True)
-    order = firsts.argsort()
-    places = np.empty(len(order), np.int64)
+    indices = nearest_values(entries, palette[used]).astype(np.uint8)
+    _, firsts, merged = np.unique(_as_keys(indices), return_index=True, return_inverse=True)
+    places = np.zeros(len(palette), np.int32)
+    places[used] = merged.reshape(-1)
+    labels = places[labels]
+    # In the order of their first Gaussians.
+    first_rows = np.full(len(firsts), rows.count)
+    np.minimum.at(first_rows, labels, np.arange(rows.count))
+    order = first_rows.argsort()
+    places = np.empty(len(order), np.int32)
     places[order] = np.arange(len(order))
-    return codebook, indices[firsts[order]].reshape(-1, *shape), places[labels.reshape(-1)], n_entries is None
+    return entries, indices[firsts[order]].reshape(-1, *shape), places[labels], clusters is None
 
 
-def _n_clusters(rows: Floats, n_distinct: int) -> int | None:
-    """Returns the number of clusters for rows, some of which are equal; None if the palette has all of them exactly."""
-    exact = n_distinct <= PALETTE_MAX and (n_distinct <= EXACT_PALETTE or len(np.unique(rows)) <= CODEBOOK)
-    return None if exact else min(1 << n_distinct.bit_length() - 1, PALETTE_MAX)
+def _distinct(rows: Rows) -> Floats | None:
+    """Returns the different rows of SH coefficients, sorted by their bytes; None if they are too many for a palette."""
+    found: NDArray[Any] | None = None
+    for start, stop in rows.ranges():
+        keys = _as_keys(rows.columns(("shN",), start, stop)["shN"].flatten(1).numpy())
+        found = np.unique(keys if found is None else np.concatenate([found, np.unique(keys)]))
+        if len(found) > PALETTE_MAX:
+            return None
+    assert found is not None
+    return found.view(np.float32).reshape(len(found), -1)
+
+
+def _n_clusters(distinct: Floats | None) -> int | None:
+    """Returns the number of clusters for different rows; None if the palette has all of them exactly."""
+    if distinct is None:
+        return PALETTE_MAX
+    if len(distinct) <= EXACT_PALETTE or len(np.unique(distinct)) <= CODEBOOK:
+        return None
+    return int(1 << len(distinct).bit_length() - 1)
 
 
 def _as_keys(rows: NDArray[Any]) -> NDArray[Any]:
@@ -254,8 +335,16 @@ def _palette_image(indices: Bytes) -> Bytes:
     return image.reshape(height, PALETTE_WIDTH * size, 3)
 
 
-def _image(values: NDArray[Any]) -> Bytes:
-    """Arranges values from 0 to 255, [N, channels], as an image whose sides are multiples of 4. [H, W, channels]"""
+def _image(rows: Rows, channels: int, encode: Callable[[Gaussians], NDArray[Any]]) -> Bytes:
+    """Encodes rows as values from 0 to 255, and arranges them. [H, W, channels]"""
+    values = np.empty((rows.count, channels), np.uint8)
+    for start, stop in rows.ranges():
+        values[start:stop] = encode(rows.read(start, stop))
+    return _arranged(values)
+
+
+def _arranged(values: Bytes) -> Bytes:
+    """Arranges values [N, channels] as an image whose sides are multiples of 4. [H, W, channels]"""
     count, channels = values.shape
     width = max(math.ceil(math.sqrt(count) / 4), 1) * 4
     height = max(math.ceil(count / width / 4), 1) * 4

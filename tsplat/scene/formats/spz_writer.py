@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +17,10 @@ from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
+from ..model_rows import Rows, as_rows, morton_sorted
 from ..morton import morton_order
 from ..rotation import rotate_gaussians, sh_signs
-from .quantization import Floats, levels, ordered_arrays, rotation_codes
+from .quantization import Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
 from .spz import (
     ANTIALIASED,
     COLOR_SCALE,
@@ -44,13 +48,15 @@ POSITION_MAX = 1 << 23
 DEGREES_MAX = {3: 3, 4: 4}
 """Version -> largest SH degree."""
 
+CLAMPED = ("log scales outside [-10, 5.94]", "colors outside [-0.44, 1.44]", "SH coefficients outside [-1, 1]")
+
 ROTATION_MAX = 511
 """Largest level of the components of a rotation."""
 
 
 def write_spz(
     path: str | os.PathLike[str],
-    gaussians: Gaussians,
+    gaussians: Gaussians | Rows,
     *,
     version: int = 3,
     axes: str = "RUB",
@@ -71,7 +77,7 @@ def write_spz(
 
     Args:
         path: File to write.
-        gaussians: Gaussians of SH degree 0 to 3; in version 4 also 4.
+        gaussians: Gaussians of SH degree 0 to 3, in version 4 also 4; or rows of a model that is larger than memory.
         version: 3 (gzip) or 4 (zstd).
         axes: Where x, y and z of the file point to: left or right, down or up, backward or forward (F), in one of the
             16 orders that SPZ_ADOBE_coordinate_system has. All readers know ``"RUB"``.
@@ -93,41 +99,65 @@ def write_spz(
         require("zstandard")
     extensions = extension_records(axes, orbit)
     signs = Axes.of(axes)
+    rows = as_rows(gaussians)
+    check_degree(rows.kind, f"SPZ {version}", DEGREES_MAX[version])
     if signs.turned:
-        gaussians = rotate_gaussians(gaussians, (QUARTER_TURN[0], -QUARTER_TURN[1], 0.0, 0.0))
-    arrays, (fraction, means) = ordered_arrays(gaussians, f"SPZ {version}", encode_means, DEGREES_MAX[version])
-    flags = (ANTIALIASED if gaussians.antialiased else 0) | (EXTENSIONS if extensions else 0)
-    fields = (MAGIC, version, len(gaussians), gaussians.sh_degree, fraction, flags)
-    sections = _encode(arrays, means, signs)
-    if version == 4:
-        # Readers expect a stream for each section, and none of SH coefficients for degree 0.
-        streams = sections if gaussians.sh_degree else sections[:-1]
-        packed = [_zstd(stream) for stream in streams]
-        table = b"".join(STREAM.pack(len(short), len(stream)) for short, stream in zip(packed, streams))
-        header = HEADER_4.pack(*fields, len(streams), HEADER_4.size + len(extensions))
-        content = b"".join([header, extensions, table, *packed])
-    else:
-        content = gzip.compress(b"".join([HEADER.pack(*fields, 0), *sections, extensions]), GZIP_LEVEL, mtime=0)
-    with atomic_write(path) as file:
-        file.write(content)
-    return ["positions rounded to 24 bits, rotations to 10, other values to 8", *_clamped(gaussians)]
+        rows = rows.map(lambda part: rotate_gaussians(part, (QUARTER_TURN[0], -QUARTER_TURN[1], 0.0, 0.0)))
+    bounds = valid_bounds(rows)
+    fraction = _fractional_bits(bounds)
+    flags = (ANTIALIASED if rows.kind.antialiased else 0) | (EXTENSIONS if extensions else 0)
+    fields = (MAGIC, version, rows.count, rows.kind.sh_degree, fraction, flags)
+    sections = _sections(signs, fraction, rows.kind.sh_degree)
+    lost: dict[str, None] = {}
+    with (
+        morton_sorted(
+            rows, lambda means: _fixed_point(means, fraction) * 2.0**-fraction, bounds, Path(path).parent
+        ) as ordered,
+        atomic_write(path) as file,
+    ):
+        if version == 4:
+            # Readers expect a stream for each section.
+            file.write(HEADER_4.pack(*fields, len(sections), HEADER_4.size + len(extensions)) + extensions)
+            table = file.tell()
+            file.write(bytes(len(sections) * STREAM.size))
+            sizes = [_zstd(file, _encode(ordered, section), rows.count * section.size) for section in sections]
+            file.seek(table)
+            file.write(b"".join(STREAM.pack(*both) for both in sizes))
+        else:
+            packer = zlib.compressobj(GZIP_LEVEL, wbits=zlib.MAX_WBITS | 16)
+            file.write(packer.compress(HEADER.pack(*fields, 0)))
+            for section in sections:
+                for part in _encode(ordered, section):
+                    file.write(packer.compress(part))
+            file.write(packer.compress(extensions) + packer.flush())
+        for chunk in rows.chunks():
+            lost |= dict.fromkeys(_clamped(chunk))
+    names = [name for name in CLAMPED if name in lost]
+    return ["positions rounded to 24 bits, rotations to 10, other values to 8", *names]
 
 
 def _clamped(gaussians: Gaussians) -> list[str]:
     """Describes the values of Gaussians that SPZ clamps, such as "SH coefficients outside [-1, 1]"."""
     read_scales = gaussians.log_scales[:, : gaussians.n_scales]
-    ranges = {
-        "log scales outside [-10, 5.94]": (read_scales, -10 - 1 / 32, 5.9375 + 1 / 32),
-        "colors outside [-0.44, 1.44]": (gaussians.sh0, -0.5 / COLOR_SCALE, 0.5 / COLOR_SCALE),
-        "SH coefficients outside [-1, 1]": (gaussians.shN, -1.0, 1.0),
-    }
-    return [phrase for phrase, (values, low, high) in ranges.items() if bool(((values < low) | (values > high)).any())]
+    ranges = [
+        (read_scales, -10 - 1 / 32, 5.9375 + 1 / 32),
+        (gaussians.sh0, -0.5 / COLOR_SCALE, 0.5 / COLOR_SCALE),
+        (gaussians.shN, -1.0, 1.0),
+    ]
+    found = [bool(((values < low) | (values > high)).any()) for values, low, high in ranges]
+    return [name for name, is_clamped in zip(CLAMPED, found) if is_clamped]
 
 
-def _zstd(content: bytes) -> bytes:
+def _zstd(file: BinaryIO, content: Iterable[bytes], size: int) -> tuple[int, int]:
+    """Writes a compressed stream, and returns its size and that of the content, which is known before."""
     import zstandard
 
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(content)
+    packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=size)
+    start = file.tell()
+    for part in content:
+        file.write(packer.compress(part))
+    file.write(packer.flush())
+    return file.tell() - start, size
 
 
 def _fractional_bits(means: Floats) -> int:
@@ -167,19 +197,39 @@ def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[int, NDArray[n
     return order, (fraction, fixed[order])
 
 
-def _encode(arrays: dict[str, Floats], means: NDArray[np.int32], axes: Axes) -> list[bytes]:
-    """Encodes the sections: positions, opacities, colors, log scales, rotations, SH coefficients above degree 0."""
-    count = len(means)
-    fixed = means * np.array(axes[:3], "<i4")
-    signs = sh_signs(math.isqrt(arrays["shN"].shape[1] + 1) - 1, axes[:3]).numpy()[:, None]
-    return [
-        fixed.view(np.uint8).reshape(count, 3, 4)[..., :3].tobytes(),
-        levels(arrays["opacities"] * 255.0).tobytes(),
-        levels((arrays["sh0"] * COLOR_SCALE + 0.5) * 255).tobytes(),
-        levels((arrays["log_scales"] + 10) * 16).tobytes(),
-        _encode_quats(arrays["quats"], axes).tobytes(),
-        levels(arrays["shN"] * signs * 128 + 128).tobytes(),
+class _Section(NamedTuple):
+    """A parameter, the bytes of a row, and a function that encodes the values of rows."""
+
+    name: str
+    size: int
+    encode: Callable[[Floats], NDArray[Any]]
+
+
+def _sections(axes: Axes, fraction: int, degree: int) -> list[_Section]:
+    """Positions, opacities, colors, log scales, rotations, and SH coefficients above degree 0 if there are any."""
+    flips = np.array(axes[:3], "<i4")
+    signs = sh_signs(degree, axes[:3]).numpy()[:, None]
+    opacity, color, scale, sh = (Rounding().levels for _ in range(4))
+
+    def position(means: Floats) -> Bytes:
+        fixed: NDArray[np.int32] = _fixed_point(means, fraction) * flips
+        return fixed.view(np.uint8).reshape(len(means), 3, 4)[..., :3]
+
+    sections = [
+        _Section("means", 9, position),
+        _Section("opacity_logits", 1, lambda logits: opacity(torch.from_numpy(logits).sigmoid().numpy() * 255.0)),
+        _Section("sh0", 3, lambda sh0: color((sh0 * COLOR_SCALE + 0.5) * 255)),
+        _Section("log_scales", 3, lambda log_scales: scale((log_scales + 10) * 16)),
+        _Section("quats", 4, lambda quats: _encode_quats(quats, axes)),
+        _Section("shN", 3 * len(signs), lambda shN: sh(shN * signs * 128 + 128)),
     ]
+    return sections if degree else sections[:-1]
+
+
+def _encode(rows: Rows, section: _Section) -> Iterator[bytes]:
+    """Encodes a section, part by part."""
+    for start, stop in rows.ranges():
+        yield section.encode(rows.columns((section.name,), start, stop)[section.name].numpy()).tobytes()
 
 
 def _encode_quats(quats: Floats, axes: Axes) -> NDArray[np.uint32]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .... import quat_scale_to_covar_preci
 from ....support.extras import require
 from ....support.files import atomic_write, output_folder
 from ...editing.levels import detail_levels
 from ...gaussians import Gaussians
-from ...morton import morton_order
+from ...model_rows import RangeOfRows, Rows, as_rows, codes_of, morton_sorted
+from ...morton import BITS
 from ..image_sets import META
-from ..quantization import LOG_SCALE_MAX, check_degree, check_valid
-from ..sog_writer import in_order, sog_files, write_files
+from ..quantization import LOG_SCALE_MAX, Floats, check_degree, valid_bounds
+from ..sog_writer import sog_files, write_files
 from .streamed_sog import LOD_META, VERSION
 
 LEAF_MAX = 512 << 10
@@ -29,17 +33,19 @@ WIDTH_MAX, LEAF_MIN = 16.0, 1 << 10
 """Leaves are at most as wide as this, in world units, unless they have fewer Gaussians than this."""
 
 
-def write_streamed_sog(path: str | os.PathLike[str], gaussians: Gaussians, *, n_levels: int | None = None) -> list[str]:
+def write_streamed_sog(
+    path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, n_levels: int | None = None
+) -> list[str]:
     """Writes PlayCanvas's Streamed SOG, version 1: a folder with levels of detail, each with half of the Gaussians.
 
-    Leaves of a k-d tree over the centers of all levels have at most 524,288 Gaussians and a width of 16. Each has a box
-    around the ellipsoids of one standard deviation. Errors are those of :func:`write_sog`; the bounds of positions are
-    those of a file, so that positions of a large model are more precise.
+    Leaves of a tree of cells of the Morton curve have at most 524,288 Gaussians of all levels and a width of 16. Each
+    has a box around the ellipsoids of one standard deviation. Errors are those of :func:`write_sog`; the bounds of
+    positions are those of a file, so that positions of a large model are more precise.
 
     Args:
         path: A folder, which is created if it does not exist, or ``lod-meta.json`` in it. It is written last: a folder
             with it is complete.
-        gaussians: Gaussians of SH degree 0 to 3.
+        gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory.
         n_levels: Number of levels; None for as many as leave at most 16,384 Gaussians in the coarsest, up to 8. 2D
             Gaussians have one.
 
@@ -54,84 +60,95 @@ def write_streamed_sog(path: str | os.PathLike[str], gaussians: Gaussians, *, n_
         OSError: A file cannot be written.
     """
     require("PIL")
-    check_degree(gaussians, "Streamed SOG")
-    check_valid(gaussians)
+    rows = as_rows(gaussians)
+    check_degree(rows.kind, "Streamed SOG")
+    bounds = valid_bounds(rows)
     path = Path(path)
-    levels = detail_levels(gaussians.map(lambda tensor: tensor.detach().float().cpu()), n_levels)
-    files = Datasets(levels)
-    tree = files.add(torch.arange(sum(map(len, levels))))
-    meta: dict[str, Any] = {
-        "version": VERSION,
-        "asset": {"generator": "tsplat"},
-        "count": len(files.centers),
-        "counts": [len(level) for level in levels],
-        "lodLevels": len(levels),
-        "filenames": [f"{name}/{META}" for name in files.rows],
-        "tree": tree,
-    }
     lost: dict[str, None] = {}
-    with output_folder(path.parent if path.name == LOD_META else path) as folder:
+    with output_folder(path.parent if path.name == LOD_META else path) as folder, contextlib.ExitStack() as files:
+        ordered = files.enter_context(morton_sorted(rows, lambda means: means, bounds, folder))
+        levels = detail_levels(ordered, bounds, folder, n_levels, files)
+        datasets = Datasets(levels, bounds)
+        meta: dict[str, Any] = {
+            "version": VERSION,
+            "asset": {"generator": "tsplat"},
+            "count": sum(map(len, levels)),
+            "counts": [len(level) for level in levels],
+            "lodLevels": len(levels),
+            "filenames": [f"{name}/{META}" for name in datasets.ranges],
+            "tree": datasets.tree,
+        }
         (folder / LOD_META).unlink(missing_ok=True)
-        for name, ids in files.rows.items():
-            content, losses = sog_files(files.select(torch.cat(ids)), in_order)
-            lost |= dict.fromkeys(PALETTES if loss.startswith("SH") else loss for loss in losses)
+        for name, (level, start, stop) in datasets.ranges.items():
+            part, losses = RangeOfRows(levels[level], start, stop), list[str]()
             with output_folder(folder / name) as inner:
-                write_files(inner, content)
+                write_files(inner, sog_files(part, valid_bounds(part), losses))
+            lost |= dict.fromkeys(PALETTES if loss.startswith("SH") else loss for loss in losses)
         with atomic_write(folder / LOD_META) as file:
             file.write(json.dumps(meta, allow_nan=False).encode())
     return list(lost)
 
 
 class Datasets:
-    """Which Gaussians each dataset gets.
+    """Which rows of each level each dataset gets, and the tree.
+
+    Nodes are cells of the Morton curve, which is halved bit by bit, so that a node has one range of rows in each level.
 
     Attributes:
-        levels: The levels of detail. Ids count the Gaussians of all of them.
-        centers: Their means, [N, 3] fp64.
-        rows: Name of a dataset -> ids of its Gaussians, leaf by leaf.
+        ranges: Name of a dataset -> its level, and the start and end of its rows, which are those of whole leaves.
+        tree: The tree of ``lod-meta.json``.
     """
 
-    def __init__(self, levels: list[Gaussians]) -> None:
-        self.levels = levels
-        self.starts = torch.tensor([0, *(len(level) for level in levels)]).cumsum(0)
-        self.centers = torch.cat([level.means for level in levels]).double()
-        self.reach = torch.cat([_reach(level) for level in levels]).double()
-        self.rows: dict[str, list[torch.Tensor]] = {}
+    def __init__(self, levels: list[Rows], bounds: Floats) -> None:
+        self.ranges: dict[str, tuple[int, int, int]] = {}
+        self._levels = levels
+        self._codes = [codes_of(level, lambda means: means, bounds) for level in levels]
+        self._size = float((bounds[1].astype(np.float64) - bounds[0]).max())
         self._newest: dict[int, int] = {}
+        self.tree = self._add([(0, len(level)) for level in levels], 3 * BITS, 0)
 
-    def select(self, ids: torch.Tensor) -> Gaussians:
-        """Returns Gaussians of one level by their ids."""
-        level = int(torch.searchsorted(self.starts, ids[:1], right=True)) - 1 if len(ids) else 0
-        return self.levels[level].map(lambda tensor: tensor[ids - self.starts[level]])
-
-    def add(self, ids: torch.Tensor) -> dict[str, Any]:
-        """Adds Gaussians, and returns their node of the tree."""
-        centers = self.centers[ids]
-        sizes = centers.amax(0) - centers.amin(0) if len(ids) else torch.zeros(3)
-        axis = int(sizes.argmax())
-        if len(ids) > LEAF_MAX or (float(sizes[axis]) > WIDTH_MAX and len(ids) > LEAF_MIN):
-            halves = ids[centers[:, axis].argsort(stable=True)].tensor_split(2)
-            children = [self.add(half) for half in halves]
-            low, high = (torch.tensor([child["bound"][end] for child in children]) for end in ("min", "max"))
-            return {"bound": _bound(low.amin(0), high.amax(0)), "children": children}
+    def _add(self, ranges: list[tuple[int, int]], bits: int, code: int) -> dict[str, Any]:
+        """Adds a range of each level, whose codes are `code` but for their lowest bits, and returns their node."""
+        count = sum(stop - start for start, stop in ranges)
+        if count > LEAF_MAX or (self._width(bits) > WIDTH_MAX and count > LEAF_MIN):
+            while bits:
+                bits -= 1
+                middle = code | 1 << bits
+                cuts = [a + int(np.searchsorted(own[a:b], middle)) for own, (a, b) in zip(self._codes, ranges)]
+                if all(cut == stop for cut, (_, stop) in zip(cuts, ranges)):
+                    continue
+                if any(cut > start for cut, (start, _) in zip(cuts, ranges)):
+                    break
+                code = middle
+            else:  # all codes are equal
+                cuts = [(start + stop) // 2 for start, stop in ranges]
+            lower = self._add([(start, cut) for cut, (start, _) in zip(cuts, ranges)], bits, code)
+            upper = self._add([(cut, stop) for cut, (_, stop) in zip(cuts, ranges)], bits, code | 1 << bits)
+            ends = [[child["bound"][end] for child in (lower, upper)] for end in ("min", "max")]
+            return {"bound": _bound(np.min(ends[0], 0), np.max(ends[1], 0)), "children": [lower, upper]}
         lods = {}
-        for level in range(len(self.levels)):
-            chosen = ids[(ids >= self.starts[level]) & (ids < self.starts[level + 1])]
-            if len(chosen) or not len(self.centers):
-                lods[str(level)] = self._place(level, chosen[morton_order(self.centers[chosen])])
-        low, high = centers - self.reach[ids], centers + self.reach[ids]
-        ends = (low.amin(0), high.amax(0)) if len(ids) else (torch.zeros(3), torch.zeros(3))
-        return {"bound": _bound(*ends), "lods": lods}
+        low, high = np.full(3, np.inf), np.full(3, -np.inf)
+        for level, (start, stop) in enumerate(ranges):
+            if stop > start:
+                part = self._levels[level].read(start, stop)
+                means, reach = part.means.double().numpy(), _reach(part).double().numpy()
+                low, high = np.minimum(low, (means - reach).min(0)), np.maximum(high, (means + reach).max(0))
+            if stop > start or not len(self._levels[0]):
+                lods[str(level)] = self._place(level, start, stop)
+        return {"bound": _bound(low, high) if count else _bound(np.zeros(3), np.zeros(3)), "lods": lods}
 
-    def _place(self, level: int, ids: torch.Tensor) -> dict[str, int]:
-        """Appends the Gaussians of a leaf to the newest dataset of their level, and returns their place."""
+    def _width(self, bits: int) -> float:
+        """Returns the largest width of a cell whose codes differ in their lowest bits only, in world units."""
+        return self._size * 2.0 ** (-(-bits // 3) - BITS)
+
+    def _place(self, level: int, start: int, stop: int) -> dict[str, int]:
+        """Appends the rows of a leaf to the newest dataset of their level, and returns their place."""
         name = f"{level}_{self._newest.get(level, 0)}"
-        parts = self.rows.setdefault(name, [])
-        offset = sum(map(len, parts))
-        parts.append(ids)
-        if offset + len(ids) > LEAF_MAX:
+        _, first, _ = self.ranges.get(name, (level, start, start))
+        self.ranges[name] = level, first, stop
+        if stop - first > LEAF_MAX:
             self._newest[level] = self._newest.get(level, 0) + 1
-        return {"file": list(self.rows).index(name), "offset": offset, "count": len(ids)}
+        return {"file": list(self.ranges).index(name), "offset": start - first, "count": stop - start}
 
 
 def _reach(gaussians: Gaussians) -> torch.Tensor:
@@ -142,6 +159,6 @@ def _reach(gaussians: Gaussians) -> torch.Tensor:
     return covars.diagonal(dim1=1, dim2=2).nan_to_num(0).clamp_min(0).sqrt()
 
 
-def _bound(low: torch.Tensor, high: torch.Tensor) -> dict[str, list[float]]:
+def _bound(low: NDArray[Any], high: NDArray[Any]) -> dict[str, list[float]]:
     """Returns a box as in ``lod-meta.json``, with the digits of float32."""
     return {name: [float(f"{value:.7g}") for value in end.tolist()] for name, end in (("min", low), ("max", high))}

@@ -1,0 +1,267 @@
+"""Models as rows that are read range by range, so that they need not fit into memory.
+
+:class:`MemoryRows` are those of :class:`Gaussians`, :class:`~tsplat.scene.formats.ply.PlyRows` those of a PLY, and
+:class:`StoredRows` those of temporary files, one per parameter. The files have no names: whatever ends the process,
+nothing of them is left. Results do not depend on :data:`CHUNK`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import FileError
+from .gaussians import PARAMETERS, Gaussians
+from .morton import morton_codes
+
+CHUNK = 1 << 17
+"""Rows that are read at a time."""
+
+PART = 1 << 18
+"""Rows that are sorted at a time."""
+
+Place = Callable[[NDArray[np.float32]], NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a model says about all of its Gaussians, as the attributes of :class:`Gaussians`."""
+
+    sh_degree: int
+    antialiased: bool = False
+    surfels: bool = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter -> its shape in a row."""
+        n_coeffs = (self.sh_degree + 1) ** 2 - 1
+        return dict(zip(PARAMETERS, [(3,), (3,), (4,), (), (1, 3), (n_coeffs, 3)], strict=True))
+
+
+class Rows:
+    """A model whose Gaussians are read by ranges, in float32 on the CPU. A context manager, which closes its files."""
+
+    def __init__(self, count: int, kind: Kind) -> None:
+        self.count = count
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files."""
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
+        """Returns some parameters of a range of rows by name."""
+        raise NotImplementedError
+
+    def read(self, start: int, stop: int) -> Gaussians:
+        """Returns the Gaussians of a range of rows."""
+        tensors: dict[str, Any] = self.columns(PARAMETERS, start, stop)
+        return Gaussians(**tensors, antialiased=self.kind.antialiased, surfels=self.kind.surfels)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Yields (start, stop) of the ranges that are read one after another."""
+        for start in range(0, len(self), CHUNK):
+            yield start, min(start + CHUNK, len(self))
+
+    def chunks(self) -> Iterator[Gaussians]:
+        """Yields all Gaussians, range by range."""
+        return (self.read(start, stop) for start, stop in self.ranges())
+
+    def map(self, function: Callable[[Gaussians], Gaussians]) -> Rows:
+        """Returns the rows with a function applied to each range; it keeps their number, and what they are."""
+        return _MappedRows(self, function)
+
+    def sample(self, n: int) -> Gaussians:
+        """Returns every k-th row, with the smallest k that gives at most `n`. k does not depend on :data:`CHUNK`."""
+        step = max(1, -(-self.count // n))
+        if step == 1:
+            return self.read(0, self.count)
+        parts = []
+        for start, stop in self.ranges():
+            ids = slice(-start % step, None, step)
+            parts.append(self.read(start, stop).map(lambda tensor, ids=ids: tensor[ids].clone()))  # type: ignore[misc]
+        tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PARAMETERS}
+        return dataclasses.replace(parts[0], **tensors)
+
+    def ordered(self, order: NDArray[np.int64], folder: str | os.PathLike[str]) -> Rows:
+        """Returns the rows of the ids `order` [M], none twice, in temporary files in a folder.
+
+        The rows are read once, in their order, and written to the part of the files in which they belong. Then each
+        part is sorted. Takes 8 bytes per row of memory.
+        """
+        places: NDArray[Any] = np.full(self.count, -1, np.int64 if self.count >= 1 << 31 else np.int32)
+        places[order] = np.arange(len(order), dtype=places.dtype)
+        stored = StoredRows(self.kind, folder, len(order))
+        try:
+            ends = np.arange(0, len(order), PART)
+            for start, stop in self.ranges():
+                own = places[start:stop]
+                rows = np.flatnonzero(own >= 0)
+                parts = own[rows] // PART
+                by_part = np.argsort(parts, kind="stable")
+                numbers, firsts = np.unique(parts[by_part], return_index=True)
+                bounds = [*firsts.tolist(), len(rows)]
+                ids = torch.from_numpy(rows[by_part])
+                values = {name: tensor[ids] for name, tensor in self.columns(PARAMETERS, start, stop).items()}
+                for part, first, last in zip(numbers.tolist(), bounds, bounds[1:]):
+                    stored.write(int(ends[part]), {name: tensor[first:last] for name, tensor in values.items()})
+                    ends[part] += last - first
+            for first in range(0, len(order), PART):
+                ids = torch.from_numpy(np.ascontiguousarray(order[first : first + PART]))
+                within = torch.searchsorted(ids.sort().values, ids)
+                values = stored.columns(PARAMETERS, first, first + len(ids))
+                stored.write(first, {name: tensor[within] for name, tensor in values.items()})
+        except BaseException:
+            stored.close()
+            raise
+        return stored
+
+
+class MemoryRows(Rows):
+    """The rows of Gaussians in memory."""
+
+    def __init__(self, gaussians: Gaussians) -> None:
+        super().__init__(len(gaussians), Kind(gaussians.sh_degree, gaussians.antialiased, gaussians.surfels))
+        self.gaussians = gaussians.map(lambda tensor: tensor.detach())
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
+        return {name: getattr(self.gaussians, name)[start:stop].float().cpu() for name in names}
+
+    def ordered(self, order: NDArray[np.int64], folder: str | os.PathLike[str]) -> Rows:
+        ids = torch.from_numpy(order).to(self.gaussians.means.device)
+        return MemoryRows(self.gaussians.map(lambda tensor: tensor[ids]))
+
+
+class StoredRows(Rows):
+    """Rows in temporary files, to which more can be appended.
+
+    Args:
+        folder: Where the files are. They are on its disk, but not visible in it.
+        count: Rows for which there are to be files already; others are appended.
+
+    Raises:
+        FileError: The disk has too little free space for `count` rows.
+    """
+
+    def __init__(self, kind: Kind, folder: str | os.PathLike[str], count: int = 0) -> None:
+        super().__init__(count, kind)
+        self._sizes = {name: 4 * int(np.prod(shape, dtype=np.int64)) for name, shape in kind.shapes.items()}
+        needed, free = count * sum(self._sizes.values()), shutil.disk_usage(folder).free
+        if needed > free:
+            raise FileError(
+                f"{folder}: needs {needed / 1e9:.2f} GB of disk for temporary files, {free / 1e9:.2f} GB are free; "
+                "write to another disk"
+            )
+        self._files = {name: tempfile.TemporaryFile(dir=folder, buffering=0) for name in PARAMETERS}  # noqa: SIM115
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
+        found = {}
+        for name in names:
+            values = np.empty((max(stop - start, 0), *self.kind.shapes[name]), np.float32)
+            view = values.reshape(-1).view(np.uint8).data
+            self._files[name].seek(start * self._sizes[name])
+            while len(view) and (n := self._files[name].readinto(view)):
+                view = view[n:]
+            found[name] = torch.from_numpy(values)
+        return found
+
+    def write(self, start: int, tensors: dict[str, Tensor]) -> None:
+        """Writes rows from one on."""
+        for name, tensor in tensors.items():
+            view = tensor.contiguous().numpy().reshape(-1).view(np.uint8).data
+            self._files[name].seek(start * self._sizes[name])
+            while len(view):
+                view = view[self._files[name].write(view) :]
+
+    def append(self, gaussians: Gaussians) -> None:
+        """Writes Gaussians after the last row."""
+        self.write(self.count, {name: tensor.float() for name, tensor in gaussians.tensors().items()})
+        self.count += len(gaussians)
+
+
+class RangeOfRows(Rows):
+    """Some rows that follow each other."""
+
+    def __init__(self, rows: Rows, start: int, stop: int) -> None:
+        super().__init__(stop - start, rows.kind)
+        self._rows, self._start = rows, start
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
+        return self._rows.columns(names, self._start + start, self._start + stop)
+
+
+class _MappedRows(Rows):
+    def __init__(self, rows: Rows, function: Callable[[Gaussians], Gaussians]) -> None:
+        super().__init__(rows.count, rows.kind)
+        self._rows, self._function = rows, function
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
+        mapped = self._function(self._rows.read(start, stop))
+        return {name: getattr(mapped, name) for name in names}
+
+
+def as_rows(model: Gaussians | Rows) -> Rows:
+    """Returns Gaussians as rows, and rows as they are."""
+    return model if isinstance(model, Rows) else MemoryRows(model)
+
+
+def gather(parts: Iterable[Gaussians], like: Rows, folder: str | os.PathLike[str]) -> Rows:
+    """Returns Gaussians that come in parts as rows: in memory if `like` is, else in temporary files in a folder."""
+    if isinstance(like, MemoryRows):
+        models = [like.read(0, 0), *parts]
+        tensors: dict[str, Any] = {name: torch.cat([getattr(model, name) for model in models]) for name in PARAMETERS}
+        return MemoryRows(dataclasses.replace(models[-1], **tensors))
+    stored: StoredRows | None = None
+    try:
+        for part in parts:
+            stored = stored or StoredRows(MemoryRows(part).kind, folder)
+            stored.append(part)
+    except BaseException:
+        if stored is not None:
+            stored.close()
+        raise
+    return stored or StoredRows(like.kind, folder)
+
+
+def codes_of(rows: Rows, place: Place, bounds: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Returns the Morton codes [N] of the rows.
+
+    Args:
+        place: Returns where a writer places means [N, 3], an increasing function along each axis.
+        bounds: Bounds of the means, [2, 3].
+    """
+    codes = np.empty(rows.count, np.int64)
+    ends = torch.from_numpy(place(bounds))
+    for start, stop in rows.ranges():
+        means = rows.columns(("means",), start, stop)["means"].numpy()
+        codes[start:stop] = morton_codes(torch.from_numpy(place(means)), ends).numpy()
+    return codes
+
+
+def morton_sorted(rows: Rows, place: Place, bounds: NDArray[np.float32], folder: str | os.PathLike[str]) -> Rows:
+    """Returns the rows sorted by :func:`codes_of`; `folder` is for temporary files."""
+    return rows.ordered(np.argsort(codes_of(rows, place, bounds), kind="stable"), folder)
