@@ -12,7 +12,6 @@ from tsplat import ArgumentError, reference
 from tsplat.strategies.operations import (
     _update_param_with_optimizer,
     duplicate,
-    inject_noise_to_position,
     relocate,
     remove,
     reset_opa,
@@ -148,13 +147,6 @@ def test_table_of_binomials_does_not_follow_gaussians():
     update_state(state, 51, lambda rows: rows[:5])
     assert {name: len(state[name]) for name in ("binoms", "rows", "table")} == {"binoms": 51, "rows": 5, "table": 3}
     assert state["total"] is before["total"]
-
-
-def test_noise_of_a_shard_must_lie_within_the_scene():
-    params, optimizers = make_model(5)
-    for shard in ((0, 4), (1, 5), (-1, 9)):
-        with pytest.raises(ArgumentError, match="shard: 5 Gaussians from"):
-            inject_noise_to_position(params, optimizers, {}, 1.0, shard=shard)
 
 
 def test_optimizers_follow_replaced_parameters():

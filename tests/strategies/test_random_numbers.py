@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tsplat import ArgumentError
-from tsplat.strategies.operations import _multinomial_sample
+from tsplat.strategies.random_numbers import _multinomial_sample
 
 
 def test_samples_follow_the_weights():

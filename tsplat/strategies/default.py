@@ -8,10 +8,12 @@ from torch import Tensor
 
 from ..data import sum_by_id
 from ..errors import ArgumentError, ShapeError
+from ..stages.process_group import RankGroup
 from .base import Strategy
 from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
 from .operations import LOG_SPLIT, duplicate, remove, reset_opa, revise_opacities, split
 from .rows import follow_replaced
+from .sharding import RowOrder, Shard, count, reshard, select_smallest
 
 STATISTICS = ("grad2d", "count", "radii")
 
@@ -114,6 +116,7 @@ class DefaultStrategy(Strategy):
         info: dict[str, Any],
         packed: bool = False,
         scene: Follower | None = None,
+        shard: Shard | None = None,
     ) -> None:
         """Refines the Gaussians if this step is due. To be called after the backward pass.
 
@@ -126,6 +129,8 @@ class DefaultStrategy(Strategy):
             info: `meta` of :func:`tsplat.rasterization`.
             packed: Whether `info` is that of a call with `packed=True`.
             scene: What follows the Gaussians; its hooks are called after each change.
+            shard: If `params` hold only a shard of the scene, without a `scene` to tell: what all ranks hold. This is
+                then a collective call, and the generators of all ranks have to be in the same state.
 
         Raises:
             ArgumentError: An argument is invalid, or all Gaussians would be pruned. Nothing has been changed, unless a
@@ -142,21 +147,26 @@ class DefaultStrategy(Strategy):
         before = {k: v.clone() if refines and isinstance(v, Tensor) else v for k, v in state.items()}
         self._update_state(params, state, info, packed=packed)
         if refines:
+            ranks = None if shard is None else shard.ranks
             try:
-                self._check_refinement(params, state, step)
+                self._check_refinement(params, state, step, ranks)
             except ArgumentError:
                 state.clear()
                 state.update(before)
                 raise
-            # Subclasses written for gsplat 1.5 take no scene.
-            followed = {} if scene is None else {"scene": scene}
+            order = None if shard is None else RowOrder(len(params["means"]), params["means"].device)
+            # Subclasses written for gsplat 1.5 take neither.
+            given = {"scene": order if scene is None else scene, "ranks": ranks}
+            followed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             n_duplicated, n_split = self._grow_gs(params, optimizers, state, step, **followed)
-            n_grown = len(params["means"])
+            n_grown = count(ranks, len(params["means"]))[1]
             n_pruned = self._prune_gs(params, optimizers, state, step, **followed)
             if self.verbose:
                 # gsplat's words, which programs look for.
                 print(f"Step {step}: {n_duplicated} GSs duplicated, {n_split} GSs split. Now having {n_grown} GSs.")
-                print(f"Step {step}: {n_pruned} GSs pruned. Now having {len(params['means'])} GSs.")
+                print(f"Step {step}: {n_pruned} GSs pruned. Now having {n_grown - n_pruned} GSs.")
+            if order is not None and ranks is not None:
+                reshard(params, optimizers, state, order, ranks)
             state.update({name: torch.zeros_like(state[name]) for name in STATISTICS if state.get(name) is not None})
         if resets:
             reset_opa(params, optimizers, state, 2 * self.prune_opa)
@@ -217,7 +227,7 @@ class DefaultStrategy(Strategy):
                 raise ShapeError(f"state: expected {name} [{n}], found {list(state[name].shape)}")
         return found
 
-    def _check_refinement(self, params: Parameters, state: State, step: int) -> None:
+    def _check_refinement(self, params: Parameters, state: State, step: int, ranks: RankGroup | None) -> None:
         """Raises before the first change what growing and pruning would raise."""
         if "scene_scale" not in state:
             raise ArgumentError(f"state: expected scene_scale, found {sorted(state)}; call initialize_state")
@@ -227,14 +237,16 @@ class DefaultStrategy(Strategy):
         if (cls._grow_gs, cls._prune_gs) != (DefaultStrategy._grow_gs, DefaultStrategy._prune_gs):
             return
         # A Gaussian survives if it, or each of its halves, survives. Clones survive with their originals.
-        _, to_split = self._growing(params, state, step)
+        _, to_split = self._growing(params, state, step, ranks)
         logits, log_scales = params["opacities"].detach().flatten(), params["scales"].detach()
         if self.revised_opacity:
             logits = torch.where(to_split, revise_opacities(logits), logits)
         log_scales = torch.where(to_split[:, None], log_scales - LOG_SPLIT, log_scales)
-        self._check_survivors(self._pruned(logits.sigmoid(), log_scales, state, step), step)
+        self._check_survivors(self._pruned(logits.sigmoid(), log_scales, state, step), step, ranks)
 
-    def _growing(self, params: Parameters, state: State, step: int) -> tuple[Tensor, Tensor]:
+    def _growing(
+        self, params: Parameters, state: State, step: int, ranks: RankGroup | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns masks [N] of the Gaussians to clone and of those to split."""
         gradients = state["grad2d"] / state["count"].clamp_min(1)
         high = gradients > self.grow_grad2d
@@ -245,24 +257,31 @@ class DefaultStrategy(Strategy):
         if self.cap_max is not None:
             # Each clone and each split adds one Gaussian; small Gaussians with large radii may be cloned and split.
             added = to_clone.long() + to_split.long()
-            order = torch.where(added > 0, gradients, -1.0).argsort(descending=True, stable=True)
-            chosen = torch.zeros_like(to_clone)
-            chosen[order] = added[order].cumsum(0) <= max(0, self.cap_max - len(gradients))
+            room = max(0, self.cap_max - count(ranks, len(gradients))[1])
+            # Floats that are not negative are in the order of their bits.
+            bits = gradients.double().nan_to_num(torch.inf).clamp_min(0).view(torch.int64)
+            chosen = select_smallest(torch.iinfo(torch.int64).max - bits, added, room, ranks)
             to_clone, to_split = to_clone & chosen, to_split & chosen
         return to_clone, to_split
 
     @torch.no_grad()
     def _grow_gs(
-        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None = None
+        self,
+        params: Parameters,
+        optimizers: Optimizers,
+        state: State,
+        step: int,
+        scene: Follower | None = None,
+        ranks: RankGroup | None = None,
     ) -> tuple[int, int]:
-        """Clones and splits Gaussians, and returns the numbers of both."""
-        to_clone, to_split = self._growing(params, state, step)
+        """Clones and splits Gaussians, and returns the numbers of both, of all ranks."""
+        to_clone, to_split = self._growing(params, state, step, ranks)
         n_cloned, n_split = int(to_clone.sum()), int(to_split.sum())
         duplicate(params, optimizers, state, to_clone, scene)
         # New clones are not split.
         to_split = torch.cat([to_split, to_split.new_zeros(n_cloned)])
-        split(params, optimizers, state, to_split, self.revised_opacity, scene, generator=self.generator)
-        return n_cloned, n_split
+        split(params, optimizers, state, to_split, self.revised_opacity, scene, generator=self.generator, ranks=ranks)
+        return count(ranks, n_cloned)[1], count(ranks, n_split)[1]
 
     def _pruned(self, opacities: Tensor, log_scales: Tensor, state: State, step: int) -> Tensor:
         """Returns a mask [N] of the Gaussians to remove."""
@@ -274,19 +293,26 @@ class DefaultStrategy(Strategy):
         return pruned
 
     @staticmethod
-    def _check_survivors(pruned: Tensor, step: int) -> None:
-        if pruned.all():
+    def _check_survivors(pruned: Tensor, step: int, ranks: RankGroup | None) -> None:
+        n = count(ranks, len(pruned))[1]
+        if count(ranks, int(pruned.sum()))[1] == n:
             raise ArgumentError(
-                f"prune_opa: all {len(pruned)} Gaussians would be pruned at step {step}; the run has diverged, or the "
+                f"prune_opa: all {n} Gaussians would be pruned at step {step}; the run has diverged, or the "
                 "thresholds do not suit the scene's scale"
             )
 
     @torch.no_grad()
     def _prune_gs(
-        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None = None
+        self,
+        params: Parameters,
+        optimizers: Optimizers,
+        state: State,
+        step: int,
+        scene: Follower | None = None,
+        ranks: RankGroup | None = None,
     ) -> int:
-        """Removes Gaussians that are transparent or too large, but not all, and returns their number."""
+        """Removes Gaussians that are transparent or too large, but not all, and returns their number, of all ranks."""
         pruned = self._pruned(opacities_of(params), params["scales"].detach(), state, step)
-        self._check_survivors(pruned, step)
+        self._check_survivors(pruned, step, ranks)
         remove(params, optimizers, state, pruned, scene)
-        return int(pruned.sum())
+        return count(ranks, int(pruned.sum()))[1]

@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import ArgumentError
+from ..stages.process_group import RankGroup
 from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_optimizers, check_shapes, opacities_of
 from .mcmc import MCMCStrategy
 from .operations import rotate
-from .random_numbers import _multinomial_sample
+from .random_numbers import choose_rows
 from .rows import append_zeros, replace_rows
+from .sharding import count, ranges, route
 
 OFFSET, LONGEST, OTHERS, OPACITY = 1.35, 0.55, 0.893, 0.6
 """Of each half: distance from the center, in standard deviations along the longest axis; and factors of the scale along
@@ -43,15 +45,21 @@ class LongAxisStrategy(MCMCStrategy):
         """Returns the initial state: that of :class:`MCMCStrategy`, and `n_initial`, 0 until the first refinement."""
         return {**super().initialize_state(scene_scale), "n_initial": 0}
 
-    def _check(self, params: Parameters, optimizers: Optimizers, state: State, shard: tuple[int, int] | None) -> None:
-        super()._check(params, optimizers, state, shard)
+    def _check(self, params: Parameters, optimizers: Optimizers, state: State, ranks: RankGroup | None) -> None:
+        super()._check(params, optimizers, state, ranks)
         if not 1 <= self.growth < math.inf:
             raise ArgumentError(f"growth: expected a number of at least 1, found {self.growth}")
 
     def _refine(
-        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None
+        self,
+        params: Parameters,
+        optimizers: Optimizers,
+        state: State,
+        step: int,
+        scene: Follower | None,
+        ranks: RankGroup | None,
     ) -> tuple[int, int]:
-        n = len(params["means"])
+        first, n = count(ranks, len(params["means"]))
         state["n_initial"] = n_initial = state.get("n_initial") or n
         duration = GROWTH_TIME * (self.refine_stop_iter - self.refine_start_iter)
         progress = (step + self.refine_every - self.refine_start_iter) / duration
@@ -59,11 +67,13 @@ class LongAxisStrategy(MCMCStrategy):
         budget = int(n_initial + (end - n_initial) * math.sqrt(min(progress, 1.0)))
         opacities = opacities_of(params)
         dead = opacities <= self.min_opacity
-        n_dead = int(dead.sum())
+        dead_rows = dead.nonzero().squeeze(1)
+        dead_before, n_dead = count(ranks, len(dead_rows))
         n_split = min(max(n, budget) - (n - n_dead), n - n_dead)
         weights = opacities.masked_fill(dead, 0.0)
-        chosen = _multinomial_sample(weights, n_split, replacement=False, generator=self.generator)
-        split_long_axis(params, optimizers, {}, chosen, dead.nonzero().squeeze(1)[:n_split], scene)
+        chosen = choose_rows(weights, n_split, self.generator, first, ranks)
+        replaced = dead_rows[: max(0, n_split - dead_before)]
+        split_long_axis(params, optimizers, {}, chosen, replaced, scene, ranks)
         return min(n_dead, n_split), max(0, n_split - n_dead)
 
 
@@ -75,11 +85,12 @@ def split_long_axis(
     chosen: Tensor,
     replaced: Tensor,
     scene: Follower | None = None,
+    ranks: RankGroup | None = None,
 ) -> None:
     """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
 
-    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end. What holds
-    for :mod:`tsplat.strategies.operations` holds here, too.
+    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end, in their
+    order. What holds for :mod:`tsplat.strategies.operations` holds here, too.
 
     Args:
         chosen: [K] distinct indices of the Gaussians to split.
@@ -87,8 +98,10 @@ def split_long_axis(
     """
     total = check_shapes(params)
     check_optimizers(params, optimizers, params)
-    n_appended = len(chosen) - len(replaced)
-    rows = torch.cat([replaced, torch.arange(total, total + n_appended, device=replaced.device)])
+    sources, targets = ranges(ranks, len(chosen)), ranges(ranks, len(replaced))
+    own = 0 if ranks is None else ranks.rank
+    n_moved = min(len(chosen), max(0, targets[-1].stop - sources[own].start))
+    move = route(ranks, sources, targets)
     log_scales = params["scales"].detach()[chosen]
     longest = one_hot(log_scales.argmax(-1), 3).to(log_scales)
     offsets = rotate(params["quats"].detach()[chosen], OFFSET * longest * log_scales.exp())
@@ -98,26 +111,27 @@ def split_long_axis(
         "opacities": opacities.clamp_min(torch.finfo(opacities.dtype).tiny).logit(),
     }
 
-    appended = append_zeros(n_appended)
+    appended = append_zeros(len(chosen) - n_moved)
 
     def halves(name: str, p: Tensor) -> Tensor:
-        p = appended(p.detach())
+        p = p.detach().clone()
         if name in halved:
             p[chosen] = halved[name].view(-1, *p.shape[1:])
-        p[rows] = p[chosen]
+        others = p[chosen]
         if name == "means":
             p[chosen] += offsets
-            p[rows] -= offsets
-        return p
+            others -= offsets
+        p[replaced] = move(others)
+        return torch.cat([p, others[n_moved:]])
 
     def cleared(values: Tensor) -> Tensor:
-        values = appended(values)
-        values[chosen] = values[rows] = 0
-        return values
+        values = values.clone()
+        values[chosen] = values[replaced] = 0
+        return appended(values)
 
     replace_rows(params, optimizers, state, total, halves, cleared, cleared)
     if scene is not None:
         if len(replaced):
             scene.on_relocate(replaced, chosen[: len(replaced)])
-        if n_appended:
-            scene.on_sample_add(chosen[len(replaced) :])
+        if sources[-1].stop > targets[-1].stop:
+            scene.on_sample_add(chosen[n_moved:])

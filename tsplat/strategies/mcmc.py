@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..config import Backend
 from ..errors import ArgumentError
+from ..stages.process_group import RankGroup
 from .base import Strategy
 from .gaussian_parameters import (
     Follower,
@@ -23,6 +24,7 @@ from .gaussian_parameters import (
 from .operations import inject_noise_to_position, relocate, sample_add
 from .relocation import binomial_table, check_binoms
 from .rows import follow_replaced
+from .sharding import RowOrder, Shard, count, reshard
 
 
 @dataclasses.dataclass
@@ -91,7 +93,7 @@ class MCMCStrategy(Strategy):
         info: dict[str, Any],
         lr: float,
         scene: Follower | None = None,
-        shard: tuple[int, int] | None = None,
+        shard: Shard | None = None,
         backend: Backend = "auto",
     ) -> None:
         """Relocates and adds Gaussians if this step is due, and adds noise. To be called after the optimizers' step.
@@ -103,8 +105,8 @@ class MCMCStrategy(Strategy):
             info: Not used, and exists so that strategies are interchangeable.
             lr: Learning rate of the means, in world units.
             scene: What follows the Gaussians; its hooks are called after each change.
-            shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all
-                Gaussians, so that the noise does not depend on the sharding. Shards cannot be refined.
+            shard: If `params` hold only a shard of the scene, without a `scene` to tell: what all ranks hold. This is
+                then a collective call, and the generators of all ranks have to be in the same state.
             backend: As in :func:`tsplat.rasterization`.
 
         Raises:
@@ -116,62 +118,84 @@ class MCMCStrategy(Strategy):
         for name in ("noise_opacity_t", "noise_opacity_k"):
             check_finite(name, getattr(self, name))
         if self.refines(step):
-            self._check(params, optimizers, state, shard)
+            self._check(params, optimizers, state, None if shard is None else shard.ranks)
             state["binoms"] = state["binoms"].to(params["means"].device)
-            n_moved, n_added = self._refine(params, optimizers, state, step, scene)
+            order = None if shard is None else RowOrder(len(params["means"]), params["means"].device)
+            ranks = None if shard is None else shard.ranks
+            n_moved, n_added = self._refine(params, optimizers, state, step, order if scene is None else scene, ranks)
+            if order is not None and ranks is not None:
+                shard = reshard(params, optimizers, state, order, ranks)
             if self.verbose:
                 # gsplat's words, which programs look for.
                 print(f"Step {step}: Relocated {n_moved} GSs.")
-                print(f"Step {step}: Added {n_added} GSs. Now having {len(params['means'])} GSs.")
+                n = len(params["means"]) if shard is None else shard.n_total
+                print(f"Step {step}: Added {n_added} GSs. Now having {n} GSs.")
         if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
             inject_noise_to_position(
                 params, optimizers, state, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k,
-                generator=self.generator, shard=shard, backend=backend,
+                generator=self.generator, first=0 if shard is None else shard.first, backend=backend,
             )  # fmt: skip
 
-    def _check(self, params: Parameters, optimizers: Optimizers, state: State, shard: tuple[int, int] | None) -> None:
+    def _check(self, params: Parameters, optimizers: Optimizers, state: State, ranks: RankGroup | None) -> None:
         """Raises before the first change what a refinement or its noise would raise."""
         check_parameters(params, optimizers)
         if "binoms" not in state:
             raise ArgumentError(f"state: expected binoms, found {sorted(state)}; call initialize_state")
         check_binoms(state["binoms"])
         check_min_opacity(self.min_opacity)
-        if shard is not None:
-            raise ArgumentError("shard: shards cannot be refined; gather all Gaussians first")
-        n_invalid = int(opacities_of(params).isnan().sum())
+        n_invalid = count(ranks, int(opacities_of(params).isnan().sum()))[1]
         if n_invalid:
             raise ArgumentError(
                 f"params: {n_invalid} opacities are NaN, so they cannot be sampled; the run has diverged"
             )
 
     def _refine(
-        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None
+        self,
+        params: Parameters,
+        optimizers: Optimizers,
+        state: State,
+        step: int,
+        scene: Follower | None,
+        ranks: RankGroup | None,
     ) -> tuple[int, int]:
-        """Replaces dead Gaussians and adds others. Returns the numbers of both."""
-        # Subclasses written for gsplat 1.5 take no scene.
-        followed = {} if scene is None else {"scene": scene}
+        """Replaces dead Gaussians and adds others. Returns the numbers of both, of all ranks."""
+        # Subclasses written for gsplat 1.5 take neither.
+        given = {"scene": scene, "ranks": ranks}
+        followed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         n_moved = self._relocate_gs(params, optimizers, state["binoms"], **followed)
         return n_moved, self._add_new_gs(params, optimizers, state["binoms"], **followed)
 
     @torch.no_grad()
     def _relocate_gs(
-        self, params: Parameters, optimizers: Optimizers, binoms: Tensor, scene: Follower | None = None
+        self,
+        params: Parameters,
+        optimizers: Optimizers,
+        binoms: Tensor,
+        scene: Follower | None = None,
+        ranks: RankGroup | None = None,
     ) -> int:
         """Moves dead Gaussians to live ones, sampled by opacity, and returns their number; none if all are dead."""
         dead = opacities_of(params) <= self.min_opacity
-        n = int(dead.sum())
-        if n == len(dead):
+        n = count(ranks, int(dead.sum()))[1]
+        if n == count(ranks, len(dead))[1]:
             return 0
-        relocate(params, optimizers, {}, dead, binoms, self.min_opacity, scene, generator=self.generator)
+        relocate(params, optimizers, {}, dead, binoms, self.min_opacity, scene, generator=self.generator, ranks=ranks)
         return n
 
     @torch.no_grad()
     def _add_new_gs(
-        self, params: Parameters, optimizers: Optimizers, binoms: Tensor, scene: Follower | None = None
+        self,
+        params: Parameters,
+        optimizers: Optimizers,
+        binoms: Tensor,
+        scene: Follower | None = None,
+        ranks: RankGroup | None = None,
     ) -> int:
         """Adds copies of Gaussians, sampled by opacity, up to 5 % and `cap_max`, and returns their number."""
-        n = len(params["means"])
+        n = count(ranks, len(params["means"]))[1]
         n_added = max(0, min(self.cap_max, int(1.05 * n)) - n)
         if n_added:
-            sample_add(params, optimizers, {}, n_added, binoms, self.min_opacity, scene, generator=self.generator)
+            sample_add(
+                params, optimizers, {}, n_added, binoms, self.min_opacity, scene, generator=self.generator, ranks=ranks
+            )
         return n_added

@@ -11,6 +11,10 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 
 Random numbers come from `generator`, or PyTorch's global one if it is None. Operations raise `ArgumentError` if these
 arguments do not match each other, see :func:`check_shapes` and :func:`check_optimizers`, and then change nothing.
+
+With `ranks`, each rank has consecutive rows of all Gaussians, and operations are collective calls that do to all of
+them what a single process would. Rows that an operation appends are then on the rank of their original until
+:func:`.sharding.reshard`.
 """
 
 import math
@@ -23,6 +27,7 @@ from ..arguments import plain
 from ..config import Backend
 from ..errors import ArgumentError
 from ..stages.backend import launchers
+from ..stages.process_group import RankGroup
 from .gaussian_parameters import (
     Follower,
     Optimizers,
@@ -36,9 +41,10 @@ from .gaussian_parameters import (
     check_shapes,
     opacities_of,
 )
-from .random_numbers import _multinomial_sample, standard_normal
+from .random_numbers import draw_key, row_indices, sample_rows, standard_normal
 from .relocation import check_binoms, compute_relocation
 from .rows import _update_param_with_optimizer, append_zeros, replace_rows
+from .sharding import count, ranges, route
 
 LOG_SPLIT = math.log(1.6)
 """Logarithm of the factor by which the scales of split Gaussians are divided."""
@@ -85,6 +91,7 @@ def split(
     scene: Follower | None = None,
     *,
     generator: torch.Generator | None = None,
+    ranks: RankGroup | None = None,
 ) -> None:
     """Replaces each Gaussian of a mask [N] bool by two smaller ones at positions sampled from it, and appends these.
 
@@ -95,10 +102,12 @@ def split(
     n = check_shapes(params, ("means", "scales", "quats"), check_mask(mask))
     check_optimizers(params, optimizers, params)
     k = int(mask.sum())
+    first, total = count(ranks, k)
     scales = params["scales"].detach()[mask].exp()
+    halves_of_all = torch.cat([row_indices(k, first, scales), row_indices(k, total + first, scales)])
     offsets = rotate(
         params["quats"].detach()[mask].repeat(2, 1),
-        scales.repeat(2, 1) * standard_normal((2 * k, 3), scales, generator),
+        scales.repeat(2, 1) * standard_normal(draw_key(generator), halves_of_all, scales),
     )
 
     def repeated(rows: Tensor) -> Tensor:
@@ -165,6 +174,13 @@ def _sharing(params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: fl
     return share
 
 
+def _sampling_weights(params: Parameters) -> Tensor:
+    opacities = opacities_of(params)
+    if not opacities.isfinite().all():
+        raise ArgumentError("weights: expected finite values that are not negative; are there invalid opacities?")
+    return opacities
+
+
 def _check_sampling(
     params: Parameters, optimizers: Optimizers, n: int | None, binoms: Tensor, min_opacity: float
 ) -> int:
@@ -186,6 +202,7 @@ def relocate(
     scene: Follower | None = None,
     *,
     generator: torch.Generator | None = None,
+    ranks: RankGroup | None = None,
 ) -> None:
     """Moves the Gaussians of a mask to others, sampled by opacity with replacement, which they then share.
 
@@ -200,17 +217,20 @@ def relocate(
         ArgumentError: All Gaussians are dead, or opacities are not finite.
     """
     total = _check_sampling(params, optimizers, check_mask(mask), binoms, min_opacity)
-    n, alive = int(mask.sum()), (~mask).nonzero().squeeze(1)
+    n_own = int(mask.sum())
+    n, n_alive = count(ranks, n_own)[1], count(ranks, total - n_own)[1]
     if n == 0:
         return
-    if alive.numel() == 0:
+    if n_alive == 0:
         raise ArgumentError(f"mask: all {n} Gaussians are dead, so that there are none to move them to")
-    chosen = alive[_multinomial_sample(opacities_of(params)[alive], n, generator=generator)]
+    weights = _sampling_weights(params).masked_fill(mask, 0.0)
+    chosen = sample_rows(weights, n, generator, ranks)
     share = _sharing(params, chosen, binoms, min_opacity)
+    move = route(ranks, ranges(ranks, len(chosen)), ranges(ranks, n_own))
 
     def relocated(name: str, p: Tensor) -> Tensor:
         p = share(name, p)
-        p[mask] = p[chosen]
+        p[mask] = move(p[chosen])
         return p
 
     def cleared(rows: Tensor) -> Tensor:
@@ -234,6 +254,7 @@ def sample_add(
     scene: Follower | None = None,
     *,
     generator: torch.Generator | None = None,
+    ranks: RankGroup | None = None,
 ) -> None:
     """Appends n copies of Gaussians, sampled as by :func:`relocate`. Their moments and statistics are zero.
 
@@ -241,14 +262,16 @@ def sample_add(
         ArgumentError: As in :func:`relocate`, or `n` is negative.
     """
     total = _check_sampling(params, optimizers, None, binoms, min_opacity)
-    chosen = _multinomial_sample(opacities_of(params), n, generator=generator)
+    if n < 0:
+        raise ArgumentError(f"n: expected 0 or more, found {n}")
+    chosen = sample_rows(_sampling_weights(params), n, generator, ranks)
     share = _sharing(params, chosen, binoms, min_opacity)
 
     def grown(name: str, p: Tensor) -> Tensor:
         p = share(name, p)
         return torch.cat([p, p[chosen]])
 
-    append = append_zeros(n)
+    append = append_zeros(len(chosen))
     replace_rows(params, optimizers, state, total, grown, append, append)
     if scene is not None:
         scene.on_sample_add(chosen)
@@ -264,7 +287,7 @@ def inject_noise_to_position(
     k: float = 100.0,
     *,
     generator: torch.Generator | None = None,
-    shard: tuple[int, int] | None = None,
+    first: int = 0,
     backend: Backend = "auto",
 ) -> None:
     """Adds noise with each Gaussian's covariance to the means of those that are nearly transparent.
@@ -272,21 +295,17 @@ def inject_noise_to_position(
     Args:
         scaler: Factor of the noise, usually the means' learning rate in world units times 5e5.
         t, k: The noise of a Gaussian of opacity o is multiplied by sigmoid(k (t - o)).
-        shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all Gaussians,
-            so that the noise does not depend on the sharding.
+        first: Index of the first Gaussian among those of all ranks, on which the noise depends.
         backend: As in :func:`tsplat.rasterization`.
 
     Raises:
-        ArgumentError: `scaler`, `t` or `k` is not finite, or the shard is invalid.
+        ArgumentError: `scaler`, `t` or `k` is not finite.
     """
     n = check_shapes(params)
-    first, total = shard or (0, n)
     for name, value in (("scaler", scaler), ("t", t), ("k", k)):
         check_finite(name, value)
-    if not 0 <= first <= first + n <= total:
-        raise ArgumentError(f"shard: {n} Gaussians from {first} on are not among {total}")
     means = params["means"]
-    samples = standard_normal((total, 3), means, generator)[first : first + n]
+    samples = standard_normal(draw_key(generator), row_indices(n, first, means), means).contiguous()
     moved, *others = (plain(n, params[n].detach()).contiguous() for n in ("means", "quats", "scales", "opacities"))
     launchers(means.device, backend).mcmc_noise(moved, *others, samples, scaler, t, k)
     if moved.data_ptr() != means.data_ptr():

@@ -11,7 +11,7 @@ from ..scene.capture.views import View
 from ..stages.memory import FREE_SHARE, free_memory
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
-from ..strategies.rows import _update_param_with_optimizer, update_state
+from ..strategies.sharding import Shard, count
 from .configuration import Config
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
@@ -23,8 +23,8 @@ COPIES = 9
 class Densification:
     """Lets the configuration's strategy, of which it has a copy, add, move and remove Gaussians.
 
-    When the scene is sharded, so that each rank holds a part of the Gaussians, every rank gathers all of them for a
-    refinement, does the same to them, and keeps its new shard. `extent` is that of the scene, in world units.
+    When the scene is sharded, ranks do to all Gaussians what a single process would, and none holds more than its
+    shard. `extent` is that of the scene, in world units.
     """
 
     def __init__(self, parameters: Parameters, config: Config, extent: float, ranks: RankGroup, sharded: bool) -> None:
@@ -53,61 +53,31 @@ class Densification:
 
         Takes and returns the number of Gaussians of all ranks.
         """
-        strategy, ranks = self.strategy, self._ranks
+        strategy = self.strategy
         assert strategy is not None
         refines = strategy.refines(step)
         if refines:
             self._limit_by_memory(n_gaussians)
-        gathers = refines and self._sharded
-        if gathers:
-            self._map_rows(ranks.all_gather)
-            info = self._gather_info(info)
         params, optimizers = self._parameters.for_strategy()
         arguments = (params, optimizers, self.strategy_state, step, info)
+        shard = Shard(self._ranks, n_gaussians) if self._sharded else None
         if isinstance(strategy, MCMCStrategy):
-            first = ranks.shard_rows(n_gaussians).start if self._sharded else 0
-            strategy.step_post_backward(
-                *arguments, lr=lr, shard=None if refines else (first, n_gaussians), backend=self._config.backend
-            )
+            strategy.step_post_backward(*arguments, lr=lr, shard=shard, backend=self._config.backend)
         else:
-            strategy.step_post_backward(*arguments)
+            strategy.step_post_backward(*arguments, shard=shard)
         self._parameters.params.update(params)
-        if refines:
-            n_gaussians = len(params["means"])
-        if gathers:
-            self._map_rows(lambda tensor: tensor[ranks.shard_rows(n_gaussians)].clone())
-        return n_gaussians
-
-    def _map_rows(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Applies a function to every tensor with a row per Gaussian: parameters, moments and the strategy's state."""
-        params, optimizers = self._parameters.for_strategy()
-        n = len(params["means"])
-        _update_param_with_optimizer(
-            lambda _, parameter: function(parameter.detach()), lambda _, moment: function(moment), params, optimizers
-        )
-        update_state(self.strategy_state, n, function)
-        self._parameters.params.update(params)
-
-    def _gather_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Concatenates what `info` has per Gaussian over all ranks, [C, N of this rank, ...] -> [C, N, ...]."""
-
-        def gather(tensor: Tensor) -> Tensor:
-            return self._ranks.all_gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
-
-        centers = gather(info[self.key])
-        for name in ("grad", "absgrad"):
-            gradient = getattr(info[self.key], name, None)
-            if gradient is not None:
-                setattr(centers, name, gather(gradient))
-        return {**info, self.key: centers, "radii": gather(info["radii"])}
+        return count(self._ranks if self._sharded else None, len(params["means"]))[1] if refines else n_gaussians
 
     def _limit_by_memory(self, n_gaussians: int) -> None:
-        """Limits the strategy to the number of Gaussians for which every rank has memory."""
+        """Limits the strategy to the number of Gaussians for which the rank with the least memory has enough."""
         assert self.strategy is not None and self._config.strategy is not None
         rows = [self._parameters.params[name][0] for name in self._parameters.gaussian_names]
         bytes_per_gaussian = COPIES * sum(row.numel() * row.element_size() for row in rows)
-        free = int(FREE_SHARE * free_memory(self._parameters.params["means"].device)) // bytes_per_gaussian
-        n_max = min(self._config.max_gaussians, n_gaussians + min(self._ranks.all_gather_object(free)))
+        device = self._parameters.params["means"].device
+        free = min(self._ranks.all_gather_object(int(FREE_SHARE * free_memory(device)) // bytes_per_gaussian))
+        # Shards grow alike. Ranks on CPUs may share their memory.
+        free *= self._ranks.world_size if self._sharded and device.type == "cuda" else 1
+        n_max = min(self._config.max_gaussians, n_gaussians + free)
         self.strategy.cap_max = min(n_max, self._config.strategy.cap_max or n_max)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -13,6 +13,7 @@ from tsplat import ArgumentError, quat_scale_to_covar_preci, strategies
 from tsplat.compat.gsplat.relocation import compute_relocation
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy, Strategy, ops
 from tsplat.strategies import operations
+from tsplat.strategies.random_numbers import draw_key, standard_normal
 
 BINOMS = torch.tensor([[math.comb(n, k) for k in range(51)] for n in range(51)], dtype=torch.float32)
 N = 30
@@ -123,7 +124,8 @@ def test_noise_has_the_covariance_of_nearly_transparent_gaussians():
     covariance = quat_scale_to_covar_preci(params["quats"], params["scales"].exp())[0][0]
     factor = 0.5 / (1 + math.exp(-100 * (0.999 - 0.995)))
     torch.manual_seed(0)
-    expected = factor * torch.randn(n, 3, dtype=torch.float64) @ covariance
+    samples = standard_normal(draw_key(None), torch.arange(n), covariance)
+    expected = factor * samples @ covariance
     assert_exact("means", params["means"], expected)
     opaque = {**params, "opacities": torch.full((n,), 0.5, dtype=torch.float64).logit()}
     before = params["means"].detach().clone()

@@ -1,0 +1,167 @@
+"""Gaussians sharded over ranks: sums, selections and moves of rows, so that no rank ever holds all of them.
+
+Each rank holds consecutive rows, cut by :meth:`.RankGroup.shard_rows`. Results are those of a single process, in its
+order. Without ranks, functions do what they do for a single one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from ..stages.process_group import RankGroup
+from .gaussian_parameters import Optimizers, Parameters, State
+from .rows import replace_rows
+
+DIGIT = 11
+"""Bits of a key that :func:`select_smallest` looks at in one round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The rows of a rank.
+
+    Attributes:
+        ranks: All ranks.
+        n_total: Number of Gaussians of all ranks.
+    """
+
+    ranks: RankGroup
+    n_total: int
+
+    @property
+    def first(self) -> int:
+        """Index of this rank's first Gaussian among those of all ranks."""
+        first: int = self.ranks.shard_rows(self.n_total).start
+        return first
+
+
+def count(ranks: RankGroup | None, n: int) -> tuple[int, int]:
+    """Returns the sums of a number over the ranks before this one, and over all ranks. A collective call."""
+    if ranks is None:
+        return 0, n
+    counts = ranks.all_gather_object(n)
+    return sum(counts[: ranks.rank]), sum(counts)
+
+
+def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[range]) -> Callable[[Tensor], Tensor]:
+    """Returns a collective function that moves rows to other ranks.
+
+    Of consecutively numbered rows, each rank has those of its range of `sources`, and gets those of its range of
+    `targets`. Rows that none gets come last.
+    """
+    if ranks is None:
+        return lambda rows: rows[: len(targets[0])]
+    counts = [len(_common(sources[ranks.rank], target)) for target in targets]
+    received = [len(_common(source, targets[ranks.rank])) for source in sources]
+
+    def move(rows: Tensor) -> Tensor:
+        if not rows.shape[1:].numel():  # gloo cannot send rows without columns
+            return rows.new_empty(sum(received), *rows.shape[1:])
+        return ranks.all_to_all(rows[: sum(counts)], counts, received)
+
+    return move
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def ranges(ranks: RankGroup | None, n: int) -> list[range]:
+    """Returns the numbers of the rows of each rank, n of this one, counted from rank to rank. A collective call."""
+    counts = [n] if ranks is None else ranks.all_gather_object(n)
+    return [range(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+
+
+class RowOrder:
+    """Follows the Gaussians of a shard through operations that append some, for :func:`reshard`.
+
+    Attributes:
+        parts: [n] the number of the append that made each row, 0 for earlier ones; ascending.
+        n_parts: Number of parts, the same on all ranks.
+    """
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.parts = torch.zeros(n, dtype=torch.uint8, device=device)
+        self.n_parts = 1
+
+    def _append(self, n: int) -> None:
+        self.parts = torch.cat([self.parts, self.parts.new_full((n,), self.n_parts)])
+        self.n_parts += 1
+
+    def on_duplicate(self, sel: Tensor) -> None:
+        """See :class:`.Follower`."""
+        self._append(len(sel))
+
+    def on_split(self, sel: Tensor, rest: Tensor) -> None:
+        """See :class:`.Follower`."""
+        self.parts = self.parts[rest]
+        self._append(len(sel))
+        self._append(len(sel))
+
+    def on_remove(self, remove_mask: Tensor) -> None:
+        """See :class:`.Follower`."""
+        self.parts = self.parts[~remove_mask]
+
+    def on_relocate(self, dead_indices: Tensor, sampled_indices: Tensor) -> None:
+        """See :class:`.Follower`."""
+
+    def on_sample_add(self, sampled_indices: Tensor) -> None:
+        """See :class:`.Follower`."""
+        self._append(len(sampled_indices))
+
+
+def reshard(params: Parameters, optimizers: Optimizers, state: State, order: RowOrder, ranks: RankGroup) -> Shard:
+    """Gives each rank its consecutive rows again, in the order of a single process. A collective call.
+
+    There, rows are in the order of the appends that made them; here, they are so on each rank.
+    """
+    lengths = torch.bincount(order.parts, minlength=order.n_parts)
+    table = ranks.all_gather_stacked(lengths).tolist()  # [ranks, parts]
+    n_total = sum(map(sum, table))
+    shard = Shard(ranks, n_total)
+    own, moves, first = lengths.tolist(), [], 0
+    blocks = [ranks.shard_rows(n_total, rank) for rank in range(ranks.world_size)]
+    for part in range(order.n_parts):
+        ends = accumulate((row[part] for row in table), initial=first)
+        sources = [range(*pair) for pair in pairwise(ends)]
+        whole = range(first, sources[-1].stop)
+        targets = [_common(range(block.start, block.stop), whole) for block in blocks]
+        moves.append(route(ranks, sources, targets))
+        first = whole.stop
+
+    def moved(rows: Tensor) -> Tensor:
+        return torch.cat([move(part) for move, part in zip(moves, torch.split(rows, own), strict=True)])
+
+    replace_rows(params, optimizers, state, sum(own), lambda _, p: moved(p.detach()), moved, moved)
+    return shard
+
+
+def select_smallest(keys: Tensor, sizes: Tensor, room: int, ranks: RankGroup | None) -> Tensor:
+    """Returns a mask [n] of the first Gaussians of all ranks by ascending key that fit into a room.
+
+    Those are the longest beginning whose sizes sum to at most the room. Equal keys are in the order of the rows.
+
+    Args:
+        keys: [n] int64, not negative.
+        sizes: [n] int64, each 0, 1 or 2. Gaussians of size 0 are not selected.
+    """
+    left, threshold, active = room, 0, sizes > 0
+    for shift in range(63 // DIGIT * DIGIT, -1, -DIGIT):
+        digits = (keys >> shift) & (2**DIGIT - 1)
+        sums = sum(torch.bincount(digits[active & (sizes >= size)], minlength=2**DIGIT) for size in (1, 2))
+        assert isinstance(sums, Tensor)
+        ends = (sums if ranks is None else ranks.all_reduce(sums)).cumsum(0)
+        digit = int((ends <= left).sum())
+        if digit == len(ends):  # all fit
+            return sizes > 0
+        left -= int(ends[digit - 1]) if digit else 0
+        threshold = threshold << DIGIT | digit
+        active = active & (digits == digit)
+    before, _ = count(ranks, int(sizes[active].sum()))
+    fits = sizes.masked_fill(~active, 0).cumsum(0) <= left - before
+    return (sizes > 0) & ((keys < threshold) | active & fits)
