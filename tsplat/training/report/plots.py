@@ -80,18 +80,9 @@ def curve(path: str | os.PathLike[str], history: History) -> None:
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(
-        history.train_steps, history.train_psnr, color="#b9c6d6", linewidth=1, label="training views, one per point"
-    )
+    axes.plot(history.train_steps, history.train_psnr, color="#b9c6d6", lw=1, label="training views, one per point")
     if history.test_steps:
-        axes.plot(
-            history.test_steps,
-            history.test_psnr,
-            color="#c2410c",
-            marker="o",
-            markersize=4,
-            label="held-out views, mean",
-        )
+        axes.plot(history.test_steps, history.test_psnr, "o-", color="#c2410c", ms=4, label="held-out views, mean")
     axes.set(xlabel="steps", ylabel="PSNR in dB", xlim=(0, None))
     axes.grid(alpha=0.3)
     if len(set(history.test_gaussians)) > 1:

@@ -262,30 +262,29 @@ def view_options(options: Options | Resume) -> ViewOptions | None:
 
 def _resume(arguments: Sequence[str]) -> Resume:
     parser = _Parser(prog=PROGRAM, allow_abbrev=False)
-    parser.add_argument(
-        "--resume", type=Path, required=True, metavar="RUN", help="the run's folder or one of its checkpoints"
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="extend the run to N steps in total")
-    parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N steps in total")
-    parser.add_argument(
-        "--checkpoint", metavar="STEP", help="step or folder name of the checkpoint to continue from (the newest)"
-    )
-    parser.add_argument("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="accept photographs, cameras and points that have changed"
-    )
-    parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
-    parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
-    parser.add_argument("--view", action="store_true", help="show the training in a web browser")
-    parser.add_argument("--view-address", default=ADDRESS, metavar="IP", help=f"address to listen at ({ADDRESS})")
-    parser.add_argument("--view-port", type=int, default=PORT, metavar="N", help=f"port, or the next free one ({PORT})")
-    parser.add_argument("--view-open", action="store_true", help="open the page in a web browser")
-    parser.add_argument("--view-paused", action="store_true", help="wait for the page before the first step")
-    parser.add_argument("--view-stay", action="store_true", help="after the last step, keep the page open until Ctrl-C")
-    parser.add_argument(
-        "--view-close", action="store_true", help="close the page after the last step, in a terminal too"
-    )
+    add = parser.add_argument
+    run = "the run's folder or one of its checkpoints"
+    add("--resume", type=Path, required=True, metavar="RUN", help=run)
+    add("--steps", type=int, metavar="N", help="extend the run to N steps in total")
+    add("--stop-after", type=int, metavar="N", help="stop after N steps in total")
+    step = "step or folder name of the checkpoint to continue from (the newest)"
+    add("--checkpoint", metavar="STEP", help=step)
+    add("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
+    flags = {
+        "accept-changes": "accept photographs, cameras and points that have changed",
+        "force": "accept parameters that look activated already",
+        "view": "show the training in a web browser",
+        "view-open": "open the page in a web browser",
+        "view-paused": "wait for the page before the first step",
+        "view-stay": "after the last step, keep the page open until Ctrl-C",
+        "view-close": "close the page after the last step, in a terminal too",
+    }
+    for name, help in flags.items():
+        add(f"--{name}", action="store_true", help=help)
+    add("--view-address", default=ADDRESS, metavar="IP", help=f"address to listen at ({ADDRESS})")
+    add("--view-port", type=int, default=PORT, metavar="N", help=f"port, or the next free one ({PORT})")
+    add("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
+    add("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
     found, rest = parser.parse_known_args(arguments)
     if rest:
         option = rest[0].partition("=")[0]
