@@ -27,7 +27,7 @@ def photos(tmp_path_factory):
 
 
 def _distances(views):
-    """Distances between all pairs of cameras, in the units of their world."""
+    """Distances of all cameras from each other, in the units of their world."""
     return torch.pdist(torch.stack([-view.camera.viewmat[:3, :3].T @ view.camera.viewmat[:3, 3] for view in views]))
 
 
