@@ -353,8 +353,8 @@ class Splats(NamedTuple):
 
 class Rays(NamedTuple):
     """Rays of pixels, world frame: origins and unit directions [I, 6, H, W], or directions [I, 3, H, W] and one origin
-    per image [I, 3]. A pixel whose direction is zero has no ray and shows the background. ``v_values`` [I, 6, H, W] is
-    output of the backward pass, None if not needed."""
+    per image [I, 3]. A pixel whose direction is zero has no ray and shows the background. Of footprint "shifted":
+    directions (x, y, 1), from 0. ``v_values`` [I, 6, H, W] is output of the backward pass, None if not needed."""
 
     values: Tensor
     origins: Tensor | None

@@ -58,6 +58,7 @@ CAPACITY = ("-m", "triton", "tests/stages/test_capacity.py")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 STRIDES = ("-m", "triton", "tests/test_strides.py")
 RAYS = ("tests/stages/test_eval3d.py",)
+SHIFTED = ("tests/kernels/compositing/test_shifted.py", "tests/compat/inria/test_forks.py")
 SEEN = (
     "-m", "triton", "-k", "chunks or passes or depth_is or pinhole", "tests/stages/test_ray_features.py"
 )  # fmt: skip
@@ -318,6 +319,22 @@ MUTANTS = [
         ("(t * v).sum(-1)", "v.sum(-1)", "gradient of a direction without its t"),
         ("products / scales[:, None, :]", "products", "scales lost in the gradient of a rotation"),
         ("(values.abs() <= INVERSE_MAX).all(0)", "(values.abs() <= INVERSE_MAX).any(0)", "invalid shapes are rendered"),
+    ),
+    *_in("kernels/compositing/footprints/shifted.py", SHIFTED,
+        ("x - 0.5, y - 0.5, TILE + 1", "x, y, TILE", "lists miss what is beside the first and last centers of a part"),
+        ("X, Y, WIDTH + 1, HEIGHT + 1", "X, Y, WIDTH, HEIGHT", "lists miss what is beside the last centers of a part"),
+        ("g_dx * at[1], g_dy * at[1]", "g_dy * at[1], g_dy * at[1]", "moment of dx dy"),
+    ),
+    *_in("stages/pixels.py", SHIFTED,
+        ("y[:, None] + offset[..., 1]", "y[:, None] + offset[..., 0]", "offsets along y are those along x"),
+        ("offset.abs() <= 0.5", "offset <= 0.5", "offsets below -0.5 pixels"),
+    ),
+    *_in("compat/inria/rasterizer.py", SHIFTED,
+        ("exact = s.subpixel_offset is None", "exact = True",
+         "tiles miss what is beside their centers"),
+    ),
+    *_in("kernels_torch/ellipse_footprint.py", SHIFTED,
+        ("g_dx * dx, g_dx * dy, g_dy * dy", "g_dx * dx, g_dx * dx, g_dy * dy", "moment of dx dy of shifted pixels"),
     ),
     *_in("kernels_torch/lens_models.py", RAYS,
         ("theta.sin() / torch.where(radius > 0", "theta / torch.where(radius > 0", "fisheye rays"),

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +96,10 @@ def _alphas(
     most, alpha_max = record[-1], settings.numerics.alpha_max
     at: tuple[Tensor, ...]
     if isinstance(pixels, Tensor):
-        at, exponent = ray_footprint.locate(record, pixels, settings.numerics)
+        if settings.footprint == "shifted":
+            at, exponent = ellipse_footprint.locate_shifted(record, pixels)
+        else:
+            at, exponent = ray_footprint.locate(record, pixels, settings.numerics)
     elif settings.footprint == "surfel":
         at, exponent = surfel_footprint.locate(record, pixels)
     else:
@@ -284,6 +288,8 @@ def composite_bwd(
             out += [*v_features]
             if absgrad and settings.footprint == "surfel":
                 out += surfel_footprint.slopes(g, at[1])
+            elif absgrad and settings.footprint == "shifted":
+                out += ellipse_footprint.slopes_shifted(record, g, *at)
             elif absgrad:
                 out += ellipse_footprint.slopes(record, g.view(shape), *at)
             v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
@@ -314,6 +320,8 @@ def _footprint_sums(
     flat = g.view(-1, g.shape[-1])
     if settings.footprint == "surfel":
         return surfel_footprint.sums(flat, *at)
+    if settings.footprint == "shifted":
+        return ellipse_footprint.sums_shifted(flat, *at)
     q = ray_footprint.hit_gradients(v_hits, at) if settings.hits else None
     if v_rays is not None:
         v_rays += ray_footprint.ray_gradients(record, flat, at, q).view(v_rays.shape)
@@ -322,8 +330,8 @@ def _footprint_sums(
 
 def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
     """Packs what compositing reads of each row, by the footprint of the settings. [values, nnz]"""
-    packs = {"ellipse": ellipse_footprint.pack, "surfel": surfel_footprint.pack}
-    return packs.get(settings.footprint, ray_footprint.pack)(splats, settings.numerics)
+    packed: Tensor = _footprint(settings).pack(splats, settings.numerics)
+    return packed
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
@@ -342,9 +350,10 @@ def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, 
     return xs, ys
 
 
-def _n_sums(settings: CompositingSettings) -> int:
-    counts = {"ellipse": ellipse_footprint.SUMS, "surfel": surfel_footprint.SUMS}
-    return counts.get(settings.footprint, ray_footprint.SUMS)
+def _footprint(settings: CompositingSettings) -> Any:
+    """The module of a footprint."""
+    planar = {"ellipse": ellipse_footprint, "shifted": ellipse_footprint, "surfel": surfel_footprint}
+    return planar.get(settings.footprint, ray_footprint)
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
@@ -352,17 +361,17 @@ def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, setti
 
 
 def sum_columns(n_features: int, settings: CompositingSettings) -> int:
-    return _n_sums(settings) + n_features + 2 * settings.absgrad
+    return int(_footprint(settings).SUMS) + n_features + 2 * settings.absgrad
 
 
 def composite_gradients(
     sums: Tensor, conics: Tensor, opacities: Tensor, n_features: int, settings: CompositingSettings
 ) -> SplatGradients:
-    end = _n_sums(settings) + n_features
+    footprint = _footprint(settings)
+    end = footprint.SUMS + n_features
     absgrad = sums[:, end : end + 2].contiguous() if settings.absgrad else None
-    v_features = sums[:, _n_sums(settings) : end]
-    if settings.footprint in ("ellipse", "surfel"):
-        footprint = ellipse_footprint if settings.footprint == "ellipse" else surfel_footprint
+    v_features = sums[:, footprint.SUMS : end]
+    if footprint is not ray_footprint:
         v_means2d, v_shapes, v_opacities = footprint.finish(sums, conics, opacities)
         return SplatGradients(v_means2d, v_shapes, v_opacities, v_features, absgrad)
     v_shapes, v_opacities = ray_footprint.finish(sums[:, : ray_footprint.SUMS], conics, opacities)

@@ -62,6 +62,25 @@ def slopes(record: Tensor, g: Tensor, dx: Tensor, dy: Tensor) -> list[Tensor]:
     ]
 
 
+def locate_shifted(record: Tensor, rays: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Offsets dx and dy of positions, directions of rays [6, P], and ln of alpha before it is clamped; [P, K] each."""
+    mean_x, mean_y, a, b, c, log_opacity, _ = record
+    dx, dy = rays[3, :, None] - mean_x, rays[4, :, None] - mean_y
+    return (dx, dy), log_opacity + a * dx * dx + dy * (b * dx + c * dy)
+
+
+def sums_shifted(g: Tensor, dx: Tensor, dy: Tensor) -> list[Tensor]:
+    """As :func:`sums`, of tensors [P, K]."""
+    g_dx, g_dy = g * dx, g * dy
+    return [value.sum(0) for value in (g, g_dx, g_dy, g_dx * dx, g_dx * dy, g_dy * dy)]
+
+
+def slopes_shifted(record: Tensor, g: Tensor, dx: Tensor, dy: Tensor) -> list[Tensor]:
+    """As :func:`slopes`, of tensors [P, K]."""
+    _, _, a, b, c, _, _ = record
+    return [(g * (2 * a * dx + b * dy)).abs().sum(0), (g * (2 * c * dy + b * dx)).abs().sum(0)]
+
+
 def finish(found: Tensor, conics: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of means [nnz, 2], conics [nnz, 3] and opacities [nnz], from their sums [nnz, SUMS and more]."""
     moment = found[:, :SUMS].unbind(-1)

@@ -116,6 +116,22 @@ class TileLists(NamedTuple):
             camera, self.tile_size, CHANNEL_CHUNK, absgrad, numerics, backend, footprint, distortion
         )
 
+    @torch.no_grad()
+    def positions(self, subpixel_offset: Tensor, dtype: torch.dtype) -> Rays:
+        """Checks offsets [..., H, W, 2] from pixel centers, and returns where pixels are evaluated."""
+        size = (*self.images, self.height, self.width)
+        check_tensor("subpixel_offset", subpixel_offset, [*size, 2], "[..., image_height, image_width, 2]")
+        check_devices(dict(isect_offsets=self.isect_offsets, subpixel_offset=subpixel_offset))
+        offset = subpixel_offset.to(dtype).reshape(-1, self.height, self.width, 2)
+        if not bool((offset.abs() <= 0.5).all()):
+            most = float(offset.abs().max())
+            raise ArgumentError(f"subpixel_offset: expected offsets of at most 0.5 pixels, found {most:g}")
+        y, x = (torch.arange(n, dtype=dtype, device=offset.device) + 0.5 for n in (self.height, self.width))
+        positions = torch.ones_like(offset[:, None, :, :, 0]).repeat(1, 3, 1, 1)
+        positions[:, 0] = x + offset[..., 0]
+        positions[:, 1] = y[:, None] + offset[..., 1]
+        return Rays(positions, positions.new_zeros(len(positions), 3))
+
     def composite(
         self,
         means2d: Tensor,
@@ -162,6 +178,7 @@ def rasterize_to_pixels(
     packed: bool = False,
     absgrad: bool = False,
     *,
+    subpixel_offset: Tensor | None = None,
     backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor]:
@@ -181,6 +198,10 @@ def rasterize_to_pixels(
         masks: [..., tile_height, tile_width] bool; tiles that are false show the background.
         packed: Whether inputs are packed.
         absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients.
+        subpixel_offset: [..., image_height, image_width, 2] where to evaluate each pixel, relative to its center, up to
+            0.5 pixels along each axis, as in Mip-Splatting (arXiv 2311.16493). Lists should then come from
+            :func:`isect_tiles` without `conics`; with them, it leaves out Gaussians that miss all centers of a tile.
+            None for centers. Not differentiable.
         backend, numerics: As in :func:`tsplat.rasterization`.
 
     Returns:
@@ -222,7 +243,9 @@ def rasterize_to_pixels(
     backgrounds = lists.check_rows(means2d.shape[:-1], colors, opacities, backgrounds)
     check_devices(dict(means2d=means2d, conics=conics))
     dtype = compute_dtype(means2d, conics, colors, opacities, backgrounds)
-    settings = lists.settings(check_numerics(numerics), backend, absgrad=absgrad)
+    rays = None if subpixel_offset is None else lists.positions(subpixel_offset, dtype)
+    footprint = "ellipse" if rays is None else "shifted"
+    settings = lists.settings(check_numerics(numerics), backend, absgrad=absgrad, footprint=footprint)
     return lists.composite(
-        means2d.to(dtype), conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings
+        means2d.to(dtype), conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings, rays
     )  # fmt: skip

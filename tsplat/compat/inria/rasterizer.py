@@ -75,7 +75,8 @@ class GaussianRasterizationSettings(_Settings):
             means False and the generation of 2023, which does not have this field.
         kernel_size: Variance of the blur in pixels^2, which then scales opacities, as in Mip-Splatting. None, the
             default, for 0.3.
-        subpixel_offset: [H, W, 2] offsets of pixel centers, as in Mip-Splatting. Zeros, or None.
+        subpixel_offset: [H, W, 2] offsets of pixel centers, as in Mip-Splatting, up to 0.5 along each axis. None, the
+            default, for zeros. Not differentiable.
 
     Raises:
         UnsupportedError: An argument that only another fork of the rasterizer has.
@@ -102,7 +103,6 @@ class GaussianRasterizer(torch.nn.Module):
 
     Raises:
         ArgumentError: The generation is unknown, or a setting is invalid.
-        UnsupportedError: ``subpixel_offset`` is not zero.
     """
 
     default_generation: ClassVar[Generation] = 2023
@@ -252,9 +252,11 @@ class GaussianRasterizer(torch.nn.Module):
             half = pixels.new_tensor([0.5 * width, 0.5 * height])
             pixels = pixels + ((means2D - means2D.detach())[:, :2] * half)[None]
         tiles = (-(-width // TILE_SIZE), -(-height // TILE_SIZE))
+        # Exact tests of tiles are for pixel centers.
+        exact = s.subpixel_offset is None
         _, ids, flatten_ids = isect_tiles(
-            pixels.detach(), radii, depths.detach(), TILE_SIZE, *tiles,
-            conics=conics.detach(), opacities=alphas.detach(), numerics=NUMERICS,
+            pixels.detach(), radii, depths.detach(), TILE_SIZE, *tiles, conics=conics.detach() if exact else None,
+            opacities=alphas.detach() if exact else None, numerics=NUMERICS,
         )  # fmt: skip
         visible = depths > 0
         inverse = torch.where(visible, 1 / torch.where(visible, depths, 1.0), 0.0)[..., None]
@@ -262,6 +264,7 @@ class GaussianRasterizer(torch.nn.Module):
             pixels, conics, torch.cat([colors[None].to(inverse), inverse], -1), alphas, width, height, TILE_SIZE,
             isect_offset_encode(ids, 1, *tiles), flatten_ids,
             backgrounds=torch.cat([s.bg.to(inverse), inverse.new_zeros(1)])[None], numerics=NUMERICS,
+            subpixel_offset=None if s.subpixel_offset is None else s.subpixel_offset[None],
         )  # fmt: skip
         return image[0].movedim(-1, 0), radii[0, :, 0], flatten_ids
 
@@ -302,10 +305,10 @@ def _checked(settings: GaussianRasterizationSettings) -> GaussianRasterizationSe
         checked[name] = check_number(name, getattr(settings, name), least, finite=True)
     if settings.kernel_size is not None:
         checked["kernel_size"] = check_number("kernel_size", settings.kernel_size, 0.0, finite=True)
-    if settings.subpixel_offset is not None and settings.subpixel_offset.any():
-        raise UnsupportedError(
-            "subpixel_offset: only zeros are implemented, the default of Mip-Splatting; train without --ray_jitter"
-        )
+    if settings.subpixel_offset is not None:
+        size = [checked["image_height"], checked["image_width"], 2]
+        offset = check_tensor("subpixel_offset", settings.subpixel_offset, size, "[H, W, 2]")
+        checked["subpixel_offset"] = offset if offset.any() else None
     return settings._replace(**checked)
 
 

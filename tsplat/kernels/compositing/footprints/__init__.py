@@ -5,11 +5,12 @@ import functools
 from .ellipse import ELLIPSE
 from .interface import Footprint
 from .ray import RAY, RAY_IN_FRONT, seen_along_rays
+from .shifted import SHIFTED
 from .surfel import SURFEL
 
 __all__ = ["FOOTPRINTS", "Footprint", "find_footprint"]
 
-FOOTPRINTS = {"ellipse": ELLIPSE, "ray": RAY, "ray in front": RAY_IN_FRONT, "surfel": SURFEL}
+FOOTPRINTS = {"ellipse": ELLIPSE, "ray": RAY, "ray in front": RAY_IN_FRONT, "shifted": SHIFTED, "surfel": SURFEL}
 """By ``CompositingSettings.footprint``."""
 
 

@@ -1,0 +1,59 @@
+"""The ellipse of a projected 3D Gaussian at a position of its own in each pixel, in place of the pixel's center.
+
+The *pixel* is a ray from 0 in the direction (x, y, 1): the position, anywhere in the pixel's square. Records and sums
+are those of the ellipse, but dx differs within a column of pixels, so that no sums are by column.
+"""
+
+import dataclasses
+
+import triton
+import triton.language as tl
+
+from .ellipse import ELLIPSE, _bound, _reaches
+
+
+@triton.jit
+def _bound_squares(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
+    """As of the ellipse, from the corner of a pixel to that of another."""
+    return _bound(record, x - 0.5, y - 0.5, TILE + 1, LOG2_ALPHA_MIN)
+
+
+@triton.jit
+def _reaches_squares(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
+    return _reaches(bound, X, Y, WIDTH + 1, HEIGHT + 1)
+
+
+@triton.jit
+def _locate(record, pixel):
+    """Offsets dx, dy from the mean."""
+    return pixel[3] - record[0], pixel[4] - record[1]
+
+
+@triton.jit
+def _add_gradients(sums, g, at):
+    """The six moments."""
+    g_dx = g * at[0]
+    g_dy = g * at[1]
+    if len(sums) == 0:
+        return g, g_dx, g_dy, g_dx * at[0], g_dx * at[1], g_dy * at[1]
+    else:
+        return (
+            sums[0] + g, sums[1] + g_dx, sums[2] + g_dy,
+            tl.fma(g_dx, at[0], sums[3]), tl.fma(g_dx, at[1], sums[4]), tl.fma(g_dy, at[1], sums[5]),
+        )  # fmt: skip
+
+
+@triton.jit
+def _expand(sums, at):
+    return sums
+
+
+SHIFTED = dataclasses.replace(
+    ELLIPSE,
+    BY_COLUMN=0,
+    bound=_bound_squares,
+    reaches=_reaches_squares,
+    locate=_locate,
+    add_gradients=_add_gradients,
+    expand=_expand,
+)
