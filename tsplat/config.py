@@ -265,12 +265,13 @@ class CameraField(NamedTuple):
     """What is said at a field of :class:`~tsplat.data.Cameras`, and followed wherever cameras go.
 
     Attributes:
-        shape: Sizes for one camera. They are equal on all ranks; the number of cameras and the values may differ.
+        shape: Sizes for one camera, None for any. They are equal on all ranks; the number of cameras and the values may
+            differ.
         remedy: What to do about invalid values.
         differentiable: Whether there is a gradient.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     remedy: str
     differentiable: bool = False
 

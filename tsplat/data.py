@@ -129,7 +129,7 @@ class Cameras(NamedTuple):
 
     viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]
     Ks: Annotated[Tensor, CameraField((3, 3), "check the intrinsics")]
-    lens: Annotated[Tensor | None, CameraField((12,), "check the coefficients", differentiable=True)] = None
+    lens: Annotated[Tensor | None, CameraField((None,), "check the coefficients", differentiable=True)] = None
     shutter: Annotated[Tensor | None, CameraField((20,), "check viewmats_rs", differentiable=True)] = None
 
     def pinhole(self) -> tuple[Tensor, Tensor]:

@@ -279,11 +279,10 @@ def rasterization(
         with_eval3d=with_eval3d, ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
         return_normals=return_normals, global_z_order=global_z_order,
     )  # fmt: skip
-    not_implemented: dict[str, tuple[Any, Any]] = {
-        "lidar_coeffs": (lidar_coeffs, None),
-        "external_distortion_coeffs": (external_distortion_coeffs, None), "renderer_config": (renderer_config, None),
-    }  # fmt: skip
-    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, viewmats_rs)
+    not_implemented = {"lidar_coeffs": (lidar_coeffs, None), "renderer_config": (renderer_config, None)}
+    lens = Lens(
+        radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
+    )  # fmt: skip
     cameras = Cameras(viewmats, Ks)
     scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens, rays)
     request = check_request(scene, options, not_implemented, group, distributed)

@@ -217,6 +217,7 @@ def rasterize_to_pixels_eval3d(
     rolling_shutter: object = RollingShutterType.GLOBAL,
     viewmats_rs: Tensor | None = None,
     *,
+    external_distortion_coeffs: object | None = None,
     rays: Tensor | None = None,
     use_hit_distance: bool = False,
     return_normals: bool = False,
@@ -233,7 +234,6 @@ def rasterize_to_pixels_eval3d(
         isect_offsets, flatten_ids, backgrounds, masks: As :func:`rasterize_to_pixels`, of rows [..., C, N].
         camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs: As
             :func:`tsplat.rasterization`.
-        rolling_shutter, viewmats_rs, rays, backend, numerics: As :func:`tsplat.rasterization`.
         ut_params: Checked, and of no effect, as in gsplat: rays do not depend on how Gaussians were projected.
         use_hit_distance: Whether the last channel is the distance along the ray, as of the ``render_mode`` ``"d"`` of
             :func:`tsplat.rasterization`, in place of the last color, which is not read.
@@ -279,7 +279,9 @@ def rasterize_to_pixels_eval3d(
             f"isect_offsets: expected the dimensions of images {[*batch, n_cameras]} in front, as viewmats, found "
             f"{list(isect_offsets.shape)}"
         )
-    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, viewmats_rs)
+    lens = Lens(
+        radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
+    )
     projection = ProjectionSettings(camera, unscented=check_unscented(True, ut_params, preset), numerics=preset)
     cameras = add_lens(Cameras(viewmats, Ks), lens, projection, batch, n_cameras)
     if rays is not None:

@@ -49,7 +49,7 @@ class _GatherCameras(torch.autograd.Function):
         for field, v_field in zip(fields.values(), v):
             if field.differentiable and v_field is not None:
                 received = ranks.all_to_all(v_field[0], ranks.n_cameras, [n_own] * ranks.world_size)
-                v_cameras.append(received.view(ranks.world_size, 1, n_own, *field.shape).sum(0))
+                v_cameras.append(received.view(ranks.world_size, 1, n_own, *v_field.shape[2:]).sum(0))
             else:
                 v_cameras.append(None)
         return None, None, None, *v_cameras

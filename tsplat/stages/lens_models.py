@@ -22,7 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_bool, check_choice, check_devices, check_number, check_tensor, describe
+from ..arguments import (
+    check_bool,
+    check_choice,
+    check_devices,
+    check_not_implemented,
+    check_number,
+    check_tensor,
+    describe,
+)
 from ..config import (
     CAMERA_MODELS,
     MAGNITUDE_MAX,
@@ -62,6 +70,7 @@ class Lens(NamedTuple):
     tangential_coeffs: Tensor | None = None
     thin_prism_coeffs: Tensor | None = None
     ftheta_coeffs: object | None = None
+    external_distortion_coeffs: object | None = None
     viewmats_rs: Tensor | None = None
 
     def given(self) -> dict[str, Any]:
@@ -117,6 +126,7 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
     Raises:
         ArgumentError: A shape, dtype or device is invalid, or a tensor does not fit the camera model or the shutter.
     """
+    check_not_implemented({"external_distortion_coeffs": (lens.external_distortion_coeffs, None)})
     given, model, readout = lens.given(), settings.camera.model, settings.camera.readout
     rolls = readout != RollingShutterType.GLOBAL.name
     if not given and not rolls and model != "ftheta":

@@ -225,6 +225,7 @@ def fully_fused_projection_with_ut(
     viewmats_rs: Tensor | None = None,
     *,
     global_z_order: bool = True,
+    external_distortion_coeffs: object | None = None,
     backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:
@@ -236,6 +237,7 @@ def fully_fused_projection_with_ut(
         calc_compensations, camera_model, backend, numerics: As :func:`fully_fused_projection`.
         ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As
             :func:`tsplat.rasterization`.
+        external_distortion_coeffs: As :func:`tsplat.rasterization`.
         global_z_order: As :func:`tsplat.rasterization`; of depths and culling.
 
     Returns:
@@ -277,7 +279,9 @@ def fully_fused_projection_with_ut(
     )
     cameras = Cameras(viewmats, Ks)
     batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)
-    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, viewmats_rs)
+    lens = Lens(
+        radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
+    )
     cameras = add_lens(cameras, lens, settings, batch, n_cameras)
     opacities = None if opacities is None else opacities.detach()
     dtype = compute_dtype(means, quats, scales, opacities, *cameras)

@@ -50,7 +50,9 @@ from .camera_models import (
     to_screen,
 )
 from .camera_sums import CameraSums
-from .unscented import _projection_unscented_bwd_kernel, constants, depths_of, load_lens, unscented
+from .lens_models import load_lens
+from .shutters import load_path
+from .unscented import _projection_unscented_bwd_kernel, constants, depths_of, unscented
 
 BLOCK = 128
 
@@ -69,9 +71,9 @@ def _load_covariance(quats, scales, covars, gaussian, mask):
 def _project(
     means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width, height,
     eps2d, near, far, radius_clip,
-    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, ALPHA_MIN: tl.constexpr,
-    FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr,
-    FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
+    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
+    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
 ):  # fmt: skip
     """Projects one row per lane.
 
@@ -93,7 +95,8 @@ def _project(
         unit, _ = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
         scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
         w, t, intrinsics = load_camera(viewmats, Ks, image)
-        coefficients, path = load_lens(lens, shutter, image)
+        coefficients = load_lens(lens, image, N_LENS)
+        path = load_path(shutter, image)
         mean2d, p, sharp, seen, _ = unscented(
             mean, rotation(unit), scale, (w, t), path, coefficients, intrinsics, width, height, CAMERA, READOUT,
             UNSCENTED,
@@ -148,16 +151,16 @@ def _projection_visible_kernel(
     opacities,  # [B, N] or None
     viewmats,  # [B, C, 4, 4]
     Ks,  # [B, C, 3, 3]
-    lens,  # [B, C, 12] or None
+    lens,  # [B, C, N_LENS] or None
     shutter,  # [B, C, 20] or None
     valid,  # [B, N] bool or None
     visible_out,  # [B, C, N] int8, output
     row_of,  # [B, C, N] int32, output: -1; the next kernel writes the visible ones
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, ALPHA_MIN: tl.constexpr,
-    FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr,
-    FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
+    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -166,7 +169,7 @@ def _projection_visible_kernel(
     image = tl.where(mask, image, 0)
     visible, _, _, _, _, _, _, _ = _project(
         means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width,
-        height, eps2d, near, far, radius_clip, CAMERA, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
+        height, eps2d, near, far, radius_clip, CAMERA, N_LENS, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
         OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
@@ -182,7 +185,7 @@ def _projection_fwd_kernel(
     opacities,  # [B, N] or None
     viewmats,  # [B, C, 4, 4]
     Ks,  # [B, C, 3, 3]
-    lens,  # [B, C, 12] or None
+    lens,  # [B, C, N_LENS] or None
     shutter,  # [B, C, 20] or None
     valid,  # [B, N] bool or None
     dense_ids,  # [nnz] int64, or None if not packed
@@ -195,9 +198,9 @@ def _projection_fwd_kernel(
     opacities_out,  # [nnz], output, or None
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, ALPHA_MIN: tl.constexpr,
-    FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr,
-    FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
+    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -210,7 +213,7 @@ def _projection_fwd_kernel(
     image = tl.where(mask, image, 0)
     visible, radius_x, radius_y, mean2d, depth, conic_, rho, opacity = _project(
         means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width,
-        height, eps2d, near, far, radius_clip, CAMERA, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
+        height, eps2d, near, far, radius_clip, CAMERA, N_LENS, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
         OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
@@ -252,8 +255,8 @@ def _projection_bwd_kernel(
     v_shutter,
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
-    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, FOV_MARGIN: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
+    FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
@@ -382,7 +385,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         far=settings.camera.far,
         radius_clip=settings.radius_clip,
         CAMERA=settings.camera.model,
-        **constants(settings.camera, settings.unscented),
+        **constants(cameras, settings),
         ALPHA_MIN=ALPHA_MIN,
         FOV_MARGIN=FOV_MARGIN,
         EXTEND=settings.numerics.extend,
@@ -460,7 +463,7 @@ def projection_bwd(
     block = block_size(means, BLOCK)
     blocks = programs(n_gaussians, block)
     sums = CameraSums.allocate(means, blocks, cameras, needs, settings.camera.model)
-    arguments: dict[str, object] = {**given, **cameras._asdict(), **constants(settings.camera, settings.unscented)}
+    arguments: dict[str, object] = {**given, **cameras._asdict(), **constants(cameras, settings)}
     arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians.items()}
     backward = _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel
     backward.launch(

@@ -19,7 +19,8 @@ class CameraSums(NamedTuple):
 
     Attributes:
         poses: Rows of the view matrix but the last, [blocks, I, 12]; None of a rolling shutter.
-        lens, shutter: Like the tensors of cameras, [blocks, I, 12] and [blocks, I, 20].
+        lens, shutter: Of the first values of a lens, which are its coefficients, [blocks, I, 12], and of its path,
+            [blocks, I, 20].
     """
 
     poses: Tensor | None
@@ -47,4 +48,6 @@ class CameraSums(NamedTuple):
         poses, lens, shutter = (None if sums is None else sums.sum(0).view(*batch, sums.shape[2]) for sums in self)
         if poses is not None:
             poses = torch.nn.functional.pad(poses.view(*batch, 3, 4), (0, 0, 0, 1))
+        if lens is not None and cameras.lens is not None:
+            lens = torch.nn.functional.pad(lens, (0, cameras.lens.shape[-1] - lens.shape[-1]))
         return type(cameras)(poses, None, lens, shutter)

@@ -17,7 +17,7 @@ covariance and the gradient v of the mean:
 import triton
 import triton.language as tl
 
-from ...config import CameraSettings, Unscented
+from ...data import Cameras, ProjectionSettings
 from ..device_math import (
     compensation,
     compensation_vjp,
@@ -39,33 +39,15 @@ from ..device_math import (
 )
 from ..launch import Int, kernel
 from .camera_models import find_rows, load_camera
-from .lens_models import (
-    at_exposure_vjp,
-    coefficients_vjp,
-    exposed_pixel,
-    lens_pixel,
-    lens_pixel_vjp,
-    pose_at,
-    pose_at_vjp,
-    to_camera,
-)
+from .lens_models import coefficients_vjp, lens_pixel, lens_pixel_vjp, load_lens
+from .shutters import at_exposure_vjp, exposed_pixel, load_path, pose_at, pose_at_vjp, to_camera
 
 
-def constants(camera: CameraSettings, unscented: Unscented | None) -> dict[str, object]:
-    """The constants of kernels: ``UNSCENTED`` is those of ``Unscented``, or () without."""
-    return {"READOUT": camera.readout, "UNSCENTED": () if unscented is None else tuple(unscented)}
-
-
-@triton.jit
-def load_lens(lens, shutter, image):
-    """Coefficients of the lens and path of the camera of an image; () for either that is None."""
-    coefficients = ()
-    path = ()
-    if lens is not None:
-        coefficients = load_tuple(lens + image * 12, 1, 12)
-    if shutter is not None:
-        path = load_tuple(shutter + image * 20, 1, 16)
-    return coefficients, path
+def constants(cameras: Cameras, settings: ProjectionSettings) -> dict[str, object]:
+    """The constants of kernels: values of a lens, ``N_LENS``; readout; those of ``Unscented``, or () without."""
+    n_lens = 0 if cameras.lens is None else cameras.lens.shape[-1]
+    transform = () if settings.unscented is None else tuple(settings.unscented)
+    return {"N_LENS": n_lens, "READOUT": settings.camera.readout, "UNSCENTED": transform}
 
 
 @triton.jit
@@ -261,7 +243,7 @@ def _projection_unscented_bwd_kernel(
     opacities,  # [B, N] or None
     viewmats,  # [B, C, 4, 4]
     Ks,  # [B, C, 3, 3]
-    lens,  # [B, C, 12] or None
+    lens,  # [B, C, N_LENS] or None
     shutter,  # [B, C, 20] or None
     row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
     radii,  # [nnz, 2] int32
@@ -280,8 +262,8 @@ def _projection_unscented_bwd_kernel(
     v_shutter,  # [blocks, I, 20], output, or None
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
-    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, FOV_MARGIN: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
+    FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As `_projection_bwd_kernel`."""
     blocks = tl.cdiv(n_gaussians, BLOCK)
@@ -306,7 +288,8 @@ def _projection_unscented_bwd_kernel(
         row, visible = find_rows(row_of, radii, image * n_gaussians + n, mask)
         seen = seen | visible
         w, t, intrinsics = load_camera(viewmats, Ks, image)
-        coefficients, path = load_lens(lens, shutter, image)
+        coefficients = load_lens(lens, image, N_LENS)
+        path = load_path(shutter, image)
         _, _, sharp, _, saved = unscented(
             mean, r, scale, (w, t), path, coefficients, intrinsics, width, height, CAMERA, READOUT, UNSCENTED
         )  # fmt: skip
