@@ -9,6 +9,7 @@ import torch
 
 from ...stages.memory import used_memory
 from ...support.extras import require
+from ...viewing.viewer.training_state import format_speed
 from ..history import History
 from ..observers import Observer, Progress, RunStart
 from ..report.numbers import duration
@@ -69,12 +70,9 @@ class ProgressDisplay(Observer):
             )
 
 
-def _format_speed(speed: float) -> str:
-    return f"{speed:.1f} steps/s" if speed >= 1 else f"{1 / max(speed, 1e-9):.1f} s/step"
-
-
-def _format_memory(device: torch.device) -> str:
-    return f"{used_memory(device) / 2**30:.1f} GiB"
+def _usage(speed: float, device: torch.device) -> str:
+    """The speed in steps per second, and the memory in use."""
+    return f"{format_speed(speed)}  {used_memory(device) / 2**30:.1f} GiB"
 
 
 @contextlib.contextmanager
@@ -98,7 +96,7 @@ def _bar(run: RunStart) -> Iterator[Show]:
         def show(step: int, figures: str, device: torch.device) -> None:
             speed = (step - run.step) / (run.clock() - start)
             bar.update(task, completed=step)
-            below.plain = f"{figures}  {_format_speed(speed)}  {_format_memory(device)}"
+            below.plain = f"{figures}  {_usage(speed, device)}"
 
         yield show
 
@@ -118,8 +116,7 @@ def _lines(run: RunStart) -> Iterator[Show]:
             due += run.steps / LINES
         speed = (step - run.step) / (now - start)
         left = (run.steps - step) / speed
-        rest = f"{_format_speed(speed)}  {_format_memory(device)}  {duration(left)} left"
-        print(f"step {step}/{run.steps}  {figures}  {rest}", flush=True)
+        print(f"step {step}/{run.steps}  {figures}  {_usage(speed, device)}  {duration(left)} left", flush=True)
         if device.type == "cpu" and left >= LONG_SECONDS and now - start >= LINE_SECONDS and not is_hinted:
             is_hinted = True
             print(HINT, flush=True)

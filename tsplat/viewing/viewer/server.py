@@ -102,11 +102,8 @@ class Viewer:
         first = self._models[0]
         self._server.scene.set_up_direction(np.array(first.up))
         camera = self._server.initial_camera
-        camera.position, camera.look_at, camera.fov = (
-            np.array(first.eye),
-            np.array(first.target),
-            math.radians(first.fov),
-        )
+        camera.position, camera.look_at = np.array(first.eye), np.array(first.target)
+        camera.fov = math.radians(first.fov)
         self._server.on_client_connect(guard.note_client)
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)

@@ -190,11 +190,8 @@ class Session:
         """Downloads what is shown now, at full size."""
         from PIL import Image
 
-        image, name, file = (
-            self._render(self._request(), None).image,
-            f"{Path(self._panel.model.name).stem}.png",
-            BytesIO(),
-        )
+        image, file = self._render(self._request(), None).image, BytesIO()
+        name = f"{Path(self._panel.model.name).stem}.png"
         Image.fromarray(image).save(file, "PNG")
         self._client.send_file_download(name, file.getvalue(), save_immediately=True)
         return f"Downloaded {name}, {image.shape[1]}×{image.shape[0]}"

@@ -13,6 +13,11 @@ Points = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 """Steps and values, [n] float64 each."""
 
 
+def format_speed(speed: float) -> str:
+    """Returns steps per second, or seconds per step, with units."""
+    return f"{speed:.1f} steps/s" if speed >= 1 else f"{1 / max(speed, 1e-9):.1f} s/step"
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingState:
     """What a page tells about a training.

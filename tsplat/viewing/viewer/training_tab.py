@@ -8,7 +8,7 @@ import numpy as np
 
 from .callbacks import Callbacks, escape_markdown
 from .live_training import SHARE_MAX, LiveTraining
-from .training_state import TrainingState
+from .training_state import TrainingState, format_speed
 
 PLOT_HEIGHT = 150
 """Height of a plot in pixels."""
@@ -130,7 +130,7 @@ def describe(state: TrainingState) -> str:
     phase = ", ended" if state.finished else ", paused" if state.paused else ""
     lines = [f"**Step {state.step:,} of {state.steps:,}**{phase}"]
     if state.speed is not None and not state.finished:
-        lines.append(f"{state.speed:.1f} steps/s" if state.speed >= 1 else f"{1 / max(state.speed, 1e-9):.1f} s/step")
+        lines.append(format_speed(state.speed))
     if state.loss is not None:
         lines.append(f"PSNR {state.psnr:.2f} dB, loss {state.loss:.4f}")
         lines.append(f"{state.n_gaussians:,} Gaussians")
