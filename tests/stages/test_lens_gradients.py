@@ -36,6 +36,21 @@ def test_gradients_match_reference(backend, kind, readout, with_eval3d):
 
 
 @pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_fast_motions_match_reference(backend, with_eval3d):
+    """Iterations that find the time of an exposure converge slowly if a point moves by much of a small image."""
+    scene = make("pinhole", "ROLLING_TOP_TO_BOTTOM", 2, width=7, height=5, n=30)
+    scene |= {"with_eval3d": with_eval3d, "backgrounds": None}
+    scene["viewmats_rs"][:, 1, 3] += 0.4
+    names = ["means", "scales", *names_of(scene)]
+    *found, meta = images_and_gradients(scene, names, backend=backend, packed=False)
+    *expected, _ = images_and_gradients(scene, names, backend="reference", packed=False)
+    assert (meta["radii"] > 0).all(-1).sum() > 3
+    for name, one, other in zip(["colors", "alphas", *names], found, expected):
+        assert_exact(name, one, other)
+
+
+@pytest.mark.parametrize("with_eval3d", [False, True])
 @pytest.mark.parametrize(("kind", "readout"), CASES)
 def test_gradcheck(kind, readout, with_eval3d):
     """Finite differences of the reference, along motions of cameras and every coefficient."""

@@ -103,19 +103,35 @@ def _pixel_in_time(
     camera: CameraSettings,
     margin: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixel x and y of a point of the world at the time at which the shutter exposes it, and whether it is seen."""
+    """Pixel x and y of a point of the world at the time at which the shutter exposes it, and whether it is seen.
+
+    The gradient is that of the solution, not of the iterations: with the gradient d of the time s and the velocity w of
+    the pixel, dq = dq|_s + w (d dq|_s) / (1 - d w).
+    """
 
     def at(time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return _pixel(_to_camera(point, pose_at(shutter, time)), intrinsics, lens, camera, margin)
 
-    zero = torch.zeros_like(point[0])
-    u, v, at_start = at(zero)
-    end_u, end_v, at_end = at(zero + 1)
-    u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
-    seen = at_start
-    for _ in range(SHUTTER_STEPS):
-        u, v, seen = at(time_of(u, v, camera))
+    with torch.no_grad():
+        zero = torch.zeros_like(point[0])
+        u, v, at_start = at(zero)
+        end_u, end_v, at_end = at(zero + 1)
+        u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
+        for _ in range(SHUTTER_STEPS - 1):
+            u, v, _ = at(time_of(u, v, camera))
+        time = time_of(u, v, camera)
+    u, v, seen = at(time)
+    if u.requires_grad:
+        moving = time.clone().requires_grad_()
+        rate_u, rate_v = (torch.autograd.grad(at(moving)[k].sum(), moving)[0] for k in range(2))
+        change = _growth(u - u.detach(), v - v.detach(), camera) / (1 - _growth(rate_u, rate_v, camera))
+        u, v = u + rate_u * change, v + rate_v * change
     return u, v, seen & (at_start | at_end)
+
+
+def _growth(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
+    """How much later a pixel is exposed that is farther by u, v."""
+    return time_of(u, v, camera) - time_of(torch.zeros_like(u), torch.zeros_like(v), camera)
 
 
 def time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:

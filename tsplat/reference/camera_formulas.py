@@ -284,19 +284,33 @@ def facing(quats: Tensor, directions: Tensor) -> Tensor:
 
 
 def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
-    """As :func:`pixels_of`, of points of the world, each at the time at which the shutter exposes its pixel."""
+    """As :func:`pixels_of`, of points of the world, each at the time at which the shutter exposes its pixel.
+
+    Differentiated by the implicit function theorem: one step of Newton's method for q = f(s(q)) at the solution.
+    """
     assert cameras.shutter is not None
     path = cameras.shutter[..., None, None, :]
 
     def at(time: Tensor) -> tuple[Tensor, Tensor]:
         return pixels_of(_move(points, *_pose(path, time)), cameras, settings, margin)
 
-    zero = torch.zeros_like(points[..., 0] * path[..., 0])
-    (pixels, at_start), (at_its_end, at_end) = at(zero), at(zero + 1)
-    pixels = torch.where(at_start[..., None], pixels, at_its_end)
-    valid = at_start
-    for _ in range(SHUTTER_STEPS):
-        pixels, valid = at(_time(pixels, settings))
+    with torch.no_grad():
+        zero = torch.zeros_like(points[..., 0] * path[..., 0])
+        (pixels, at_start), (at_its_end, at_end) = at(zero), at(zero + 1)
+        pixels = torch.where(at_start[..., None], pixels, at_its_end)
+        for _ in range(SHUTTER_STEPS - 1):
+            pixels, _ = at(_time(pixels, settings))
+        time = _time(pixels, settings)
+        of_time = torch.stack([_time(unit, settings) - _time(0 * unit, settings) for unit in torch.eye(2).to(pixels)])
+    pixels, valid = at(time)
+    if pixels.requires_grad:
+        time.requires_grad_()
+        moving, _ = at(time)
+        velocity = torch.stack(
+            [torch.autograd.grad(moving[..., k].sum(), time, retain_graph=True)[0] for k in range(2)], -1
+        )
+        inverse = torch.linalg.inv(torch.eye(2).to(pixels) - velocity[..., :, None] * of_time)
+        pixels = pixels.detach() + (inverse @ (pixels - pixels.detach())[..., None])[..., 0]
     return pixels, valid & (at_start | at_end)
 
 
