@@ -35,6 +35,14 @@ def number(text: str) -> float:
     return value
 
 
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = number(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return value
+
+
 def channel(text: str) -> float:
     """A number from 0 to 1."""
     value = number(text)

@@ -12,14 +12,18 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
+from .large_models import open_large, read_smaller, warn_user
 
 if TYPE_CHECKING:
     from ..scene import Camera, Gaussians
     from ..scene.capture.views import View
+    from ..scene.model_rows import Rows
     from ..viewing.viewer import ViewedModel
+    from .large_models import Task
 
 
 def demo(arguments: Namespace) -> int:
@@ -73,7 +77,9 @@ def render(arguments: Namespace) -> int:
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.outputs import check_output
     from ..viewing.run_cameras import find_background, find_cameras
+    from ..viewing.slabs import render_large_frames
     from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
+    from .large_models import FRAMING
 
     out, placing = arguments.out, ("eye", "look_at", "up")
     if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
@@ -96,12 +102,16 @@ def render(arguments: Namespace) -> int:
     start = time.perf_counter()
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
-    gaussians = drop_invalid(open_model_of(arguments), print)
+    large = open_large(arguments, "render")
+    gaussians = large.sample(FRAMING) if large is not None else drop_invalid(open_model_of(arguments), print)
     cameras = _cameras(arguments, gaussians)
     background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
-    with output_folder(out.parent):
-        gaussians, options = gaussians.to(device), _options(arguments, "show", "backend")
-        frames = render_frames(gaussians, cameras, background=background, on_map=on_map, **options)
+    with output_folder(out.parent), contextlib.nullcontext() if large is None else large:
+        options = {"background": background, "on_map": on_map, **_options(arguments, "show", "backend")}
+        if large is None:
+            frames = render_frames(gaussians.to(device), cameras, **options)
+        else:
+            frames = render_large_frames(large, cameras, out.parent, device=device, **options)
         if trajectory is None:
             write_png(out, next(frames))
         else:
@@ -137,7 +147,10 @@ def view(arguments: Namespace) -> int:
         path: str | os.PathLike[str], warn: Callable[[str], object], scene: str | None = None, **options: Any
     ) -> ViewedModel:
         views = _photographs(path, scene, warn)
-        return open_viewed(path, device, backend=arguments.backend, read_views=views, warn=warn, **options)
+        found = read_smaller(arguments, Path(path))
+        return open_viewed(
+            path, device, gaussians=found, backend=arguments.backend, read_views=views, warn=warn, **options
+        )
 
     # Beside runs, other models need no checkpoint.
     runs = [path for path in arguments.models if is_run(path)] or arguments.models
@@ -257,9 +270,18 @@ def info(arguments: Namespace) -> int:
     """``tsplat info``."""
     from ..scene import summarize
 
-    summary = summarize(open_model_of(arguments))
+    with open_rows_of(arguments, "info") as rows:
+        summary = summarize(rows)
     print(summary.json() if arguments.json else "\n".join(summary.lines()))
     return 0
+
+
+def open_rows_of(arguments: Namespace, task: Task) -> Rows:
+    """Opens the model of a command as rows: of a file if it is larger than memory, else of Gaussians."""
+    from ..scene.model_rows import as_rows
+
+    large = open_large(arguments, task)
+    return as_rows(open_model_of(arguments)) if large is None else large
 
 
 def open_model_of(arguments: Namespace) -> Gaussians:
@@ -267,10 +289,6 @@ def open_model_of(arguments: Namespace) -> Gaussians:
     from ..scene import open_model
 
     return open_model(arguments.model, warn=warn_user, **_options(arguments, "force", "checkpoint"))
-
-
-def warn_user(message: str) -> None:
-    print(f"tsplat: {message}", file=sys.stderr)
 
 
 def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:

@@ -3,52 +3,82 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
-from .commands import open_model_of, refuse, warn_user
+from .commands import open_model_of, open_rows_of, refuse
+from .large_models import warn_user
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..scene import Camera, Gaussians
     from ..scene.cropping import Box
+    from ..scene.model_rows import Rows
+    from .large_models import LargeEdit, Task
 
 MATRIX_BYTES_MAX = 1 << 16
+MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
 
 
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene.cropping import crop_gaussians, raise_if_empty
+    from ..scene.model_rows import gather
     from ..scene.rotation import rotate_upright
     from ..viewing.outputs import check_output
     from ..viewing.scene_pages import is_page
 
     if is_page(arguments.out):
+        refuse(arguments, ("memory",), "not for an output that ends in .html, which holds the whole model")
         return _export_page(arguments)
     why = f"only for an output that ends in .html, found {str(arguments.out)!r}"
     refuse(arguments, ("title", "view", "background"), why)
     check_output(arguments.out, arguments.model)
-    gaussians, box = open_model_of(arguments), _box(arguments)
-    if box is not None:
-        gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)
-    if arguments.up is not None:
-        gaussians = rotate_upright(gaussians, arguments.up)
-    _write(arguments, gaussians)
+    rows, box = open_rows_of(arguments, written_format(arguments)), _box(arguments)
+    with contextlib.ExitStack() as files:
+        rows = files.enter_context(rows)
+        if box is not None:
+            inside = (crop_gaussians(part, box) for part in rows.chunks())
+            rows = files.enter_context(gather(inside, rows, existing_folder(arguments.out)))
+            raise_if_empty(rows, box)
+        if arguments.up is not None:
+            rows = rows.map(lambda part: rotate_upright(part, arguments.up))
+        _write(arguments, rows)
     return 0
 
 
-def _write(arguments: Namespace, gaussians: Gaussians, start: float | None = None) -> None:
+def written_format(arguments: Namespace) -> Task:
+    """The format that a command writes, for what it needs."""
+    from ..scene.formats.models import STREAMED, format_of
+
+    found = format_of(arguments.out, arguments.format)
+    return found if found in STREAMED else "ply"  # type: ignore[return-value]
+
+
+def existing_folder(out: Path) -> Path:
+    """The closest folder above an output that exists."""
+    return next(folder for folder in out.absolute().parents if folder.is_dir())
+
+
+def _write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
     """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given."""
     from ..scene import write_model
     from ..scene.formats.image_sets import META
+    from ..scene.formats.models import format_of
     from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
+    from ..scene.model_rows import MemoryRows
 
     out = arguments.out
-    lost = write_model(out, gaussians, format=arguments.format)
-    n_invalid = int((~gaussians.valid).sum())
+    model = rows.gaussians if isinstance(rows, MemoryRows) else rows
+    lost = write_model(out, model, format=arguments.format)
+    # Other formats have no invalid Gaussians.
+    is_ply = format_of(out, arguments.format) == "ply"
+    n_invalid = sum(int((~part.valid).sum()) for part in rows.chunks()) if is_ply else 0
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
     losses = f"; losses: {'; '.join(lost)}" if lost else ""
     details = ""
@@ -60,7 +90,7 @@ def _write(arguments: Namespace, gaussians: Gaussians, start: float | None = Non
         else:
             size = sum(path.stat().st_size for path in files)
         details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
-    print(f"wrote {len(gaussians)} Gaussians{invalid} to {out}{details}{losses}")
+    print(f"wrote {len(rows)} Gaussians{invalid} to {out}{details}{losses}")
 
 
 def _export_page(arguments: Namespace) -> int:
@@ -106,7 +136,9 @@ class Operation(argparse.Action):
 
 def edit(arguments: Namespace) -> int:
     """``tsplat edit``."""
+    from ..scene.model_rows import as_rows
     from ..viewing.outputs import check_output
+    from .large_models import LargeEdit, open_large, raise_if_none_left
 
     start = time.perf_counter()
     operations = arguments.operations
@@ -116,16 +148,62 @@ def edit(arguments: Namespace) -> int:
         refuse(arguments, ("finetune", "cameras"), "only with --decimate")
     for path in (arguments.model, *(values for option, values in operations if option == "--merge")):
         check_output(arguments.out, path)
-    edited = _Edited(arguments)
-    for option, values in operations:
-        before = len(edited.gaussians)
-        edited.apply(option, values)
-        if (after := len(edited.gaussians)) == 0:
-            raise ArgumentError(f"{option}: leaves none of {before} Gaussians; choose other values")
-        if after != before:
-            print(f"{option}: {before} -> {after} Gaussians", flush=True)
-    _write(arguments, edited.gaussians, start)
+    decimates = any(option == "--decimate" for option, _ in operations)
+    large = open_large(arguments, "decimate" if decimates else written_format(arguments))
+    with contextlib.ExitStack() as files:
+        if large is not None:
+            edited_rows = LargeEdit(large, existing_folder(arguments.out))
+            files.callback(lambda: edited_rows.rows.close())
+            refuse(arguments, ("finetune", "cameras"), "not for a model larger than memory, which is not rendered")
+            for option, values in operations:
+                _edit_large(edited_rows, option, values, arguments)
+            _write(arguments, edited_rows.finish(), start)
+            return 0
+        edited = _Edited(arguments)
+        for option, values in operations:
+            before = len(edited.gaussians)
+            edited.apply(option, values)
+            raise_if_none_left(option, before, len(edited.gaussians))
+        _write(arguments, as_rows(edited.gaussians), start)
     return 0
+
+
+def _edit_large(edited: LargeEdit, option: str, values: Any, arguments: Namespace) -> None:
+    """Applies an operation to a model that is larger than memory."""
+    from ..scene import open_model
+    from ..scene.model_rows import as_rows
+    from .large_models import open_large
+
+    if option == "--max-isolation":
+        raise ArgumentError("--max-isolation: not for a model larger than memory; crop or decimate it first")
+    if option == "--decimate":
+        edited.decimate(values)
+    elif option == "--merge":
+        large = open_large(arguments, "ply", values)
+        model = open_model(values, force=arguments.force, warn=warn_user) if large is None else large
+        with as_rows(model) as other:
+            edited.merge(other, warn_user)
+    else:
+        edited.add(option, lambda part: edit_each(part, option, values))
+
+
+def edit_each(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
+    """Applies an operation that depends on no other Gaussian; see ``tsplat edit --help``."""
+    from .. import scene
+    from ..scene.cropping import crop_gaussians, crop_sphere
+
+    match option, values:
+        case "--crop", _:
+            return crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
+        case "--crop-sphere", (*center, radius):
+            return crop_sphere(gaussians, center, radius)
+        case "--min-opacity" | "--max-scale" | "--max-isolation", _:
+            return scene.prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
+        case "--drop-invalid", _:
+            return scene.prune_gaussians(gaussians, drop_invalid=True)
+        case "--sh-degree", _:
+            return scene.set_sh_degree(gaussians, values)
+    return scene.transform_gaussians(gaussians, _matrix(option, values))
 
 
 class _Edited:
@@ -141,28 +219,16 @@ class _Edited:
 
     def apply(self, option: str, values: Any) -> None:
         from .. import scene
-        from ..scene.cropping import crop_gaussians, crop_sphere
 
-        gaussians = self.gaussians
-        match option, values:
-            case "--crop", _:
-                self.gaussians = crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
-            case "--crop-sphere", (*center, radius):
-                self.gaussians = crop_sphere(gaussians, center, radius)
-            case "--min-opacity" | "--max-scale" | "--max-isolation", _:
-                self.gaussians = scene.prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
-            case "--drop-invalid", _:
-                self.gaussians = scene.prune_gaussians(gaussians, drop_invalid=True)
-            case "--sh-degree", _:
-                self.gaussians = scene.set_sh_degree(gaussians, values)
-            case "--merge", _:
-                other = scene.open_model(values, force=self.arguments.force, warn=warn_user)
-                self.gaussians = scene.merge_models([gaussians, other], warn=warn_user)
-            case "--decimate", _:
-                self._decimate(values)
-            case _:
-                matrix = _matrix(option, values)
-                self.gaussians, self.moved = scene.transform_gaussians(gaussians, matrix), matrix @ self.moved
+        if option == "--merge":
+            other = scene.open_model(values, force=self.arguments.force, warn=warn_user)
+            self.gaussians = scene.merge_models([self.gaussians, other], warn=warn_user)
+        elif option == "--decimate":
+            self._decimate(values)
+        else:
+            self.gaussians = edit_each(self.gaussians, option, values)
+            if option in MOVES:
+                self.moved = _matrix(option, values) @ self.moved
 
     def _decimate(self, amount: int | float) -> None:
         """Decimates to a count, or to a share if `amount` is a float."""

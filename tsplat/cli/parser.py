@@ -11,7 +11,20 @@ from typing import Any, NoReturn
 from .. import ArgumentError, __version__
 from ..support.suggestions import suggest, suggest_option
 from . import commands, model_commands
-from .argument_types import amount, channel, count, model_path, number, path, port, seed, size, small_seed, steps
+from .argument_types import (
+    amount,
+    channel,
+    count,
+    model_path,
+    number,
+    path,
+    port,
+    positive,
+    seed,
+    size,
+    small_seed,
+    steps,
+)
 from .completion import PrintCompletion
 from .doctor import doctor
 
@@ -158,6 +171,7 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser)
     add("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
     add("--force", action="store_true", help=FORCE)
+    _add_memory(parser)
     add("--address", default="127.0.0.1", metavar="IP", help="address to listen at (127.0.0.1)")
     add("--port", type=port, default=8080, metavar="N", help="port, or the next free one (8080)")
     add("--open", action="store_true", help="open the page in a web browser")
@@ -246,6 +260,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=model_path, metavar="MODEL", help=MODEL)
     _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help=FORCE)
+    _add_memory(parser)
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    help = "memory to use; a PLY that needs more is read part by part (what is free)"
+    parser.add_argument("--memory", type=positive, metavar="GB", help=help)
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:

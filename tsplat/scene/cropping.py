@@ -1,13 +1,15 @@
 """Cropping a model to a box or a sphere."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from typing import TypeVar
 
 import numpy as np
 
 from ..errors import ArgumentError
 from .gaussians import Gaussians
 
+Model = TypeVar("Model", bound=Sized)
 Corner = tuple[float, float, float]
 Box = tuple[Corner, Corner]
 """Two opposite corners of an axis-aligned box, world frame."""
@@ -45,12 +47,12 @@ def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) ->
     return gaussians.map(lambda tensor: tensor[inside])
 
 
-def raise_if_empty(gaussians: Gaussians, box: Box) -> Gaussians:
+def raise_if_empty(model: Model, box: Box) -> Model:
     """Returns what :func:`crop_gaussians` left of a model; raises ArgumentError if that is nothing."""
-    if len(gaussians) == 0:
+    if len(model) == 0:
         low, high = _sorted(box)
         raise ArgumentError(f"crop: no Gaussian has its center between {low} and {high}; choose another box")
-    return gaussians
+    return model
 
 
 def crop_option(box: Box) -> str:

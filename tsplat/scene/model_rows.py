@@ -238,13 +238,14 @@ def gather(parts: Iterable[Gaussians], like: Rows, folder: str | os.PathLike[str
     stored: StoredRows | None = None
     try:
         for part in parts:
-            stored = stored or StoredRows(MemoryRows(part).kind, folder)
+            if stored is None:
+                stored = StoredRows(MemoryRows(part).kind, folder)
             stored.append(part)
     except BaseException:
         if stored is not None:
             stored.close()
         raise
-    return stored or StoredRows(like.kind, folder)
+    return StoredRows(like.kind, folder) if stored is None else stored
 
 
 def codes_of(rows: Rows, place: Place, bounds: NDArray[np.float32]) -> NDArray[np.int64]:

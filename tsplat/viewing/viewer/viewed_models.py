@@ -119,6 +119,7 @@ def open_viewed(
     path: str | os.PathLike[str],
     device: torch.device,
     *,
+    gaussians: Gaussians | None = None,
     backend: Backend = "auto",
     force: bool = False,
     checkpoint: str | None = None,
@@ -129,6 +130,7 @@ def open_viewed(
 
     Args:
         device: Device to render on.
+        gaussians: Those of the model if they were read already.
         backend: As in :func:`tsplat.rasterization`.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
         read_views: Reads the photographs of a run by name, when they are needed.
@@ -147,7 +149,8 @@ def open_viewed(
         views = {view.name: view for view in (*capture.train, *capture.test)}
         background, remark = capture.background, " (scene)"
     else:
-        gaussians = open_model(path, force=force, checkpoint=checkpoint, warn=warn)
+        if gaussians is None:
+            gaussians = open_model(path, force=force, checkpoint=checkpoint, warn=warn)
         cameras = find_cameras(path)
         background = find_background(path) or (0.0, 0.0, 0.0)
     gaussians = drop_invalid(gaussians, lambda message: warn(f"{path}: {message}"))

@@ -1,0 +1,211 @@
+"""Commands on models that are larger than memory: how much they need, and what they do range by range."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from .. import ArgumentError
+
+if TYPE_CHECKING:
+    from ..scene import Gaussians
+    from ..scene.model_rows import Rows
+
+Task = Literal["info", "ply", "spz", "spz4", "sog", "streamed-sog", "decimate", "render", "view"]
+
+IN_MEMORY: dict[str, int] = {"decimate": 2500, "render": 1200, "view": 1200}
+"""Bytes of memory per Gaussian of a model in memory, for tasks that need more than :data:`IN_MEMORY_LEAST`."""
+IN_MEMORY_LEAST = 700
+
+FRAMING = 1 << 17
+"""Gaussians of a model larger than memory by which cameras are placed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a task needs range by range: bytes of memory in all and per Gaussian, bytes of disk per Gaussian, beside the
+    output, and seconds per million Gaussians, on one core. ``benchmarks/out_of_core.py`` measures them."""
+
+    memory: int
+    memory_each: int
+    disk_each: int
+    seconds: float
+
+
+COSTS: dict[Task, Cost] = {
+    "info": Cost(400 << 20, 24, 0, 1.0),
+    "ply": Cost(450 << 20, 1, 0, 1.5),
+    "spz": Cost(500 << 20, 40, 236, 8.0),
+    "spz4": Cost(500 << 20, 40, 236, 8.0),
+    "sog": Cost(1100 << 20, 40, 236, 10.0),
+    "streamed-sog": Cost(1300 << 20, 40, 590, 40.0),
+    "decimate": Cost(900 << 20, 40, 590, 30.0),
+    "render": Cost(900 << 20, 30, 236, 5.0),
+    "view": Cost(900 << 20, 40, 590, 30.0),
+}
+
+
+def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Rows | None:
+    """Opens the model of a command as rows if it does not fit into memory; None if it does, or cannot be read so.
+
+    Memory is ``--memory``, or what is free. Prints on stderr what is to be expected.
+
+    Raises:
+        FileError: Reading it range by range needs more, too; or as :func:`tsplat.scene.read_ply`.
+    """
+    from ..scene.formats.ply import open_ply_rows
+
+    path = arguments.model if path is None else path
+    limit = _limit(arguments)
+    if limit is None or not path.is_file() or path.suffix.lower() != ".ply":
+        return None
+    # Quickly: a file of that size cannot have more than a Gaussian per 11 floats.
+    if path.stat().st_size / 44 * max(IN_MEMORY.values()) <= limit:
+        return None
+    rows = open_ply_rows(path, warn=warn_user)
+    if rows is None:
+        return None
+    if IN_MEMORY.get(task, IN_MEMORY_LEAST) * len(rows) <= limit:
+        rows.close()
+        return None
+    try:
+        _tell(path, rows, task, limit)
+    except BaseException:
+        rows.close()
+        raise
+    return rows
+
+
+def warn_user(message: str) -> None:
+    print(f"tsplat: {message}", file=sys.stderr)
+
+
+def read_smaller(arguments: Namespace, path: Path) -> Gaussians | None:
+    """Reads a model for the viewer that does not fit into memory, merged until it does; None if it fits.
+
+    Raises as :func:`open_large`.
+    """
+    rows = open_large(arguments, "view", path)
+    if rows is None:
+        return None
+    limit = _limit(arguments)
+    assert limit is not None
+    edited = LargeEdit(rows, Path(tempfile.gettempdir()))
+    try:
+        edited.decimate(max(1, (limit - COSTS["view"].memory) // IN_MEMORY["view"]), "view")
+        return edited.rows.read(0, len(edited.rows))
+    finally:
+        edited.rows.close()
+
+
+def _limit(arguments: Namespace) -> int | None:
+    """The bytes of memory that a command may use; None if that is not known."""
+    from ..support.reading import available_bytes
+
+    return available_bytes() if arguments.memory is None else int(arguments.memory * 1e9)
+
+
+def _tell(path: Path, rows: Rows, task: Task, limit: int) -> None:
+    """Prints on stderr what a task is expected to need; raises FileError if that is more memory than `limit`."""
+    from ..scene import FileError
+
+    cost = COSTS[task]
+    memory, disk = cost.memory + cost.memory_each * len(rows), cost.disk_each * len(rows)
+    if memory > limit:
+        raise FileError(
+            f"{path}: {len(rows):,} Gaussians need about {memory / 1e9:.1f} GB of memory even if they are read part by "
+            f"part, {limit / 1e9:.1f} GB may be used; give more with --memory, or split the model with tsplat edit "
+            "--crop"
+        )
+    seconds = cost.seconds * len(rows) / 1e6
+    time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    on_disk = f", {disk / 1e9:.1f} GB of disk for temporary files" if disk else ""
+    print(
+        f"{path}: {len(rows):,} Gaussians, {path.stat().st_size / 1e9:.2f} GB, are read part by part: about "
+        f"{memory / 1e9:.1f} GB of memory{on_disk}, {time}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+class LargeEdit:
+    """Rows while they are edited. Operations on single Gaussians are applied together, when the result is needed.
+
+    Attributes:
+        rows: The rows before those operations.
+    """
+
+    def __init__(self, rows: Rows, folder: Path) -> None:
+        self.rows = rows
+        self._folder = folder
+        self._pending: list[tuple[str, Callable[[Gaussians], Gaussians]]] = []
+
+    def add(self, option: str, function: Callable[[Gaussians], Gaussians]) -> None:
+        """Adds an operation on single Gaussians."""
+        self._pending.append((option, function))
+
+    def finish(self) -> Rows:
+        """Applies the operations, and returns the rows. Raises ArgumentError if none are left."""
+        from ..scene.model_rows import gather
+
+        pending, self._pending = self._pending, []
+        if not pending:
+            return self.rows
+        counts = [0] * len(pending)
+
+        def edited() -> Iterable[Gaussians]:
+            for chunk in self.rows.chunks():
+                for i, (_, function) in enumerate(pending):
+                    chunk = function(chunk)
+                    counts[i] += len(chunk)
+                yield chunk
+
+        before = len(self.rows)
+        self._replace(gather(edited(), self.rows, self._folder))
+        for (option, _), count in zip(pending, counts):
+            raise_if_none_left(option, before, count)
+            before = count
+        return self.rows
+
+    def merge(self, other: Rows, warn: Callable[[str], object]) -> None:
+        """Adds the rows of another model."""
+        from ..scene import merge_models
+        from ..scene.model_rows import gather
+
+        first = self.finish()
+        empty = merge_models([first.read(0, 0), other.read(0, 0)], warn=warn)
+        parts = (merge_models([empty, part], warn=lambda _: None) for rows in (first, other) for part in rows.chunks())
+        before = len(first)
+        self._replace(gather(parts, first, self._folder))
+        raise_if_none_left("--merge", before, len(self.rows))
+
+    def decimate(self, amount: int | float, option: str = "--decimate") -> None:
+        """Decimates to a count, or to a share if `amount` is a float; `option` is for messages."""
+        from ..scene.editing.levels import decimate_rows
+        from ..scene.formats.quantization import valid_bounds
+        from ..support.progress import stage_display
+
+        before = len(self.finish())
+        self.add("without invalid values", lambda part: part.map(lambda tensor, valid=part.valid: tensor[valid]))  # type: ignore[misc]
+        rows = self.finish()
+        n = amount if isinstance(amount, int) else max(1, round(amount * before))
+        with stage_display() as show:
+            self.rows = decimate_rows(rows, n, valid_bounds(rows), self._folder, show)
+        raise_if_none_left(option, before, len(self.rows))
+
+    def _replace(self, rows: Rows) -> None:
+        self.rows.close()
+        self.rows = rows
+
+
+def raise_if_none_left(option: str, before: int, after: int) -> None:
+    """Prints the number of Gaussians before and after an operation; raises ArgumentError if none are left."""
+    if after == 0:
+        raise ArgumentError(f"{option}: leaves none of {before} Gaussians; choose other values")
+    if after != before:
+        print(f"{option}: {before} -> {after} Gaussians", flush=True)

@@ -1,0 +1,120 @@
+"""Rendering models larger than memory: the Gaussians that a camera sees, in slabs by depth if they are many."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..config import Backend
+from ..errors import UnsupportedError
+from ..rendering import render_views
+from ..scene.cameras import Camera
+from ..scene.capture.views import Color
+from ..scene.gaussians import PARAMETERS, Gaussians
+from ..scene.model_rows import Rows
+from .videos import OnMap, Show, render_frames
+
+SLAB = 1 << 20
+"""Gaussians that are rendered at a time."""
+
+OPAQUE = 1e-4
+"""Transmittance below which the rasterizer stops; what is behind it is not rendered."""
+
+
+@torch.no_grad()
+def render_large_frames(
+    rows: Rows,
+    cameras: Sequence[Camera],
+    folder: str | os.PathLike[str],
+    *,
+    device: torch.device,
+    show: Show = "rgb",
+    background: Color = (0.0, 0.0, 0.0),
+    backend: Backend = "auto",
+    on_map: OnMap | None = None,
+) -> Iterator[Tensor]:
+    """Renders one frame per camera as :func:`render_frames` does, of rows, lazily.
+
+    Each frame reads the rows to find those that the camera sees. Up to 1,048,576 of them are rendered as if the model
+    were in memory. More are sorted by depth and rendered in slabs, whose images are composited front to back; a pixel
+    differs from that of the whole model by less than the transmittance at which the rasterizer stops, 1e-4.
+
+    Args:
+        rows: The model. Invalid Gaussians are skipped.
+        folder: For temporary files.
+        device: Device to render on.
+
+    Raises:
+        UnsupportedError: More rows are seen, and depths, normals, alphas or maps are to be shown.
+        ArgumentError, BackendError, FileError: As :func:`render_frames`, and as :meth:`Rows.ordered`.
+    """
+    for i, camera in enumerate(cameras):
+        ids, depths = _seen(rows, camera, device, backend)
+        if len(ids) <= SLAB:
+            seen = _select(rows, ids).to(device)
+            write = None if on_map is None else lambda _, values, i=i: on_map(i, values)
+            yield from render_frames(seen, [camera], show=show, background=background, backend=backend, on_map=write)
+        elif show != "rgb" or on_map is not None:
+            raise UnsupportedError(
+                f"show: expected 'rgb', without maps, for a view of more than {SLAB:,} Gaussians of a model larger "
+                f"than memory, found {show!r} and {len(ids):,}; move the camera closer, or decimate the model first"
+            )
+        else:
+            yield _composite(rows, ids[np.argsort(depths, kind="stable")], camera, folder, device, background, backend)
+
+
+def _seen(rows: Rows, camera: Camera, device: torch.device, backend: Backend) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Returns the ids of the rows that a camera sees, in their order, and their depths."""
+    ids, depths = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+    for start, stop in rows.ranges():
+        chunk = rows.read(start, stop)
+        valid = chunk.valid.nonzero().squeeze(1)
+        # Without colors, which do not matter here.
+        plain = dataclasses.replace(chunk, shN=chunk.shN[:, :0]).map(lambda t, valid=valid: t[valid])  # type: ignore[misc]
+        _, _, meta = render_views(plain.to(device), [camera], backend=backend)
+        found = (meta["radii"][0] > 0).all(-1).nonzero().squeeze(1)
+        ids.append((valid[found.cpu()] + start).numpy())
+        depths.append(meta["depths"][0, found].cpu().numpy())
+    return np.concatenate(ids), np.concatenate(depths)
+
+
+def _select(rows: Rows, ids: NDArray[np.int64]) -> Gaussians:
+    """Returns the Gaussians of increasing ids."""
+    parts = [rows.read(0, 0)]
+    for start, stop in rows.ranges():
+        first, last = np.searchsorted(ids, (start, stop))
+        if last > first:
+            own = torch.from_numpy(ids[first:last] - start)
+            parts.append(rows.read(start, stop).map(lambda tensor, own=own: tensor[own]))  # type: ignore[misc]
+    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PARAMETERS}
+    return dataclasses.replace(parts[0], **tensors)
+
+
+def _composite(
+    rows: Rows,
+    order: NDArray[np.int64],
+    camera: Camera,
+    folder: str | os.PathLike[str],
+    device: torch.device,
+    background: Color,
+    backend: Backend,
+) -> Tensor:
+    """Renders the rows of ids in the order of their depth, slab by slab. [H, W, 3] in [0, 1]"""
+    image = torch.zeros(camera.height, camera.width, 3, device=device)
+    transmittance = torch.ones(camera.height, camera.width, 1, device=device)
+    with rows.ordered(order, folder) as ordered:
+        for start in range(0, len(ordered), SLAB):
+            slab = ordered.read(start, min(start + SLAB, len(ordered)))
+            colors, alphas, _ = render_views(slab.to(device), [camera], backend=backend)
+            image += transmittance * colors[0]
+            transmittance *= 1 - alphas[0]
+            if float(transmittance.max()) < OPAQUE:
+                break
+    return (image + transmittance * torch.tensor(background, device=device)).clamp(0, 1)
