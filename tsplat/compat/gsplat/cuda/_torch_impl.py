@@ -8,7 +8,7 @@ from .... import quat_scale_to_covar_preci as _quat_scale_to_covar_preci
 from .... import spherical_harmonics as _spherical_harmonics
 from ....arguments import check_size
 from ....config import SH_DEGREE_MAX, CameraModel
-from .._rotations import normalized_quat_to_rotmat
+from ..utils import normalized_quat_to_rotmat
 from ._cameras import fisheye_proj as _fisheye_proj
 from ._cameras import ortho_proj as _ortho_proj
 from ._cameras import persp_proj as _persp_proj

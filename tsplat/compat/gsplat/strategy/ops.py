@@ -11,7 +11,7 @@ from ....strategies.operations import (
 )
 from ....strategies.random_numbers import _multinomial_sample
 from ....strategies.rows import _update_param_with_optimizer
-from .._rotations import normalized_quat_to_rotmat
+from ..utils import normalized_quat_to_rotmat
 
 __all__ = [
     "_multinomial_sample",
