@@ -25,6 +25,7 @@ from .stages.compilation import eager, traceable
 from .stages.compositing import composite
 from .stages.eval3d import composite_along_rays, with_world_shapes
 from .stages.exchange import exchange, gather_cameras
+from .stages.inputs import find_harmonics
 from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of
 from .stages.meta import IN_GRAPHS, Rendering, describe_reference, describe_render
@@ -47,11 +48,14 @@ def render(request: Request) -> Rendering:
     with full_precision(request.device):
         cameras = gather_cameras(request.ranks, request.cameras, request.device)
         gaussians, cameras, centers = request.prepare(cameras)
-        projected = project(gaussians, cameras, settings.projection, request.batch)
+        # Evaluation in 3D adds to the gradients of means, too: separate, the order of that sum is that of the stages.
+        first = request.colors if options.renders_color and not options.with_eval3d else None
+        harmonics = find_harmonics(first, centers, len(request.batch), options.sh_degree)
+        projected, shaded = project(gaussians, cameras, settings.projection, request.batch, harmonics)
         if request.sparse_gradients is not None:
             request.sparse_gradients.set_visible(projected)
-        features = Features(None, None)
-        if options.renders_color:
+        features = Features(shaded, None)
+        if options.renders_color and shaded is None:
             features = shade(gaussians.means, request.colors, centers, projected, options.sh_degree, options.backend)
         if request.extra_signals is not None:
             degree = options.extra_signals_sh_degree

@@ -99,3 +99,15 @@ def test_colors_are_shifted_and_clamped_as_pytorch_does(backend):
     gradients = [leaf.grad.view(torch.int32) for leaf in leaves]
     assert torch.equal(*gradients)
     assert (leaves[1].grad[0, 0, 0] != 0).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["means", "opacities", "colors", "viewmats"])
+def test_gradient_of_one_input_does_not_depend_on_what_else_has_one(backend, name):
+    scene = scenes.make(scenes.Structure(n=6, sh_degree=2, width=9, height=9))
+    found = []
+    for names in ((name,), ("means", "quats", "scales", "opacities", "colors", "viewmats")):
+        leaves = {n: scene[n].clone().requires_grad_() for n in names}
+        image, _, _ = tsplat.rasterization(**scene | leaves, backend=backend)
+        found.append(torch.autograd.grad(image, leaves[name], scenes.random_like((image,), 0))[0])
+    assert torch.equal(*found)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_devices, check_no_grad, check_tensor
+from ..arguments import check_devices, check_no_grad, check_tensor, is_per_camera
 from ..config import CameraField
 from ..data import Cameras
 from ..errors import ArgumentError
@@ -101,3 +101,29 @@ def contiguous(bundle: Bundle) -> Bundle:
     """Returns a bundle of contiguous tensors."""
     made: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
     return made
+
+
+class Harmonics(NamedTuple):
+    """Spherical harmonics that a projection evaluates, shifted by 0.5 and clamped to at least 0.
+
+    Attributes:
+        degree: The degree in use.
+        centers, coeffs: [B, C, 3] camera centers; [..., N, K, 3] coefficients of any float dtype. Contiguous, or None.
+    """
+
+    degree: int
+    centers: Tensor | None
+    coeffs: Tensor | None
+
+
+NO_HARMONICS = Harmonics(0, None, None)
+
+
+def find_harmonics(
+    colors: Tensor | None, centers: Tensor | None, n_batch_dims: int, sh_degree: int | None
+) -> Harmonics:
+    """The coefficients that a projection can evaluate: of three channels, the same for all cameras."""
+    if colors is None or sh_degree is None or colors.shape[-1] != 3 or is_per_camera(colors, sh_degree, n_batch_dims):
+        return NO_HARMONICS
+    assert centers is not None
+    return Harmonics(sh_degree, centers.contiguous(), colors.contiguous())

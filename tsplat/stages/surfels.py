@@ -106,7 +106,7 @@ def fully_fused_projection_2dgs(
         camera, radius_clip=radius_clip, packed=packed, numerics=preset, backend=backend, surfels=True
     )
     gaussians = in_dtype(Gaussians3D(means, quats, scales, None, None), dtype)
-    projected = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
+    projected, _ = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
     if sparse_gradients is not None:
         sparse_gradients.set_visible(projected)
     transforms = projected.conics.view(-1, 3, 3)
