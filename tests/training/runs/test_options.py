@@ -49,7 +49,7 @@ def test_runs_without_a_gpu_have_fewer_steps_and_a_note(monkeypatch, tmp_path):
     on_cpu = [*words, "--device=cpu"]
     assert parse(on_cpu).steps == CPU_STEPS
     assert note_steps(on_cpu) == (
-        "note: 1,500 steps, as there is no GPU; more: --steps 7000, or --minutes M for all that fit"
+        "note: without a GPU, training takes 1,500 steps; to train longer, use --steps 7000 or --minutes M"
     )
     (tmp_path / "config.json").write_text(json.dumps(to_json(preset(steps=9))))
     for other in (["--steps", "1500"], ["--minutes", "1"], ["--config", str(tmp_path / "config.json")]):

@@ -119,8 +119,10 @@ def note_steps(arguments: Sequence[str]) -> str | None:
     given = (known.steps, known.config, known.minutes, known.resume)
     if any(value is not None for value in given) or default_steps(known.device) != CPU_STEPS:
         return None
-    more = f"--steps {RunConfig.steps}, or --minutes M for all that fit"
-    return f"note: {CPU_STEPS:,} steps, as there is no GPU; more: {more}"
+    return (
+        f"note: without a GPU, training takes {CPU_STEPS:,} steps; to train longer, use --steps {RunConfig.steps} or "
+        "--minutes M"
+    )
 
 
 def _first_pass(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
