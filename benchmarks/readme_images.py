@@ -5,7 +5,6 @@ with the trained model.
 """
 
 import argparse
-import dataclasses
 import time
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gau
 
     The times between images grow, as a scene changes most at first.
     """
-    config = dataclasses.replace(preset(steps=steps), max_gaussians=60_000, max_elongation=3.0)
+    config = preset(steps=steps)
     trainer = Trainer(initial_gaussians(config, capture), capture.train, config)
     moments = (np.linspace(0, 1, len(cameras)) ** 3 * steps).round()
     images = []

@@ -347,18 +347,20 @@ def test_regularization_adds_gradients_of_mean_opacity_and_mean_scale(noisy, ada
 
 
 @pytest.mark.parametrize("primitive", ["3dgs", "2dgs"])
-def test_axes_are_limited_by_the_second_longest(noisy, primitive):
+def test_axes_that_few_views_see_are_limited_by_the_second_longest(noisy, primitive):
     initial, views = noisy
     initial = dataclasses.replace(initial, log_scales=initial.log_scales + torch.tensor([[0.0, 3.0, -1.0]]))
     initial = initial if primitive == "3dgs" else initial.as_surfels()
     found = []
-    for limit in (0.0, 4.0):
-        trainer = Trainer(initial, views, Config(steps=3, scales_rate=0.02, max_elongation=limit))
+    for limit, repetitions in ((0.0, 1), (4.0, 1), (4.0, 100)):
+        config = Config(steps=3, scales_rate=0.02, max_elongation=limit)
+        trainer = Trainer(initial, [*views] * repetitions, config)
         trainer.advance()
         axes = trainer.gaussians.scales[:, : initial.n_scales].sort(1).values
         found.append(axes[:, -1] / axes[:, -2])
     assert (found[0] > 10).all()
     assert found[1].tolist() == pytest.approx([4.0] * len(initial), rel=1e-5)
+    assert (found[2] > 10).all()
 
 
 def test_views_per_step_averages_gradients(scene, adam_steps):

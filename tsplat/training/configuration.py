@@ -57,8 +57,8 @@ class Config:
             needed; a step that needs more is computed again. The result is the same. auto is on for GPUs.
         opacity_weight: Weight of the mean opacity in the loss.
         scale_weight: Weight of the mean scale in the loss.
-        max_elongation: Limit of the longest axis of a Gaussian, in units of its second, at least 1, against needles in
-            the background; 0 for none.
+        max_elongation: Limit of the longest axis of a Gaussian, in units of its second, at least 1, where its standard
+            deviation is longer than n² / 2,000 of the image of the n training views that see it; 0 for none.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
             sparse points, and that of `depth_prior`, in units of the scene's extent.
         normal_weight: Weight, in the loss, of the mean difference between normals and those of `normal_prior`; of 2D

@@ -15,6 +15,7 @@ from ..scene.cameras import Camera
 from ..scene.capture.views import View
 from ..scene.gaussians import FLAT, PARAMETERS, Gaussians
 from .configuration import Config
+from .needles import limits_needles, shorten_needles
 from .view_corrections import Lenses, identity_exposures, identity_motions, move_poses
 
 STRATEGY_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
@@ -81,10 +82,10 @@ class Parameters:
         for name, tensor in gaussians.tensors().items():
             self._add(STRATEGY_NAMES.get(name, name), tensor)
         self.gaussian_names = tuple(self.params)
-        cameras = [view.camera for view in views]
-        self.lenses = Lenses(cameras)
+        self._cameras = [view.camera for view in views]
+        self.lenses = Lenses(self._cameras)
         if config.pose_refinement:
-            rolls = any(camera.viewmat_end is not None for camera in cameras)
+            rolls = any(camera.viewmat_end is not None for camera in self._cameras)
             self._add("motions", identity_motions(len(views), gaussians.means, rolls=rolls))
         if config.lens_refinement:
             self._add("lenses", gaussians.means.new_zeros(len(self.lenses), 4))
@@ -110,14 +111,14 @@ class Parameters:
         return Gaussians(**tensors, **self._flags)
 
     @torch.no_grad()
-    def limit_shapes(self) -> None:
-        """Shortens the longest axes of needles by `max_elongation`, and keeps the third axes of 2D Gaussians flat."""
+    def limit_shapes(self, step: int) -> None:
+        """Shortens needles by `max_elongation` after some steps, and keeps the third axes of 2D Gaussians flat."""
         log_scales = self.params["scales"].detach()
         if self._flags["surfels"]:
             log_scales[:, 2] = FLAT
-        if self._config.max_elongation:
-            second = log_scales.sum(1) - log_scales.amax(1) - log_scales.amin(1)
-            log_scales.clamp_(max=second[:, None] + math.log(self._config.max_elongation))
+        limit = self._config.max_elongation
+        if limit and limits_needles(step, self._config.steps):
+            shorten_needles(log_scales, self.params["means"].detach(), self._cameras, limit)
 
     def for_strategy(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
         """The Gaussians' parameters and their optimizers, as new dictionaries."""

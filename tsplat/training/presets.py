@@ -24,6 +24,9 @@ MAX_SIZE = 1600
 HURRY_STEPS = 1500
 """Length below which runs of the preset "standard" hurry: with higher rates."""
 
+MAX_ELONGATION = 3.0
+"""Limit of the preset "standard" to axes that are long in few views."""
+
 REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
 
@@ -104,6 +107,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         shN_rate=mcmc.shN_rate * shortness**0.5,
         rates_decay=0.05,
         gains=True,
+        max_elongation=MAX_ELONGATION,
     )
 
 

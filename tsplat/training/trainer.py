@@ -172,7 +172,7 @@ class Trainer:
             key = self._densification.key
             info = merge_info(metas, self._views[views[0]], loss_scale, config.views_per_step, gather, key)
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
-        self._parameters.limit_shapes()
+        self._parameters.limit_shapes(self.step)
         gaussians = self.gaussians
         mean_loss, mean_psnr = (self.ranks.all_reduce(figures) / config.views_per_step).unbind()
         if self.step % CHECK_INTERVAL == 0:

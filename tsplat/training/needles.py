@@ -1,0 +1,59 @@
+"""Needles: long, thin Gaussians that few views see, which fit these views and show from anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..scene.cameras import Camera
+
+LENGTH = 1 / 2000
+"""Standard deviation that is never too long, over the square of the number of views that see the Gaussian: a part of
+the longer side of the image of the nearest of them."""
+
+LIMITS = 60
+"""Number of times that a run shortens needles."""
+
+
+def limits_needles(step: int, steps: int) -> bool:
+    """Whether needles are shortened after a step, counted from 0, of a run."""
+    return (step + 1) % max(1, steps // LIMITS) == 0
+
+
+def shorten_needles(log_scales: Tensor, means: Tensor, cameras: Sequence[Camera], elongation: float) -> None:
+    """Shortens longest axes, in place, to `elongation` times the second or to :func:`harmless_lengths`, the longer one.
+
+    Args:
+        log_scales: [N, 3] logarithms of standard deviations, in world units.
+        means: [N, 3] centers, in the world frame.
+        cameras: Those of all training views.
+        elongation: At least 1.
+    """
+    second = log_scales.sum(1) - log_scales.amax(1) - log_scales.amin(1)
+    limits = second.exp() * elongation
+    rows = (log_scales.amax(1).exp() > limits).nonzero()[:, 0]
+    limits = torch.maximum(limits[rows], harmless_lengths(means[rows], cameras))
+    log_scales[rows] = torch.minimum(log_scales[rows], limits.log()[:, None])
+
+
+def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
+    """Returns the standard deviation up to which an axis is not too long, in world units, [N]; 0 where no view sees.
+
+    Centers [N, 3] are projected without the distortion of lenses, by the first pose of a rolling shutter.
+    """
+    counts, largest = torch.zeros_like(means[:, 0]), torch.full_like(means[:, 0], torch.inf)
+    for camera in cameras:
+        x, y, z = (means @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]).unbind(-1)
+        radius = torch.hypot(x, y).clamp_min(1e-9)
+        if camera.model == "fisheye":
+            depths = radius / torch.atan2(radius, z)
+        else:
+            depths = torch.ones_like(z) if camera.model == "ortho" else z
+        u, v = camera.K[0, 0] * x / depths + camera.K[0, 2], camera.K[1, 1] * y / depths + camera.K[1, 2]
+        sees = (depths > 0) & (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
+        lengths = max(camera.width, camera.height) / camera.K[0, 0] * depths
+        counts += sees
+        largest = torch.where(sees, torch.minimum(largest, lengths), largest)
+    return torch.where(counts > 0, LENGTH * counts.square() * largest, 0.0)
