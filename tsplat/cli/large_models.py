@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,9 @@ Task = Literal["info", "ply", "spz", "spz4", "sog", "streamed-sog", "decimate", 
 IN_MEMORY: dict[str, int] = {"decimate": 2500, "render": 1200, "view": 1200}
 """Bytes of memory per Gaussian of a model in memory, for tasks that need more than :data:`IN_MEMORY_LEAST`."""
 IN_MEMORY_LEAST = 700
+
+PASS_SECONDS = 10.0
+"""Time of a pass over all rows after which its progress is printed, without a terminal."""
 
 FRAMING = 1 << 17
 """Gaussians of a model larger than memory by which cameras are placed."""
@@ -97,10 +101,25 @@ def read_smaller(arguments: Namespace, path: Path) -> Gaussians | None:
     assert limit is not None
     edited = LargeEdit(rows, Path(tempfile.gettempdir()))
     try:
-        edited.decimate(max(1, (limit - COSTS["view"].memory) // IN_MEMORY["view"]), "view")
+        with show_passes(rows):
+            edited.decimate(max(1, (limit - COSTS["view"].memory) // IN_MEMORY["view"]), "view")
         return edited.rows.read(0, len(edited.rows))
     finally:
         edited.rows.close()
+
+
+@contextlib.contextmanager
+def show_passes(rows: Rows) -> Iterator[None]:
+    """Displays the progress of passes over rows that take long, unless they are in memory."""
+    from ..scene.model_rows import MemoryRows, Passes
+    from ..support.progress import stage_display
+
+    if isinstance(rows, MemoryRows):
+        yield
+        return
+    with stage_display(PASS_SECONDS) as show:
+        rows.passes = Passes(show)
+        yield
 
 
 def _limit(arguments: Namespace) -> int | None:
@@ -188,14 +207,13 @@ class LargeEdit:
         """Decimates to a count, or to a share if `amount` is a float; `option` is for messages."""
         from ..scene.editing.levels import decimate_rows
         from ..scene.formats.quantization import valid_bounds
-        from ..support.progress import stage_display
 
         before = len(self.finish())
-        self.add("without invalid values", lambda part: part.map(lambda tensor, valid=part.valid: tensor[valid]))  # type: ignore[misc]
+        if not all(bool(part.valid.all()) for part in self.rows.chunks()):
+            self.add("without invalid values", lambda part: part.map(lambda tensor, valid=part.valid: tensor[valid]))  # type: ignore[misc]
         rows = self.finish()
         n = amount if isinstance(amount, int) else max(1, round(amount * before))
-        with stage_display() as show:
-            self.rows = decimate_rows(rows, n, valid_bounds(rows), self._folder, show)
+        self.rows = decimate_rows(rows, n, valid_bounds(rows), self._folder)
         raise_if_none_left(option, before, len(self.rows))
 
     def _replace(self, rows: Rows) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
 from .commands import open_model_of, open_rows_of, refuse
-from .large_models import warn_user
+from .large_models import show_passes, warn_user
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,7 @@ def convert(arguments: Namespace) -> int:
     rows, box = open_rows_of(arguments, written_format(arguments)), _box(arguments)
     with contextlib.ExitStack() as files:
         rows = files.enter_context(rows)
+        files.enter_context(show_passes(rows))
         if box is not None:
             inside = (crop_gaussians(part, box) for part in rows.chunks())
             rows = files.enter_context(gather(inside, rows, existing_folder(arguments.out)))
@@ -155,6 +156,7 @@ def edit(arguments: Namespace) -> int:
             edited_rows = LargeEdit(large, existing_folder(arguments.out))
             files.callback(lambda: edited_rows.rows.close())
             refuse(arguments, ("finetune", "cameras"), "not for a model larger than memory, which is not rendered")
+            files.enter_context(show_passes(large))
             for option, values in operations:
                 _edit_large(edited_rows, option, values, arguments)
             _write(arguments, edited_rows.finish(), start)

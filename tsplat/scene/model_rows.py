@@ -48,12 +48,35 @@ class Kind:
         return dict(zip(PARAMETERS, [(3,), (3,), (4,), (), (1, 3), (n_coeffs, 3)], strict=True))
 
 
-class Rows:
-    """A model whose Gaussians are read by ranges, in float32 on the CPU. A context manager, which closes its files."""
+class Passes:
+    """Tells of each pass over rows, as "pass 3", how many are done; `show` is called with it, them, and all."""
 
-    def __init__(self, count: int, kind: Kind) -> None:
+    def __init__(self, show: Callable[[str, int, int], object]) -> None:
+        self._show = show
+        self._count = 0
+
+    def track(self, ranges: Iterable[tuple[int, int]], total: int) -> Iterator[tuple[int, int]]:
+        """Yields the ranges of a new pass."""
+        self._count += 1
+        label = f"pass {self._count}"
+        for start, stop in ranges:
+            yield start, stop
+            self._show(label, stop, total)
+
+
+class Rows:
+    """A model whose Gaussians are read by ranges, in float32 on the CPU. A context manager, which closes its files.
+
+    Attributes:
+        count: Number of rows.
+        kind: What the model is.
+        passes: Told of passes over these rows, and those that are made of them; None for nothing.
+    """
+
+    def __init__(self, count: int, kind: Kind, passes: Passes | None = None) -> None:
         self.count = count
         self.kind = kind
+        self.passes = passes
 
     def __len__(self) -> int:
         return self.count
@@ -78,10 +101,11 @@ class Rows:
         tensors: dict[str, Any] = self.columns(PARAMETERS, start, stop)
         return Gaussians(**tensors, antialiased=self.kind.antialiased, surfels=self.kind.surfels)
 
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        """Yields (start, stop) of the ranges that are read one after another."""
-        for start in range(0, len(self), CHUNK):
-            yield start, min(start + CHUNK, len(self))
+    def ranges(self, size: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yields (start, stop) of the ranges that are read one after another, of `size` or :data:`CHUNK` rows."""
+        size = size or CHUNK
+        ranges = ((start, min(start + size, len(self))) for start in range(0, len(self), size))
+        yield from ranges if self.passes is None else self.passes.track(ranges, len(self))
 
     def chunks(self) -> Iterator[Gaussians]:
         """Yields all Gaussians, range by range."""
@@ -111,7 +135,7 @@ class Rows:
         """
         places: NDArray[Any] = np.full(self.count, -1, np.int64 if self.count >= 1 << 31 else np.int32)
         places[order] = np.arange(len(order), dtype=places.dtype)
-        stored = StoredRows(self.kind, folder, len(order))
+        stored = StoredRows(self.kind, folder, len(order), self.passes)
         try:
             ends = np.arange(0, len(order), PART)
             for start, stop in self.ranges():
@@ -163,8 +187,10 @@ class StoredRows(Rows):
         FileError: The disk has too little free space for `count` rows.
     """
 
-    def __init__(self, kind: Kind, folder: str | os.PathLike[str], count: int = 0) -> None:
-        super().__init__(count, kind)
+    def __init__(
+        self, kind: Kind, folder: str | os.PathLike[str], count: int = 0, passes: Passes | None = None
+    ) -> None:
+        super().__init__(count, kind, passes)
         self._sizes = {name: 4 * int(np.prod(shape, dtype=np.int64)) for name, shape in kind.shapes.items()}
         needed, free = count * sum(self._sizes.values()), shutil.disk_usage(folder).free
         if needed > free:
@@ -216,7 +242,7 @@ class RangeOfRows(Rows):
 
 class _MappedRows(Rows):
     def __init__(self, rows: Rows, function: Callable[[Gaussians], Gaussians]) -> None:
-        super().__init__(rows.count, rows.kind)
+        super().__init__(rows.count, rows.kind, rows.passes)
         self._rows, self._function = rows, function
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
@@ -239,7 +265,7 @@ def gather(parts: Iterable[Gaussians], like: Rows, folder: str | os.PathLike[str
     try:
         for part in parts:
             if stored is None:
-                stored = StoredRows(MemoryRows(part).kind, folder)
+                stored = StoredRows(MemoryRows(part).kind, folder, 0, like.passes)
             stored.append(part)
     except BaseException:
         if stored is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -56,13 +56,7 @@ def detail_levels(
     return levels
 
 
-def decimate_rows(
-    rows: Rows,
-    n: int,
-    bounds: NDArray[np.float32],
-    folder: str | os.PathLike[str],
-    on_progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
-) -> Rows:
+def decimate_rows(rows: Rows, n: int, bounds: NDArray[np.float32], folder: str | os.PathLike[str]) -> Rows:
     """Returns `n` Gaussians, if there are as many, by :func:`merge_rows` in rounds that at most halve their number.
 
     Memory does not depend on the number of Gaussians, but for 16 bytes each. Unlike
@@ -72,18 +66,15 @@ def decimate_rows(
         rows: All valid, of 3D Gaussians.
         bounds: Those of the means, [2, 3].
         folder: For temporary files.
-        on_progress: Called with a stage, what is done, and the total.
 
     Raises:
         MissingExtraError: SciPy, which finds neighbors, is not installed.
     """
-    first = len(rows)
     while len(rows) > n:
         with morton_sorted(rows, lambda means: means, bounds, folder) as ordered:
             merged = merge_rows(ordered, max(n, len(rows) - len(rows) // 2), folder)
         rows.close()
         rows = merged
-        on_progress("merging", first - len(rows), first - n)
     return rows
 
 
@@ -97,8 +88,7 @@ def merge_rows(rows: Rows, n: int, folder: str | os.PathLike[str]) -> Rows:
 
     def merged() -> Iterator[Gaussians]:
         kept = 0
-        for start in range(0, len(rows), BLOCK):
-            stop = min(start + BLOCK, len(rows))
+        for start, stop in rows.ranges(BLOCK):
             block = _merge_weakest(rows.read(start, stop), n * stop // len(rows) - kept)
             kept += len(block)
             yield block
