@@ -22,10 +22,12 @@ import torch
 
 from tsplat.scene import Gaussians, write_ply
 from tsplat.scene.gaussians import PARAMETERS
-from tsplat.scene.model_rows import CHUNK, Kind, Rows
+from tsplat.scene.model_rows import Kind, Rows
 
 CELL, HALF = 10.0, 0.35
 """Distance of the houses, in world units, and half of their width in proportion to it."""
+
+SH0 = 0.28209479177387814
 
 COMMANDS = {
     "info": ["info", "{model}"],
@@ -40,7 +42,7 @@ COMMANDS = {
 
 
 class Town(Rows):
-    """Houses of random heights and colors on a plane; each range of :data:`CHUNK` rows is covered evenly."""
+    """Houses of random heights and colors on a plane. Each range of rows has some of all; its first row is its seed."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count, Kind(3))
@@ -69,7 +71,7 @@ class Town(Rows):
             "log_scales": math.log(0.05) + 0.5 * torch.randn(n, 3, generator=generator),
             "quats": torch.randn(n, 4, generator=generator),
             "opacity_logits": 2 + torch.randn(n, generator=generator),
-            "sh0": ((colors - 0.5) / 0.28209479177387814)[:, None],
+            "sh0": ((colors - 0.5) / SH0)[:, None],
             "shN": self.looks[x, z] + noise,
         }
         assert set(tensors) == set(PARAMETERS) and len(Gaussians(**tensors)) == n
@@ -108,5 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert CHUNK == 1 << 17
     main()

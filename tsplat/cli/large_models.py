@@ -21,7 +21,9 @@ Task = Literal["info", "ply", "spz", "spz4", "sog", "streamed-sog", "decimate", 
 
 IN_MEMORY: dict[str, int] = {"decimate": 2500, "render": 1200, "view": 1200}
 """Bytes of memory per Gaussian of a model in memory, for tasks that need more than :data:`IN_MEMORY_LEAST`."""
-IN_MEMORY_LEAST = 700
+IN_MEMORY_LEAST = 800
+LIBRARIES = 250 << 20
+"""Bytes of memory without a model."""
 
 PASS_SECONDS = 10.0
 """Time of a pass over all rows after which its progress is printed, without a terminal."""
@@ -44,13 +46,13 @@ class Cost:
 COSTS: dict[Task, Cost] = {
     "info": Cost(400 << 20, 24, 0, 1.0),
     "ply": Cost(450 << 20, 1, 0, 1.5),
-    "spz": Cost(500 << 20, 40, 236, 8.0),
-    "spz4": Cost(500 << 20, 40, 236, 8.0),
-    "sog": Cost(1100 << 20, 40, 236, 10.0),
+    "spz": Cost(600 << 20, 30, 236, 9.0),
+    "spz4": Cost(600 << 20, 30, 236, 9.0),
+    "sog": Cost(1100 << 20, 40, 236, 15.0),
     "streamed-sog": Cost(1300 << 20, 40, 590, 40.0),
-    "decimate": Cost(900 << 20, 40, 590, 30.0),
-    "render": Cost(900 << 20, 30, 236, 5.0),
-    "view": Cost(900 << 20, 40, 590, 30.0),
+    "decimate": Cost(650 << 20, 40, 590, 15.0),
+    "render": Cost(1150 << 20, 30, 236, 7.0),
+    "view": Cost(650 << 20, 40, 590, 15.0),
 }
 
 
@@ -68,13 +70,13 @@ def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Ro
     limit = _limit(arguments)
     if limit is None or not path.is_file() or path.suffix.lower() != ".ply":
         return None
-    # Quickly: a file of that size cannot have more than a Gaussian per 11 floats.
-    if path.stat().st_size / 44 * max(IN_MEMORY.values()) <= limit:
+    # Quickly: a Gaussian has at least 11 floats.
+    if LIBRARIES + path.stat().st_size / 44 * max(IN_MEMORY.values()) <= limit:
         return None
     rows = open_ply_rows(path, warn=warn_user)
     if rows is None:
         return None
-    if IN_MEMORY.get(task, IN_MEMORY_LEAST) * len(rows) <= limit:
+    if LIBRARIES + IN_MEMORY.get(task, IN_MEMORY_LEAST) * len(rows) <= limit:
         rows.close()
         return None
     try:
