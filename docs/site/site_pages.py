@@ -5,7 +5,7 @@
 - Relative links to files that are not pages, such as `../tsplat/data.py`, and links from the API reference to source
   code: pages that show these files.
 - `{drawing}`: a figure of `drawings.py`, in a light and a dark version.
-- `{command-help}`: the output of `tsplat COMMAND --help`.
+- `{command-help}`: the output of `tsplat COMMAND --help`, or `tsplat COMMAND PART --help`.
 - `{scene}`: the scene of `tsplat demo`, in a frame in which one can turn it. Left out if examples are not run.
 - Formulas become MathML, which browsers show without scripts.
 """
@@ -140,7 +140,7 @@ class Drawing(SphinxDirective):
 class CommandHelp(SphinxDirective):
     """What `tsplat COMMAND --help` prints."""
 
-    required_arguments = 1
+    required_arguments, optional_arguments = 1, 1
 
     def run(self):
         from tsplat.cli import main

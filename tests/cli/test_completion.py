@@ -48,6 +48,8 @@ def test_script_has_all_commands(capsys, shell):
         ("train --pre", {"--preset", "--precision"}),
         ("train --preset ", {"standard", "mcmc", "adaptive", "fixed"}),
         ("train sc", {"scene"}),
+        ("blocks ", {"plan", "train", "merge"}),
+        ("blocks merge plan --out a.spz --format c", {"compressed-ply"}),
         ("convert scene/m", {"scene/model.ply"}),
         ("export run --out a.spz --format c", {"compressed-ply"}),
     ],

@@ -49,8 +49,11 @@ def main(argv: list[str] | None = None) -> int:
         arguments.rest = rest
         # The output of these is their result, or an address; that of the others tells what is written to files.
         protect_output(full_disk=arguments.command not in ("info", "doctor", "view"))
-        if rest and arguments.command != "train":
-            parser.commands[arguments.command].error(f"unrecognized arguments: {' '.join(rest)}")
+        if rest and not getattr(arguments, "takes_options", False):
+            command = parser.commands[arguments.command]
+            command.commands.get(getattr(arguments, "part", ""), command).error(
+                f"unrecognized arguments: {' '.join(rest)}"
+            )
         with exit_on_signals():  # training handles signals itself
             status: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -224,25 +224,32 @@ def train(arguments: Namespace) -> int:
     from ..training.processes.launcher import ranks_and_gpus
     from ..training.runs.context import require_extras
     from ..training.runs.live_view import check_view
-    from ..training.runs.options import Resume, note_steps, parse, run_config, view_options
+    from ..training.runs.options import Resume, parse, run_config, view_options
 
     options = parse(arguments.rest)
     view = view_options(options)
     require_extras(None if isinstance(options, Resume) else options, view=view is not None)
     check_view(view, ranks_and_gpus(options.ranks, options.gpus)[0])
-    status = _launch(arguments.command_line, options.ranks, options.gpus)
+    status = launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
     if isinstance(options, Resume):
         names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes")
         resume(options.run, view=view, **_options(options, *names))
     else:
-        note = note_steps(arguments.rest)
-        if note and os.environ.get("RANK", "0") == "0":
-            print(note)
+        print_note(arguments.rest)
         config = run_config(options) if options.minutes is None else lambda n: run_config(parse(arguments.rest, n))
         run_train(config, options.out, minutes=options.minutes, stop_after=options.stop_after, view=view)
     return 0
+
+
+def print_note(words: Sequence[str]) -> None:
+    """Prints, on one rank, what to tell about the number of steps that `tsplat train` has with these arguments."""
+    from ..training.runs.options import note_steps
+
+    note = note_steps(words)
+    if note and os.environ.get("RANK", "0") == "0":
+        print(note)
 
 
 def evaluate(arguments: Namespace) -> int:
@@ -251,7 +258,7 @@ def evaluate(arguments: Namespace) -> int:
     from ..training.runs.context import require_extras
 
     require_extras(lpips=arguments.lpips)
-    status = _launch(arguments.command_line, arguments.ranks, "")
+    status = launch(arguments.command_line, arguments.ranks, "")
     if status is not None:
         return status
     evaluate_run(arguments.run_folder, **_options(arguments, "out", "scene", "lpips", "force", "checkpoint"))
@@ -303,10 +310,11 @@ def _options(arguments: object, *names: str) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
-def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
+def launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
     """Runs a command line as several ranks, and returns the exit status; None if this process is to run the command."""
     from ..training.processes.environment import is_launched
-    from ..training.processes.launcher import launch, ranks_and_gpus
+    from ..training.processes.launcher import launch as run_ranks
+    from ..training.processes.launcher import ranks_and_gpus
 
     ranks, chosen = (1, []) if is_launched() else ranks_and_gpus(ranks, gpus)
-    return launch(command_line, ranks, chosen) if ranks > 1 else None
+    return run_ranks(command_line, ranks, chosen) if ranks > 1 else None

@@ -49,7 +49,7 @@ def convert(arguments: Namespace) -> int:
             raise_if_empty(rows, box)
         if arguments.up is not None:
             rows = rows.map(lambda part: rotate_upright(part, arguments.up))
-        _write(arguments, rows)
+        write(arguments, rows)
     return 0
 
 
@@ -66,7 +66,7 @@ def existing_folder(out: Path) -> Path:
     return next(folder for folder in out.absolute().parents if folder.is_dir())
 
 
-def _write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
+def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
     """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given."""
     from ..scene import write_model
     from ..scene.formats.image_sets import META
@@ -159,14 +159,14 @@ def edit(arguments: Namespace) -> int:
             files.enter_context(show_passes(large))
             for option, values in operations:
                 _edit_large(edited_rows, option, values, arguments)
-            _write(arguments, edited_rows.finish(), start)
+            write(arguments, edited_rows.finish(), start)
             return 0
         edited = _Edited(arguments)
         for option, values in operations:
             before = len(edited.gaussians)
             edited.apply(option, values)
             raise_if_none_left(option, before, len(edited.gaussians))
-        _write(arguments, as_rows(edited.gaussians), start)
+        write(arguments, as_rows(edited.gaussians), start)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from .. import ArgumentError, __version__
 from ..support.suggestions import suggest, suggest_option
-from . import commands, model_commands
+from . import block_commands, commands, model_commands
 from .argument_types import (
     amount,
     channel,
@@ -89,6 +89,8 @@ def build_parser() -> Parser:
     train = command(
         "train", commands.train, "train on photographs with cameras, or resume a run", add_help=False, allow_abbrev=True
     )
+    train.set_defaults(takes_options=True)
+    _add_blocks(command("blocks", commands.train, "train a large scene in blocks, and merge them"))
     _add_eval(command("eval", commands.evaluate, "metrics and images of a run"))
     _add_report(command("report", commands.report, "write an HTML page about a run"))
     convert = command("convert", model_commands.convert, "convert a model to another format")
@@ -176,6 +178,40 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     add("--port", type=port, default=8080, metavar="N", help="port, or the next free one (8080)")
     add("--open", action="store_true", help="open the page in a web browser")
     _add_backend(parser)
+
+
+def _add_blocks(parser: Parser) -> None:
+    steps = parser.add_subparsers(dest="part", required=True, metavar="{plan,train,merge}")
+    parser.commands = steps.choices
+
+    def part(name: str, run: Callable[[argparse.Namespace], int], help: str, **settings: Any) -> Any:
+        added = steps.add_parser(name, help=help, description=help, allow_abbrev=False, **settings)
+        added.set_defaults(run=run)
+        return added.add_argument
+
+    add = part("plan", block_commands.plan, "divide a scene on the ground plane, and assign views to the blocks")
+    add("scene", type=path, metavar="SCENE", help="scene folder, as for tsplat train")
+    add("--out", type=path, required=True, metavar="PLAN", help="folder to create: plan.json, and the image plan.png")
+    number_of = steps.choices["plan"].add_mutually_exclusive_group(required=True)
+    number_of.add_argument("--blocks", **COUNT, help="number of blocks, with about equal numbers of points")
+    grid: dict[str, Any] = {"type": count, "nargs": 2, "metavar": ("COLUMNS", "ROWS")}
+    number_of.add_argument("--grid", **grid, help="numbers of columns and of rows in each")
+    margin = "by how much of its size a block is expanded on each side for training (0.2)"
+    add("--margin", type=number, default=0.2, metavar="F", help=margin)
+    share = "share of what a view shows from which it is assigned to a block, besides the one it shows most of (0.1)"
+    add("--min-share", type=number, default=0.1, metavar="F", help=share)
+
+    help = "train all blocks one after another, or those given; finished ones are skipped, stopped ones are resumed"
+    usage = "tsplat blocks train [-h] [--scene SCENE] PLAN [K ...] [OPTIONS of tsplat train]"
+    add = part("train", block_commands.train, help, usage=usage)
+    add("plan", type=path, metavar="PLAN", help="folder of the plan; indices of blocks and options may follow")
+    add("--scene", metavar="SCENE", help="scene folder, if it has moved since it was planned")
+    steps.choices["train"].set_defaults(takes_options=True)
+
+    add = part("merge", block_commands.merge, "write one model of what each block keeps inside of its borders")
+    add("plan", type=path, metavar="PLAN", help="folder of the plan, with all blocks trained")
+    add("--out", type=path, required=True, metavar="MODEL", help=f"output file, {ENDINGS}")
+    add("--format", choices=FORMATS, help="format of the output (that of its name)")
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:

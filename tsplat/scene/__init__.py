@@ -12,16 +12,21 @@
 from ..errors import FileError, MissingExtraError
 from .cameras import Camera, intrinsics, look_at, orbit, rasterization_arguments
 from .capture import (
+    Block,
+    BlockPlan,
     Capture,
     Color,
     Prepared,
     View,
     normalize_capture,
+    plan_blocks,
     prepare,
     procedural_capture,
     read_capture,
     read_colmap,
+    read_plan,
     read_transforms,
+    write_plan,
 )
 from .cropping import crop_gaussians, crop_sphere
 from .editing import decimate_gaussians, merge_models, prune_gaussians, set_sh_degree
@@ -56,6 +61,8 @@ from .summary import Summary, summarize
 
 __all__ = [
     "AlreadyActivatedError",
+    "Block",
+    "BlockPlan",
     "Camera",
     "Capture",
     "CheckpointError",
@@ -77,6 +84,7 @@ __all__ = [
     "normalize_capture",
     "open_model",
     "orbit",
+    "plan_blocks",
     "prepare",
     "procedural_capture",
     "prune_gaussians",
@@ -86,6 +94,7 @@ __all__ = [
     "read_gltf",
     "read_model",
     "read_orbit_limits",
+    "read_plan",
     "read_ply",
     "read_sog",
     "read_splat",
@@ -101,6 +110,7 @@ __all__ = [
     "write_compressed_ply",
     "write_gltf",
     "write_model",
+    "write_plan",
     "write_ply",
     "write_sog",
     "write_splat",

@@ -8,6 +8,7 @@ from .history import History
 from .losses import loss, psnr, ssim
 from .observers import DivergedError, Observer, Progress, RunStart
 from .presets import preset
+from .runs.blocks import BlockError, merge_blocks, train_blocks
 from .runs.demo import DemoSize, demo
 from .runs.fit import fit
 from .runs.live_view import LiveView, ViewOptions
@@ -16,6 +17,7 @@ from .runs.train import evaluate_run, resume, train
 from .trainer import Trainer, scene_extent
 
 __all__ = [
+    "BlockError",
     "Checkpoint",
     "CheckpointError",
     "Config",
@@ -37,6 +39,7 @@ __all__ = [
     "evaluate_run",
     "fit",
     "loss",
+    "merge_blocks",
     "preset",
     "psnr",
     "read_checkpoint",
@@ -46,5 +49,6 @@ __all__ = [
     "scene_extent",
     "ssim",
     "train",
+    "train_blocks",
     "write_checkpoint",
 ]

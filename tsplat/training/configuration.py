@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from typing import Any, Literal, get_args
 
 from ..arguments import check_choice, check_size, describe, to_float
@@ -149,6 +150,8 @@ class RunConfig(Config):
 
     Attributes:
         scene: Folder of photographs with cameras.
+        block: Train on one block of a plan that `tsplat blocks plan` has written: its folder and, after a colon, the
+            index of the block.
         primitive: 3D Gaussians, or 2D Gaussians, discs that lie on surfaces and have normals.
         downscale: Factor by which the photographs are made smaller.
         max_size: Without `downscale`, photographs are made smaller so that their longer side has at most this number of
@@ -177,6 +180,7 @@ class RunConfig(Config):
     """
 
     scene: str = ""
+    block: str = ""
     primitive: Primitive = "3dgs"
     downscale: int = 1
     max_size: int = 0
@@ -203,6 +207,10 @@ class RunConfig(Config):
         for name in ("downscale", "keep", *(key for key in ("test_every", "max_size") if getattr(self, key))):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         check_test_every(self.test_every)
+        if self.block and not re.fullmatch(r".+:[0-9]{1,9}", self.block, re.DOTALL):
+            raise ArgumentError(f"block: expected the folder of a plan, a colon and an index, found {self.block!r}")
+        if self.block and self.normalize:
+            raise ArgumentError("normalize: not with block, as plans of blocks are in the frame of the files")
         if self.sky and not 2 <= self.sky < self.max_gaussians:
             raise ArgumentError(
                 f"sky: expected 0, or 2 to {self.max_gaussians - 1}, fewer than max_gaussians, found {self.sky}"

@@ -185,6 +185,7 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> Options |
         ("out", described("RUN", "(required)"), ""),
         ("config", described("config.json", "(default: none)"), ""),
         ("gpus", described("0,1", "(default: as --device)"), ""),
+        ("block", described("PLAN:K", "(default: none)"), ""),
         ("depth_prior", described("DIR", "(default: none)"), ""),
         ("normal_prior", described("DIR", "(default: none)"), ""),
     ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...errors import FileError
 from ...scene.capture import read_capture
+from ...scene.capture.block_plans import read_plan, select_block
 from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture
 from ..configuration import RunConfig
@@ -31,8 +32,8 @@ Description = dict[str, Any]
 
 
 def with_absolute_scene(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the absolute paths of its scene and its priors."""
-    paths = {name: getattr(config, name) for name in ("scene", "depth_prior", "normal_prior")}
+    """Returns the configuration with the absolute paths of its scene, its plan of blocks and its priors."""
+    paths = {name: getattr(config, name) for name in ("scene", "block", "depth_prior", "normal_prior")}
     return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
 
@@ -43,6 +44,9 @@ def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, overri
     path that the user gave. Raises FileError if there is nothing at `override`; or, without it, neither at the absolute
     path of the scene nor at its path relative to the run.
     """
+    plan, _, block = config.block.rpartition(":")
+    if plan and not os.path.exists(plan):  # a block's run lies in the folder of its plan, and moves with it
+        config = dataclasses.replace(config, block=f"{folder.absolute().parent}:{block}")
     if override is not None:
         check_scene(override)
         return with_absolute_scene(dataclasses.replace(config, scene=override))
@@ -64,7 +68,7 @@ def check_scene(scene: str) -> None:
 
 def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capture:
     """Reads the scene of a run as it was read for training."""
-    return read_capture(
+    capture = read_capture(
         config.scene,
         downscale=config.downscale,
         test_every=config.test_every,
@@ -76,6 +80,8 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capt
         cameras=config.camera,
         max_size=config.max_size,
     )
+    plan, _, block = config.block.rpartition(":")
+    return select_block(capture, read_plan(plan), int(block), seed=config.seed) if plan else capture
 
 
 def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:

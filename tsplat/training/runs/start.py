@@ -96,10 +96,14 @@ def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) 
     exists = has_checkpoints(folder) and (folder / CONFIG).is_file()
     if not ranks.any([is_restarted()], device)[0] or not exists:
         return False
-    found = read_config(folder / CONFIG)
-    given = configure if isinstance(configure, RunConfig) else configure(found.steps)
-    filled = {name: getattr(found, name) for name in ("background", "views_per_step")}
-    return dataclasses.replace(with_absolute_scene(given), **filled) == found
+    return not changed_settings(configure, read_config(folder / CONFIG))
+
+
+def changed_settings(configure: RunConfig | Configure, found: RunConfig) -> list[str]:
+    """Names of the settings that differ from those of a run; not those that it found out by itself."""
+    given = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(found.steps))
+    names = {field.name for field in dataclasses.fields(found)} - {"background", "views_per_step"}
+    return sorted(name for name in names if getattr(given, name) != getattr(found, name))
 
 
 def check_minutes(minutes: float, config: RunConfig) -> None:

@@ -264,7 +264,8 @@ def evaluate_run(
         capture = read_run_capture(config, device)
         if not capture.test:
             raise ArgumentError(
-                f"{run}: was trained with test_every=0, so that there are no held-out views to evaluate"
+                f"{run}: there are no held-out views to evaluate; it was trained with test_every=0, or they show "
+                "other blocks"
             )
         change = difference(record, on_main(ranks, lambda: describe_capture(capture)), config.scene)
         if change:

@@ -1,0 +1,158 @@
+"""Training blocks one after another, after a kill as well, and merging them."""
+
+import dataclasses
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+
+from tests.support.captures import write_colmap
+from tests.support.forks import Forks
+from tsplat import ArgumentError
+from tsplat.scene import Camera, FileError, View, intrinsics, look_at, read_capture
+from tsplat.scene.capture.block_plans import plan_blocks, read_plan, write_plan
+from tsplat.training import BlockError, RunConfig, evaluate_run, merge_blocks, read_newest, resume, train, train_blocks
+from tsplat.training.configuration import to_json
+
+pytest.importorskip("safetensors")
+
+CONFIG = RunConfig(steps=6, save_every=2, sh_degree=0, test_every=3, device="cpu", backend="torch")
+KILLED = """
+import json, os, signal, sys
+from tsplat.training import Trainer, train_blocks
+from tsplat.training.configuration import from_json
+advance = Trainer.advance
+def killing(trainer):
+    if trainer.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advance(trainer)
+Trainer.advance = killing
+train_blocks(sys.argv[1], from_json(json.loads(sys.argv[2]), "test"), [1])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """Eight views of a strip of 60 points; half of them look at its left end."""
+    generator = torch.Generator().manual_seed(1)
+    points = (torch.rand(60, 3, generator=generator) - 0.5) * torch.tensor([8, 0.4, 3])
+    views = []
+    for i, x in enumerate((-3.0, 3.0, -2.0, 2.0, -2.5, 2.5, -1.8, 1.8)):
+        camera = Camera(look_at((x, -3.0, -1.0), (x, 0.0, 0.0)), intrinsics(24, 18, 50), 24, 18, name=f"{i}.png")
+        image = torch.randint(0, 255, (18, 24, 3), generator=generator, dtype=torch.uint8)
+        views.append(View(image, camera))
+    return write_colmap(tmp_path_factory.mktemp("town") / "scene", views, points)
+
+
+@pytest.fixture(scope="module")
+def trained(scene):
+    """A plan of two blocks, both trained."""
+    plan = scene.parent / "plan"
+    plan.mkdir()
+    write_plan(plan, plan_blocks(read_capture(scene), 2, scene=scene))
+    train_blocks(plan, CONFIG)
+    return plan
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "plan")
+
+
+def test_merged_model_has_what_each_block_keeps(trained, scene):
+    plan, merged = read_plan(trained), merge_blocks(trained)
+    total = 0
+    for k in range(2):
+        run = trained / f"block_{k}"
+        gaussians = read_newest(run)[1].gaussians
+        inside = plan.contains(k, gaussians.means)
+        own = plan.contains(k, merged.means)
+        assert 0 < int(inside.sum()) < len(gaussians)
+        assert torch.equal(merged.means[own], gaussians.means[inside])
+        assert torch.equal(merged.sh0[own], gaussians.sh0[inside])
+        total += int(inside.sum())
+        cameras = json.loads((run / "cameras.json").read_text())
+        names = {camera["img_name"] for camera in cameras}
+        assert names == set(plan.blocks[k].views)
+    assert len(merged) == total
+
+
+def test_a_block_is_a_run_like_others(trained, scene, tmp_path):
+    config = dataclasses.replace(CONFIG, scene=str(scene), block=f"{trained}:1")
+    train(config, tmp_path / "alone")
+    expected, found = (read_newest(run)[1].gaussians for run in (trained / "block_1", tmp_path / "alone"))
+    assert torch.equal(expected.means, found.means)
+    assert evaluate_run(trained / "block_1")["steps"] == 6
+
+
+def test_finished_blocks_are_skipped_and_stopped_ones_resumed(copy, scene, capsys):
+    before = {k: (copy / f"block_{k}" / "metrics.json").stat().st_mtime_ns for k in range(2)}
+    expected = read_newest(copy / "block_1")[1].gaussians
+    shutil.rmtree(copy / "block_1")
+    train_blocks(copy, CONFIG, [1], stop_after=3)
+    with pytest.raises(BlockError, match=r"1 of 2 blocks are not trained: 1 \(not finished\)"):
+        merge_blocks(copy)
+    capsys.readouterr()
+    train_blocks(copy, CONFIG)
+    output = capsys.readouterr().out
+    assert "block 0 of 2: finished before, skipped" in output and "resumed from step_00000003" in output
+    assert (copy / "block_0" / "metrics.json").stat().st_mtime_ns == before[0]
+    assert torch.equal(read_newest(copy / "block_1")[1].gaussians.means, expected.means)
+
+
+@pytest.mark.slow
+def test_killed_block_is_resumed_from_its_checkpoint(copy, capsys):
+    shutil.rmtree(copy / "block_1")
+    forks = Forks()
+    try:
+        killed = forks.run(KILLED, copy, json.dumps(to_json(CONFIG)))
+    finally:
+        forks.close()
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (copy / "block_1" / "metrics.json").exists()
+    train_blocks(copy, CONFIG, [1])
+    assert "resumed from step_00000004" in capsys.readouterr().out
+    assert len(merge_blocks(copy)) > 0
+
+
+def test_missing_blocks_are_named(copy):
+    for k, names in ((1, "1"), (0, r"0 \(not started\), 1")):
+        shutil.rmtree(copy / f"block_{k}")
+        with pytest.raises(BlockError, match=rf"not trained: {names} .*tsplat blocks train .*plan {k}") as error:
+            merge_blocks(copy)
+        assert error.value.blocks == tuple(range(k, 2))
+    assert isinstance(error.value, FileError)
+
+
+def test_other_settings_are_errors(copy):
+    with pytest.raises(ArgumentError, match=r"block_0: was started with other settings \(seed, sh0_rate\); use"):
+        train_blocks(copy, dataclasses.replace(CONFIG, seed=7, sh0_rate=1e-3))
+    with pytest.raises(ArgumentError, match="block: expected 0 to 1, the blocks of the plan, found 2"):
+        train_blocks(copy, CONFIG, [0, 2])
+    with pytest.raises(ArgumentError, match="config: expected settings or, with minutes"):
+        train_blocks(copy, CONFIG, minutes=1)
+    for changes, message in (
+        (dict(block="plan"), "block: expected the folder of a plan, a colon and an index, found 'plan'"),
+        (dict(block="plan:1", normalize=True), "normalize: not with block"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            RunConfig(**changes)
+
+
+def test_a_plan_that_has_moved_is_found_beside_the_run(copy, trained):
+    run = copy / "block_1"
+    config = json.loads((run / "config.json").read_text())
+    assert config["block"] == f"{trained}:1"
+    renamed = trained.rename(trained.with_name("gone"))
+    try:
+        assert resume(run, steps=8)["steps"] == 8
+    finally:
+        renamed.rename(trained)
+    assert json.loads((run / "config.json").read_text())["block"] == f"{copy}:1"

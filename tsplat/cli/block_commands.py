@@ -1,0 +1,95 @@
+"""``tsplat blocks``: commands that plan blocks of a scene, train them, and merge their models."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+
+from .. import ArgumentError
+from .commands import launch, print_note, warn_user
+from .model_commands import write
+
+
+def plan(arguments: Namespace) -> int:
+    """``tsplat blocks plan``."""
+    from ..scene import read_capture
+    from ..scene.capture.block_plans import PLAN, plan_blocks, write_plan
+    from ..scene.capture.block_plot import draw_plan
+    from ..support.extras import require
+    from ..support.files import output_folder
+    from ..support.progress import stage_display
+
+    require("PIL", "matplotlib", "rich")
+    with output_folder(arguments.out) as folder:
+        trained = sorted(path.name for path in folder.glob("block_*"))
+        if trained:
+            raise ArgumentError(f"{folder}: {trained[0]} belongs to the plan that is there; choose another folder")
+        with stage_display() as show:
+            # Distortion is ignored, and nothing is held out.
+            capture = read_capture(
+                arguments.scene, on_progress=lambda done, total: show("reading", done, total), cameras="native"
+            )
+        blocks = arguments.blocks if arguments.grid is None else tuple(arguments.grid)
+        options = dict(margin=arguments.margin, min_share=arguments.min_share, scene=arguments.scene.absolute())
+        found = plan_blocks(capture, blocks, **options)
+        draw_plan(folder / "plan.png", found, capture)
+        write_plan(folder, found)
+    print(f"{'block':>5} {'points':>10} {'views':>6}")
+    for k, block in enumerate(found.blocks):
+        print(f"{k:5} {block.n_points:10} {len(block.views):6}")
+    print(f"wrote {folder}: {PLAN}; plan.png shows the blocks, views and points from above")
+    return 0
+
+
+def train(arguments: Namespace) -> int:
+    """``tsplat blocks train``: indices of blocks, then options of ``tsplat train``."""
+    from ..scene.capture.block_plans import read_plan
+    from ..training import train_blocks
+    from ..training.runs.context import require_extras
+    from ..training.runs.options import Options, parse, run_config, view_options
+
+    rest = list(arguments.rest)
+    chosen = []
+    while rest and rest[0].isdecimal():
+        chosen.append(int(rest.pop(0)))
+    plan = read_plan(arguments.plan)
+    for k in chosen:
+        plan.check_block(k)
+
+    def parsed(steps: int | None = None) -> Options:
+        if {"--resume", "--out", "--block", "--view"} & {word.partition("=")[0] for word in rest}:
+            raise ArgumentError(
+                "--resume, --out, --block, --view: not with tsplat blocks train; to train one block by itself: tsplat "
+                f"train SCENE --block {arguments.plan}:K --out {arguments.plan}/block_K"
+            )
+        options = parse([arguments.scene or plan.scene, "--out", str(arguments.plan), *rest], steps)
+        assert isinstance(options, Options)
+        view_options(options)  # none without --view
+        return options
+
+    options = parsed()
+    require_extras(run_config(options))
+    status = launch(arguments.command_line, options.ranks, options.gpus)
+    if status is not None:
+        return status
+    print_note(rest)
+    config = run_config(options) if options.minutes is None else lambda n: run_config(parsed(n))
+    train_blocks(
+        arguments.plan,
+        config,
+        chosen or None,
+        minutes=options.minutes,
+        stop_after=options.stop_after,
+        scene=arguments.scene,
+    )
+    return 0
+
+
+def merge(arguments: Namespace) -> int:
+    """``tsplat blocks merge``."""
+    from ..scene.model_rows import as_rows
+    from ..training import merge_blocks
+
+    start = time.perf_counter()
+    write(arguments, as_rows(merge_blocks(arguments.plan, warn=warn_user)), start)
+    return 0

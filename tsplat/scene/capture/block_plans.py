@@ -1,0 +1,323 @@
+"""Plans of blocks: a capture that is too large for one run, divided into blocks that are trained one by one.
+
+The ground plane is divided into boxes of about equal numbers of points, the outermost of which have no outer border. A
+run of a block trains on the views that show enough of its box, and keeps what lies in it. As in VastGaussian (Lin et
+al., 2024), the box is expanded by a margin for training, and all that its views show around it is trained along, from
+fewer points, so that no Gaussians inside imitate what is outside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...arguments import check_size
+from ...errors import ArgumentError, FileError
+from ...support.files import write_json
+from ...support.reading import read_json
+from ..cameras import Camera
+from ..gaussians import Gaussians
+from .views import Capture
+
+FORMAT, VERSION, PLAN = "tsplat blocks", 1, "plan.json"
+
+POINTS_MOST = 200_000
+"""Number of points by which borders, and views of blocks, are found."""
+
+CELLS = 16
+"""Cells along the width of an image. Each shows what its nearest point belongs to."""
+
+EXTENT = 0.01
+"""Share of the points beyond either end of an axis that do not count for the sizes of outer blocks."""
+
+Corner = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A box on the ground plane, and who sees it.
+
+    Attributes:
+        low, high: Corners in the coordinates of :meth:`BlockPlan.ground`; `low` belongs to the box, `high` does not.
+            They are infinite where the block has no border.
+        views: Names of the views that show it, held-out ones as well.
+        n_points: Number of points in the box.
+    """
+
+    low: Corner
+    high: Corner
+    views: tuple[str, ...]
+    n_points: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPlan:
+    """A partition of a capture into blocks; every point of the ground plane lies in exactly one.
+
+    Attributes:
+        scene: The folder that the capture was read from.
+        axes: Three orthonormal vectors in the world frame of the files: two on the ground, and up.
+        extent: The corners of most points on the ground.
+        margin: By how much of its size a box is expanded on each side for training.
+        blocks: The blocks, column by column.
+    """
+
+    scene: str
+    axes: tuple[tuple[float, float, float], ...]
+    extent: tuple[Corner, Corner]
+    margin: float
+    blocks: tuple[Block, ...]
+
+    def ground(self, points: Tensor) -> Tensor:
+        """Coordinates on the ground of points [P, 3], world frame. [P, 2] fp64"""
+        return points.double() @ points.new_tensor(self.axes[:2], dtype=torch.float64).T
+
+    def contains(self, block: int, points: Tensor, *, expanded: bool = False) -> Tensor:
+        """Whether a block contains points [P, 3], world frame, with its margin if `expanded`. [P] bool"""
+        low, high = (torch.tensor(corner, dtype=torch.float64) for corner in self.box(block, expanded=expanded))
+        places = self.ground(points)
+        return ((places >= low.to(places)) & (places < high.to(places))).all(-1)
+
+    def box(self, block: int, *, expanded: bool = False, bounded: bool = False) -> tuple[Corner, Corner]:
+        """The corners of a block, with its margin if `expanded`; within the extent if `bounded`."""
+        low, high = self.blocks[block].low, self.blocks[block].high
+        ends = [(max(a, c), min(b, d)) for a, b, c, d in zip(low, high, *self.extent, strict=True)]
+        margins = [self.margin * max(end - start, 0.0) if expanded else 0.0 for start, end in ends]
+        if bounded:
+            low, high = (ends[0][0], ends[1][0]), (ends[0][1], ends[1][1])
+        return (low[0] - margins[0], low[1] - margins[1]), (high[0] + margins[0], high[1] + margins[1])
+
+    def check_block(self, block: int) -> int:
+        """Returns the index of a block; raises ArgumentError if there is none with it."""
+        if not 0 <= block < len(self.blocks):
+            raise ArgumentError(f"block: expected 0 to {len(self.blocks) - 1}, the blocks of the plan, found {block}")
+        return block
+
+
+def plan_blocks(
+    capture: Capture,
+    blocks: int | tuple[int, int],
+    *,
+    margin: float = 0.2,
+    min_share: float = 0.1,
+    scene: str | os.PathLike[str] = "",
+) -> BlockPlan:
+    """Divides a capture into blocks of about equal numbers of points, on the plane along which points are spread most.
+
+    A view is assigned to each block that covers a share of what it shows, and to the one that covers most. The image is
+    divided into cells, and each counts for the blocks in whose expanded box its nearest point lies. Distortion is
+    ignored.
+
+    Args:
+        capture: In the frame of the files, not normalized.
+        blocks: Number of blocks, or numbers of columns and rows.
+        margin: By how much of its size a box is expanded on each side for training.
+        min_share: Share from which a view is assigned to a block, above 0.
+        scene: Folder that the capture was read from.
+
+    Raises:
+        ArgumentError: A number is out of range, there are fewer points than blocks, or no view shows a block.
+    """
+    for value in (blocks,) if isinstance(blocks, int) else blocks:
+        check_size("blocks", value)
+    if not 0 <= margin < math.inf:
+        raise ArgumentError(f"margin: expected a number of at least 0, found {margin}")
+    if not 0 < min_share <= 1:
+        raise ArgumentError(f"min_share: expected a number above 0 and up to 1, found {min_share}")
+    views = (*capture.train, *capture.test)
+    points = capture.points[:: 1 + len(capture.points) // POINTS_MOST].double().cpu()
+    n = blocks if isinstance(blocks, int) else blocks[0] * blocks[1]
+    if len(points) < n:
+        raise ArgumentError(f"blocks: expected at most as many as points, found {n} and {len(points)} points")
+    axes = _ground_axes(points, [view.camera for view in views])
+    places = points @ axes[:2].T
+    ordered = places.sort(0).values
+    low, high = (ordered[round(q * (len(points) - 1))].tolist() for q in (EXTENT, 1 - EXTENT))
+    if isinstance(blocks, int):
+        aspect = (high[0] - low[0]) / max(high[1] - low[1], 1e-9)
+        columns = max(1, min(blocks, round(math.sqrt(blocks * aspect))))
+        rows = [blocks * (i + 1) // columns - blocks * i // columns for i in range(columns)]
+    else:
+        rows = [blocks[1]] * blocks[0]
+    boxes = []
+    for left, right, count in zip(*_cut(places[:, 0], rows), rows, strict=True):
+        column = places[(places[:, 0] >= left) & (places[:, 0] < right)]
+        boxes += [((left, down), (right, up)) for down, up in zip(*_cut(column[:, 1], [1] * count), strict=True)]
+    plan = BlockPlan(
+        scene=os.fspath(scene),
+        axes=tuple((x, y, z) for x, y, z in axes.tolist()),
+        extent=((low[0], low[1]), (high[0], high[1])),
+        margin=margin,
+        blocks=tuple(Block(*box, (), 0) for box in boxes),
+    )
+    return dataclasses.replace(plan, blocks=_assign(plan, capture, points, min_share))
+
+
+def _assign(plan: BlockPlan, capture: Capture, points: Tensor, min_share: float) -> tuple[Block, ...]:
+    """The blocks of a plan with the views that show them, and their numbers of points."""
+    indices = range(len(plan.blocks))
+    members = torch.stack([plan.contains(k, points, expanded=True) for k in indices])
+    views = (*capture.train, *capture.test)
+    shares = torch.stack([_shares(view.camera, points, members) for view in views])
+    assigned = (shares >= min_share) | ((shares == shares.amax(1, keepdim=True)) & (shares > 0))
+    found = []
+    for k in indices:
+        names = sorted(view.name for view, shown in zip(views, assigned[:, k].tolist(), strict=True) if shown)
+        if not names:
+            raise ArgumentError(f"blocks: no view shows block {k}; plan fewer blocks, or a smaller min_share")
+        n_points = int(plan.contains(k, capture.points).sum())
+        found.append(dataclasses.replace(plan.blocks[k], views=tuple(names), n_points=n_points))
+    return tuple(found)
+
+
+def _ground_axes(points: Tensor, cameras: Sequence[Camera]) -> Tensor:
+    """The plane along which points [P, 3] are spread most, as two rows, and up; the farthest tenth does not count."""
+    distances = (points - points.median(0).values).norm(dim=-1)
+    near = points[distances <= distances.sort().values[int(0.9 * (len(points) - 1))]]
+    centered = near - near.mean(0)
+    right, _, up = torch.linalg.eigh(centered.T @ centered).eigenvectors.T.flip(0)
+    # Cameras look down or straight ahead: up is opposite to their y axis, their z axis or both.
+    rotations = torch.stack([camera.viewmat[:3, :3].double().cpu() for camera in cameras])
+    up = up if float(rotations[:, 1:].sum((0, 1)) @ up) <= 0 else -up
+    right = right if float(right[right.abs().argmax()]) > 0 else -right
+    return torch.stack([right, up.cross(right, -1), up])
+
+
+def _cut(values: Tensor, shares: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Lower and upper borders of intervals that have these shares of values [P]; the outermost are infinite."""
+    ordered, total, borders = values.sort().values, sum(shares), []
+    for i in range(1, len(shares)):
+        place = min(max(1, len(ordered) * sum(shares[:i]) // total), len(ordered) - 1)
+        borders.append(float(ordered[place - 1 : place + 1].mean()))
+    return [-math.inf, *borders], [*borders, math.inf]
+
+
+def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
+    """Share of the cells of an image whose nearest point belongs to each block. [B]
+
+    Args:
+        points, members: [P, 3] fp64, world frame, and [B, P] bool, to which blocks they belong.
+    """
+    rows = max(1, round(CELLS * camera.height / camera.width))
+    visible, pixels, depths = _project(camera, points)
+    x, y = (pixels * pixels.new_tensor([CELLS / camera.width, rows / camera.height])).long().unbind(-1)
+    cells = y.clamp_max(rows - 1) * CELLS + x.clamp_max(CELLS - 1)
+    nearest = torch.full((CELLS * rows,), math.inf, dtype=depths.dtype).scatter_reduce(0, cells, depths, "amin")
+    shown = visible[depths == nearest[cells]]
+    return members[:, shown].double().mean(1) if len(shown) else members.new_zeros(len(members), dtype=torch.float64)
+
+
+def _project(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of the points [P, 3] in front of a camera and in its image, their pixels [Q, 2], and depths [Q]."""
+    viewmat, K = camera.viewmat.to(points), camera.K.to(points)
+    local = points @ viewmat[:3, :3].T + viewmat[:3, 3]
+    ahead = (local[:, 2] > 0).nonzero().squeeze(1)
+    planar, depths = local[ahead, :2] / local[ahead, 2:], local[ahead, 2]
+    if camera.model == "fisheye":
+        radii = planar.norm(dim=-1, keepdim=True)
+        planar = planar * (radii.atan() / radii.clamp_min(1e-12))
+    pixels = planar * K.diagonal()[:2] + K[:2, 2]
+    inside = ((pixels >= 0) & (pixels < pixels.new_tensor([camera.width, camera.height]))).all(-1)
+    return ahead[inside], pixels[inside], depths[inside]
+
+
+def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0) -> Capture:
+    """Returns the views and points that a block is trained on.
+
+    These are all points in its expanded box, and at most as many of those that its training views show around it, drawn
+    at random.
+
+    Args:
+        capture: The capture of the plan, in the frame of the files.
+        block: Index of the block.
+        seed: Random seed of the points around it.
+
+    Raises:
+        ArgumentError: There is no such block, or no view of it is one to train on.
+        FileError: The capture lacks a view of the plan.
+    """
+    names = set(plan.blocks[plan.check_block(block)].views)
+    missing = names.difference(view.name for view in (*capture.train, *capture.test))
+    if missing:
+        raise FileError(
+            f"{plan.scene}: {len(missing)} views of block {block} are not in the scene (first: {min(missing)}); plan "
+            "the blocks again"
+        )
+    train, test = (tuple(view for view in views if view.name in names) for views in (capture.train, capture.test))
+    if not train:
+        raise ArgumentError(f"block: all {len(test)} views of block {block} are held out; plan fewer blocks")
+    inside = plan.contains(block, capture.points, expanded=True)
+    seen = torch.zeros_like(inside)
+    for view in train:
+        seen[_project(view.camera, capture.points)[0]] = True
+    around = (seen & ~inside).nonzero().squeeze(1)
+    order = torch.randperm(len(around), generator=torch.Generator().manual_seed(seed)).to(around.device)
+    n_inside = int(inside.sum())
+    chosen = torch.cat([inside.nonzero().squeeze(1), around[order[:n_inside]]]).sort().values
+    note = (
+        f"block {block} of {len(plan.blocks)}: {len(names)} of {len(capture.train) + len(capture.test)} views; "
+        f"{n_inside} points in it and its margin, and {len(chosen) - n_inside} of {len(around)} that its views show "
+        "around it"
+    )
+    points, colors, notes = capture.points[chosen], capture.colors[chosen], (*capture.notes, note)
+    return dataclasses.replace(capture, train=train, test=test, points=points, colors=colors, notes=notes)
+
+
+def crop_to_block(gaussians: Gaussians, plan: BlockPlan, block: int) -> Gaussians:
+    """Returns the Gaussians whose centers lie in a block, without its margin; in the frame of the files."""
+    inside = plan.contains(block, gaussians.means)
+    return gaussians.map(lambda tensor: tensor[inside])
+
+
+def write_plan(folder: str | os.PathLike[str], plan: BlockPlan) -> None:
+    """Writes ``plan.json`` into a folder."""
+
+    def finite(corner: Corner) -> list[float | None]:
+        return [value if math.isfinite(value) else None for value in corner]
+
+    entries = [vars(block) | {"low": finite(block.low), "high": finite(block.high)} for block in plan.blocks]
+    write_json(Path(folder) / PLAN, {"format": FORMAT, "version": VERSION, **vars(plan), "blocks": entries})
+
+
+def read_plan(folder: str | os.PathLike[str]) -> BlockPlan:
+    """Reads the ``plan.json`` of a folder.
+
+    Raises:
+        FileError: There is none, it is damaged, or another version wrote it.
+    """
+    path = Path(folder) / PLAN
+    try:
+        values: Any = read_json(path)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror}); make it with tsplat blocks plan") from error
+    try:
+        if (found := (values["format"], values["version"])) != (FORMAT, VERSION):
+            raise FileError(f"{path}: expected {FORMAT!r} of version {VERSION}, found {found}; plan the blocks again")
+        blocks = [
+            Block(
+                _corner(b["low"], -math.inf), _corner(b["high"], math.inf), tuple(map(str, b["views"])), b["n_points"]
+            )
+            for b in values["blocks"]
+        ]
+        axes = tuple((float(x), float(y), float(z)) for x, y, z in values["axes"])
+        low, high = map(_corner, values["extent"])
+        if len(axes) != 3 or not blocks:
+            raise ValueError("expected three axes and at least one block")
+        return BlockPlan(str(values["scene"]), axes, (low, high), float(values["margin"]), tuple(blocks))
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path}: damaged ({type(error).__name__}: {error}); plan the blocks again") from error
+
+
+def _corner(values: Sequence[float | None], missing: float = math.nan) -> Corner:
+    """Two numbers of a file; None becomes `missing`."""
+    first, second = (missing if value is None else float(value) for value in values)
+    return first, second

@@ -1,0 +1,62 @@
+"""An image of a plan of blocks, seen from above."""
+
+import os
+from typing import Any
+
+import torch
+
+from ...support.extras import require
+from ...support.files import atomic_write
+from .block_plans import BlockPlan, Corner
+from .views import Capture
+
+POINTS_MOST = 30_000
+
+REACH = 0.04
+"""Length of the drawn viewing directions as a part of the extent."""
+
+
+def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -> None:
+    """Writes a PNG: points in their colors, cameras with their directions, borders of blocks, and in each its index,
+    and its numbers of points and views. Borders of the box that block 0 is trained on are dashed."""
+    require("matplotlib")
+    from matplotlib.figure import Figure
+
+    cameras = [view.camera for view in (*capture.train, *capture.test)]
+    chosen = slice(None, None, 1 + len(capture.points) // POINTS_MOST)
+    x, y = plan.ground(capture.points[chosen]).T.cpu()
+    centers = torch.stack([camera.position.cpu() for camera in cameras])
+    directions = plan.ground(torch.stack([camera.viewmat[2, :3].double().cpu() for camera in cameras]))
+    low, high = (torch.tensor(corner, dtype=torch.float64) for corner in plan.extent)
+    places, size = plan.ground(centers), float((high - low).max())
+    low, high = torch.minimum(low, places.amin(0)), torch.maximum(high, places.amax(0))
+
+    figure = Figure(figsize=(10, 10), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(x, y, s=3, c=capture.colors[chosen].cpu().clamp(0, 1).numpy(), linewidths=0, rasterized=True)
+    ends = places + REACH * size * directions
+    axes.plot(*(torch.stack([places[:, i], ends[:, i]]).numpy() for i in (0, 1)), color="#555", linewidth=0.8)
+    axes.scatter(places[:, 0], places[:, 1], s=14, c="#222")
+    edge: dict[str, Any] = dict(fill=False, edgecolor="#c0182b", linewidth=2)
+    for k, block in enumerate(plan.blocks):
+        (left, bottom), (right, top) = plan.box(k, bounded=True)
+        axes.add_patch(_rectangle((left, bottom), (right, top), **edge))
+        label = f"{k}\n{block.n_points:,} points\n{len(block.views)} views"
+        box = dict(facecolor="white", alpha=0.75, edgecolor="none", pad=3)
+        axes.text((left + right) / 2, (bottom + top) / 2, label, ha="center", va="center", fontsize=11, bbox=box)
+    axes.add_patch(_rectangle(*plan.box(0, expanded=True, bounded=True), **edge | dict(linestyle="--", linewidth=1.2)))
+    space = 0.05 * size
+    axes.set_xlim(float(low[0]) - space, float(high[0]) + space)
+    axes.set_ylim(float(low[1]) - space, float(high[1]) + space)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title(f"{len(plan.blocks)} blocks, {len(cameras)} views, {len(capture.points):,} points, from above")
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=100)
+
+
+def _rectangle(low: Corner, high: Corner, **style: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(low, high[0] - low[0], high[1] - low[1], **style)

@@ -1,0 +1,135 @@
+"""Training the blocks of a plan one after another, and merging what they keep; see docs/blocks.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import ArgumentError, FileError
+from ...scene.capture.block_plans import crop_to_block, read_plan
+from ...scene.editing.joining import merge_models
+from ...scene.formats.checkpoints import open_model
+from ...scene.formats.foreign import Warn
+from ...scene.gaussians import Gaussians
+from ...support.reading import read_json
+from ...viewing.run_cameras import CONFIG, METRICS
+from ..configuration import RunConfig, read_config
+from ..processes.group import join_ranks
+from .context import has_checkpoints, on_main
+from .start import Configure, changed_settings
+from .train import resume, train
+
+
+class BlockError(FileError):
+    """Blocks of a plan are not trained, or not to the end. ``blocks`` are their indices."""
+
+    def __init__(self, message: str, blocks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.blocks = tuple(blocks)
+
+
+def block_run(plan: str | os.PathLike[str], block: int) -> Path:
+    """The folder of the run of a block, in the folder of its plan."""
+    return Path(plan) / f"block_{block}"
+
+
+def train_blocks(
+    plan: str | os.PathLike[str],
+    config: RunConfig | Configure,
+    blocks: Sequence[int] | None = None,
+    *,
+    minutes: float | None = None,
+    stop_after: int | None = None,
+    scene: str | None = None,
+) -> None:
+    """Trains blocks one after another, each as a run of its own, in the folder of the plan.
+
+    Blocks that are finished are skipped, and runs that were stopped or killed are resumed from their newest checkpoint.
+
+    Args:
+        plan: Folder of a plan that ``tsplat blocks plan`` has written.
+        config: Settings of each run, or with `minutes` what returns them for a number of steps; the scene and the block
+            are filled in.
+        blocks: Indices of the blocks; None for all.
+        minutes, stop_after: As in :func:`train`, for each block.
+        scene: Where the scene is, if it has moved since it was planned.
+
+    Raises:
+        ArgumentError: There is no such block, or a run was started with other settings.
+        FileError: There is no plan.
+        Interrupted, BackendError, DivergedError, MissingExtraError: See :func:`train`.
+    """
+    if isinstance(config, RunConfig) != (minutes is None):
+        raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
+    found = read_plan(plan)
+    chosen = [found.check_block(k) for k in (range(len(found.blocks)) if blocks is None else blocks)]
+    for k in chosen:
+        run, block = block_run(plan, k), f"{os.path.abspath(plan)}:{k}"
+
+        def configure(steps: int, block: str = block) -> RunConfig:
+            given = config if isinstance(config, RunConfig) else config(steps)
+            return dataclasses.replace(given, scene=scene or found.scene, block=block)
+
+        _, _, ranks = join_ranks(configure(RunConfig.steps))
+        started, finished = on_main(ranks, lambda run=run: (_is_started(run), _is_finished(run)))  # type: ignore[misc]
+        if started:
+            changed = set(changed_settings(configure, read_config(run / CONFIG))) - {"scene", "block"}
+            if changed:
+                raise ArgumentError(
+                    f"{run}: was started with other settings ({', '.join(sorted(changed))}); use those of its "
+                    f"{CONFIG}, or move it away"
+                )
+        if ranks.is_main:
+            print(f"block {k} of {len(found.blocks)}: {'finished before, skipped' if finished else run}", flush=True)
+        if finished:
+            continue
+        if started:
+            resume(run, stop_after=stop_after, scene=scene)
+        else:
+            train(configure if minutes is not None else configure(0), run, minutes=minutes, stop_after=stop_after)
+
+
+def merge_blocks(plan: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
+    """Returns what the trained blocks of a plan keep, as one model in the frame of the files.
+
+    Each keeps the Gaussians whose centers lie in its box, without the margin. One block is in memory at a time, beside
+    what was kept.
+
+    Args:
+        plan: Folder of the plan.
+        warn: Called with a note about each damaged checkpoint that was skipped.
+
+    Raises:
+        BlockError: Blocks are not trained, or not to the end; names all of them.
+        FileError: There is no plan.
+        CheckpointError: A run has no valid checkpoint.
+    """
+    found = read_plan(plan)
+    missing = [k for k in range(len(found.blocks)) if not _is_finished(block_run(plan, k))]
+    if missing:
+        names = [f"{k} ({'not finished' if _is_started(block_run(plan, k)) else 'not started'})" for k in missing]
+        raise BlockError(
+            f"{plan}: {len(missing)} of {len(found.blocks)} blocks are not trained: {', '.join(names)}; to train them: "
+            f"tsplat blocks train {plan} {' '.join(map(str, missing))}",
+            missing,
+        )
+    kept = []
+    for k in range(len(found.blocks)):
+        # The rows that are kept are copies, so that those that are not can be freed.
+        kept.append(crop_to_block(open_model(block_run(plan, k), warn=warn), found, k))
+    return merge_models(kept, warn=warn)
+
+
+def _is_started(run: Path) -> bool:
+    return (run / CONFIG).is_file() or has_checkpoints(run)
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether the results of a run are those of its last step."""
+    if not ((run / CONFIG).is_file() and (run / METRICS).is_file()):
+        return False
+    steps: int = read_config(run / CONFIG).steps
+    return bool(read_json(run / METRICS).get("steps") == steps)
