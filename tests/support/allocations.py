@@ -4,9 +4,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+VIEWS = (torch.ops.aten.view.dtype, torch.ops.aten.view.default, torch.ops.aten.detach.default)
+
 
 class RowLimit(TorchDispatchMode):
-    """Raises if an operation inside the block returns a tensor one of whose dimensions is at least `n`."""
+    """Raises if an operation inside the block returns a tensor one of whose dimensions is at least `n`.
+
+    Tensors of bytes, such as files and states of generators, and views of them do not count.
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -14,8 +19,8 @@ class RowLimit(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, torch.Tensor) and tensor.dim() and not tensor.is_meta:
+        for tensor in () if function in VIEWS else tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.dtype != torch.uint8 and not tensor.is_meta:
                 self.largest = max(self.largest, *tensor.shape)
                 assert self.largest < self.n, f"{function}: {list(tensor.shape)}, a row for each of {self.n} Gaussians"
         return found

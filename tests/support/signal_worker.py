@@ -22,7 +22,7 @@ from tsplat.training.runs import train as runs
 
 STEPS, EVAL_EVERY, SAVE_EVERY = 24, 6, 9
 
-MOMENTS = {"step": (Trainer, "advance"), "render": (evaluation, "render"), "save": (run_checkpoints, "_write_files")}
+MOMENTS = {"step": (Trainer, "advance"), "render": (evaluation, "_render"), "save": (run_checkpoints, "_write_files")}
 """Functions during which the signal is sent."""
 
 

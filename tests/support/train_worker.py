@@ -7,6 +7,7 @@ Ranks are forked from one process, which has imported PyTorch for all of them.
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tsplat.scene import Gaussians, procedural_capture
+from tests.support.allocations import RowLimit
+from tsplat.scene import Gaussians, model_rows, procedural_capture, read_ply
 from tsplat.stages import capacity
 from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
@@ -93,8 +95,8 @@ def train(ranks, folder):
             initial = start(scene).as_surfels() if kind == "surfels" else start(scene)
             trainer = Trainer(initial, scene.train, config, ranks)
             counts = [trainer.advance().n_gaussians for _ in range(STEPS)]
-            gaussians = trainer.gather_gaussians()
-            psnr = evaluate(gaussians, scene.test, background=config.background).psnr
+            shared = dict(ranks=ranks, sharded=trainer.sharded)
+            psnr = evaluate(trainer.gaussians, scene.test, background=config.background, **shared).psnr
             results[f"{kind} {parallel}"] = {"counts": counts, "psnr": psnr, "own": len(trainer.gaussians)}
     # Only one rank has a view, and there is no regularization.
     config = RunConfig(steps=3, views_per_step=1, precision="fp16", parallel="replicate", strategy=DefaultStrategy())
@@ -130,7 +132,43 @@ def train_degree_zero(ranks, folder):
     trainer = Trainer(initial, scene.train, RunConfig(steps=4, sh_degree=0, strategy=strategy), ranks)
     for _ in range(4):
         trainer.advance()
-    return len(trainer.gather_gaussians())
+    return trainer.n_gaussians
+
+
+def close_capture():
+    """Views that show a part of a scene of 2,435 points each, of two sizes in turn, so that a call has one camera."""
+    scene = procedural_capture(40, 30, 4, 3, 4000, seed=3)
+
+    def close(i, view):
+        K = view.camera.K * torch.tensor([[4.0], [4], [1]])
+        camera = dataclasses.replace(view.camera, K=K, width=40 - i % 2)
+        return view.replaced(camera=camera, image=view.image[:, : 40 - i % 2])
+
+    parts = {name: tuple(itertools.starmap(close, enumerate(getattr(scene, name)))) for name in ("train", "test")}
+    return dataclasses.replace(scene, **parts)
+
+
+def run_within_shards(ranks, folder):
+    """Trains, resumes and evaluates runs of more Gaussians than points without a tensor with a row for each.
+
+    Returns the numbers of Gaussians that checkpoints and models have.
+    """
+    scene, counts = close_capture(), []
+    model_rows.CHUNK = 500
+    runs.read_run_capture = lambda config, device, *_: scene
+    for kind in ("default", "mcmc", "long-axis", "surfels"):
+        strategy = configuration(kind, "shard").strategy
+        strategy = dataclasses.replace(strategy, cap_max=9000, **({"prune_opa": 1e-4} if kind == "default" else {}))
+        config = dataclasses.replace(configuration(kind, "shard"), strategy=strategy, views_per_step=1, sky=2400)
+        config = dataclasses.replace(config, primitive="2dgs" if kind == "surfels" else "3dgs", steps=8, sh_degree=1)
+        run = folder / f"within_{kind}"
+        with RowLimit(len(scene.points) + 1):
+            runs.train(config, run, stop_after=6)
+            resume(run)
+            n = runs.evaluate_run(run)["num_gaussians"]
+        model = len(read_ply(run / "point_cloud.ply")) if ranks.is_main else 0
+        counts.append((n, max(ranks.all_gather_object(model))))
+    return counts
 
 
 class SlowClock:
@@ -235,7 +273,16 @@ def load(ranks, folder):
 
 
 JOBS = {
-    job.__name__: job for job in (train, train_with_capacity, train_degree_zero, train_timed_and_extended, save, load)
+    job.__name__: job
+    for job in (
+        train,
+        train_with_capacity,
+        train_degree_zero,
+        train_timed_and_extended,
+        run_within_shards,
+        save,
+        load,
+    )
 }
 
 

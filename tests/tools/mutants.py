@@ -1035,7 +1035,7 @@ MUTANTS = [
     ),
     *_in("strategies/sharding.py", STRATEGIES,
         ("<= left - before", "<= left", "equal keys of earlier ranks not counted"),
-        ("[range(*pair) for pair in pairwise(ends)]", "[range(first, end) for end in list(ends)[1:]]",
+        ("[range(*bounds) for bounds in pairwise(ends)]", "[range(first, end) for end in list(ends)[1:]]",
          "rows of a rank numbered as those of all before it"),
     ),
     *_in("strategies/relocation.py", STRATEGIES,

@@ -16,7 +16,7 @@ TIMEOUT = 600
 
 GROUPS = (
     "4:train,save,load",
-    "2:train,load,train_with_capacity,train_degree_zero,train_timed_and_extended",
+    "2:train,load,train_with_capacity,train_degree_zero,train_timed_and_extended,run_within_shards",
     "1:train,load,train_timed_and_extended",
     "3:load",
     "5:load",

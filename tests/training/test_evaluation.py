@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
-from tsplat.rendering import render
 from tsplat.training import Evaluation, Score, evaluate
-from tsplat.training.evaluation import finite_or_none
+from tsplat.training.evaluation import _render, finite_or_none
 
 
 def test_metrics_are_those_of_the_clamped_image(scene):
@@ -26,9 +25,9 @@ def test_first_image_is_not_measured_where_it_compiles(scene, monkeypatch):
 
     def slow_at_first(*arguments, **options):
         now[0] += next(times)
-        return render(*arguments, **options)
+        return _render(*arguments, **options)
 
-    monkeypatch.setattr("tsplat.training.evaluation.render", slow_at_first)
+    monkeypatch.setattr("tsplat.training.evaluation._render", slow_at_first)
     monkeypatch.setattr("tsplat.training.evaluation.time.perf_counter", lambda: now[0])
     assert [score.seconds for score in evaluate(gaussians, views[:2], warm_up=True)] == [1.0, 1.0]
 

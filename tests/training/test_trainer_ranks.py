@@ -60,6 +60,12 @@ def test_time_of_the_slowest_rank_counts_and_extended_runs_are_bit_exact(rank_re
         assert last == 40
 
 
+def test_no_rank_of_a_run_has_a_row_for_each_gaussian(rank_results):
+    for counts in rank_results.of("run_within_shards", 2):
+        for n, n_of_model in counts:
+            assert n == n_of_model > 2435
+
+
 def test_fp16_is_not_implemented_for_sharded_scenes():
     scene = capture()
     ranks = RankGroup()

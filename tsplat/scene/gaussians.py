@@ -179,7 +179,14 @@ class Gaussians:
 
     @classmethod
     def from_points(
-        cls, points: Tensor, colors: Tensor, sh_degree: int = 3, *, opacity: float = INITIAL_OPACITY, scale: float = 1.0
+        cls,
+        points: Tensor,
+        colors: Tensor,
+        sh_degree: int = 3,
+        *,
+        opacity: float = INITIAL_OPACITY,
+        scale: float = 1.0,
+        rows: slice = slice(None),
     ) -> "Gaussians":
         """Creates isotropic Gaussians at points, with the mean distance to the three nearest neighbors as their scale.
 
@@ -189,6 +196,7 @@ class Gaussians:
             sh_degree: Degree of the spherical harmonics, 0 to 4. Coefficients above degree 0 are zero.
             opacity: Opacity of every Gaussian, between 0 and 1.
             scale: Factor applied to the scales.
+            rows: Of which points to create Gaussians; the others are only neighbors.
 
         Raises:
             ArgumentError: A shape does not match, there are fewer than two points, a number is out of range, or points
@@ -210,9 +218,11 @@ class Gaussians:
             if not tensor.isfinite().all():
                 raise ArgumentError(f"{name}: expected finite values, found NaN or infinity; remove those points")
         means = points.float()
-        spacing = neighbor_distances(means).mean(-1).to(means)
+        spacing = neighbor_distances(means, rows).mean(-1).to(means)
         # Coincident points have zero spacing; a minimum of a millionth of the extent keeps the logarithm finite.
         spacing = spacing.clamp_min(1e-6 * max(float((means.amax(0) - means.amin(0)).max()), 1e-6))
+        means, colors = means[rows], colors[rows]
+        n = len(means)
         quats = means.new_zeros(n, 4)
         quats[:, 0] = 1
         return cls(
@@ -225,13 +235,16 @@ class Gaussians:
         )
 
 
-def neighbor_distances(points: Tensor) -> Tensor:
-    """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU."""
+def neighbor_distances(points: Tensor, rows: slice = slice(None)) -> Tensor:
+    """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU.
+
+    With `rows`, those of some points.
+    """
     require("scipy")
     from scipy.spatial import cKDTree
 
     array = points.detach().double().cpu().numpy()
-    distances, _ = cKDTree(array).query(array, k=min(NEIGHBORS + 1, len(array)))
+    distances, _ = cKDTree(array).query(array[rows], k=min(NEIGHBORS + 1, len(array)))
     return torch.from_numpy(distances[:, 1:])
 
 

@@ -52,17 +52,20 @@ def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[r
     """Returns a collective function that moves rows to other ranks.
 
     Of consecutively numbered rows, each rank has those of its range of `sources`, and gets those of its range of
-    `targets`. Rows that none gets come last.
+    `targets`, which are consecutive.
     """
     if ranks is None:
         return lambda rows: rows[: len(targets[0])]
     counts = [len(_common(sources[ranks.rank], target)) for target in targets]
     received = [len(_common(source, targets[ranks.rank])) for source in sources]
+    source = sources[ranks.rank]
+    first = min((found.start for target in targets if (found := _common(source, target))), default=source.start)
+    sent = slice(first - source.start, first - source.start + sum(counts))
 
     def move(rows: Tensor) -> Tensor:
         if not rows.shape[1:].numel():  # gloo cannot send rows without columns
             return rows.new_empty(sum(received), *rows.shape[1:])
-        return ranks.all_to_all(rows[: sum(counts)], counts, received)
+        return ranks.all_to_all(rows[sent], counts, received)
 
     return move
 
@@ -128,7 +131,7 @@ def reshard(params: Parameters, optimizers: Optimizers, state: State, order: Row
     blocks = [ranks.shard_rows(n_total, rank) for rank in range(ranks.world_size)]
     for part in range(order.n_parts):
         ends = accumulate((row[part] for row in table), initial=first)
-        sources = [range(*pair) for pair in pairwise(ends)]
+        sources = [range(*bounds) for bounds in pairwise(ends)]
         whole = range(first, sources[-1].stop)
         targets = [_common(range(block.start, block.stop), whole) for block in blocks]
         moves.append(route(ranks, sources, targets))

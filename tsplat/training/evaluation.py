@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 from ..arguments import check_choice
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
-from ..rendering import render
+from ..rendering import render_views
+from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
@@ -125,11 +126,12 @@ def evaluate(
     ranks: RankGroup | None = None,
     on_view: OnView | None = None,
     warm_up: bool = False,
+    sharded: bool = False,
 ) -> Evaluation:
     """Renders views with all degrees of spherical harmonics and compares them with their photographs.
 
     Args:
-        gaussians: All Gaussians.
+        gaussians: All Gaussians or, if `sharded`, this rank's.
         views: All views, on the Gaussians' device.
         background: RGB from 0 to 1.
         lpips: Network of the perceptual distance LPIPS (Zhang et al., 2018); None to leave it out.
@@ -137,6 +139,7 @@ def evaluate(
         ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
         warm_up: Render an image first that is not measured, so that compiling kernels is not part of any time.
+        sharded: Whether the Gaussians are sharded over the ranks, which then render together.
 
     Returns:
         The scores of all views, on every rank; those of other ranks' views without images.
@@ -147,20 +150,21 @@ def evaluate(
     """
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
+    options: dict[str, Any] = dict(background=background, backend=backend, group=ranks.group if sharded else None)
     scores = []
-    if warm_up and ranks.rank < len(views):
-        render(gaussians, views[ranks.rank].camera, background=background, backend=backend)
-    for first in range(0, len(views), ranks.world_size):
-        if on_view is not None:
-            on_view(first, len(views))
-        if first + ranks.rank >= len(views):
+    for index, is_own in _calls(views, ranks, sharded) if warm_up else ():
+        if index >= ranks.world_size:
             break
-        view = views[first + ranks.rank]
+        _render(gaussians, views[index].camera, is_own, options)
+    for index, is_own in _calls(views, ranks, sharded, on_view):
+        view = views[index]
         _synchronize(gaussians.means.device)
         start = time.perf_counter()
-        image = render(gaussians, view.camera, background=background, backend=backend).clamp(0, 1)
+        image = _render(gaussians, view.camera, is_own, options).clamp(0, 1)
         _synchronize(gaussians.means.device)
         seconds = time.perf_counter() - start
+        if not is_own:
+            continue
         if view.mask is not None:
             image = torch.where(view.mask[..., None], image, view.pixels)
         scores.append(
@@ -185,7 +189,13 @@ def evaluate(
 
 
 def fit_poses(
-    gaussians: Gaussians, views: Sequence[View], config: Config, extent: float, ranks: RankGroup
+    gaussians: Gaussians,
+    views: Sequence[View],
+    config: Config,
+    extent: float,
+    ranks: RankGroup,
+    *,
+    sharded: bool = False,
 ) -> list[View]:
     """Fits the poses of held-out views to their photographs, the Gaussians and lenses being as they are.
 
@@ -196,9 +206,12 @@ def fit_poses(
         views: On every rank the same. Only this rank's shard, as of :func:`evaluate`, is fitted.
         config: Background, backend and learning rate, which is multiplied by POSE_RATE.
         extent: Of the scene, in world units: the unit of translations.
+        sharded: As in :func:`evaluate`.
     """
     fitted = list(views)
-    for i in range(ranks.rank, len(views), ranks.world_size):
+    group = ranks.group if sharded else None
+    options: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, group=group)
+    for i, is_own in _calls(views, ranks, sharded):
         view = views[i]
         motions = identity_motions(1, view.camera.viewmat, rolls=view.camera.viewmat_end is not None).view(-1, 6)
         unit = torch.tensor([1.0, 1, 1, extent, extent, extent]).to(motions)
@@ -206,15 +219,52 @@ def fit_poses(
         optimizer = torch.optim.Adam([motions], lr=POSE_RATE * config.pose_rate)
         for _ in range(POSE_STEPS):
             camera = move_poses(view.camera, unit * motions)
-            image = render(gaussians, camera, background=config.backdrop, backend=config.backend)
+            image = _render(gaussians, camera, is_own, options)
+            if not is_own:
+                image.sum().backward()  # type: ignore[no-untyped-call]
+                continue
             if view.mask is not None:
                 image = torch.where(view.mask[..., None], image, view.pixels)
             optimizer.zero_grad()
             loss(image, view.pixels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.param_groups[0]["lr"] *= POSE_DECAY
-        fitted[i] = view.replaced(camera=move_poses(view.camera, unit * motions.detach()))
+        if is_own:
+            fitted[i] = view.replaced(camera=move_poses(view.camera, unit * motions.detach()))
     return fitted
+
+
+def _calls(
+    views: Sequence[View], ranks: RankGroup, sharded: bool, on_view: OnView | None = None
+) -> Iterator[tuple[int, bool]]:
+    """Yields the index of a view for each call of a renderer, and whether this rank renders it or only joins the call.
+
+    Ranks take turns of a view each. If Gaussians are sharded, they render together, views of each kind in a call.
+    """
+    for first in range(0, len(views), ranks.world_size):
+        if on_view is not None:
+            on_view(first, len(views))
+        own, turn = first + ranks.rank, range(first, min(first + ranks.world_size, len(views)))
+        if not sharded:
+            yield from [(own, True)] if own in turn else []
+            continue
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for index in turn:
+            kinds.setdefault(_kind(views[index].camera), []).append(index)
+        for indices in kinds.values():
+            yield (own, True) if own in indices else (indices[0], False)
+
+
+def _kind(camera: Camera) -> tuple[object, ...]:
+    """What cameras of a collective call share."""
+    lens = (camera.model, camera.distortion is None, camera.viewmat_end is None, camera.readout)
+    return camera.width, camera.height, *lens
+
+
+def _render(gaussians: Gaussians, camera: Camera, is_own: bool, options: dict[str, Any]) -> Tensor:
+    """Renders a view, [H, W, 3], or joins a collective call without one, [0, H, W, 3]."""
+    images = render_views(gaussians, [camera], n_cameras=None if is_own else 0, **options)[0]
+    return images[0] if is_own else images
 
 
 def finite_or_none(value: float) -> float | None:

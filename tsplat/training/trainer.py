@@ -14,10 +14,12 @@ from ..errors import ArgumentError, UnsupportedError
 from ..rendering import render_views
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
+from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
 from ..stages.backend import full_precision, launchers
 from ..stages.capacity import Capacity, any_overflow, deferred
 from ..stages.process_group import RankGroup
+from ..strategies.sharding import count
 from .configuration import Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype
@@ -43,12 +45,14 @@ class Trainer:
     with :meth:`state` and :meth:`restore`.
 
     Args:
-        gaussians: All initial Gaussians; not modified.
+        gaussians: All initial Gaussians or, if `is_shard`, the rows of a sharded scene that this rank holds; not
+            modified.
         views: All training views, on the Gaussians' device.
         config: Settings of training.
         ranks: The ranks that train together, all called with equal arguments. Each renders its shard of a step's views,
             and holds either a shard of the Gaussians or all of them, by ``config.parallel``.
         observers: Are told of each step.
+        is_shard: See `gaussians`.
 
     Attributes:
         config: The settings, with ``views_per_step`` set.
@@ -73,22 +77,25 @@ class Trainer:
         config: Config,
         ranks: RankGroup | None = None,
         observers: Sequence[Observer] = (),
+        *,
+        is_shard: bool = False,
     ) -> None:
-        if not len(gaussians) or not views:
+        self.ranks = ranks = ranks or RankGroup()
+        self.sharded = ranks.world_size > 1 and config.parallel == "shard"
+        is_shard &= self.sharded
+        n = count(ranks if is_shard else None, len(gaussians))[1]
+        if not n or not views:
             raise ArgumentError(
-                f"training: expected at least one Gaussian and one view, found {len(gaussians)} Gaussians and "
-                f"{len(views)} views"
+                f"training: expected at least one Gaussian and one view, found {n} Gaussians and {len(views)} views"
             )
         check_geometry(gaussians, views, config)
-        self.ranks = ranks = ranks or RankGroup()
         self.observers = list(observers)
         for observer in observers:
             observer.check_ranks(ranks.world_size)
-        self.sharded = ranks.world_size > 1 and config.parallel == "shard"
         self.config = config = dataclasses.replace(config, views_per_step=config.views_per_step or ranks.world_size)
         self.device = gaussians.means.device
         self.step = 0
-        self.n_gaussians = len(gaussians)
+        self.n_gaussians = n
         self.received_rows = 0
         self._views = views
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
@@ -102,7 +109,7 @@ class Trainer:
             raise UnsupportedError(
                 "precision: fp16 is not implemented for sharded scenes; use bf16 or parallel='replicate'"
             )
-        own = self._own_rows(len(gaussians))
+        own = slice(None) if is_shard else self._own_rows(n)
         self._parameters = Parameters(gaussians.map(lambda tensor: tensor[own]), views, self._extent, config)
         self._densification = Densification(self._parameters, config, self._extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
@@ -138,10 +145,6 @@ class Trainer:
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
         """Views with the learned lenses of the cameras that took them; held-out ones, too."""
         return self._parameters.with_lenses(views)
-
-    def gather_gaussians(self) -> Gaussians:
-        """The Gaussians of all ranks, on every rank. A collective call."""
-        return self.gaussians.map(self.ranks.all_gather) if self.sharded else self.gaussians
 
     def advance(self) -> Progress:
         """Takes one step, and tells the observers before and after it.
@@ -354,29 +357,27 @@ class Trainer:
     def per_gaussian_names(self) -> frozenset[str]:
         """Names of the tensors of :meth:`state` that have a row per Gaussian."""
         n = len(self._parameters.params["means"])
-        return frozenset(name for name, tensor in self.state()[0].items() if self._is_per_gaussian(name, tensor, n))
+        return frozenset(name for name, tensor in self.state()[0].items() if has_rows(name, tensor, n))
 
-    def _is_per_gaussian(self, name: str, tensor: Tensor, n: int) -> bool:
-        """Whether a tensor of :meth:`state` has a row for each of n Gaussians."""
-        kind, key = name.split("/")[:2]
-        return tensor.shape[:1] == (n,) if kind == "strategy" else key in self._parameters.gaussian_names
-
-    def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any]) -> None:
+    def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any], *, is_shard: bool = False) -> None:
         """Continues from the state of a trainer with the same views and configuration, on any number of ranks.
 
         Args:
-            tensors: With the rows of all Gaussians, also if this rank holds a shard.
+            tensors: With the rows of all Gaussians or, if `is_shard`, those of a sharded scene that this rank holds.
             figures: The JSON values of :meth:`state`.
+            is_shard: See `tensors`.
 
         Raises:
             ArgumentError: The state belongs to other views or another configuration.
         """
         self._parameters.check_names(tensors)
         self._sampler.restore(figures["sampler"])
-        n = self.n_gaussians = len(tensors["params/means"])
-        own = self._own_rows(n)
+        n = len(tensors["params/means"])
+        is_shard &= self.sharded
+        self.n_gaussians = count(self.ranks if is_shard else None, n)[1]
+        own = slice(None) if is_shard else self._own_rows(n)
         tensors = {
-            name: (tensor[own] if self._is_per_gaussian(name, tensor, n) else tensor).to(self.device).clone()
+            name: (tensor[own] if has_rows(name, tensor, n) else tensor).to(self.device).clone()
             for name, tensor in tensors.items()
         }
         self._parameters.restore(tensors, figures["adam_steps"])

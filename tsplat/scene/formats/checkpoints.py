@@ -19,7 +19,9 @@ import logging
 import os
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +44,12 @@ SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors",
 ROWS = "rows"
 SCENE_PREFIX = "scene/"
 """Prefix of the raw parameters' names among the tensors in ``rows/``."""
+
+OF_GAUSSIANS = {"means", "scales", "quats", "opacities", "sh0", "shN"}
+"""Names of parameters that have a row per Gaussian; their moments have, too."""
+
+Rows = Callable[[int], slice]
+"""Which of a number of Gaussians to read."""
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
 LATEST_BYTES_MAX = 4096
@@ -179,44 +187,51 @@ def skipped_messages(errors: Sequence[str], used: Path) -> list[str]:
     return [f"skipped a damaged checkpoint ({error}); using {used.name}" for error in errors]
 
 
-def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> RawCheckpoint:
-    """Verifies the hashes of a checkpoint, the folder ``step_...``, and reads it.
+def has_rows(name: str, tensor: Tensor, n: int) -> bool:
+    """Whether a tensor of the state of training, such as ``adam/means/exp_avg``, has a row for each of n Gaussians."""
+    kind, key = name.split("/")[:2]
+    return tensor.shape[:1] == (n,) if kind == "strategy" else key in OF_GAUSSIANS
+
+
+def read_raw_checkpoint(
+    path: str | os.PathLike[str], *, force: bool = False, rows: Rows | None = None
+) -> RawCheckpoint:
+    """Verifies the hashes of a checkpoint, the folder ``step_...``, and reads it, or the `rows` of some Gaussians.
 
     Raises CheckpointError if a file is missing, truncated, modified or invalid, and AlreadyActivatedError for scales or
-    opacities in place of their logarithms or logits, unless `force` is set.
+    opacities in place of their logarithms or logits, unless `force` is set or only some rows are read.
     """
     require("safetensors")
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     path = Path(path)
     with checkpoint_errors(path):
         manifest = read_manifest(path)
         _verify_files(path, manifest["files"])
+        n = manifest["n_gaussians"]
+        wanted = slice(None) if rows is None else rows(n)
         try:
             with utf8_path(path) as folder:  # safetensors opens no other
-                tensors = load_file(folder / TRAINING)
+                tensors = _read_tensors(folder / TRAINING, n, wanted)
                 if (path / ROWS).is_dir():
                     shards = [folder / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
-                    rows = _read_rows(folder / ROWS, shards, manifest["n_gaussians"])
+                    found = _read_rows(folder / ROWS, shards, n, wanted)
                     scene = {
-                        k.removeprefix(SCENE_PREFIX): rows.pop(k) for k in list(rows) if k.startswith(SCENE_PREFIX)
+                        k.removeprefix(SCENE_PREFIX): found.pop(k) for k in list(found) if k.startswith(SCENE_PREFIX)
                     }
-                    tensors |= rows
+                    tensors |= found
                 else:
-                    scene = load_file(folder / SCENE)
+                    scene = _read_tensors(folder / SCENE, n, wanted)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not a valid safetensors file ({error})") from error
         for name, tensor in scene.items():
             if tensor.dtype not in DTYPES:
                 raise CheckpointError(f"{path}: {name}: expected floats of 16 to 64 bits, found {tensor.dtype}")
         gaussians = Gaussians(**scene, antialiased=manifest["antialiased"], surfels=manifest["surfels"])
-        if len(gaussians) != manifest["n_gaussians"]:
-            raise CheckpointError(
-                f"{path}: the manifest says {manifest['n_gaussians']} Gaussians, the file holds {len(gaussians)}"
-            )
+        if rows is None and len(gaussians) != n:
+            raise CheckpointError(f"{path}: the manifest says {n} Gaussians, the file holds {len(gaussians)}")
         checkpoint = RawCheckpoint(manifest["step"], gaussians, tensors, manifest["figures"], manifest["config"])
-    if not force:
+    if not force and rows is None:
         gaussians.check_not_activated(str(path))
     return checkpoint
 
@@ -288,29 +303,48 @@ def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
             raise CheckpointError(f"{path / name}: modified or truncated since it was written (hash mismatch)")
 
 
-def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int) -> dict[str, Tensor]:
-    """Reads the shards of all ranks, `n_rows` rows together, in a single process and concatenates them."""
-    from torch.distributed.checkpoint.filesystem import FileSystem
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
+def _read_tensors(path: Path, n: int, wanted: slice) -> dict[str, Tensor]:
+    """Reads a file; of tensors that have a row for each of n Gaussians, only the wanted rows."""
+    from safetensors import safe_open
 
-    class Files(FileSystem):
-        def ls(self, _path: str | os.PathLike[str]) -> list[str]:
-            return [str(shard) for shard in shards]
+    with safe_open(path, "pt") as file:
+        if wanted == slice(None):
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        return {
+            name: _cut(file, name, wanted)
+            if path.name == SCENE or has_rows(name, torch.empty(file.get_slice(name).get_shape(), device="meta"), n)
+            else file.get_tensor(name)
+            for name in file.keys()  # noqa: SIM118
+        }
 
-    with quiet_torch_checkpoint():
-        reader = HuggingFaceStorageReader(str(folder))
-        reader.fs = Files()
-        tensors = {}
-        for name, metadata in reader.read_metadata().state_dict_metadata.items():
-            assert isinstance(metadata, TensorStorageMetadata)
-            found = sum(chunk.sizes[0] for chunk in metadata.chunks)
-            if found != n_rows:
-                raise ArgumentError(f"{folder}: the shards hold {found} rows of {name}, expected {n_rows}")
-            tensors[name] = torch.empty(metadata.size, dtype=metadata.properties.dtype)
-        load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
+
+def _cut(file: Any, name: str, wanted: slice) -> Tensor:
+    """Reads the wanted rows of a tensor in an open safetensors file."""
+    if 0 in file.get_slice(name).get_shape():
+        return file.get_tensor(name)[wanted]  # type: ignore[no-any-return]
+    return file.get_slice(name)[wanted]  # type: ignore[no-any-return]
+
+
+def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, wanted: slice = slice(None)) -> dict[str, Tensor]:
+    """Reads the wanted rows of tensors that are sharded over files, which have `n_rows` rows together."""
+    from safetensors import safe_open
+
+    own = range(n_rows)[wanted]
+    parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    for shard in shards:
+        with safe_open(shard, "pt") as file:
+            offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                n, first = file.get_slice(name).get_shape()[0], offsets[name]["saved_offsets"][0]
+                counts[name] += n
+                begin, end = (min(max(end - first, 0), n) for end in (own.start, own.stop))
+                parts[name].append((first, _cut(file, name, slice(begin, end))))
+    for name, found in counts.items():
+        if found != n_rows:
+            raise ArgumentError(f"{folder}: the shards hold {found} rows of {name}, expected {n_rows}")
+    ordered = {name: [rows for _, rows in sorted(found, key=itemgetter(0))] for name, found in parts.items()}
+    return {name: torch.cat([rows for rows in found if len(rows)] or found[:1]) for name, found in ordered.items()}
 
 
 @contextlib.contextmanager

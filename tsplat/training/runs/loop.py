@@ -144,7 +144,7 @@ class RunLoop:
         if not is_due or not self._test_views or step in self.history.test_steps:
             return
         with contextlib.suppress(Interrupted), self.record.measure("evaluation"):
-            found = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self.between_views)
+            found = score_views(self.trainer, self.trainer.gaussians, self._test_views, self.between_views)
             self.history.record_test(step, found.psnr, self.trainer.n_gaussians)
 
     def is_stopped(self) -> bool:
@@ -230,7 +230,7 @@ class RunLoop:
 def score_views(
     trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView | None = None
 ) -> Evaluation:
-    """Evaluates Gaussians on views, with the trainer's lenses, background, backend and ranks."""
+    """Evaluates Gaussians, sharded as the trainer's, on views, with its lenses, background, backend and ranks."""
     scores = evaluate(
         gaussians,
         trainer.with_lenses(views),
@@ -238,6 +238,7 @@ def score_views(
         backend=trainer.config.backend,
         ranks=trainer.ranks,
         on_view=on_view,
+        sharded=trainer.sharded,
     )
     return Evaluation(dataclasses.replace(score, view=view) for score, view in zip(scores, views))
 

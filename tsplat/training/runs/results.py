@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ...scene.capture.views import Capture, View
 from ...scene.formats.ply import write_ply
 from ...scene.gaussians import Gaussians
+from ...scene.model_rows import MemoryRows, Rows
 from ...stages.backend import choose
 from ...stages.memory import used_memory
+from ...strategies.sharding import ranges, route
 from ...support.files import write_json
 from ...support.progress import stage_display
 from ..evaluation import Evaluation, OnView, evaluate, finite_or_none, fit_poses
@@ -18,6 +23,10 @@ from ..report.page import REPORT, RunPage, shown_views, write_page
 from ..report.plots import contact_sheet, curve, evenly_spaced, side_by_side
 from ..trainer import Trainer
 from .loop import RunLoop, score_views
+
+NOT_SHOWN = (
+    "Depths, floaters and distributions are not shown, as no rank has all Gaussians; tsplat report {} shows them."
+)
 
 REPORT_DELAY = 2.0
 """Seconds that scoring or writing must take for its progress to be printed, without a terminal."""
@@ -38,7 +47,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         Interrupted: A signal asked to stop.
     """
     trainer, folder = loop.trainer, loop.folder
-    gaussians = trainer.gather_gaussians()
+    gaussians = trainer.gaussians
     with stage_display(REPORT_DELAY) as show:
 
         def progress_of(stage: str) -> OnView:
@@ -57,7 +66,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         if test:
             with loop.record.measure("saving"):
                 write_held_out(folder / "held_out", test, progress_of("images"))
-            loop.history.record_test(trainer.step, test.psnr, len(gaussians))
+            loop.history.record_test(trainer.step, test.psnr, trainer.n_gaussians)
     metrics = {
         **test.to_json(),
         "psnr_initial": finite_or_none(initial.psnr) if test else None,
@@ -65,7 +74,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         "psnr_train": finite_or_none(train.psnr),
         **({"psnr_fitted_poses": finite_or_none(fitted.psnr), "ssim_fitted_poses": fitted.ssim} if fitted else {}),
         **({} if trainer.lens_changes is None else {"lens_changes": trainer.lens_changes.tolist()}),
-        "num_gaussians": len(gaussians),
+        "num_gaussians": trainer.n_gaussians,
         "steps": trainer.step,
         "seconds": round(loop.seconds, 2),
         "images_per_second": round(trainer.step * trainer.config.views_per_step / max(loop.seconds, 1e-9), 2),
@@ -81,9 +90,9 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
     for name, scores in (("before", initial), ("after", final), *((("poses fitted", fitted),) if fitted else ())):
         print(f"{name:14} {scores.psnr:7.2f} dB  {scores.ssim:.4f}")
     sheet = [scores.complete(trainer.ranks, evenly_spaced(range(len(final)))) for scores in (initial, final)]
-    if trainer.ranks.is_main:
-        with loop.record.measure("saving"):
-            write_ply(folder / "point_cloud.ply", gaussians)
+    with loop.record.measure("saving"):
+        _write_model(folder / "point_cloud.ply", trainer)
+        if trainer.ranks.is_main:
             contact_sheet(folder / "contact_sheet.png", *sheet)
             curve(folder / "curve.png", loop.history)
             write_json(folder / "metrics.json", metrics)
@@ -97,9 +106,38 @@ def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[V
     config = trainer.config
     if not (config.pose_refinement and views):
         return Evaluation()
-    fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, trainer.ranks)
-    settings = dict(background=config.backdrop, backend=config.backend, ranks=trainer.ranks, on_view=on_view)
-    return evaluate(gaussians, fitted, **settings)  # type: ignore[arg-type]
+    shared: dict[str, Any] = dict(ranks=trainer.ranks, sharded=trainer.sharded)
+    fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, **shared)
+    settings: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, on_view=on_view)
+    return evaluate(gaussians, fitted, **settings, **shared)
+
+
+def _write_model(path: Path, trainer: Trainer) -> None:
+    """Writes the Gaussians on rank 0, to which others send theirs in blocks. A collective call."""
+    ranks = trainer.ranks
+    if not trainer.sharded:
+        if ranks.is_main:
+            write_ply(path, trainer.gaussians)
+        return
+    rows = _RowsOfRanks(trainer)
+    if ranks.is_main:
+        write_ply(path, rows)
+    else:
+        collections.deque(rows.chunks(), maxlen=0)
+
+
+class _RowsOfRanks(Rows):
+    """The Gaussians of all ranks. Reading a range is a collective call, in which rank 0 gets its rows."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer.n_gaussians, MemoryRows(trainer.gaussians).kind)
+        self._ranks, self._own = trainer.ranks, trainer.gaussians.tensors()
+        self._sources = ranges(trainer.ranks, len(trainer.gaussians))
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
+        others = [range(0)] * (self._ranks.world_size - 1)
+        move = route(self._ranks, self._sources, [range(start, stop), *others])
+        return {name: move(self._own[name].detach()).float().cpu() for name in names}
 
 
 def _write_page(
@@ -119,7 +157,8 @@ def _write_page(
         shown=shown,
         history=loop.history,
         config=loop.config,
-        gaussians=gaussians,
+        gaussians=None if trainer.sharded else gaussians,
+        notes=[NOT_SHOWN.format(folder)] if trainer.sharded else [],
         model_bytes=(folder / "point_cloud.ply").stat().st_size,
         sessions=loop.record.write(folder, trainer.device, trainer.ranks.world_size),
     )

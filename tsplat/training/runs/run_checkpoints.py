@@ -29,10 +29,12 @@ from ...scene.formats.checkpoints import (
     SCENE_PREFIX,
     TRAINING,
     VERSION,
+    Rows,
     checkpoint_errors,
     find_checkpoints,
     is_intact,
     manifest_digest,
+    read_manifest,
     read_newest_valid,
     read_raw_checkpoint,
 )
@@ -66,12 +68,13 @@ class Checkpoint:
     per_gaussian_names: frozenset[str] = frozenset()
 
 
-def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Checkpoint:
+def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: Rows | None = None) -> Checkpoint:
     """Verifies the hashes of a checkpoint and reads it.
 
     Args:
         path: The folder ``step_...``.
         force: Accept parameters that look activated already.
+        rows: Which Gaussians to read, given their number; by default all.
 
     Raises:
         CheckpointError: A file is missing, truncated, modified or invalid.
@@ -79,14 +82,14 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
         MissingExtraError: safetensors is not installed.
     """
     path = Path(path)
-    raw = read_raw_checkpoint(path, force=force)
+    raw = read_raw_checkpoint(path, force=force, rows=rows)
     with checkpoint_errors(path):
         config = from_json(raw.config, str(path / MANIFEST))
     return Checkpoint(raw.step, raw.gaussians, raw.tensors, raw.figures, config)
 
 
 def read_newest(
-    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None
+    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None, rows: Rows | None = None
 ) -> tuple[Path, Checkpoint, list[str]]:
     """Reads the newest valid checkpoint of a run.
 
@@ -94,6 +97,7 @@ def read_newest(
         folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
         force: As in :func:`read_checkpoint`.
         checkpoint: Step or folder name of the only candidate; None for all.
+        rows: As in :func:`read_checkpoint`.
 
     Returns:
         The checkpoint's folder, the checkpoint, and the errors of the invalid checkpoints that were skipped.
@@ -102,7 +106,17 @@ def read_newest(
         CheckpointError: None is valid, or there is no such checkpoint.
         AlreadyActivatedError: The parameters look activated already.
     """
-    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force), checkpoint)
+    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force, rows=rows), checkpoint)
+
+
+def read_newest_config(folder: str | os.PathLike[str], checkpoint: str | None = None) -> RunConfig:
+    """Reads only the configuration of what :func:`read_newest` reads."""
+
+    def read(path: Path) -> RunConfig:
+        with checkpoint_errors(path):
+            return from_json(read_manifest(path)["config"], str(path / MANIFEST))
+
+    return read_newest_valid(folder, read, checkpoint)[1]
 
 
 def write_checkpoint(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from ...scene.editing.joining import merge_models
 from ...scene.gaussians import Gaussians
 from ...stages.process_group import RankGroup
 from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...viewing.run_cameras import CONFIG
 from ..configuration import RunConfig, read_config
 from ..processes.environment import is_restarted
-from ..processes.group import join_ranks
+from ..processes.group import join_ranks, own_rows
 from ..trainer import Trainer
 from .context import has_checkpoints
 from .scene_record import with_absolute_scene
@@ -40,8 +42,11 @@ ROUNDS = 4
 """Number of times that steps and Gaussians, which depend on each other, are estimated."""
 
 
-def initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
-    """A Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky."""
+def initial_gaussians(config: RunConfig, capture: Capture, ranks: RankGroup | None = None) -> Gaussians:
+    """A Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky.
+
+    With `ranks`, those that this rank holds.
+    """
     points, colors = capture.points, capture.colors
     cap = None if config.strategy is None else config.strategy.cap_max
     n_max = min(config.max_gaussians, cap or config.max_gaussians) - config.sky
@@ -50,15 +55,21 @@ def initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
         generator = torch.Generator().manual_seed(config.seed)
         chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
         points, colors = points[chosen], colors[chosen]
+    sky = sky_gaussians(capture.train, points, config.sky, config.sh_degree) if config.sky else None
+    n, n_sky = len(points), 0 if sky is None else len(sky)
+    own = range(n + n_sky)[own_rows(config, ranks or RankGroup())(n + n_sky)]
     gaussians = Gaussians.from_points(
-        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
-    )
-    if config.sky:
-        sky = sky_gaussians(capture.train, points, config.sky, config.sh_degree)
-        gaussians = merge_models([gaussians, sky])
+        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale,
+        rows=slice(min(own.start, n), min(own.stop, n)),
+    )  # fmt: skip
+    if sky is not None:
+        rows = slice(max(own.start - n, 0), max(own.stop - n, 0))
+        gaussians = merge_models([gaussians, sky.map(operator.itemgetter(rows))])
     if config.primitive == "3dgs":
         return gaussians
-    quats = torch.randn(len(gaussians), 4, generator=torch.Generator().manual_seed(config.seed)).to(points.device)
+    key = draw_key(torch.Generator().manual_seed(config.seed))
+    indices = row_indices(len(gaussians), own.start, gaussians.means)
+    quats = standard_normal(key, indices, gaussians.means, columns=4)
     return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()
 
 
@@ -125,8 +136,8 @@ def plan(configure: Configure, minutes: float, capture: Capture, ranks: RankGrou
     `configure` returns the configuration for a number of steps.
     """
     config = configure(REHEARSAL)
-    initial = initial_gaussians(config, capture)
-    trainer = Trainer(initial, capture.train, config, ranks)
+    trainer = Trainer(initial_gaussians(config, capture, ranks), capture.train, config, ranks, is_shard=True)
+    n_initial = trainer.n_gaussians
     counts, seconds = [], []
     for _ in range(REHEARSAL):
         start, n = time.perf_counter(), trainer.n_gaussians
@@ -139,8 +150,8 @@ def plan(configure: Configure, minutes: float, capture: Capture, ranks: RankGrou
     base = float(np.mean(seconds)) - slope * float(np.mean(counts))
     steps, step_time = REHEARSAL, 0.0
     for _ in range(ROUNDS):
-        last = _final_count(configure(steps), len(initial))
-        step_time = base + slope * (len(initial) + GROWN * (last - len(initial)))
+        last = _final_count(configure(steps), n_initial)
+        step_time = base + slope * (n_initial + GROWN * (last - n_initial))
         steps = min(ranks.all_gather_object(max(1, int(60 * minutes / step_time))))
     print(f"{steps} steps of about {1000 * step_time:.0f} ms fit into {minutes:g} minutes", flush=True)
     return configure(steps)

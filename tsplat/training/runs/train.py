@@ -15,6 +15,7 @@ from ...errors import ArgumentError, FileError
 from ...scene.capture.views import Capture
 from ...scene.formats.checkpoints import skipped_messages
 from ...scene.gaussians import Gaussians
+from ...strategies.sharding import count
 from ...support.files import output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
 from ...support.progress import stage_display
@@ -26,7 +27,7 @@ from ..configuration import RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
 from ..parameters import scene_tensors
-from ..processes.group import join_ranks
+from ..processes.group import join_ranks, own_rows
 from ..report.plots import evenly_spaced
 from ..trainer import Trainer
 from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
@@ -37,7 +38,7 @@ from .metric_logs import TensorBoardLog, WandbLog
 from .priors import read_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
-from .run_checkpoints import Checkpoint, delete_incomplete, read_newest
+from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_config
 from .scene_record import (
     describe_capture,
     difference,
@@ -142,8 +143,10 @@ def resume(
         if os.environ.get("RANK", "0") == "0":
             print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
         return train(started, run, stop_after=stop_after, view=view)
-    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
-    require_extras(found.config)
+    config = read_newest_config(run, checkpoint)
+    require_extras(config)
+    _, _, ranks = join_ranks(config)
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
     config = locate_scene(found.config, found.figures.get("scene", {}), path.parent.parent, scene)
     config = config if steps is None else extend(config, steps)
     return _run(config, path.parent.parent, stop_after, view, (path, found, errors), accept_changes=accept_changes)
@@ -194,14 +197,15 @@ def _run(
             config = with_absolute_scene(plan(*timed, capture, ranks))
         if found is None:
             config = dataclasses.replace(config, background=capture.background)
-        initial = initial_gaussians(config, capture)
-        trainer = Trainer(initial, capture.train, config, ranks)
+        initial = initial_gaussians(config, capture, ranks)
+        trainer = Trainer(initial, capture.train, config, ranks, is_shard=True)
         print(description)
         if found is None:
             config = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         else:
-            trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
-            print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
+            tensors = found.tensors | scene_tensors(found.gaussians)
+            trainer.restore(tensors, found.figures["trainer"], is_shard=True)
+            print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians} Gaussians")
         with shown(trainer, capture, view, folder, stop, record):
             metrics = fit_and_report(
                 trainer,
@@ -252,10 +256,12 @@ def evaluate_run(
         ArgumentError, BackendError, MissingExtraError: See :func:`train`.
     """
     require_extras(lpips=lpips)
-    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    saved = read_newest_config(run, checkpoint)
+    device, description, ranks = join_ranks(saved)
+    sharded = ranks.world_size > 1 and saved.parallel == "shard"
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(saved, ranks))
     record = found.figures.get("scene", {})
     config = locate_scene(found.config, record, path.parent.parent, scene)
-    device, description, ranks = join_ranks(config)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
     check_output(target / "metrics.json", path.parent.parent)
     with rank_context(ranks), output_folder(target) as folder:
@@ -281,11 +287,13 @@ def evaluate_run(
             backend=config.backend,
             ranks=ranks,
             warm_up=True,
+            sharded=sharded,
         )
+        n_gaussians = count(ranks if sharded else None, len(gaussians))[1]
         metrics = {
             **scores.to_json(),
             "lpips_network": lpips,
-            "num_gaussians": len(gaussians),
+            "num_gaussians": n_gaussians,
             "steps": found.step,
             "checkpoint": path.name,
         }
@@ -293,7 +301,7 @@ def evaluate_run(
         if ranks.is_main:
             write_json(folder / "metrics.json", metrics)
         _print_scores(scores)
-        print(f"step {found.step}, {len(gaussians)} Gaussians; written to {folder}")
+        print(f"step {found.step}, {n_gaussians} Gaussians; written to {folder}")
     return metrics
 
 
@@ -314,7 +322,7 @@ def fit_and_report(
 
     Args:
         trainer: New, or restored from a checkpoint.
-        initial: The Gaussians that the run started from.
+        initial: The Gaussians that the run started from; of a sharded scene, this rank's.
         capture: Training and held-out views.
         folder: The run's folder.
         run: Configuration of a run with checkpoints; None for no checkpoints.
@@ -348,7 +356,7 @@ def fit_and_report(
         if run.normalize:
             write_json(folder / WORLD, capture.world.tolist())
     if resumed is None and capture.test:
-        loop.history.record_test(0, scores.psnr, len(initial))
+        loop.history.record_test(0, scores.psnr, trainer.n_gaussians)
     try:
         with loop.record.measure("training"):
             loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
