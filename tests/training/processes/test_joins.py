@@ -1,6 +1,7 @@
 """Ranks that others start: by Slurm's ``srun``, by torchrun on several machines, or in a process group that exists."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -202,6 +203,26 @@ def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path):
     assert slurm.step == adopted.step == 8
     for name, tensor in slurm.gaussians.tensors().items():
         assert torch.equal(tensor, adopted.gaussians.tensors()[name]), name
+
+
+@needs_gloo
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray (pip install 'ray[train]')")
+def test_workers_of_ray_train_as_ranks_of_torchrun(folder, tmp_path):
+    blocks = re.findall(r"```\w*\n(.*?)```", RECIPES.read_text(), re.DOTALL)
+    (script,) = (block for block in blocks if "ray.train" in block)
+    script = script.replace("preset(),", "preset('standard', 8), device='cpu', views_per_step=2,")
+    script = script.replace("num_workers=8, use_gpu=True", "num_workers=2")
+    script = script.replace("SCENE", repr(str(folder))).replace("RUN", repr(str(tmp_path / "ray")))
+    environment = rank_environment(RAY_USAGE_STATS_ENABLED="0")
+    subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, timeout=300, check=True)
+    arguments = f"train {folder} --out {tmp_path / 'local'} --device cpu --steps 8 --views-per-step 2 --ranks 2"
+    command = [sys.executable, "-m", "tsplat", *arguments.split()]
+    subprocess.run(command, env=rank_environment(), timeout=300, check=True)
+    ray, local = (read_newest(tmp_path / name)[1] for name in ("ray", "local"))
+    assert json.loads((tmp_path / "ray" / "metrics.json").read_text())["ranks"] == 2
+    for name, tensor in local.gaussians.tensors().items():
+        assert torch.equal(tensor, ray.gaussians.tensors()[name]), name
 
 
 @needs_gloo

@@ -1,0 +1,123 @@
+"""Kills an agent of torchrun again and again, at random moments, and measures how training goes on.
+
+    python -m tests.tools.agent_kills [--kills 20] [--seed 0]
+
+Two agents with two ranks each train a small scene, as docs/distributed.md has it. The second agent and its ranks are
+killed by SIGKILL; the ranks of the first must resume within a minute, from the newest checkpoint or a later one. Then
+another second agent joins. Prints a line for each kill, and fails at the first that breaks a promise.
+"""
+
+import argparse
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.captures import write_colmap
+from tests.support.paths import ROOT
+from tests.support.train_worker import capture
+from tests.support.waiting import wait_for
+
+LIMIT = 60.0
+"""Seconds after a kill in which training has to go on."""
+
+
+class Agents:
+    """Two agents that train a scene into a folder; the first one keeps the rendezvous."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            self.port = probe.getsockname()[1]
+        scene = capture()
+        self.scene = write_colmap(folder / "scene", [*scene.train, *scene.test], scene.points)
+        self.folder, self.run, self.n = folder, folder / "run", 0
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = (
+            f"--nnodes 1:2 --nproc-per-node 2 --max-restarts 1000 --rdzv-id 1 --rdzv-backend c10d --rdzv-endpoint \
+            localhost:{self.port} --rdzv-conf last_call_timeout=5 -m tsplat train {self.scene} --out {self.run} \
+            --device cpu --steps 1000000 --save-every 10 --eval-every 1000000 --keep 3"
+        )
+        with open(self.folder / f"agent_{self.n}.txt", "wb") as output:
+            self.n += 1
+            return subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *command.split()],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                stdout=output,
+                stderr=output,
+            )
+
+    def saved(self) -> int:
+        """Step of the newest checkpoint."""
+        names = [path.name for path in self.run.glob("checkpoints/step_*")]
+        return max((int(name.split("_")[1]) for name in names), default=0)
+
+    def resumes(self) -> list[int]:
+        """Steps at which the ranks of the first agent resumed; with a number of ranks for each start."""
+        return list(map(int, re.findall(r"resumed from step_\d+: step (\d+) of", self.output())))
+
+    def starts(self) -> list[int]:
+        """Numbers of ranks with which the first agent's ranks have started to train."""
+        return list(map(int, re.findall(r"(\d+) ranks with sharded Gaussians", self.output())))
+
+    def output(self) -> str:
+        return (self.folder / "agent_0.txt").read_text(errors="replace")
+
+
+def kill(agent: subprocess.Popen[bytes]) -> None:
+    """Kills an agent and its ranks."""
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    for pid in (agent.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+    agent.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draws, times = random.Random(options.seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        agents = Agents(Path(folder))
+        first = agents.start()
+        try:
+            for i in range(options.kills):
+                second = agents.start()
+                wait_for(lambda: agents.starts()[-1:] == [4], 300, 0.1)
+                before = agents.saved()
+                wait_for(lambda before=before: agents.saved() > before, 300, 0.1)
+                time.sleep(draws.uniform(0, 5))
+                saved, n_starts, n_resumes = agents.saved(), len(agents.starts()), len(agents.resumes())
+                kill(second)
+                start = time.monotonic()
+                wait_for(lambda n=n_starts: len(agents.starts()) > n, 300, 0.1)
+                resumed = agents.resumes()
+                assert len(resumed) == n_resumes + 1
+                assert agents.starts()[-1] == 2
+                assert resumed[-1] >= saved, f"step {saved} was saved, but training resumed at {resumed[-1]}"
+                restart = time.monotonic() - start
+                wait_for(lambda step=resumed[-1]: agents.saved() > step, 300, 0.1)
+                times.append(restart)
+                print(
+                    f"kill {i + 1}: step {saved} was saved; 2 ranks resumed at {resumed[-1]} after {restart:.1f} s, and "
+                    f"saved the next step after {time.monotonic() - start:.1f} s",
+                    flush=True,
+                )
+                assert restart < LIMIT
+        finally:
+            print(agents.output()[-2000:] if sys.exc_info()[0] else "", end="")
+            first.terminate()
+            first.wait(150)
+    print(f"{len(times)} kills: training went on after {min(times):.1f} to {max(times):.1f} s")
+
+
+if __name__ == "__main__":
+    main()
