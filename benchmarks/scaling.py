@@ -1,6 +1,6 @@
 """Estimates the cost of a training step on many GPUs: counted communication and predicted times.
 
-    python -m benchmarks.scaling [--kettle FILE] [--write]
+    python -m benchmarks.scaling [--kettle FILE] [--write] [--out-of-sight]
 
 Counted: how many projected Gaussians each rank sends to each other rank, with one camera per rank, for Gaussians
 assigned to ranks at random or in blocks along a Morton curve. The scenes are the procedural scene and a trained model,
@@ -9,11 +9,14 @@ which is skipped if its file does not exist.
 Predicted: the time of each stage from the bytes and instructions it needs on an H100, for larger scenes and up to 1024
 GPUs. None of these times is measured on a GPU.
 
+`--out-of-sight` measures on this CPU what Gaussians cost that a camera does not see.
+
 `--write` writes the tables to docs/scaling.md.
 """
 
 import argparse
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -24,8 +27,9 @@ from torch import Tensor
 import tsplat
 from benchmarks.cases import KETTLE
 from benchmarks.pages import write_tables
-from tsplat.scene import Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
+from tsplat.scene import Camera, Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
 from tsplat.scene.morton import morton_order
+from tsplat.viewing import render
 from tsplat.viewing.framing import guess_up, look_at_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
@@ -277,12 +281,54 @@ def prediction_table() -> str:
     return table
 
 
+SEEN, HIDDEN = 50_000, 450_000
+"""Gaussians in front of the camera and behind it, of :func:`out_of_sight`."""
+
+
+def out_of_sight() -> None:
+    """Measures what Gaussians that no camera sees cost, by the time of this thread for an image and its gradients."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(SEEN + HIDDEN, 3, generator=generator) * torch.tensor([2.0, 1.3, 1.0]) - torch.tensor(
+        [1, 0.65, 0]
+    )
+    points[:, 2] += 2.5
+    points[SEEN:, 2] *= -1
+    times = {}
+    for n in (SEEN, SEEN + HIDDEN):
+        gaussians = Gaussians.from_points(points[:n], torch.rand(n, 3), scale=0.5)
+        gaussians = dataclasses.replace(gaussians, log_scales=torch.full((n, 3), -5.5))
+        gaussians = gaussians.map(lambda tensor: tensor.requires_grad_())
+        camera = Camera(torch.eye(4), intrinsics(648, 420, 50.0).float(), 648, 420)
+        seconds = []
+        for _ in range(5):
+            start = time.thread_time()
+            image = render(gaussians, camera)
+            middle = time.thread_time()
+            image.mean().backward()  # type: ignore[no-untyped-call]
+            seconds.append((middle - start, time.thread_time() - middle))
+            for tensor in gaussians.tensors().values():
+                tensor.grad = None
+        times[n] = [min(column) for column in zip(*seconds)]
+    rows = [", ".join(f"{1e3 * t:.0f}" for t in times[n]) for n in times]
+    ratio = sum(times[SEEN + HIDDEN]) / sum(times[SEEN])
+    each = [1e9 * (whole - seen) / HIDDEN for seen, whole in zip(times[SEEN], times[SEEN + HIDDEN])]
+    print(f"{SEEN:,} in sight: {rows[0]} ms forward, backward")
+    print(f"with {HIDDEN:,} out of sight: {rows[1]} ms, {ratio:.2f} times as much")
+    print(f"each out of sight: {each[0]:.0f}, {each[1]:.0f} ns")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kettle", type=Path, default=KETTLE, help="PLY of a trained model")
     parser.add_argument("--write", action="store_true", help="write the tables to docs/scaling.md")
+    parser.add_argument(
+        "--out-of-sight", action="store_true", help="measure the cost of Gaussians out of sight instead"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.out_of_sight:
+        out_of_sight()
+        return
     tables = f"## Counted\n\n{count_table(options.kettle)}\n## Predicted, not measured\n\n{prediction_table()}"
     print(tables)
     if options.write:

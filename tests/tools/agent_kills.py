@@ -4,7 +4,7 @@
 
 Two agents with two ranks each train a small scene, as docs/distributed.md has it. The second agent and its ranks are
 killed by SIGKILL; the ranks of the first must resume within a minute, from the newest checkpoint or a later one. Then
-another second agent joins. Prints a line for each kill, and fails at the first that breaks a promise.
+another second agent joins. Prints a line for each kill. A busy machine needs more time.
 """
 
 import argparse
@@ -24,6 +24,9 @@ from tests.support.paths import ROOT
 from tests.support.train_worker import capture
 from tests.support.waiting import wait_for
 
+REJOIN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Without it, an agent of PyTorch 2.13 that joins later waits forever for an address."""
+
 LIMIT = 60.0
 """Seconds after a kill in which training has to go on."""
 
@@ -42,17 +45,22 @@ class Agents:
     def start(self) -> subprocess.Popen[bytes]:
         command = (
             f"--nnodes 1:2 --nproc-per-node 2 --max-restarts 1000 --rdzv-id 1 --rdzv-backend c10d --rdzv-endpoint \
-            localhost:{self.port} --rdzv-conf last_call_timeout=5 -m tsplat train {self.scene} --out {self.run} \
+            localhost:{self.port} --rdzv-conf last_call_timeout=5,read_timeout=300 -m tsplat train {self.scene} --out {self.run} \
             --device cpu --steps 1000000 --save-every 10 --eval-every 1000000 --keep 3"
         )
         with open(self.folder / f"agent_{self.n}.txt", "wb") as output:
             self.n += 1
             return subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", *command.split()],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                env=os.environ | REJOIN | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                 stdout=output,
                 stderr=output,
             )
+
+    def is_open(self) -> bool:
+        """Whether an agent keeps the rendezvous."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("localhost", self.port)) == 0
 
     def saved(self) -> int:
         """Step of the newest checkpoint."""
@@ -89,6 +97,7 @@ def main() -> None:
         agents = Agents(Path(folder))
         first = agents.start()
         try:
+            wait_for(agents.is_open, 300, 0.1)
             for i in range(options.kills):
                 second = agents.start()
                 wait_for(lambda: agents.starts()[-1:] == [4], 300, 0.1)
@@ -107,16 +116,16 @@ def main() -> None:
                 wait_for(lambda step=resumed[-1]: agents.saved() > step, 300, 0.1)
                 times.append(restart)
                 print(
-                    f"kill {i + 1}: step {saved} was saved; 2 ranks resumed at {resumed[-1]} after {restart:.1f} s, and "
-                    f"saved the next step after {time.monotonic() - start:.1f} s",
+                    f"kill {i + 1}: step {saved} was saved; 2 ranks resumed at {resumed[-1]} after {restart:.1f} s, "
+                    f"and saved the next step after {time.monotonic() - start:.1f} s",
                     flush=True,
                 )
-                assert restart < LIMIT
         finally:
             print(agents.output()[-2000:] if sys.exc_info()[0] else "", end="")
             first.terminate()
             first.wait(150)
     print(f"{len(times)} kills: training went on after {min(times):.1f} to {max(times):.1f} s")
+    sys.exit(max(times) > LIMIT)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def own_rows(config: Config, ranks: RankGroup) -> Callable[[int], slice]:
 
 def _create_group(backend: str) -> None:
     """Initializes the default process group of a rank that a launcher started."""
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0" or not shared:
         dist.init_process_group(backend, timeout=TIMEOUT)
         return
     # The store of torchrun's agents outlives a restart, with addresses of ranks before it, so rank 0 makes a new one.

@@ -1,0 +1,160 @@
+"""Measures memory, bytes exchanged and time of training steps on shards, compared to a single process.
+
+    python -m benchmarks.shard_memory [--gaussians 2000000] [--ranks 4] [--strategy standard|adaptive|mcmc]
+
+Tiny images of a random scene: memory is that of the Gaussians. Measured is the peak of resident memory above that
+before the Gaussians were made, for a step, a step that refines, and a checkpoint. Bytes are those that a rank sends,
+time is that of its thread on this machine. The largest of all ranks are printed.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tsplat.scene import Camera, Gaussians, intrinsics, look_at
+from tsplat.scene.capture.views import View
+from tsplat.stages.process_group import RankGroup
+from tsplat.training import Checkpoint, RunConfig, Trainer, preset, write_checkpoint
+from tsplat.training.parameters import scene_tensors
+
+WIDTH, HEIGHT, FOV = 64, 48, 60.0
+N_VIEWS = 4
+BLOCK = 2**16
+
+
+def memory(field: str) -> int:
+    """Bytes of resident memory: now (VmRSS), or its peak (VmHWM) since :func:`forget_peak`."""
+    text = Path("/proc/self/status").read_text().partition(f"{field}:")[2]
+    return 1024 * int(text.split()[0])
+
+
+def forget_peak() -> None:
+    """Starts to measure a new peak."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def random_rows(rows: range) -> Gaussians:
+    """Gaussians of a cube from -1 to 1, made in blocks."""
+    n = len(rows)
+    tensors = {
+        "means": torch.empty(n, 3),
+        "log_scales": torch.full((n, 3), -5.0),
+        "quats": torch.empty(n, 4),
+        "opacity_logits": torch.empty(n),
+        "sh0": torch.empty(n, 1, 3),
+        "shN": torch.zeros(n, 15, 3),
+    }
+    generator = torch.Generator().manual_seed(rows.start)
+    for name in ("means", "quats", "opacity_logits", "sh0"):
+        for block in torch.split(tensors[name], BLOCK):
+            block.uniform_(-1, 1, generator=generator)
+    return Gaussians(**tensors)  # type: ignore[arg-type]
+
+
+def views() -> list[View]:
+    """Views from inside of the cube, of about a tenth of the Gaussians each."""
+    targets = ((1.0, 0.2, 0.0), (-1.0, 0.1, 0.3), (0.0, 0.3, 1.0), (0.2, 0.0, -1.0))
+    K = intrinsics(WIDTH, HEIGHT, FOV)
+    images = torch.randint(0, 256, (N_VIEWS, HEIGHT, WIDTH, 3), dtype=torch.uint8)
+    return [
+        View(image, Camera(look_at((0.0, 0.0, 0.0), target, (0.0, 1.0, 0.0)).float(), K.float(), WIDTH, HEIGHT))
+        for image, target in zip(images, targets)
+    ]
+
+
+class SentBytes:
+    """Counts the bytes that this process sends to other ranks while it is in use."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.n, self._send = rank, 0, dist.all_to_all_single
+
+    def __call__(
+        self, received: Tensor, rows: Tensor, counts_received: list[int], counts: list[int], **group: Any
+    ) -> None:
+        self.n += (sum(counts) - counts[self.rank]) * rows[:1].numel() * rows.element_size()
+        self._send(received, rows, counts_received, counts, **group)
+
+
+def settings(name: Any, n: int) -> RunConfig:
+    """Settings of a preset with which the third step refines."""
+    config = preset(name, 1000)
+    schedule: dict[str, Any] = dict(refine_start_iter=1, refine_every=2, refine_stop_iter=900, cap_max=n + n // 20)
+    assert config.strategy is not None
+    return dataclasses.replace(
+        config, views_per_step=N_VIEWS, strategy=dataclasses.replace(config.strategy, **schedule)
+    )
+
+
+def run(ranks: RankGroup, n: int, name: str, folder: Path) -> tuple[int, dict[str, tuple[int, int, float]]]:
+    """Takes three steps and saves. Returns the number of Gaussians, and peak, bytes and seconds of each phase."""
+    config, seen, found = settings(name, n), views(), {}
+    baseline, sent = memory("VmRSS"), SentBytes(ranks.rank)
+    dist.all_to_all_single = sent  # type: ignore[assignment]
+    trainer = Trainer(random_rows(range(n)[ranks.shard_rows(n)]), seen, config, ranks, is_shard=True)
+
+    def save() -> None:
+        tensors, figures = trainer.state()
+        raw = scene_tensors(trainer.gaussians)
+        others = {key: tensor for key, tensor in tensors.items() if key not in raw}
+        names = trainer.per_gaussian_names
+        checkpoint = Checkpoint(trainer.step, trainer.gaussians, others, {"trainer": figures}, config, names)
+        write_checkpoint(folder, checkpoint, None, ranks, sharded=trainer.sharded)
+
+    for phase in ("first step", "step", "refinement", "checkpoint"):
+        forget_peak()
+        sent.n, start = 0, time.thread_time()
+        save() if phase == "checkpoint" else trainer.advance()
+        found[phase] = (memory("VmHWM") - baseline, sent.n, time.thread_time() - start)
+    dist.all_to_all_single = sent._send
+    return trainer.n_gaussians, found
+
+
+def measure(rank: int, world_size: int, n: int, name: str, folder: str) -> None:
+    """Runs on a rank, and prints the largest figures of all ranks."""
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # from 1 MiB on, memory goes back to the system at once
+    torch.set_num_threads(1)
+    if world_size > 1:
+        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
+    ranks = RankGroup(dist.group.WORLD if world_size > 1 else None)
+    run(ranks, 1000, name, Path(folder, "warm_up"))  # loads modules and kernels
+    n, found = run(ranks, n, name, Path(folder, "checkpoints"))
+    results = ranks.all_gather_object(found)
+    for phase in found if ranks.is_main else ():
+        peaks, sent, seconds = zip(*(result[phase] for result in results), strict=True)
+        print(
+            f"{name}, {world_size} ranks, {n:,} Gaussians, {phase}: {max(peaks) / 1e6:,.0f} MB, "
+            f"{max(sent) / 1e6:,.1f} MB sent, {max(seconds):.2f} s",
+            flush=True,
+        )
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--gaussians", type=int, default=2_000_000)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--strategy", choices=("standard", "adaptive", "mcmc"), default="standard")
+    options = parser.parse_args()
+    context = multiprocessing.get_context("fork")
+    for world_size in (1, options.ranks):
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (world_size, options.gaussians, options.strategy, folder)
+            processes = [context.Process(target=measure, args=(rank, *arguments)) for rank in range(world_size)]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+
+
+if __name__ == "__main__":
+    main()
