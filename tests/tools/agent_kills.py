@@ -1,4 +1,4 @@
-"""Kills an agent of torchrun again and again, at random moments, and measures how training goes on.
+"""Kills an agent of torchrun again and again, at random moments, and measures when training continues.
 
     python -m tests.tools.agent_kills [--kills 20] [--seed 0]
 
@@ -28,7 +28,7 @@ REJOIN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it, an agent of PyTorch 2.13 that joins later waits forever for an address."""
 
 LIMIT = 60.0
-"""Seconds after a kill in which training has to go on."""
+"""Seconds after a kill in which training has to continue."""
 
 
 class Agents:
@@ -44,9 +44,10 @@ class Agents:
 
     def start(self) -> subprocess.Popen[bytes]:
         command = (
-            f"--nnodes 1:2 --nproc-per-node 2 --max-restarts 1000 --rdzv-id 1 --rdzv-backend c10d --rdzv-endpoint \
-            localhost:{self.port} --rdzv-conf last_call_timeout=5,read_timeout=300 -m tsplat train {self.scene} --out {self.run} \
-            --device cpu --steps 1000000 --save-every 10 --eval-every 1000000 --keep 3"
+            "--nnodes 1:2 --nproc-per-node 2 --max-restarts 1000 --rdzv-id 1 --rdzv-backend c10d "
+            f"--rdzv-endpoint localhost:{self.port} --rdzv-conf last_call_timeout=5,read_timeout=300 "
+            f"-m tsplat train {self.scene} --out {self.run} "
+            "--device cpu --steps 1000000 --save-every 10 --eval-every 1000000 --keep 3"
         )
         with open(self.folder / f"agent_{self.n}.txt", "wb") as output:
             self.n += 1
@@ -124,7 +125,7 @@ def main() -> None:
             print(agents.output()[-2000:] if sys.exc_info()[0] else "", end="")
             first.terminate()
             first.wait(150)
-    print(f"{len(times)} kills: training went on after {min(times):.1f} to {max(times):.1f} s")
+    print(f"{len(times)} kills: training continued after {min(times):.1f} to {max(times):.1f} s")
     sys.exit(max(times) > LIMIT)
 
 

@@ -1,6 +1,6 @@
 """Random numbers of strategies: functions of a key, drawn from a generator, and of the index of a Gaussian.
 
-Ranks with equal generators therefore agree on them, however Gaussians are sharded.
+Ranks with equal generators therefore agree on them, however Gaussians are sharded (docs/decisions/0037).
 """
 
 import math
