@@ -59,6 +59,15 @@ def test_slabs_give_nearly_the_same_image(ply, monkeypatch):
     assert [path.name for path in ply.parent.iterdir()] == ["a.ply"]
 
 
+def test_surfels(ply, monkeypatch):
+    gaussians = read_ply(ply)
+    write_ply(ply, gaussians.map(lambda tensor: tensor[gaussians.valid]).as_surfels())
+    for slab, tolerance in ((1 << 20, 1e-6), (17, 1e-3)):
+        monkeypatch.setattr(slabs, "SLAB", slab)
+        for found, image in zip(frames(ply), expected(ply), strict=True):
+            assert (found - image).abs().max() < tolerance
+
+
 def test_slabs_show_colors_only(ply, monkeypatch):
     monkeypatch.setattr(slabs, "SLAB", 17)
     with pytest.raises(UnsupportedError, match=r"more than 17 Gaussians of a model larger than memory, found 'depth'"):
