@@ -49,7 +49,7 @@ COSTS: dict[Task, Cost] = {
     "spz": Cost(600 << 20, 10, 236, 11.0),
     "spz4": Cost(600 << 20, 10, 236, 11.0),
     "sog": Cost(800 << 20, 35, 236, 15.0),
-    "streamed-sog": Cost(1000 << 20, 40, 590, 60.0),
+    "streamed-sog": Cost(1000 << 20, 40, 590, 85.0),
     "decimate": Cost(650 << 20, 25, 590, 15.0),
     "render": Cost(1150 << 20, 30, 236, 7.0),
     "view": Cost(650 << 20, 25, 590, 15.0),
