@@ -198,8 +198,8 @@ def _add_blocks(parser: Parser) -> None:
     number_of.add_argument("--grid", **grid, help="numbers of columns and of rows in each")
     margin = "by how much of its size a block is expanded on each side for training (0.2)"
     add("--margin", type=number, default=0.2, metavar="F", help=margin)
-    share = "share of what a view shows from which it is assigned to a block, besides the one it shows most of (0.1)"
-    add("--min-share", type=number, default=0.1, metavar="F", help=share)
+    share = "share of what a view shows from which it is assigned to a block, besides the one it shows most of (0.03)"
+    add("--min-share", type=number, default=0.03, metavar="F", help=share)
 
     help = "train all blocks one after another, or those given; finished ones are skipped, stopped ones are resumed"
     usage = "tsplat blocks train [-h] [--scene SCENE] PLAN [K ...] [OPTIONS of tsplat train]"

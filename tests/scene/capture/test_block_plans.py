@@ -77,7 +77,7 @@ def test_ground_is_the_plane_of_the_points_in_any_frame():
 
 
 def test_views_belong_to_the_blocks_that_they_show():
-    plan = plan_blocks(town(), (3, 1), margin=0.05)
+    plan = plan_blocks(town(), (3, 1), margin=0.05, min_share=0.1)
     assert [set(block.views) for block in plan.blocks] == [{"a", "b"}, {"c"}, {"d", "e"}]
     # With a margin of the whole block, the view of the middle shows all three.
     assert all("c" in block.views for block in plan_blocks(town(), (3, 1), margin=1.0).blocks)
@@ -128,7 +128,7 @@ def test_block_is_trained_on_its_views_with_its_points_and_as_many_around():
 
 def test_views_that_are_missing_or_all_held_out_are_errors():
     capture = town()
-    plan = plan_blocks(capture, (3, 1), margin=0.05, scene="SCENE")
+    plan = plan_blocks(capture, (3, 1), margin=0.05, min_share=0.1, scene="SCENE")
     with pytest.raises(FileError, match=r"SCENE: 1 views of block 0 are not in the scene \(first: a\)"):
         select_block(dataclasses.replace(capture, train=capture.train[1:]), plan, 0)
     held_out = dataclasses.replace(capture, train=capture.train[:3], test=(capture.train[3], *capture.test))
@@ -174,9 +174,7 @@ def test_plan_is_the_same_after_writing_and_reading(tmp_path):
 
 
 def test_damaged_plans_are_errors(tmp_path):
-    with pytest.raises(
-        FileError, match=r"plan\.json: cannot be read .*; make it with tsplat blocks plan"
-    ):
+    with pytest.raises(FileError, match=r"plan\.json: cannot be read .*; make it with tsplat blocks plan"):
         read_plan(tmp_path)
     write_plan(tmp_path, plan_blocks(town(), 2, scene="SCENE"))
     values = json.loads((tmp_path / PLAN).read_text())

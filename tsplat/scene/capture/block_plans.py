@@ -106,7 +106,7 @@ def plan_blocks(
     blocks: int | tuple[int, int],
     *,
     margin: float = 0.2,
-    min_share: float = 0.1,
+    min_share: float = 0.03,
     scene: str | os.PathLike[str] = "",
 ) -> BlockPlan:
     """Divides a capture into blocks of about equal numbers of points, on the plane along which points are spread most.
