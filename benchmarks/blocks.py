@@ -1,0 +1,151 @@
+"""Compares a town that was trained in blocks with one run of the whole.
+
+    python -m benchmarks.blocks OUT [--views 81] [--points 9000] [--steps 2000] [--blocks 9] [--write]
+
+Everything runs by the commands, each in a process of its own, whose peak memory is measured. In the middle of the
+blocks, `tsplat blocks train` is killed and started again. What exists in the folder OUT already is not computed again.
+
+Besides PSNR of held-out views, that of their pixels near borders is computed: those that show a point whose place on
+the ground is within BAND of a border between blocks, known from the ray tracer. `--write` writes the table to
+docs/blocks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.pages import write_tables
+from benchmarks.town import Town, make_town, render_town, town_cameras, write_town
+from tsplat.scene import Capture, Gaussians, read_capture, read_ply
+from tsplat.scene.capture.block_plans import BlockPlan, read_plan
+from tsplat.scene.images import to_bytes, write_png
+from tsplat.support.files import write_json
+from tsplat.training import Evaluation, evaluate, read_newest
+
+PAGE = Path(__file__).parents[1] / "docs" / "blocks.md"
+LOTS = 6
+BAND = 0.4
+"""World units; a lot is 4 wide."""
+
+
+def run(log: Path, *words: str, kill_when: Path | None = None) -> float:
+    """Runs `tsplat` with output in a file. Returns its peak memory in MB; -1 if it was killed, when a path appeared."""
+    with log.open("a") as file:
+        process = subprocess.Popen([sys.executable, "-m", "tsplat", *words], stdout=file, stderr=subprocess.STDOUT)
+        while kill_when is not None and process.poll() is None:
+            if kill_when.exists():
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                return -1
+            time.sleep(0.05)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"tsplat {' '.join(words)}: status {process.returncode}; see {log}")
+    return usage.ru_maxrss / 1024
+
+
+def border_distances(plan: BlockPlan, points: Tensor) -> Tensor:
+    """Distance on the ground of points [P, 3] to the nearest border between blocks, [P]."""
+    places, distances = plan.ground(points), points.new_full(points.shape[:1], torch.inf, dtype=torch.float64)
+    for k, block in enumerate(plan.blocks):
+        low, high = places.new_tensor(block.low), places.new_tensor(block.high)
+        inside = torch.minimum(places - low, high - places).amin(-1)
+        distances = torch.where(plan.contains(k, points), inside, distances)
+    return distances
+
+
+def band_masks(plan: BlockPlan, town: Town, capture: Capture) -> list[Tensor]:
+    """Which pixels of each held-out view show something near a border, [H, W] bool."""
+    masks = []
+    for view in capture.test:
+        points = render_town(town, view.camera, 1)[1]
+        near = border_distances(plan, points.view(-1, 3)) < BAND
+        masks.append((near & points.view(-1, 3).isfinite().all(-1)).view(points.shape[:2]))
+    return masks
+
+
+def band_psnr(scores: Evaluation, masks: list[Tensor]) -> float:
+    """PSNR in dB of all pixels of the masks together."""
+    errors = [(score.image - score.view.pixels)[mask].square() for score, mask in zip(scores, masks, strict=True)]
+    return float(-10 * torch.cat(errors).mean().log10())
+
+
+def draw(path: Path, scores: dict[str, Evaluation], masks: list[Tensor]) -> None:
+    """Writes a PNG with a row per view: photograph with the band marked, whole run, blocks, and the errors of both."""
+    rows = []
+    for i in range(0, len(masks), max(1, len(masks) // 4)):
+        view = scores["whole"][i].view
+        marked = torch.where(masks[i][..., None], 0.6 * view.pixels + torch.tensor([0.4, 0.0, 0.0]), view.pixels)
+        images = [evaluation[i].image for evaluation in scores.values()]
+        rows.append(
+            torch.cat([marked, *images, *((4 * (image - view.pixels).abs()).clamp(0, 1) for image in images)], 1)
+        )
+    write_png(path, to_bytes(torch.cat(rows)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("out", type=Path)
+    for name, default in dict(views=81, width=160, height=120, points=9000, steps=2000, blocks=9).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--write", action="store_true", help="write the table to docs/blocks.md")
+    options = parser.parse_args()
+    out, plan, log = options.out, options.out / "plan", options.out / "log.txt"
+    town = make_town(LOTS)
+    if not (out / "scene" / "points.ply").exists():
+        cameras = town_cameras(town, options.views, options.width, options.height)
+        write_town(out / "scene", town, cameras, options.points)
+    settings = ["--steps", str(options.steps), "--device", "cpu"]
+    memory: dict[str, float] = json.loads((out / "memory.json").read_text()) if (out / "memory.json").exists() else {}
+    if "whole" not in memory:
+        memory["whole"] = run(log, "train", str(out / "scene"), "--out", str(out / "whole"), *settings)
+        write_json(out / "memory.json", memory)
+    if not (plan / "plan.json").exists():
+        run(log, "blocks", "plan", str(out / "scene"), "--out", str(plan), "--blocks", str(options.blocks))
+    if "blocks" not in memory:
+        middle = plan / f"block_{options.blocks // 2}" / "checkpoints" / "latest"
+        run(log, "blocks", "train", str(plan), *settings, kill_when=middle)
+        memory["blocks"] = run(log, "blocks", "train", str(plan), *settings)
+        write_json(out / "memory.json", memory)
+    run(log, "blocks", "merge", str(plan), "--out", str(out / "merged.ply"))
+
+    capture = read_capture(out / "scene")
+    models: dict[str, Gaussians] = {
+        "whole": read_newest(out / "whole")[1].gaussians,
+        "blocks": read_ply(out / "merged.ply"),
+    }
+    found = read_plan(plan)
+    masks = band_masks(found, town, capture)
+    counts = [len(read_newest(plan / f"block_{k}")[1].gaussians) for k in range(options.blocks)]
+    scores = {name: evaluate(model, capture.test) for name, model in models.items()}
+    draw(out / "comparison.png", scores, masks)
+    share = torch.stack(masks).double().mean()
+    table = (
+        "| | Gaussians of the model | of the largest run | peak memory, MB | PSNR, held out | PSNR near borders |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n"
+    )
+    for name, row in (("whole", "one run"), ("blocks", f"{options.blocks} blocks")):
+        largest = max(counts) if name == "blocks" else len(models[name])
+        table += (
+            f"| {row} | {len(models[name]):,} | {largest:,} | {memory[name]:.0f} | {scores[name].psnr:.2f} dB "
+            f"| {band_psnr(scores[name], masks):.2f} dB |\n"
+        )
+    print(f"{len(capture.train)} training views, {len(capture.points)} points; {share:.0%} of pixels near borders")
+    print(table)
+    if options.write:
+        write_tables(PAGE, table)
+
+
+if __name__ == "__main__":
+    main()
