@@ -98,10 +98,30 @@ def test_hidden_points_do_not_count():
 
 
 def test_fisheye_views_show_what_pinholes_of_the_same_focal_length_do_not():
+    sides = torch.tensor([-3.5, -3.4, 3.4, 3.5])
+    points = torch.stack([sides, torch.zeros(4), torch.full((4,), 2.0)], 1)  # 60 degrees off the axis
+    fisheye = view("fisheye", (0.0, 0.0, 0.0), (0.0, 0.0, 1.0))
+    K = torch.tensor([[15.0, 0, 20], [0, 15, 15], [0, 0, 1]])
+    fisheye = fisheye.replaced(camera=dataclasses.replace(fisheye.camera, K=K, model="fisheye"))
+    capture = Capture((fisheye,), (), points, torch.ones(4, 3))
+    assert [block.views for block in plan_blocks(capture, (2, 1)).blocks] == [("fisheye",), ("fisheye",)]
+    pinhole = fisheye.replaced(camera=dataclasses.replace(fisheye.camera, model="pinhole"))
+    with pytest.raises(ArgumentError, match="no view shows block 0"):
+        plan_blocks(dataclasses.replace(capture, train=(pinhole,)), (2, 1))
+
+
+def test_views_that_show_no_point_belong_to_no_block():
     capture = town()
-    wide = [v.replaced(camera=dataclasses.replace(v.camera, model="fisheye")) for v in capture.train]
-    narrow, found = (plan_blocks(c, (3, 1), margin=0.05) for c in (capture, dataclasses.replace(capture, train=wide)))
-    assert sum(len(block.views) for block in found.blocks) >= sum(len(block.views) for block in narrow.blocks)
+    sky = view("sky", (0.0, -3.0, 0.0), (0.1, -9.0, 0.0))
+    plan = plan_blocks(dataclasses.replace(capture, train=(*capture.train, sky)), 2)
+    assert not any("sky" in block.views for block in plan.blocks)
+
+
+def test_borders_belong_to_one_block():
+    plan = plan_blocks(town(), (2, 1))
+    plan = dataclasses.replace(plan, axes=((1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, -1.0, 0.0)))
+    border = torch.tensor([[plan.blocks[0].high[0], 0.0, 0.0]], dtype=torch.float64)
+    assert [plan.contains(k, border).tolist() for k in range(2)] == [[False], [True]]
 
 
 def test_block_is_trained_on_its_views_with_its_points_and_as_many_around():
@@ -117,6 +137,7 @@ def test_block_is_trained_on_its_views_with_its_points_and_as_many_around():
     (left, _), (right, _) = plan.box(1, expanded=True, bounded=True)
     assert plan.box(1)[0][0] - left == pytest.approx(0.2 * (plan.box(1)[1][0] - plan.box(1)[0][0]))
     assert right > plan.box(1)[1][0]
+    assert select_block(capture, plan, 0).points[:, 0].max() < 4  # its views do not show the right end
     # A view that sees all: what is around is drawn by the seed, and no more than what is inside.
     above = view("above", (0.0, -20.0, -0.1), (0.0, 0.0, 0.0))
     capture = dataclasses.replace(capture, train=(*capture.train, above))
