@@ -90,7 +90,6 @@ UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
     (dict(camera_model="lidar"), "camera_model"),
     (dict(lidar_coeffs=object()), "lidar_coeffs"),
-    (dict(external_distortion_coeffs=object()), "external_distortion_coeffs"),
     (dict(renderer_config=object()), "renderer_config"),
     (dict(tile_size=32), "tile_size"),
     (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
@@ -155,10 +154,6 @@ def test_unsupported_option_raises(scene, change, name):
             r"camera_model: 'lidar' is not implemented; spinning lidars \(lidar_coeffs\) cannot be rendered; .*",
         ),
         (dict(lidar_coeffs=object()), "lidar_coeffs: spinning lidars are not implemented; pass None; use cameras"),
-        (
-            dict(external_distortion_coeffs=object()),
-            "external_distortion_coeffs: distortion outside the camera, .* is not implemented; pass None; .* rays .*",
-        ),
         (dict(renderer_config=object()), "renderer_config: the choice .*; pass None; use the argument backend"),
     ],
     ids=_id,

@@ -25,6 +25,7 @@ from .stages.capacity import check_overflow
 from .stages.depth_maps import depth_to_normals, depth_to_points
 from .stages.eval3d import rasterize_to_pixels_eval3d
 from .stages.intersection import isect_offset_encode, isect_tiles
+from .stages.lens_models import BivariateWindshieldModelParameters
 from .stages.pixels import rasterize_to_pixels
 from .stages.projection import fully_fused_projection, fully_fused_projection_with_ut, quat_scale_to_covar_preci
 from .stages.shading import spherical_harmonics
@@ -36,6 +37,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "BivariateWindshieldModelParameters",
     "CapacityError",
     "DeviceError",
     "DisagreementError",

@@ -30,10 +30,6 @@ TRANSFORMS = (
 
 FEATURES = {
     "lidar_coeffs": ("spinning lidars are ", "; use cameras"),
-    "external_distortion_coeffs": (
-        "distortion outside the camera, as of a windshield, is ",
-        "; put it into the rays of pixels, the argument rays with with_eval3d=True",
-    ),
     "renderer_config": ("the choice of a kernel for evaluation in 3D is ", "; use the argument backend"),
 }
 """Options of gsplat: what they are known by, and what to use instead."""

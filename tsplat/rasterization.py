@@ -196,6 +196,8 @@ def rasterization(
             them. Differentiable, as those below.
         tangential_coeffs, thin_prism_coeffs: [..., C, 2] p1, p2, and [..., C, 4] s1 to s4, of pinhole lenses.
         ftheta_coeffs: An :class:`FThetaCameraDistortionParameters`, or gsplat's, of all cameras; see docs/cameras.md.
+        external_distortion_coeffs: A :class:`BivariateWindshieldModelParameters`, or gsplat's: a windshield in front of
+            all cameras, of any model but ortho; see docs/cameras.md.
         rolling_shutter: A :class:`RollingShutterType`, or its name: the direction in which rows or columns are read.
         viewmats_rs: [..., C, 4, 4] poses at the end of the readout, of a rolling shutter; ``viewmats`` are those at its
             start. Rotations must be orthonormal. Both are differentiable, as rotations.
@@ -210,7 +212,7 @@ def rasterization(
         return_normals: Whether to render normals with ``with_eval3d``: third axes, negated where they point along rays.
         global_z_order: Whether Gaussians are sorted by z of the camera frame. False, with ``with_ut``, is for distances
             from the camera, which are then the depths of ``"D"``, and what planes of f-theta cameras cull by.
-        lidar_coeffs, external_distortion_coeffs, renderer_config: As in gsplat 1.6. Only defaults are implemented.
+        lidar_coeffs, renderer_config: As in gsplat 1.6. Only defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -232,8 +234,8 @@ def rasterization(
         ``with_eval3d``) and ``opacities``, always packed if there are several ranks.
 
         Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats, backgrounds, rays and
-        coefficients of lenses but f-theta, from the images and from the differentiable entries of ``meta``;
-        ``meta["means2d"].retain_grad()`` works.
+        coefficients of lenses but f-theta and windshields, from the images and from the differentiable entries of
+        ``meta``; ``meta["means2d"].retain_grad()`` works.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.

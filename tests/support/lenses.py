@@ -3,6 +3,7 @@
 import torch
 
 from tests.support import scenes
+from tsplat import BivariateWindshieldModelParameters
 from tsplat.config import FThetaCameraDistortionParameters, FThetaPolynomialType, RollingShutterType
 
 CASES = [
@@ -14,6 +15,10 @@ CASES = [
     ("distorted fisheye", "GLOBAL"),
     ("distorted fisheye", "ROLLING_LEFT_TO_RIGHT"),
     ("ortho", "ROLLING_RIGHT_TO_LEFT"),
+    ("windshield pinhole", "GLOBAL"),
+    ("windshield distorted pinhole", "ROLLING_TOP_TO_BOTTOM"),
+    ("windshield distorted fisheye", "GLOBAL"),
+    ("windshield ftheta", "ROLLING_LEFT_TO_RIGHT"),
     ("ftheta", "GLOBAL"),
     ("ftheta", "ROLLING_TOP_TO_BOTTOM"),
     ("inverse ftheta", "GLOBAL"),
@@ -32,8 +37,21 @@ def ftheta(kind, scale, max_angle=0.6):
     )
 
 
+def windshield(seed=0):
+    """A windshield whose polynomials have an exact inverse."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b, c, d, e = (0.1 * torch.rand(5, generator=generator, dtype=torch.float64) - 0.05).tolist()
+    # h = phi + a + b psi + c psi^2 + d psi^3 and v = (1 + e) psi; coefficients of degree 3.
+    s = 1 / (1 + e)
+    inverse = torch.tensor([-a, 1, 0, 0, -b * s, 0, 0, -c * s**2, 0, -d * s**3], dtype=torch.float64)
+    return BivariateWindshieldModelParameters(
+        (a, 1.0, 0.0, 0.0, b, 0.0, 0.0, c, 0.0, d), (0.0, 0.0, 1 + e), inverse, (0.0, 0.0, s)
+    )
+
+
 def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **structure):
     """A scene in front of cameras with random coefficients, that move during the readout of a rolling shutter."""
+    is_behind_glass, kind = kind.startswith("windshield"), kind.removeprefix("windshield ")
     model = kind.split()[-1]
     scene = scenes.make(scenes.Structure(**dict(n=15, seed=seed, camera_model=model) | structure), dtype, device)
     if model in ("fisheye", "ftheta"):
@@ -53,6 +71,8 @@ def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **st
         options |= dict(radial_coeffs=uniform(4, 0.05))
     elif model == "ftheta":
         options |= dict(ftheta_coeffs=ftheta(kind, 0.85 * scene["width"]))
+    if is_behind_glass:
+        options |= dict(external_distortion_coeffs=windshield(seed))
     if readout != "GLOBAL":
         end = scene["viewmats"].clone()
         end[..., :3, :3] = scenes._small_rotations(uniform(3, 0.05).double()).to(dtype) @ end[..., :3, :3]

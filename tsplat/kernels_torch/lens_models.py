@@ -8,12 +8,18 @@ from torch import Tensor
 from ..config import FTHETA_STEPS, LENS_GAIN_MIN, CameraModel
 from .camera_models import Triple, fisheye_terms
 
+N_COEFFICIENTS, N_POLYNOMIAL = 12, 21
+
 NEWTON_STEPS = 20
 """Steps that undo a distortion; each about doubles the number of exact digits."""
 
 
 def bend(p: Triple, lens: Tensor | None, model: CameraModel) -> tuple[Tensor, Tensor, Tensor]:
     """Where a lens with a focal length of 1 shows points in front of the camera, and whether it sees them."""
+    if lens is not None and lens.shape[1] > N_COEFFICIENTS:
+        p, clear = _refract(p, lens[:, N_COEFFICIENTS:].unbind(1))
+        x, y, seen = bend(p, lens[:, :N_COEFFICIENTS], model)
+        return x, y, seen & clear
     x, y, z = p
     seen = torch.ones_like(z, dtype=torch.bool)
     if model == "ortho":
@@ -38,6 +44,39 @@ def bend(p: Triple, lens: Tensor | None, model: CameraModel) -> tuple[Tensor, Te
         return a, b, seen
     bent_a, bent_b, gain, _ = _distort(a, b, lens.unbind(-1))
     return bent_a, bent_b, gain > LENS_GAIN_MIN
+
+
+def _refract(p: Triple, polynomials: tuple[Tensor, ...]) -> tuple[Triple, Tensor]:
+    """Unit directions in which a windshield shows points, and whether it does; see ``refract`` of the kernels."""
+    x, y, z = p
+    phi, psi = torch.atan2(x, torch.hypot(y, z)), torch.atan2(y, torch.hypot(x, z))
+    h, h_phi, h_psi = _windshield_polynomial(polynomials[:N_POLYNOMIAL], phi, psi)
+    v, v_phi, v_psi = _windshield_polynomial(polynomials[N_POLYNOMIAL : 2 * N_POLYNOMIAL], phi, psi)
+    square = 1 - h.sin().square() - v.sin().square()
+    within = torch.maximum(h.abs(), v.abs()) < torch.pi / 2
+    clear = within & (square > 0) & (h_phi * v_psi > h_psi * v_phi)
+    length = torch.where(clear, square, 1.0).sqrt()
+    return (
+        torch.where(clear, h.sin(), 0.0),
+        torch.where(clear, v.sin(), 0.0),
+        torch.where(z < 0, -length, length),
+    ), clear
+
+
+def _windshield_polynomial(c: tuple[Tensor, ...], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of y^k (c_0k + c_1k x + ... ), and its derivatives with respect to x and y; six coefficients for k = 0."""
+    value = of_x = of_y = torch.zeros_like(x)
+    end = N_POLYNOMIAL
+    for n in range(1, 7):
+        inner = slope = torch.zeros_like(x)
+        for coefficient in c[end - n : end][::-1]:
+            slope = slope * x + inner
+            inner = inner * x + coefficient
+        of_y = of_y * y + value
+        of_x = of_x * y + slope
+        value = value * y + inner
+        end -= n
+    return value, of_x, of_y
 
 
 def _distort(a: Tensor, b: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -87,6 +126,13 @@ def _ftheta_gain(theta: Tensor, lens: tuple[Tensor, ...]) -> Tensor:
 
 def directions(x: Tensor, y: Tensor, lens: Tensor | None, model: CameraModel) -> list[Tensor]:
     """Unit directions that cameras with a focal length of 1 show at x, y, [I, H, W]; zero if there are none."""
+    if lens is not None and lens.shape[1] > N_COEFFICIENTS:
+        inner = directions(x, y, lens[:, :N_COEFFICIENTS], model)
+        exists = torch.stack(inner).any(0)
+        behind = (inner[0], inner[1], torch.where(exists, inner[2], 1.0))
+        inverse = lens[:, N_COEFFICIENTS + 2 * N_POLYNOMIAL :, None, None].unbind(1)
+        outer, clear = _refract(behind, inverse)
+        return [torch.where(exists & clear, value, 0.0) for value in outer]
     if model == "ortho":
         return [torch.zeros_like(x), torch.zeros_like(x), torch.ones_like(x)]
     if model == "fisheye":

@@ -121,6 +121,8 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
     x, y, z = torch.where(front[..., None], points, points.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
     k = None if cameras.lens is None else cameras.lens[..., None, None, :].unbind(-1)
     seen = torch.ones_like(front)
+    if k is not None and len(k) > 12:
+        x, y, z, seen = _through_windshield(x, y, z, k[12:33], k[33:54])
     if settings.model == "ortho":
         a, b = x, y
     elif settings.model == "fisheye":
@@ -130,16 +132,17 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
         bent = theta
         if k is not None:
             bent, _ = _fisheye_angle(theta, k)
-            seen = theta <= k[4]
+            seen = seen & (theta <= k[4])
         a, b = (torch.where(on_axis, p / z, bent * p / r) for p in (x, y))
     elif settings.model == "ftheta":
         assert k is not None
         on_axis = x * x + y * y < 1e-24
         r = torch.where(on_axis, 1.0, x * x + y * y).sqrt()
         theta = torch.where(on_axis, 0.0, torch.atan2(r, z))
-        seen = theta <= k[5]
+        visible = theta <= k[5]
+        seen = seen & visible
         largest, first = (torch.where(value > 0, value, 1.0) for value in (k[5], k[0]))  # 0 of invalid cameras
-        distance = _ftheta_distance(theta.minimum(largest), k) * torch.where(seen, 1.0, theta / largest)
+        distance = _ftheta_distance(theta.minimum(largest), k) * torch.where(visible, 1.0, theta / largest)
         at_axis = torch.where(k[10] > 0, 1 / first, first) / z
         a, b = (torch.where(on_axis, p * at_axis, distance * p / r) for p in (x, y))
         a, b = k[7] * a + k[8] * b, k[9] * a + b
@@ -147,12 +150,32 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
         a, b = x / z, y / z
         if k is not None:
             a, b, gain = _opencv(a, b, k)
-            seen = gain > LENS_GAIN_MIN
+            seen = seen & (gain > LENS_GAIN_MIN)
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     pixels = torch.where(front[..., None], focal * torch.stack([a, b], -1) + center, 0.0)
     size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
     inside = ((pixels >= -margin * size) & (pixels < size + margin * size)).all(-1)
     return pixels, front & seen & inside
+
+
+def _through_windshield(
+    x: Tensor, y: Tensor, z: Tensor, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Unit directions in which a windshield shows points, and whether it does; the axis where not."""
+    length = (x * x + y * y + z * z).sqrt()
+    phi, psi = (x / length).asin(), (y / length).asin()
+    powers = [(j, k) for k in range(6) for j in range(6 - k)]
+    columns = torch.stack([phi**j * psi**k for j, k in powers])
+    of_phi = torch.stack([j * phi ** max(j - 1, 0) * psi**k for j, k in powers])
+    of_psi = torch.stack([k * phi**j * psi ** max(k - 1, 0) for j, k in powers])
+    (h, h_phi, h_psi), (v, v_phi, v_psi) = (
+        [(torch.stack(polynomial) * terms).sum(0) for terms in (columns, of_phi, of_psi)]
+        for polynomial in (horizontal, vertical)
+    )
+    square = 1 - h.sin() ** 2 - v.sin() ** 2
+    clear = (h.abs() < torch.pi / 2) & (v.abs() < torch.pi / 2) & (square > 0) & (h_phi * v_psi - h_psi * v_phi > 0)
+    depth = torch.where(z < 0, -1.0, 1.0) * torch.where(clear, square, 1.0).sqrt()
+    return torch.where(clear, h.sin(), 0.0), torch.where(clear, v.sin(), 0.0), depth, clear
 
 
 def _fisheye_angle(theta: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -237,6 +260,11 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
             exists = (gain > LENS_GAIN_MIN) & ((bent_a - x).abs() + (bent_b - y).abs() < 1e-6)
             a, b = torch.where(exists, a, 0.0), torch.where(exists, b, 0.0)
         directions = torch.stack([a, b, one], -1)
+    if k is not None and len(k) > 12:
+        directions = torch.where(exists[..., None], directions, directions.new_tensor([0.0, 0.0, 1.0]))
+        x, y, z = directions.unbind(-1)
+        x, y, z, clear = _through_windshield(x, y, z, k[54:75], k[75:96])
+        directions, exists = torch.stack([x, y, z], -1), exists & clear
     if cameras.shutter is None:
         rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
     else:

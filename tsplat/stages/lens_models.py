@@ -6,6 +6,10 @@ f-theta camera, it holds the coefficients of degrees 1 to 5 of the polynomial th
 and its distance from the principal point in pixels; c, d and e; 1 for a polynomial of distances, 0 for one of angles;
 and a zero. ``Cameras.Ks`` then have focal lengths of 1, and principal points that count from the corner of the image.
 
+Behind a windshield, 84 values follow these 12: the coefficients of four polynomials of degree 5, 21 each, which map the
+angles (phi, psi) of a ray: phi and psi from outside to inside, and the same from inside to outside. A polynomial has
+the powers 0 to 5 of phi, then 0 to 4 of phi times psi, and so on.
+
 ``Cameras.shutter`` [..., C, 20] holds the rotations at the start and at the end of the readout as unit quaternions wxyz
 (4 and 4 values, no more than 90 degrees apart), the translations (3 and 3), the angle between the quaternions in
 radians and the inverse of its sine (0 for equal rotations), the center of the camera at the end in the world frame (3),
@@ -14,6 +18,8 @@ and a zero.
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,7 +32,7 @@ from ..arguments import (
     check_bool,
     check_choice,
     check_devices,
-    check_not_implemented,
+    check_no_grad,
     check_number,
     check_tensor,
     describe,
@@ -41,7 +47,7 @@ from ..config import (
     UnscentedTransformParameters,
 )
 from ..data import Cameras, ProjectionSettings
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ShapeError
 from ..kernels_torch.validation import camera_centers
 
 SAMPLES, BISECTIONS = 1024, 60
@@ -61,6 +67,41 @@ NOT_IMPLEMENTED = {
     "lidar": "spinning lidars (lidar_coeffs) cannot be rendered; use cameras",
 }
 """Camera models of gsplat 1.6 that linearization at the mean does not have, and what to do instead."""
+
+
+class ExternalDistortionReferencePolynomial(enum.IntEnum):
+    """Which polynomials of a windshield are exact: those from outside to inside, or their inverse."""
+
+    FORWARD = 1
+    BACKWARD = 2
+
+
+@dataclasses.dataclass
+class BivariateWindshieldModelParameters:
+    """A windshield in front of a camera, ``external_distortion_coeffs`` of :func:`tsplat.rasterization`.
+
+    With phi = asin(x / |p|) and psi = asin(y / |p|) of a point p of the camera frame, the lens sees the direction
+    (sin h, sin v, sqrt(1 - sin^2 h - sin^2 v)) in its place, where h and v are polynomials of phi and psi. Coefficients
+    are those of 1, phi, ..., phi^n, then of psi, phi psi, ..., phi^(n-1) psi, and so on: 1, 3, 6, 10, 15 or 21 for
+    degrees n of 0 to 5, as a tensor of any dtype and device or a sequence. Not differentiable.
+
+    Attributes:
+        horizontal_poly, vertical_poly: h and v, which points are projected by.
+        horizontal_poly_inverse, vertical_poly_inverse: Their inverse, from what the lens sees to what is outside, which
+            rays of pixels are computed by.
+        reference_poly: Which of them was calibrated. As in gsplat, it is checked and has no effect.
+    """
+
+    horizontal_poly: Tensor | Sequence[float] = (0.0, 1.0, 0.0)
+    vertical_poly: Tensor | Sequence[float] = (0.0, 0.0, 1.0)
+    horizontal_poly_inverse: Tensor | Sequence[float] = (0.0, 1.0, 0.0)
+    vertical_poly_inverse: Tensor | Sequence[float] = (0.0, 0.0, 1.0)
+    reference_poly: ExternalDistortionReferencePolynomial = ExternalDistortionReferencePolynomial.FORWARD
+
+
+POLYNOMIALS = ("horizontal_poly", "vertical_poly", "horizontal_poly_inverse", "vertical_poly_inverse")
+DEGREES = {1: 0, 3: 1, 6: 2, 10: 3, 15: 4, 21: 5}
+"""Degrees of polynomials of two angles, by their number of coefficients."""
 
 
 class Lens(NamedTuple):
@@ -126,7 +167,6 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
     Raises:
         ArgumentError: A shape, dtype or device is invalid, or a tensor does not fit the camera model or the shutter.
     """
-    check_not_implemented({"external_distortion_coeffs": (lens.external_distortion_coeffs, None)})
     given, model, readout = lens.given(), settings.camera.model, settings.camera.readout
     rolls = readout != RollingShutterType.GLOBAL.name
     if not given and not rolls and model != "ftheta":
@@ -136,8 +176,15 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
     if rolls != ("viewmats_rs" in given):
         expected = "the poses at the end of the readout" if rolls else "None"
         raise ArgumentError(f"viewmats_rs: expected {expected}, as rolling_shutter is {readout}")
+    windshield = given.pop("external_distortion_coeffs", None)
     if model == "ftheta":
         cameras = _add_ftheta(cameras, given.pop("ftheta_coeffs", None), batch, n_cameras)
+    elif windshield is not None:
+        if model == "ortho":
+            raise ArgumentError("external_distortion_coeffs: expected None for ortho cameras, whose rays are parallel")
+        given.setdefault(
+            "radial_coeffs", cameras.viewmats.new_zeros(*batch, n_cameras, COEFFICIENTS[model]["radial_coeffs"])
+        )
     shapes = {name: (n,) for name, n in COEFFICIENTS.get(model, {}).items()} | {"viewmats_rs": (4, 4)}
     for name, tensor in given.items():
         if name not in shapes:
@@ -161,7 +208,33 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
             ]
             coefficients = torch.cat(parts, -1)
         cameras = cameras._replace(lens=coefficients)
-    return cameras
+    return cameras if windshield is None else _add_windshield(cameras, windshield)
+
+
+def _add_windshield(cameras: Cameras, windshield: object) -> Cameras:
+    """Adds a windshield, of tsplat or of gsplat, to cameras that have a lens."""
+    assert cameras.lens is not None
+    names = tuple(ExternalDistortionReferencePolynomial.__members__)
+    reference = name_of(getattr(windshield, "reference_poly", None))
+    check_choice("external_distortion_coeffs.reference_poly", reference, names)
+    values = torch.cat([_bivariate(windshield, name).to(cameras.lens) for name in POLYNOMIALS])
+    return cameras._replace(lens=torch.cat([cameras.lens, values.expand(*cameras.lens.shape[:-1], -1)], -1))
+
+
+def _bivariate(windshield: object, name: str) -> Tensor:
+    """Coefficients of a polynomial of two angles, as those of degree 5. [21]"""
+    given: Any = getattr(windshield, name, None)
+    name = f"external_distortion_coeffs.{name}"
+    if isinstance(given, (Sequence, np.ndarray)):
+        given = torch.tensor([check_number(name, value) for value in given], dtype=torch.float64)
+    check_tensor(name, given, [None], "[n], n coefficients of a polynomial")
+    check_no_grad(name, given)
+    if len(given) not in DEGREES:
+        raise ShapeError(f"{name}: expected 1, 3, 6, 10, 15 or 21 coefficients, found {len(given)}")
+    degree = DEGREES[len(given)]
+    groups = given.split([degree + 1 - k for k in range(degree + 1)])
+    padded = [torch.nn.functional.pad(group, (0, 6 - k - len(group))) for k, group in enumerate(groups)]
+    return torch.nn.functional.pad(torch.cat(padded), (0, 21 - sum(6 - k for k in range(degree + 1))))
 
 
 def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: int) -> Cameras:

@@ -16,7 +16,6 @@ from tsplat import UnsupportedError
 
 PACKAGE = "tsplat.compat.gsplat"
 NOT_IMPLEMENTED_1_6 = (
-    "ExternalDistortionModelParameters",
     "LidarTiling",
     "RendererConfig",
     "RendererConfig_MixedBatch",

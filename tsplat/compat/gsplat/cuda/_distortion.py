@@ -1,9 +1,10 @@
-"""Settings of camera models that need the unscented transform."""
+"""Settings of cameras that need the unscented transform."""
 
 import dataclasses
+from typing import ClassVar
 
 from .... import config
-from .._unsupported import unsupported_class
+from ....stages import lens_models
 
 FThetaCameraDistortionParameters = config.FThetaCameraDistortionParameters
 FThetaPolynomialType = config.FThetaPolynomialType
@@ -16,8 +17,18 @@ class UnscentedTransformParameters(config.UnscentedTransformParameters):
     require_all_sigma_points_valid: bool = True
 
 
-_UNDISTORT = "undistort the images, and use a pinhole camera"
-ExternalDistortionModelParameters = unsupported_class("ExternalDistortionModelParameters", "", instead=_UNDISTORT)
-BivariateWindshieldModelParameters = unsupported_class(
-    "BivariateWindshieldModelParameters", "", instead=_UNDISTORT, base=ExternalDistortionModelParameters
-)
+class ExternalDistortionModelParameters:
+    """Base class of distortions outside the camera."""
+
+
+@dataclasses.dataclass
+class BivariateWindshieldModelParameters(
+    lens_models.BivariateWindshieldModelParameters, ExternalDistortionModelParameters
+):
+    """A windshield, as in :class:`tsplat.BivariateWindshieldModelParameters`."""
+
+    MAX_ORDER: ClassVar[int] = 5
+    MAX_COEFFS: ClassVar[int] = 21
+
+
+ExternalDistortionReferencePolynomial = lens_models.ExternalDistortionReferencePolynomial

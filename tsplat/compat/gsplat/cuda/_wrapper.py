@@ -35,6 +35,7 @@ from ._contributors import (
 from ._distortion import (
     BivariateWindshieldModelParameters,
     ExternalDistortionModelParameters,
+    ExternalDistortionReferencePolynomial,
     FThetaCameraDistortionParameters,
     FThetaPolynomialType,
     UnscentedTransformParameters,
