@@ -285,8 +285,8 @@ class PartLists(NamedTuple):
     Attributes:
         n_entries, ids: K, and [K] int32 rows, padded with zeros on both sides in memory; None in the backward pass.
         offsets: [parts * tiles + 1] int32, first entry of each list, and K.
-        words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and the number of set
-            bits up to the end of each word. None if a tile is one part.
+        words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts words], the
+            number of set bits up to the end of each word. None if a tile is one part.
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None, like all that
             follows, if no list is cut.

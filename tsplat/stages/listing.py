@@ -25,7 +25,7 @@ RADIX_ROWS = 32_768
 """Number of integers from which PyTorch sorts by radix."""
 
 FEW_ROWS = 1000
-"""Number of values up to which a call of PyTorch's sort takes least time."""
+"""Number of values up to which a comparison sort takes least time."""
 
 
 def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
@@ -191,10 +191,11 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def stable_argsort(values: Tensor) -> Tensor:
     """Returns the indices of values [n] without NaN in ascending order, of equal ones by index. [n] int64"""
-    sorts_fast = values.device.type != "cpu" or values.numel() <= FEW_ROWS
-    if sorts_fast or values.dtype not in (torch.float32, torch.int32, torch.int16):
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):
         return values.argsort(stable=True)
     keys = values.detach().numpy()
+    if keys.size <= FEW_ROWS:
+        return torch.from_numpy(keys.argsort(kind="stable"))
     return _argsort(_ordered_bits(keys) if values.dtype == torch.float32 else keys)
 
 

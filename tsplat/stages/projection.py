@@ -35,14 +35,14 @@ from .inputs import NO_HARMONICS, Harmonics, check_scene, contiguous, flatten_ba
 from .lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from .sparse_gradients import SparseGradients
 
-OUTPUTS = ProjectedGaussians._fields[2:]
+OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))
 """What a projection returns as tensors."""
 OWN_SHAPES = ((2,), (2,), (), (3,), ())
 """Trailing dimensions of radii, means2d, depths, conics and compensations."""
 
 
 class _Project(torch.autograd.Function):
-    """A projection and the colors of its rows in one node: each costs a tenth of the host time of a small call."""
+    """A projection and the colors of its rows in one node, as each takes tens of microseconds."""
 
     @staticmethod
     def forward(
@@ -68,7 +68,7 @@ class _Project(torch.autograd.Function):
         else:
             ctx.mark_non_differentiable(radii, dense_ids, projected.row_of)
         ctx.set_materialize_grads(False)
-        return *projected[2:], colors
+        return *[getattr(projected, name) for name in OUTPUTS], colors
 
     @staticmethod
     @once_differentiable
@@ -76,13 +76,13 @@ class _Project(torch.autograd.Function):
         settings: ProjectionSettings = ctx.settings
         row_of, radii, clamped, centers, coeffs, *rest = saved
         gaussians, cameras = regroup(rest, Gaussians3D, ctx.cameras_type)
-        _, needs = regroup(ctx.needs_input_grad[5:], Gaussians3D, ctx.cameras_type)
+        _, _, _, needs_centers, needs_coeffs, *flags = ctx.needs_input_grad
+        needs_gaussians, needs = regroup(flags, Gaussians3D, ctx.cameras_type)
         *v_rows, v_colors = v
         given = {f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v_rows) if t is not None}
         v_means = v_centers = v_coeffs = None
         with full_precision(radii.device):
-            _, _, _, needs_centers, needs_coeffs, needs_means, *_ = ctx.needs_input_grad
-            if v_colors is not None and (needs_means or needs_centers or needs_coeffs):
+            if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
                 v_means, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
                     gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
                     degree=ctx.degree, needs_centers=needs_centers,
@@ -117,7 +117,7 @@ def project(
     """
     n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[-2]
     *rows, colors = apply(_Project, settings, type(cameras), *harmonics, *gaussians, *contiguous(cameras))
-    projected = ProjectedGaussians(n_cameras, n_gaussians, *rows)
+    projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, rows)))
     if not settings.packed:
         projected = projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))
     return projected, colors

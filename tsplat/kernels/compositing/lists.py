@@ -4,10 +4,10 @@ Each part of a tile has a list of its own: the tile's Gaussians whose alpha may 
 pixels, front to back as in the tile, so nothing is sorted again. A Gaussian that a part's list leaves out is below
 1/255 on all of its pixels, so images keep their bits.
 
-Three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
+Two or three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
 intersections. With the running total of set bits at each word, the place of an intersection in a list is known. The
-second writes where lists begin and into how many chunks long ones are cut, and the third what they hold. Indices are
-int32, as a band has at most 2^28 intersections.
+last writes where lists begin and what they hold. If lists may be cut, one between them writes where they begin, and
+into how many chunks long ones are cut. Indices are int32, as a band has at most 2^28 intersections.
 """
 
 import math
@@ -41,17 +41,17 @@ def _part_bits_kernel(
     records,  # [nnz, RECORD_WIDTH]
     flatten_ids,  # [M] int32
     keys,  # [M] int16 or int32
-    end,  # [1] int32, number of intersections, at most n
+    isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
     words,  # [parts, n_words] int32, output
-    counts,  # [parts, n_words] int32, output
-    n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int",
+    counts,  # [parts n_words] int32, output
+    n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int", tiles: "Int",
     FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """One lane per intersection tests which parts of the tile it reaches."""
     ACROSS: tl.constexpr = TILE // WIDTH
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < tl.minimum(tl.load(end), n)
+    mask = index < tl.minimum(tl.load(isect_offsets + tiles), n)
     row = tl.load(flatten_ids + index, mask=mask, other=0)
     tile = (tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias) % n_tiles
     record = load_record(records, row, RECORD_WIDTH, FOOTPRINT.VALUES + OPACITY, APPROX)
@@ -93,9 +93,9 @@ def _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, P
 def _list_sizes_kernel(
     isect_offsets,  # [tiles + 1] int32
     words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts, n_words] int32, or None
+    totals,  # [parts n_words] int32, or None
     offsets,  # [lists + 1] int32, output, or None if they are isect_offsets
-    counts,  # [1 + lists + 1] int32, output, or None if no list can be cut
+    counts,  # [1 + lists + 1] int32, output
     n_lists: "Int", n_words: "Int", tiles: "Int",
     CHUNK: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -108,11 +108,10 @@ def _list_sizes_kernel(
     first = _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX)
     if offsets is not None:
         tl.store(offsets + index, first, mask=index <= n_lists)
-    if counts is not None:
-        length = _first_entry(isect_offsets, words, totals, index + 1, n_lists, n_words, tiles, PTX) - first
-        count = tl.where(length > LONGEST, (length + (CHUNK - 1)) // CHUNK, 0)
-        tl.store(counts + 1 + index, tl.where(index < n_lists, count, first), mask=index <= n_lists)
-        tl.store(counts + index, index * 0, mask=index == 0)
+    length = _first_entry(isect_offsets, words, totals, index + 1, n_lists, n_words, tiles, PTX) - first
+    count = tl.where(length > LONGEST, (length + (CHUNK - 1)) // CHUNK, 0)
+    tl.store(counts + 1 + index, tl.where(index < n_lists, count, first), mask=index <= n_lists)
+    tl.store(counts + index, index * 0, mask=index == 0)
 
 
 @triton.jit
@@ -146,16 +145,19 @@ def _part_lists_kernel(
     values,  # [M] int32
     places_by_gaussian,  # [M] int32, see ``GaussianMajor``, or None
     words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts, n_words] int32, or None
+    totals,  # [parts n_words] int32, or None
     listed,  # [MARGIN + K + MARGIN] int32, or with places int64, output
+    isect_offsets,  # [tiles + 1] int32, or None
+    offsets,  # [lists + 1] int32, output, or None if they are known
     chunk_starts,  # [lists + 1] int32, or None if no list is cut
     chunk_lists,  # [n_chunks] int32, output, or None
-    n: "Int", n_words: "Int", n_entries: "Int", n_lists: "Int", n_chunks: "Int", steps: "Int",
+    n: "Int", n_words: "Int", n_entries: "Int", n_lists: "Int", n_chunks: "Int", tiles: "Int", steps: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Lists a value of each intersection, below its place, for each part that it reaches. One lane per intersection.
 
-    The lanes of the first programs also find the list of a chunk each; behind the last chunk, the last list.
+    The lanes of the first programs also find where a list begins each, and the list of a chunk each; behind the last
+    chunk, the last list.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = tl.minimum(index, n - 1)  # loads need no mask
@@ -166,6 +168,10 @@ def _part_lists_kernel(
     for part in tl.static_range(PARTS):
         tl.store(listed + MARGIN + places[part], value, mask=(index < n) & (reached[part] != 0))
     store_margins(listed, index, n_entries)
+    if offsets is not None:
+        if tl.program_id(0) * BLOCK <= n_lists:
+            first = _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX)
+            tl.store(offsets + index, first, mask=index <= n_lists)
     if chunk_lists is not None:
         if tl.program_id(0) * BLOCK < n_chunks:
             found = search_starts(chunk_starts, n_lists, tl.minimum(index, n_chunks - 1), steps)
@@ -191,8 +197,12 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         offsets = offsets.new_zeros(band.parts * band.n_tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     words, totals = _part_bits(records, band) if band.parts > 1 else (None, None)
-    offsets, counts = _list_sizes(offsets, words, totals, band, are_cut=n > CUT * chunk)
-    sums = None if counts is None else counts.cumsum(0, dtype=torch.int32)
+    sums, n_lists, is_known = None, band.parts * band.n_tiles, words is None
+    if n > CUT * chunk:
+        offsets, counts = _list_sizes(offsets, words, totals, band)
+        sums, is_known = counts.cumsum(0, dtype=torch.int32), True
+    elif words is not None:
+        offsets = offsets.new_empty(n_lists + 1)
     n_entries, n_chunks = n, 0
     if needed is not None:
         n_entries = n * entries_per_intersection(band.parts)
@@ -200,8 +210,8 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     elif sums is not None:
         n_chunks, together = sums[-2:].tolist()
         n_entries = (together - n_chunks) % 2**32  # the sum may exceed int32
-    elif words is not None:
-        n_entries = int(offsets[-1])
+    elif totals is not None:
+        n_entries = int(totals[-1])
     chunks: dict[str, Tensor] = {}
     if sums is not None and n_chunks > 0:
         pixels = band.shape.width * band.shape.height
@@ -212,10 +222,10 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     ends = None
     if has_ends:
         # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
-        allocate = torch.empty_like if needed is None else torch.zeros_like
-        ends = allocate(offsets)[:-1]
+        ends = offsets.new_empty(n_lists) if needed is None else torch.zeros_like(offsets)[:-1]
     lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks)
-    return lists._replace(ids=list_values(flatten_ids, None, lists, padded=needed is not None))
+    isect_offsets = None if is_known else intersections.isect_offsets
+    return lists._replace(ids=list_values(flatten_ids, None, lists, isect_offsets, padded=needed is not None))
 
 
 def entries_per_intersection(parts: int) -> int:
@@ -223,15 +233,18 @@ def entries_per_intersection(parts: int) -> int:
     return max(parts // 2, 1)
 
 
-def list_values(values: Tensor, places: Tensor | None, lists: PartLists, *, padded: bool) -> Tensor:
+def list_values(
+    values: Tensor, places: Tensor | None, lists: PartLists, isect_offsets: Tensor | None = None, *, padded: bool
+) -> Tensor:
     """Lists a value [M] of each intersection for each part that it reaches. [K] int32
 
-    Also writes ``chunk_lists``, if lists are cut.
+    Also writes ``chunk_lists``, if lists are cut, and ``offsets``, if it is passed those of tiles.
 
     Args:
         values: [M] int32, not negative.
         places: [M] int32, or None. With places, results are int64, with the place in the high 32 bits.
         lists: The lists, without ``ids``.
+        isect_offsets: See :class:`Intersections`; None if ``offsets`` are known.
         padded: Whether there may be fewer than K entries: then zeros follow.
     """
     allocate = torch.zeros if padded else torch.empty
@@ -239,13 +252,15 @@ def list_values(values: Tensor, places: Tensor | None, lists: PartLists, *, padd
     listed = allocate(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
     n_parts, n_words = (1, 0) if lists.words is None else lists.words.shape
     _part_lists_kernel.launch_elementwise(
-        max(values.numel(), lists.n_chunks),
+        max(values.numel(), lists.n_chunks, 0 if isect_offsets is None else n_lists + 1),
         BLOCK,
         values=values,
         places_by_gaussian=places,
         words=lists.words,
         totals=lists.totals,
         listed=listed,
+        isect_offsets=isect_offsets,
+        offsets=None if isect_offsets is None else lists.offsets,
         chunk_starts=lists.chunk_starts,
         chunk_lists=lists.chunk_lists,
         n=values.numel(),
@@ -253,6 +268,7 @@ def list_values(values: Tensor, places: Tensor | None, lists: PartLists, *, padd
         n_entries=lists.n_entries,
         n_lists=n_lists,
         n_chunks=lists.n_chunks,
+        tiles=n_lists // n_parts,
         steps=n_lists.bit_length(),
         PARTS=n_parts,
         PTX=has_ptx(values),
@@ -277,7 +293,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     n = flatten_ids.numel()
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
     words = flatten_ids.new_empty(band.parts, n_words)
-    counts = torch.empty_like(words)
+    counts = flatten_ids.new_empty(band.parts * n_words)
     _part_bits_kernel.launch_elementwise(
         n_words * WORD.value,
         BLOCK,
@@ -285,7 +301,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         records=records,
         flatten_ids=flatten_ids,
         keys=tile_keys(intersections),
-        end=intersections.isect_offsets[-1:],
+        isect_offsets=intersections.isect_offsets,
         words=words,
         counts=counts,
         n=n,
@@ -293,6 +309,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         key_bias=intersections.key_bias,
         tile_width=band.grid.tile_width,
         n_tiles=band.grid.tiles_per_image,
+        tiles=band.n_tiles,
         FOOTPRINT=band.footprint,
         RECORD_WIDTH=records.shape[1],
         TILE=band.grid.tile_size,
@@ -302,37 +319,36 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         APPROX=approximate(records),
         PTX=has_ptx(records),
     )
-    totals = counts.flatten().cumsum(0, dtype=torch.int32)
+    totals = counts.cumsum(0, dtype=torch.int32)
     if intersections.needed is not None:
         entries = entries_per_intersection(band.parts)
         totals = limit_starts(totals, n * entries, intersections.needed, 2, words, entries)
-    return words, totals.view_as(counts)
+    return words, totals
 
 
 def _list_sizes(
-    isect_offsets: Tensor, words: Tensor | None, totals: Tensor | None, band: Band, *, are_cut: bool
-) -> tuple[Tensor, Tensor | None]:
+    isect_offsets: Tensor, words: Tensor | None, totals: Tensor | None, band: Band
+) -> tuple[Tensor, Tensor]:
     """``offsets`` of :class:`PartLists`; and a zero, the number of chunks of each list, and that of entries.
 
-    Lists of up to ``CUT`` chunks are not cut and have none. The second result is None if no list may be cut.
+    Lists of up to ``CUT`` chunks are not cut and have none.
     """
     n_lists, chunk = band.parts * band.n_tiles, band.shape.chunk
     offsets = isect_offsets if words is None else isect_offsets.new_empty(n_lists + 1)
-    counts = isect_offsets.new_empty(n_lists + 2) if are_cut else None
-    if words is not None or counts is not None:
-        _list_sizes_kernel.launch_elementwise(
-            n_lists + 1,
-            BLOCK,
-            isect_offsets=isect_offsets,
-            words=words,
-            totals=totals,
-            offsets=None if words is None else offsets,
-            counts=counts,
-            n_lists=n_lists,
-            n_words=0 if words is None else words.shape[1],
-            tiles=band.n_tiles,
-            CHUNK=chunk,
-            LONGEST=int(CUT * chunk),
-            PTX=has_ptx(isect_offsets),
-        )
+    counts = isect_offsets.new_empty(n_lists + 2)
+    _list_sizes_kernel.launch_elementwise(
+        n_lists + 1,
+        BLOCK,
+        isect_offsets=isect_offsets,
+        words=words,
+        totals=totals,
+        offsets=None if words is None else offsets,
+        counts=counts,
+        n_lists=n_lists,
+        n_words=0 if words is None else words.shape[1],
+        tiles=band.n_tiles,
+        CHUNK=chunk,
+        LONGEST=int(CUT * chunk),
+        PTX=has_ptx(isect_offsets),
+    )
     return offsets, counts

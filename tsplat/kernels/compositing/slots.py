@@ -60,16 +60,16 @@ def _slot_counts_kernel(
     places_by_gaussian,  # [M] int32, see ``GaussianMajor``
     keys,  # [M] int16 or int32
     words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts, n_words] int32, or None
+    totals,  # [parts n_words] int32, or None
     ends,  # [parts * tiles] int32
-    end,  # [1] int32, number of intersections, at most n
+    isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
     counts,  # [1 + M] int32, output
     n: "Int", n_words: "Int", first_key: "Int", tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Counts the slots of each intersection, in Gaussian-major order, behind a zero. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place, n_listed = tl.load(places_by_gaussian + tl.minimum(index, n - 1)), tl.load(end)
+    place, n_listed = tl.load(places_by_gaussian + tl.minimum(index, n - 1)), tl.load(isect_offsets + tiles)
     inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
     _, _, _, count = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
     tl.store(counts + 1 + place, tl.where(index < n_listed, count, 0), mask=index < n)
@@ -83,9 +83,9 @@ def _part_entries_kernel(
     starts,  # [M + 1] int32, first slot of each intersection in Gaussian-major order
     keys,  # [M] int16 or int32
     words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts, n_words] int32, or None
+    totals,  # [parts n_words] int32, or None
     ends,  # [parts * tiles] int32
-    end,  # [1] int32, number of intersections
+    isect_offsets,  # [tiles + 1] int32, the last is the number of intersections
     entries,  # [MARGIN + K + MARGIN] int64, output
     n_words: "Int", n_entries: "Int", first_key: "Int", tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
@@ -95,7 +95,7 @@ def _part_entries_kernel(
     Entries without a slot are written as well, as walks load rows ahead. What their slot is does not matter.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n_listed = tl.load(end)
+    n_listed = tl.load(isect_offsets + tiles)
     inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
     places, reached, has_slot, count = _find_slots(
         keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX
@@ -288,7 +288,7 @@ def _entries(
         "words": lists.words,
         "totals": lists.totals,
         "ends": ends,
-        "end": intersections.isect_offsets[-1:],
+        "isect_offsets": intersections.isect_offsets,
         "n_words": n_words,
         "first_key": intersections.first_tile - intersections.key_bias,
         "tiles": intersections.isect_offsets.numel() - 1,
@@ -322,19 +322,20 @@ def sum_slots(
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
     unroll = 1 if is_compiled_for_cpu(sums) else UNROLL  # a Gaussian has few slots there, as parts share them
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large, "UNROLL": unroll}
-    columns = min(1 << (width - 1).bit_length(), 16)
-    blocks = -(-width // columns)
-    _span_sum_kernel.launch(
-        programs(-(-n_spans // GROUP) * blocks, 1),
-        **arguments,
-        positions=order.positions,
-        n_spans=n_spans,
-        width=width,
-        blocks=blocks,
-        GROUP=GROUP,
-        COLUMNS=columns,
-        num_warps=2,
-    )
+    if not is_compiled_for_cpu(sums) or large.numpy().any():
+        columns = min(1 << (width - 1).bit_length(), 16)
+        blocks = -(-width // columns)
+        _span_sum_kernel.launch(
+            programs(-(-n_spans // GROUP) * blocks, 1),
+            **arguments,
+            positions=order.positions,
+            n_spans=n_spans,
+            width=width,
+            blocks=blocks,
+            GROUP=GROUP,
+            COLUMNS=columns,
+            num_warps=2,
+        )
     columns = min(width, LANES)
     blocks = -(-width // columns)
     _row_sum_kernel.launch(

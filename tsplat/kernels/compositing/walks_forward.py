@@ -162,11 +162,13 @@ def walk_fwd(
     """
     n_features, n_colors, stride = splats.n_features, splats.n_colors, buffers.colors.shape[3]
     settings = band.settings
+    colors = buffers.colors
     for first in range(0, n_features, _pass_size(settings)):
         passed = pass_channels(splats, first, settings)
         is_last = first + passed.n_features == n_features
         if first > 0:
-            records = pack_records(passed, settings)
+            records, colors = pack_records(passed, settings), buffers.colors[..., first:]
+            backgrounds = None if backgrounds is None else backgrounds[:, _pass_size(settings) :]
             arguments = arguments | dict.fromkeys(("transmittances", "alphas", "last_ids", "ends", "chunk_last_ids"))
             if lists.chunk_colors is not None:
                 arguments["chunk_colors"] = lists.chunk_colors[:, first:]
@@ -174,8 +176,8 @@ def walk_fwd(
             programs(lists.n_chunks + lists.offsets.numel() - 1, 1),
             **arguments | band.walk_arguments(records, normals=first == 0, hits=is_last),
             records=records,
-            backgrounds=None if backgrounds is None else backgrounds[:, first : first + passed.n_colors],
-            render_colors=buffers.colors[..., first:],
+            backgrounds=backgrounds,
+            render_colors=colors,
             background_stride=n_colors,
             stride=stride,
             COLORS=passed.n_colors,
