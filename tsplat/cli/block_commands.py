@@ -6,7 +6,8 @@ import time
 from argparse import Namespace
 
 from .. import ArgumentError
-from .commands import launch, print_note, warn_user
+from .commands import launch, print_note
+from .large_models import warn_user
 from .model_commands import write
 
 

@@ -39,14 +39,7 @@ from .priors import read_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_config
-from .scene_record import (
-    describe_capture,
-    difference,
-    locate_scene,
-    read_scene,
-    record_scene,
-    with_absolute_scene,
-)
+from .scene_record import describe_capture, difference, locate_scene, read_scene, record_scene, with_absolute_scene
 from .start import Configure, check_minutes, continues, extend, initial_gaussians, plan
 
 WORLD = "world.json"
