@@ -91,7 +91,8 @@ def one_sentence(found, *names):
 
 def test_every_command_that_writes_is_tested():
     commands = next(action for action in build_parser()._actions if action.dest == "command").choices
-    assert set(commands) - {"view", "info", "doctor"} == {words[0] for words in (*FILES.values(), *FOLDERS.values())}
+    untested = {"view", "info", "doctor", "blocks"}  # tests/cli/test_blocks.py has those of the last
+    assert set(commands) - untested == {words[0] for words in (*FILES.values(), *FOLDERS.values())}
 
 
 @pytest.mark.parametrize("words", FILES.values(), ids=FILES)
