@@ -90,7 +90,10 @@ def settings(name: Any, n: int) -> RunConfig:
     schedule: dict[str, Any] = dict(refine_start_iter=1, refine_every=2, refine_stop_iter=900, cap_max=n + n // 20)
     assert config.strategy is not None
     return dataclasses.replace(
-        config, views_per_step=N_VIEWS, strategy=dataclasses.replace(config.strategy, **schedule)
+        config,
+        views_per_step=N_VIEWS,
+        max_gaussians=2 * n,
+        strategy=dataclasses.replace(config.strategy, **schedule),
     )
 
 
