@@ -25,8 +25,8 @@ from torch import Tensor
 
 from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
-from tests.support.round_trips import LINEAR, WRITERS, angles_between, check_round_trip
-from tsplat.scene import Camera, Gaussians, intrinsics, morton_order, read_model, write_model
+from tests.support.round_trips import LINEAR, angles_between, check_round_trip, file_order
+from tsplat.scene import Camera, Gaussians, intrinsics, read_model, write_model
 from tsplat.scene.formats.models import Format
 from tsplat.scene.formats.quantization import levels
 from tsplat.viewing import look_at_all, render
@@ -144,12 +144,10 @@ def largest_errors(format: Format, gaussians: Gaussians, found: Gaussians) -> li
         scales = gaussians.log_scales.double().exp().numpy().astype(np.float32)
         sizes = np.log(scales.astype(np.float64)).sum(1) + np.log(opacities)
         order = torch.from_numpy(np.argsort(-sizes, kind="stable"))
-    elif format == "streamed-sog":
-        order = morton_order(gaussians.means)
     elif format == "ply" or format in LINEAR:
         order = torch.arange(len(gaussians))
     else:
-        order, _ = WRITERS["spz" if format == "spz4" else format].encode_means(gaussians.means.numpy())
+        order = file_order("spz" if format == "spz4" else format, gaussians)
     expected = gaussians.map(lambda tensor: tensor[order])
     size = min(expected.shN.shape[1], found.shN.shape[1])
     shN = found.shN[:, :size], expected.shN[:, :size]

@@ -22,13 +22,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tsplat.config import SH_NORMS
 from tsplat.scene import write_ply
 from tsplat.scene.model_rows import Kind, Rows
 
 CELL, HALF = 10.0, 0.35
 """Distance of the houses, in world units, and half of their width in proportion to it."""
-
-SH0 = 0.28209479177387814
 
 COMMANDS = {
     "info": ["info", "{model}"],
@@ -42,7 +41,7 @@ COMMANDS = {
 }
 
 
-class Town(Rows):
+class TownRows(Rows):
     """Houses of random heights and colors on a plane. Each range of rows has some of all; its first row is its seed."""
 
     def __init__(self, count: int) -> None:
@@ -72,7 +71,7 @@ class Town(Rows):
             "log_scales": math.log(0.05) + 0.5 * torch.randn(n, 3, generator=generator),
             "quats": torch.randn(n, 4, generator=generator),
             "opacity_logits": 2 + torch.randn(n, generator=generator),
-            "sh0": ((colors - 0.5) / SH0)[:, None],
+            "sh0": ((colors - 0.5) / SH_NORMS[0][0])[:, None],
             "shN": self.looks[x, z] + noise,
         }
         return {name: tensors[name] for name in names}
@@ -96,7 +95,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = arguments.folder / f"town_{arguments.count}.ply"
     if not model.exists():
-        write_ply(model, Town(arguments.count))
+        write_ply(model, TownRows(arguments.count))
     print(f"{model}: {arguments.count:,} Gaussians, {model.stat().st_size / 1e9:.2f} GB", flush=True)
     for name in arguments.commands or COMMANDS:
         out = Path(tempfile.mkdtemp(dir=arguments.folder))

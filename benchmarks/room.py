@@ -110,7 +110,7 @@ def intersect(origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tens
     solid = torch.zeros_like(axis)
     for i, (center, radius) in enumerate(BALLS, 1):
         offset = origins - origins.new_tensor(center)
-        t = _nearer_root((offset * directions).sum(-1), offset.square().sum(-1) - radius**2)
+        t = nearer_root((offset * directions).sum(-1), offset.square().sum(-1) - radius**2)
         hit = (t > 1e-4) & (t < depth)
         depth, solid = torch.where(hit, t, depth), torch.where(hit, i, solid)
         normal = torch.where(hit[:, None], (offset + t[:, None] * directions) / radius, normal)
@@ -121,7 +121,7 @@ def intersect(origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tens
         offset = origins - start
         d, o = directions - (directions @ unit)[:, None] * unit, offset - (offset @ unit)[:, None] * unit
         a = d.square().sum(-1).clamp_min(1e-12)
-        t = _nearer_root((o * d).sum(-1) / a, (o.square().sum(-1) - radius**2) / a)
+        t = nearer_root((o * d).sum(-1) / a, (o.square().sum(-1) - radius**2) / a)
         along = (offset + t[:, None] * directions) @ unit
         hit = (t > 1e-4) & (t < depth) & (along > 0) & (along < length)
         depth, solid = torch.where(hit, t, depth), torch.where(hit, i, solid)
@@ -129,7 +129,7 @@ def intersect(origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tens
     return depth, solid, normal
 
 
-def _nearer_root(b: Tensor, c: Tensor) -> Tensor:
+def nearer_root(b: Tensor, c: Tensor) -> Tensor:
     """The smaller root of t² + 2 b t + c; infinite if there is none."""
     discriminant = b.square() - c
     root: Tensor = torch.where(discriminant > 0, -b - discriminant.clamp_min(0).sqrt(), torch.inf)

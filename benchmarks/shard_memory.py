@@ -150,13 +150,9 @@ def main() -> None:
     options = parser.parse_args()
     context = multiprocessing.get_context("fork")
     for world_size in (1, options.ranks):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, context.Pool(world_size) as ranks:
             arguments = (world_size, options.gaussians, options.strategy, folder)
-            processes = [context.Process(target=measure, args=(rank, *arguments)) for rank in range(world_size)]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join()
+            ranks.starmap(measure, [(rank, *arguments) for rank in range(world_size)], chunksize=1)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks.room import nearer_root
 from tsplat.scene import Camera, intrinsics, look_at
 from tsplat.scene.images import to_bytes, write_png
 
@@ -167,10 +168,8 @@ def _trace(town: Town, origins: Tensor, directions: Tensor) -> tuple[Tensor, Ten
         update(i, torch.where((enter < leave) & (enter > 1e-4), enter, torch.inf))
     for i, sphere in enumerate(town.spheres):
         offsets = origins - sphere[:3]
-        along = -(offsets * directions).sum(-1)
-        half = along.square() - offsets.square().sum(-1) + sphere[3] ** 2
-        near = along - half.clamp_min(0).sqrt()
-        update(len(town.boxes) + i, torch.where((half > 0) & (near > 1e-4), near, torch.inf))
+        near = nearer_root((offsets * directions).sum(-1), offsets.square().sum(-1) - sphere[3] ** 2)
+        update(len(town.boxes) + i, torch.where(near > 1e-4, near, torch.inf))
     return depths, ids
 
 

@@ -11,7 +11,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.identity import assert_identical
 from tsplat import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
-from tsplat.arguments import check_devices
+from tsplat.arguments import check_devices, to_float
 from tsplat.compat import gsplat
 from tsplat.data import Cameras
 from tsplat.stages.inputs import check_scene
@@ -317,3 +317,9 @@ def test_a_scene_that_passed_is_checked_again_when_a_gradient_is_needed():
             check_scene(*scene, Cameras(viewmats, torch.eye(3)[None].requires_grad_()))
         with pytest.raises(DtypeError, match="Ks"):
             check_scene(*scene, Cameras(viewmats, torch.ones(1, 3, 3, dtype=torch.int32)))
+
+
+@pytest.mark.parametrize("value", [True, None, "1", [1.0], math.nan, -math.inf, 10**400])
+def test_to_float_takes_finite_numbers_only(value):
+    assert to_float(value) is None
+    assert to_float(3) == 3.0 and isinstance(to_float(3), float) and to_float(-0.5) == -0.5

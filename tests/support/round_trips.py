@@ -3,11 +3,14 @@
 import dataclasses
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tsplat.scene import Gaussians, morton_order
 from tsplat.scene.formats import compressed_ply, sog_writer, spz_writer
+from tsplat.scene.formats.quantization import valid_bounds
+from tsplat.scene.model_rows import as_rows, codes_of
 
 FLOAT_EPSILON = 2.0**-22
 """Relative error of a few operations in float32."""
@@ -65,7 +68,7 @@ def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians) -> Non
         _check_linear(format, gaussians, found)
         return
     format = "spz" if format == "spz4" else format
-    order = _order(format, gaussians)
+    order = file_order(format, gaussians)
     format = "sog" if format == "streamed-sog" else format
     expected = gaussians.map(lambda tensor: tensor[order])
     CHECKS[format](expected, found)
@@ -84,11 +87,16 @@ def _check(name: str, found: Tensor, expected: Tensor, tolerance: Tensor | float
         )
 
 
-def _order(format: str, gaussians: Gaussians) -> Tensor:
+def file_order(format: str, gaussians: Gaussians) -> Tensor:
     """Returns the ids of the Gaussians in the order of a file; of Streamed SOG, in that of its finest level."""
     if format == "streamed-sog":
         return morton_order(gaussians.means)
-    return torch.from_numpy(WRITERS[format].encode_means(gaussians.means.numpy())[0])
+    writer = WRITERS[format]
+    if format == "compressed-ply":
+        return torch.from_numpy(writer.encode_means(gaussians.means.numpy())[0])
+    rows = as_rows(gaussians)
+    bounds = valid_bounds(rows)
+    return torch.from_numpy(np.argsort(codes_of(rows, writer.placement(bounds), bounds), kind="stable"))
 
 
 def _check_linear(format: str, expected: Gaussians, found: Gaussians) -> None:

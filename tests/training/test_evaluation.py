@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tsplat.training import Evaluation, Score, evaluate
-from tsplat.training.evaluation import _render, finite_or_none
+from tsplat.training.evaluation import _render
 
 
 def test_metrics_are_those_of_the_clamped_image(scene):
@@ -49,4 +49,3 @@ def test_report_has_means_and_no_infinity(scene):
     metrics = Evaluation(scores).to_json()
     assert (metrics["psnr"], metrics["ssim"]) == (None, 0.75)
     assert [view["psnr"] for view in metrics["views"]] == [20.0, None]
-    assert finite_or_none(3.0) == 3.0

@@ -212,7 +212,7 @@ class LargeEdit:
 
         before = len(self.finish())
         if not all(bool(part.valid.all()) for part in self.rows.chunks()):
-            self.add("without invalid values", lambda part: part.map(lambda tensor, valid=part.valid: tensor[valid]))  # type: ignore[misc]
+            self.add("without invalid values", lambda part: part.select(part.valid))
         rows = self.finish()
         n = amount if isinstance(amount, int) else max(1, round(amount * before))
         self.rows = decimate_rows(rows, n, valid_bounds(rows), self._folder)

@@ -26,7 +26,7 @@ def crop_gaussians(gaussians: Gaussians, box: Box) -> Gaussians:
     """
     low, high = (gaussians.means.new_tensor(corner) for corner in _sorted(box))
     inside = ((gaussians.means >= low) & (gaussians.means <= high)).all(-1)
-    return gaussians.map(lambda tensor: tensor[inside])
+    return gaussians.select(inside)
 
 
 def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) -> Gaussians:
@@ -44,7 +44,7 @@ def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) ->
     if not 0 < radius < math.inf:
         raise ArgumentError(f"radius: expected a positive number, found {radius}")
     inside = (gaussians.means - gaussians.means.new_tensor(center)).norm(dim=-1) <= radius
-    return gaussians.map(lambda tensor: tensor[inside])
+    return gaussians.select(inside)
 
 
 def raise_if_empty(model: Model, box: Box) -> Model:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,9 +93,13 @@ class Gaussians:
         return {name: getattr(self, name) for name in PARAMETERS}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Gaussians":
-        """Returns a copy with `function` applied to every tensor, for example to select Gaussians by a mask."""
+        """Returns a copy with `function` applied to every tensor."""
         mapped: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
         return dataclasses.replace(self, **mapped)
+
+    def select(self, rows: Tensor | slice) -> "Gaussians":
+        """Returns those of a mask [N], of ids [M], or of a slice."""
+        return self.map(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device | str) -> "Gaussians":
         """Returns a copy on another device."""
@@ -235,6 +239,12 @@ class Gaussians:
         )
 
 
+def concatenate(parts: Sequence[Gaussians]) -> Gaussians:
+    """Returns the Gaussians of one or more parts of a model, one part after the other."""
+    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PARAMETERS}
+    return dataclasses.replace(parts[0], **tensors)
+
+
 def neighbor_distances(points: Tensor, rows: slice = slice(None)) -> Tensor:
     """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU.
 
@@ -254,4 +264,4 @@ def drop_invalid(gaussians: Gaussians, tell: Callable[[str], object]) -> Gaussia
     if bool(valid.all()):
         return gaussians
     tell(f"left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
-    return gaussians.map(lambda tensor: tensor[valid])
+    return gaussians.select(valid)

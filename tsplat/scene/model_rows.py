@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import FileError
-from .gaussians import PARAMETERS, Gaussians
+from .gaussians import PARAMETERS, Gaussians, concatenate
 from .morton import morton_codes
 
 CHUNK = 1 << 17
@@ -122,10 +122,8 @@ class Rows:
             return self.read(0, self.count)
         parts = []
         for start, stop in self.ranges():
-            ids = slice(-start % step, None, step)
-            parts.append(self.read(start, stop).map(lambda tensor, ids=ids: tensor[ids].clone()))  # type: ignore[misc]
-        tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PARAMETERS}
-        return dataclasses.replace(parts[0], **tensors)
+            parts.append(self.read(start, stop).select(slice(-start % step, None, step)).map(torch.clone))
+        return concatenate(parts)
 
     def ordered(self, order: NDArray[np.int64], folder: str | os.PathLike[str]) -> Rows:
         """Returns the rows of the ids `order` [M], none twice, in temporary files in a folder.
@@ -173,7 +171,7 @@ class MemoryRows(Rows):
 
     def ordered(self, order: NDArray[np.int64], folder: str | os.PathLike[str]) -> Rows:
         ids = torch.from_numpy(order).to(self.gaussians.means.device)
-        return MemoryRows(self.gaussians.map(lambda tensor: tensor[ids]))
+        return MemoryRows(self.gaussians.select(ids))
 
 
 class StoredRows(Rows):
@@ -258,9 +256,7 @@ def as_rows(model: Gaussians | Rows) -> Rows:
 def gather(parts: Iterable[Gaussians], like: Rows, folder: str | os.PathLike[str]) -> Rows:
     """Returns Gaussians that come in parts as rows: in memory if `like` is, else in temporary files in a folder."""
     if isinstance(like, MemoryRows):
-        models = [like.read(0, 0), *parts]
-        tensors: dict[str, Any] = {name: torch.cat([getattr(model, name) for model in models]) for name in PARAMETERS}
-        return MemoryRows(dataclasses.replace(models[-1], **tensors))
+        return MemoryRows(concatenate([*parts] or [like.read(0, 0)]))
     stored: StoredRows | None = None
     try:
         for part in parts:

@@ -77,8 +77,7 @@ def summarize(model: Gaussians | Rows) -> Summary:
     opacities, scales = np.empty(len(rows), np.float32), np.empty((len(rows), n_scales), np.float32)
     low, high, n = np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32), 0
     for chunk in rows.chunks():
-        valid_mask = chunk.valid
-        valid = chunk.map(lambda tensor, mask=valid_mask: tensor[mask])  # type: ignore[misc]
+        valid = chunk.select(chunk.valid)
         if len(valid):
             own = slice(n, n + len(valid))
             opacities[own], scales[own] = valid.opacities.numpy(), valid.scales[:, :n_scales].numpy()

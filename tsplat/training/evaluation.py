@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..arguments import check_choice
+from ..arguments import check_choice, to_float
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
 from ..rendering import render_views
@@ -71,11 +70,14 @@ class Evaluation(tuple[Score, ...]):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Metrics as JSON values: means over the views, and those of each view. Means of no views are None."""
+        """Metrics as JSON values: means over the views, and those of each view. Means of no views are None.
+
+        So is an infinite PSNR, that of equal images, as JSON has no infinity.
+        """
         views = [
             {
                 "name": score.view.name,
-                "psnr": finite_or_none(score.psnr),
+                "psnr": to_float(score.psnr),
                 "ssim": score.ssim,
                 "seconds": round(score.seconds, 6),
                 **({} if score.lpips is None else {"lpips": score.lpips}),
@@ -84,7 +86,7 @@ class Evaluation(tuple[Score, ...]):
         ]
         if not views:
             return {"psnr": None, "ssim": None, "seconds_per_image": None, "views": []}
-        means = {"psnr": finite_or_none(self.psnr), "ssim": self.ssim}
+        means = {"psnr": to_float(self.psnr), "ssim": self.ssim}
         distances = [score.lpips for score in self if score.lpips is not None]
         if distances:
             means["lpips"] = sum(distances) / len(distances)
@@ -265,11 +267,6 @@ def _render(gaussians: Gaussians, camera: Camera, is_own: bool, options: dict[st
     """Renders a view, [H, W, 3], or joins a collective call without one, [0, H, W, 3]."""
     images = render_views(gaussians, [camera], n_cameras=None if is_own else 0, **options)[0]
     return images[0] if is_own else images
-
-
-def finite_or_none(value: float) -> float | None:
-    """The value, or None if it is infinite, as JSON has no infinity and the PSNR of equal images is infinite."""
-    return value if math.isfinite(value) else None
 
 
 def _synchronize(device: torch.device) -> None:

@@ -110,7 +110,7 @@ class Trainer:
                 "precision: fp16 is not implemented for sharded scenes; use bf16 or parallel='replicate'"
             )
         own = slice(None) if is_shard else self._own_rows(n)
-        self._parameters = Parameters(gaussians.map(lambda tensor: tensor[own]), views, self._extent, config)
+        self._parameters = Parameters(gaussians.select(own), views, self._extent, config)
         self._densification = Densification(self._parameters, config, self._extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
             self._parameters,

@@ -17,7 +17,7 @@ from ..errors import UnsupportedError
 from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
-from ..scene.gaussians import PARAMETERS, Gaussians
+from ..scene.gaussians import Gaussians, concatenate
 from ..scene.model_rows import Rows
 from .videos import OnMap, Show, render_frames
 
@@ -77,7 +77,7 @@ def _seen(rows: Rows, camera: Camera, device: torch.device, backend: Backend) ->
         chunk = rows.read(start, stop)
         valid = chunk.valid.nonzero().squeeze(1)
         # Without colors, which do not matter here.
-        plain = dataclasses.replace(chunk, shN=chunk.shN[:, :0]).map(lambda t, valid=valid: t[valid])  # type: ignore[misc]
+        plain = dataclasses.replace(chunk, shN=chunk.shN[:, :0]).select(valid)
         _, _, meta = render_views(plain.to(device), [camera], backend=backend)
         found = (meta["radii"][0] > 0).all(-1).nonzero().squeeze(1)
         ids.append((valid[found.cpu()] + start).numpy())
@@ -91,10 +91,8 @@ def _select(rows: Rows, ids: NDArray[np.int64]) -> Gaussians:
     for start, stop in rows.ranges():
         first, last = np.searchsorted(ids, (start, stop))
         if last > first:
-            own = torch.from_numpy(ids[first:last] - start)
-            parts.append(rows.read(start, stop).map(lambda tensor, own=own: tensor[own]))  # type: ignore[misc]
-    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PARAMETERS}
-    return dataclasses.replace(parts[0], **tensors)
+            parts.append(rows.read(start, stop).select(torch.from_numpy(ids[first:last] - start)))
+    return concatenate(parts)
 
 
 def _composite(

@@ -55,9 +55,9 @@ def test_a_model_that_was_read_is_written_byte_for_byte(tmp_path, format):
 @pytest.mark.parametrize(
     ("format", "function", "calls"),
     [
-        ("sog", "sog_writer.decode_means", 2),  # one sorts
+        ("sog", "sog_writer.decode_means", 2),  # the bounds, and the means
         ("sog", "sog_writer._n_clusters", 1),
-        ("spz", "spz_writer._fixed_point", 3),  # one sorts, one limits rotations
+        ("spz", "spz_writer._fixed_point", 3),  # the same, and what is written
         ("compressed-ply", "compressed_ply._normalize_chunks", 4),  # one tests whether the first chunk is exact
     ],
 )

@@ -273,7 +273,7 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
 def crop_to_block(gaussians: Gaussians, plan: BlockPlan, block: int) -> Gaussians:
     """Returns the Gaussians whose centers lie in a block, without its margin; in the frame of the files."""
     inside = plan.contains(block, gaussians.means)
-    return gaussians.map(lambda tensor: tensor[inside])
+    return gaussians.select(inside)
 
 
 def write_plan(folder: str | os.PathLike[str], plan: BlockPlan) -> None:

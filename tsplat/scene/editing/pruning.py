@@ -55,9 +55,9 @@ def prune_gaussians(
         kept &= gaussians.valid
     if max_isolation is not None:
         kept &= gaussians.means.isfinite().all(-1)
-        gaussians = gaussians.map(lambda tensor: tensor[kept])
+        gaussians = gaussians.select(kept)
         kept = torch.ones(len(gaussians), dtype=torch.bool, device=gaussians.means.device)
         if len(gaussians) > 1:
             distances = neighbor_distances(gaussians.means).mean(-1)
             kept = (distances <= max_isolation * distances.median()).to(kept.device)
-    return gaussians.map(lambda tensor: tensor[kept])
+    return gaussians.select(kept)

@@ -48,7 +48,7 @@ SCENE_PREFIX = "scene/"
 OF_GAUSSIANS = {"means", "scales", "quats", "opacities", "sh0", "shN"}
 """Names of parameters that have a row per Gaussian; their moments have, too."""
 
-Rows = Callable[[int], slice]
+OwnRows = Callable[[int], slice]
 """Which of a number of Gaussians to read."""
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
@@ -194,7 +194,7 @@ def has_rows(name: str, tensor: Tensor, n: int) -> bool:
 
 
 def read_raw_checkpoint(
-    path: str | os.PathLike[str], *, force: bool = False, rows: Rows | None = None
+    path: str | os.PathLike[str], *, force: bool = False, rows: OwnRows | None = None
 ) -> RawCheckpoint:
     """Verifies the hashes of a checkpoint, the folder ``step_...``, and reads it, or the `rows` of some Gaussians.
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ..gaussians import Gaussians
-from ..model_rows import Rows, as_rows, morton_sorted
-from ..morton import morton_order
+from ..model_rows import Place, Rows, as_rows, morton_sorted
 from .clustering import Clusters, cluster_values, nearest_values
 from .image_sets import META
 from .quantization import LOG_SCALE_MAX, Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
@@ -92,11 +90,13 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
 
 @contextlib.contextmanager
 def sorted_files(rows: Rows, folder: Path, lost: list[str]) -> Iterator[Iterator[tuple[str, bytes]]]:
-    """Gives :func:`sog_files` of rows in Morton order, which is that of rounded means: a file that is written again
-    keeps its order. `folder` is for temporary files."""
+    """Gives :func:`sog_files` of rows in the Morton order of their :func:`placement`.
+
+    Temporary files are in `folder`.
+    """
     check_degree(rows.kind, "SOG")
     bounds = valid_bounds(rows)
-    with morton_sorted(rows, lambda means: decode_means(*_words(means, bounds)), bounds, folder) as ordered:
+    with morton_sorted(rows, placement(bounds), bounds, folder) as ordered:
         yield sog_files(ordered, bounds, lost)
 
 
@@ -192,13 +192,10 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
     return np.concatenate(codes, 1).astype(np.uint8)
 
 
-def encode_means(means: Floats) -> tuple[NDArray[np.int64], Words]:
-    """Returns the ids [N] of means [N, 3] in the order of a file; and as in it, 16 bits between bounds, [N, 3], and the
-    bounds of the logarithms, [2, 3]."""
-    ends = np.stack([means.min(0), means.max(0)]) if len(means) else np.zeros((2, 3), np.float32)
-    words, bounds = _words(means, ends)
-    order = morton_order(torch.from_numpy(decode_means(words, bounds))).numpy()
-    return order, (words[order], bounds)
+def placement(bounds: Floats) -> Place:
+    """Returns where the means of a model with bounds [2, 3] are after rounding, by which a file is sorted: one that is
+    written again keeps its order."""
+    return lambda means: decode_means(*_words(means, bounds))
 
 
 def _log_bounds(ends: Floats) -> NDArray[np.float64]:

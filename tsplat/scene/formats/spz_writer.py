@@ -17,8 +17,7 @@ from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
-from ..model_rows import Rows, as_rows, morton_sorted
-from ..morton import morton_order
+from ..model_rows import Place, Rows, as_rows, morton_sorted
 from ..rotation import rotate_gaussians, sh_signs
 from .quantization import Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
 from .spz import (
@@ -110,9 +109,7 @@ def write_spz(
     sections = _sections(signs, fraction, rows.kind.sh_degree)
     lost: dict[str, None] = {}
     with (
-        morton_sorted(
-            rows, lambda means: _fixed_point(means, fraction) * 2.0**-fraction, bounds, Path(path).parent
-        ) as ordered,
+        morton_sorted(rows, placement(bounds), bounds, Path(path).parent) as ordered,
         atomic_write(path) as file,
     ):
         if version == 4:
@@ -185,16 +182,11 @@ def _fixed_point(means: Floats, fraction: int) -> NDArray[np.int32]:
     return np.clip(rounded, 1 - POSITION_MAX, POSITION_MAX - 1)
 
 
-def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[int, NDArray[np.int32]]]:
-    """Encodes means [N, 3] in Morton order after rounding: a file that is written again keeps its order.
-
-    Returns:
-        Their ids [N] in the order of the file; the number of fractional bits, and fixed-point numbers, [N, 3].
-    """
-    fraction = _fractional_bits(means)
-    fixed = _fixed_point(means, fraction)
-    order = morton_order(torch.from_numpy(fixed * 2.0**-fraction)).numpy()
-    return order, (fraction, fixed[order])
+def placement(bounds: Floats) -> Place:
+    """Returns where the means of a model with bounds [2, 3] are after rounding, by which a file is sorted: one that is
+    written again keeps its order."""
+    fraction = _fractional_bits(bounds)
+    return lambda means: _fixed_point(means, fraction) * 2.0**-fraction
 
 
 class _Section(NamedTuple):

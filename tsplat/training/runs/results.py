@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...arguments import to_float
 from ...scene.capture.views import Capture, View
 from ...scene.formats.ply import write_ply
 from ...scene.gaussians import Gaussians
@@ -18,7 +19,7 @@ from ...stages.memory import used_memory
 from ...strategies.sharding import ranges, route
 from ...support.files import write_json
 from ...support.progress import stage_display
-from ..evaluation import Evaluation, OnView, evaluate, finite_or_none, fit_poses
+from ..evaluation import Evaluation, OnView, evaluate, fit_poses
 from ..report.page import REPORT, RunPage, shown_views, write_page
 from ..report.plots import contact_sheet, curve, evenly_spaced, side_by_side
 from ..trainer import Trainer
@@ -69,10 +70,10 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
             loop.history.record_test(trainer.step, test.psnr, trainer.n_gaussians)
     metrics = {
         **test.to_json(),
-        "psnr_initial": finite_or_none(initial.psnr) if test else None,
+        "psnr_initial": to_float(initial.psnr) if test else None,
         "ssim_initial": initial.ssim if test else None,
-        "psnr_train": finite_or_none(train.psnr),
-        **({"psnr_fitted_poses": finite_or_none(fitted.psnr), "ssim_fitted_poses": fitted.ssim} if fitted else {}),
+        "psnr_train": to_float(train.psnr),
+        **({"psnr_fitted_poses": to_float(fitted.psnr), "ssim_fitted_poses": fitted.ssim} if fitted else {}),
         **({} if trainer.lens_changes is None else {"lens_changes": trainer.lens_changes.tolist()}),
         "num_gaussians": trainer.n_gaussians,
         "steps": trainer.step,

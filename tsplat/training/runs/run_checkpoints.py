@@ -29,7 +29,7 @@ from ...scene.formats.checkpoints import (
     SCENE_PREFIX,
     TRAINING,
     VERSION,
-    Rows,
+    OwnRows,
     checkpoint_errors,
     find_checkpoints,
     is_intact,
@@ -68,7 +68,7 @@ class Checkpoint:
     per_gaussian_names: frozenset[str] = frozenset()
 
 
-def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: Rows | None = None) -> Checkpoint:
+def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: OwnRows | None = None) -> Checkpoint:
     """Verifies the hashes of a checkpoint and reads it.
 
     Args:
@@ -89,7 +89,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: 
 
 
 def read_newest(
-    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None, rows: Rows | None = None
+    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None, rows: OwnRows | None = None
 ) -> tuple[Path, Checkpoint, list[str]]:
     """Reads the newest valid checkpoint of a run.
 

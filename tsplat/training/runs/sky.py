@@ -51,4 +51,4 @@ def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree
         counts[seen] += 1
     kept = counts > 0
     colored = Gaussians.from_points(directions[kept], sums[kept] / counts[kept, None], sh_degree)
-    return dataclasses.replace(sphere.map(lambda tensor: tensor[kept]), sh0=colored.sh0)
+    return dataclasses.replace(sphere.select(kept), sh0=colored.sh0)

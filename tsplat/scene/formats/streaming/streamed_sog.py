@@ -111,4 +111,4 @@ def _read_rows(folder: Path, name: str, ranges: list[tuple[int, int]] | None, wa
     if sum(count for _, count in ranges) == len(gaussians):
         return gaussians
     ids = torch.cat([torch.arange(offset, offset + count) for offset, count in ranges])
-    return gaussians.map(lambda tensor: tensor[ids])
+    return gaussians.select(ids)
