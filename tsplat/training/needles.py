@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..scene.cameras import Camera
+from ..scene.cameras import Camera, project_points
 
 LENGTH = 1 / 2000
 """Standard deviation that is never too long, over the square of the number of views that see the Gaussian: a part of
@@ -45,16 +45,8 @@ def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     """
     counts, largest = torch.zeros_like(means[:, 0]), torch.full_like(means[:, 0], torch.inf)
     for camera in cameras:
-        viewmat, K = camera.viewmat.to(means), camera.K.to(means)
-        x, y, z = (means @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(-1)
-        radius = torch.hypot(x, y).clamp_min(1e-9)
-        if camera.model == "fisheye":
-            depths = radius / torch.atan2(radius, z)
-        else:
-            depths = torch.ones_like(z) if camera.model == "ortho" else z
-        u, v = K[0, 0] * x / depths + K[0, 2], K[1, 1] * y / depths + K[1, 2]
-        sees = (depths > 0) & (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
-        lengths = max(camera.width, camera.height) / K[0, 0] * depths
+        _, depths, sees = project_points(camera, means)
+        lengths = max(camera.width, camera.height) / camera.K[0, 0].to(means) * depths
         counts += sees
         largest = torch.where(sees, torch.minimum(largest, lengths), largest)
     return torch.where(counts > 0, LENGTH * counts.square() * largest, 0.0)

@@ -22,7 +22,7 @@ from ...arguments import check_size
 from ...errors import ArgumentError, FileError
 from ...support.files import write_json
 from ...support.reading import read_json
-from ..cameras import Camera
+from ..cameras import Camera, project_points
 from ..gaussians import Gaussians
 from .views import Capture
 
@@ -206,26 +206,14 @@ def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
         points, members: [P, 3] fp64, world frame, and [B, P] bool, to which blocks they belong.
     """
     rows = max(1, round(CELLS * camera.height / camera.width))
-    visible, pixels, depths = _project(camera, points)
+    pixels, depths, inside = project_points(camera, points)
+    visible = inside.nonzero().squeeze(1)
+    pixels, depths = pixels[visible], depths[visible]
     x, y = (pixels * pixels.new_tensor([CELLS / camera.width, rows / camera.height])).long().unbind(-1)
     cells = y.clamp_max(rows - 1) * CELLS + x.clamp_max(CELLS - 1)
     nearest = torch.full((CELLS * rows,), math.inf, dtype=depths.dtype).scatter_reduce(0, cells, depths, "amin")
     shown = visible[depths == nearest[cells]]
     return members[:, shown].double().mean(1) if len(shown) else members.new_zeros(len(members), dtype=torch.float64)
-
-
-def _project(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the points [P, 3] in front of a camera and in its image, their pixels [Q, 2], and depths [Q]."""
-    viewmat, K = camera.viewmat.to(points), camera.K.to(points)
-    local = points @ viewmat[:3, :3].T + viewmat[:3, 3]
-    ahead = (local[:, 2] > 0).nonzero().squeeze(1)
-    planar, depths = local[ahead, :2] / local[ahead, 2:], local[ahead, 2]
-    if camera.model == "fisheye":
-        radii = planar.norm(dim=-1, keepdim=True)
-        planar = planar * (radii.atan() / radii.clamp_min(1e-12))
-    pixels = planar * K.diagonal()[:2] + K[:2, 2]
-    inside = ((pixels >= 0) & (pixels < pixels.new_tensor([camera.width, camera.height]))).all(-1)
-    return ahead[inside], pixels[inside], depths[inside]
 
 
 def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0) -> Capture:
@@ -256,7 +244,7 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
     inside = plan.contains(block, capture.points, expanded=True)
     seen = torch.zeros_like(inside)
     for view in train:
-        seen[_project(view.camera, capture.points)[0]] = True
+        seen |= project_points(view.camera, capture.points)[2]
     around = (seen & ~inside).nonzero().squeeze(1)
     order = torch.randperm(len(around), generator=torch.Generator().manual_seed(seed)).to(around.device)
     n_inside = int(inside.sum())
