@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("commands", nargs="*", metavar="COMMAND", help=", ".join(COMMANDS))
     arguments = parser.parse_args()
     model = arguments.folder / f"town_{arguments.count}.ply"
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     if not model.exists():
         write_ply(model, TownRows(arguments.count))
     print(f"{model}: {arguments.count:,} Gaussians, {model.stat().st_size / 1e9:.2f} GB", flush=True)
