@@ -18,6 +18,7 @@ from ..errors import ArgumentError
 from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
+from ..scene.culling import CulledModel
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require, require_ffmpeg
@@ -59,9 +60,11 @@ def render_frames(
     """
     check_choice("show", show, get_args(Show))
     limits: Limits | None = None
+    model = CulledModel(gaussians)
     for i, camera in enumerate(cameras):
+        seen = model.seen_by(camera)
         images, alphas, _ = render_views(
-            as_normals(gaussians, camera.position) if show == "normals" else gaussians,
+            as_normals(seen, camera.position) if show == "normals" else seen,
             [camera],
             background=background if show == "rgb" else (0.0, 0.0, 0.0),
             render_mode="ED" if show == "depth" else "RGB",

@@ -14,6 +14,7 @@ import torch
 
 from ...config import Backend
 from ...errors import ArgumentError
+from ...scene.cameras import Camera
 from ...scene.cropping import Box
 from ...scene.gaussians import Gaussians
 from .renderer import Frame, Pose, Renderer, Settings
@@ -68,6 +69,10 @@ class LiveRenderer(Renderer):
         if self._training.is_training_thread():
             return super().cropped(box)
         return self._training.call(lambda: Renderer.cropped(self, box).map(lambda tensor: tensor.clone()))
+
+    def seen(self, camera: Camera, settings: Settings) -> Gaussians:
+        """All Gaussians, as every step changes the boxes of those that could be culled."""
+        return self.cropped(settings.crop)
 
 
 class _Call(Future[Any]):

@@ -19,6 +19,7 @@ from ...rendering import render_views
 from ...scene.cameras import Camera
 from ...scene.capture.views import Color
 from ...scene.cropping import Box, crop_gaussians
+from ...scene.culling import CulledModel
 from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
 from ..appearances import as_centers, as_ellipsoids, as_normals
@@ -164,6 +165,7 @@ class Renderer:
         self._lock = threading.Lock()
         self._samples: deque[tuple[int, float]] = deque(maxlen=N_SAMPLES)
         self._cropped: tuple[Box | None, Gaussians] = (None, gaussians)
+        self._culled: CulledModel | None = None
 
     def render(
         self,
@@ -216,12 +218,21 @@ class Renderer:
             self._cropped = box, crop_gaussians(self.gaussians, box)
         return self._cropped[1]
 
+    def seen(self, camera: Camera, settings: Settings) -> Gaussians:
+        """Returns the Gaussians of the model that a camera may see."""
+        gaussians = self.cropped(settings.crop)
+        if settings.show in ("centers", "ellipses"):  # which have other sizes
+            return gaussians
+        if self._culled is None or self._culled.gaussians is not gaussians:
+            self._culled = CulledModel(gaussians)
+        return self._culled.seen_by(camera, near=settings.near, eps2d=settings.eps2d)
+
     @torch.no_grad()
     def _rasterize(
         self, pose: Pose, settings: Settings, width: int, height: int
     ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int, tuple[float, float] | None]:
         camera = pose.camera(width, height, settings.model)
-        gaussians = self.cropped(settings.crop)
+        gaussians = self.seen(camera, settings)
         if settings.show == "normals":
             gaussians = as_normals(gaussians, camera.position)
         degree = gaussians.sh_degree if settings.sh_degree is None else min(settings.sh_degree, gaussians.sh_degree)

@@ -1,0 +1,97 @@
+"""Culling by boxes does not change images."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tsplat.rendering import render_views
+from tsplat.scene import Camera, Gaussians, culling, intrinsics, look_at
+from tsplat.scene.culling import CulledModel
+
+
+def model(n, seed, *, surfels=False, size=-3.0):
+    generator = torch.Generator().manual_seed(seed)
+    gaussians = Gaussians.from_points(
+        4 * torch.randn(n, 3, generator=generator), torch.rand(n, 3, generator=generator), 1
+    )
+    values = gaussians.tensors() | dict(
+        log_scales=size + torch.randn(n, 3, generator=generator),
+        quats=torch.randn(n, 4, generator=generator),
+        opacity_logits=4 * torch.randn(n, generator=generator),
+    )
+    gaussians = Gaussians(**values)
+    return gaussians.as_surfels() if surfels else gaussians
+
+
+def camera(seed, **options):
+    generator = torch.Generator().manual_seed(1000 + seed)
+    eye, target = (6 * torch.randn(2, 3, generator=generator)).tolist()
+    K = intrinsics(24, 16, 20.0 + 130 * float(torch.rand((), generator=generator)))
+    K[:2, 2] += 40 * torch.randn(2, generator=generator)
+    return Camera(look_at(eye, target), K, 24, 16, **options)
+
+
+@pytest.fixture(autouse=True)
+def chunks_of_one(monkeypatch):
+    monkeypatch.setattr(culling, "CHUNK", 1)
+
+
+@pytest.mark.parametrize("surfels", [False, True])
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_images_are_equal(surfels, antialiased):
+    if surfels and antialiased:
+        pytest.skip("2D Gaussians are not antialiased")
+    n, culled = 300, 0
+    for seed in range(60):
+        gaussians = model(n, seed, surfels=surfels, size=-seed % 5 - 4.0)
+        gaussians = dataclasses.replace(gaussians, antialiased=antialiased)
+        view = camera(seed)
+        seen = CulledModel(gaussians).seen_by(view)
+        culled += n - len(seen)
+        for image, expected in zip(*(render_views(g, [view], backend="torch")[:2] for g in (seen, gaussians))):
+            torch.testing.assert_close(image, expected, rtol=0, atol=1e-6)
+    assert culled > 10 * n
+
+
+@pytest.mark.parametrize("eps2d", [0.3, 30.0])
+def test_what_is_left_out_has_no_radius(eps2d):
+    for seed in range(60):
+        gaussians, view = model(400, seed, size=-2.0), camera(seed)
+        # Colors that are ids find the Gaussians that are left.
+        ids = torch.arange(400.0)[:, None, None].expand(400, 1, 3)
+        seen = CulledModel(dataclasses.replace(gaussians, sh0=ids)).seen_by(view, near=1.0, eps2d=eps2d).sh0[:, 0, 0]
+        radii = render_views(gaussians, [view], backend="torch", near_plane=1.0, eps2d=eps2d)[2]["radii"][0]
+        shown = (radii > 0).all(-1).nonzero().squeeze(1).tolist()
+        assert set(shown) <= set(seen.long().tolist())
+
+
+def test_chunks_hide_what_is_behind_the_camera():
+    gaussians = model(4096, 0, size=-6.0)
+    view = Camera(look_at((0.0, 0, -3), (0, 0, -30)), intrinsics(24, 16, 60.0), 24, 16)
+    n_ahead = int((gaussians.means[:, 2] < -3).sum())
+    assert len(CulledModel(gaussians).seen_by(view)) < 1.01 * n_ahead
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(model="fisheye"), dict(model="ortho"), dict(distortion=torch.tensor([0.1, 0, 0, 0])),
+     dict(viewmat_end=torch.eye(4), readout="ROLLING_TOP_TO_BOTTOM")],
+    ids=["fisheye", "ortho", "distortion", "rolling shutter"],
+)  # fmt: skip
+def test_other_cameras_see_all(options):
+    gaussians = model(64, 0)
+    assert CulledModel(gaussians).seen_by(camera(0, **options)) is gaussians
+
+
+def test_empty_and_non_finite_models():
+    empty = model(5, 0).select(slice(0))
+    assert len(CulledModel(empty).seen_by(camera(0))) == 0
+    gaussians = model(12, 0)
+    gaussians.means[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    gaussians.log_scales[3:6] = torch.tensor([torch.nan, torch.inf, 90.0])[:, None]
+    for seed in range(5):
+        view = camera(seed)
+        seen = CulledModel(gaussians).seen_by(view)
+        images = [render_views(g, [view], backend="torch")[0] for g in (seen, gaussians)]
+        torch.testing.assert_close(*images, rtol=0, atol=1e-6)
