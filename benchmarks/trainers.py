@@ -166,9 +166,11 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
 
     panels = sorted({(line["capture"], line["steps"]) for line in lines})
     recipes = list(dict.fromkeys(line["recipe"] for line in lines))
-    columns = min(len(panels), 2)
+    columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(5 * columns, 3.6 * rows), squeeze=False)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows), squeeze=False)
+    for ax in axes.flat[len(panels) :]:
+        ax.remove()
     for panel, ax in zip(panels, axes.flat):
         for i, recipe in enumerate(recipes):
             curves = [x["curve"] for x in lines if (x["capture"], x["steps"], x["recipe"]) == (*panel, recipe)]
@@ -176,7 +178,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
                 means = [[mean(values) for values in zip(*points)] for points in zip(*curves)]
                 seconds, _, psnr = zip(*means)
                 ax.plot(seconds, psnr, marker=".", color=f"C{i}", label=recipe)
-        ax.set(title=f"{panel[0]}, {panel[1]:,} steps", xlabel="seconds", ylabel="held-out PSNR (dB)")
+        ax.set(title=f"{panel[0]}, {panel[1]:,} steps", xlabel="CPU seconds", ylabel="held-out PSNR (dB)")
         ax.grid(alpha=0.3)
         ax.legend()
     figure.tight_layout()
