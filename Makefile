@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Triton decides at import whether to interpret kernels, so these tests need a process of their own. One is faster than two,
+# as they are few, and a process takes 10 s to collect all tests.
+INTERPRET = TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m interpreter $(shell grep -rl --include=*.py mark.interpreter tests)
 MINUTES ?= 5
 # The oldest versions that pyproject.toml allows, and the newest.
 VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0
@@ -25,9 +28,8 @@ demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a
 quick: lint ## lint, types and the fast tests: about a minute on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
-# Triton decides at import whether to interpret kernels, so these tests need a process of their own.
 test: lint ## lint, types and all tests: about 20 minutes on two cores
-	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
+	$(INTERPRET)
 	$(PYTEST) -m "not interpreter"
 
 # What is found first in PYTHONPATH takes the place of the environment's own. A folder torch-X has PyTorch X with the Triton
@@ -37,7 +39,7 @@ test-versions: $(addprefix $(VENV)/,$(VERSIONS)) ## run what depends on PyTorch 
 	@set -e; for version in $(VERSIONS); do \
 		export PYTHONPATH=$(abspath $(VENV))/$$version TRITON_CACHE_DIR=$(abspath $(VENV))/$$version-cache; \
 		$(BIN)/python -c "import torch, triton; print('== torch', torch.__version__, 'triton', triton.__version__)"; \
-		$(PYTEST) $(VERSIONED); TRITON_INTERPRET=1 $(PYTEST) -m interpreter; \
+		$(PYTEST) $(VERSIONED); $(INTERPRET); \
 	done
 
 # The interpreter of Triton up to 3.6 converts arrays of one entry to numbers, which NumPy 2.4 no longer does.

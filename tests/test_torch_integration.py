@@ -25,6 +25,7 @@ def loss(inputs, **settings):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("dynamo")
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of graph breaks
 def test_compiled_function_gives_the_same_bits():
     inputs = scenes.leaves(scenes.make(STRUCTURE, torch.float32))
@@ -40,6 +41,7 @@ def test_compiled_function_gives_the_same_bits():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("dynamo")
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_function_has_one_graph_break():
     inputs = scenes.leaves(scenes.make(STRUCTURE, torch.float32))

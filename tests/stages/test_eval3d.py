@@ -258,6 +258,7 @@ def test_capacities_bands_and_sparse_gradients_give_the_same_bits(options):
 
 @pytest.mark.slow
 @pytest.mark.triton
+@pytest.mark.xdist_group("dynamo")
 @pytest.mark.filterwarnings("ignore")  # of torch._dynamo about itself
 def test_graphs_of_torch_compile_give_the_same_bits():
     scene = make("distorted pinhole", "GLOBAL", dtype=torch.float32) | dict(

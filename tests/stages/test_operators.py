@@ -6,15 +6,14 @@ import weakref
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tsplat import CapacityError, l1_and_ssim, l1_ssim_loss, rasterization
 from tsplat.stages import operators
 
-# Importing torch._dynamo takes seconds, and it warns of what it does itself.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+# Importing torch._dynamo takes seconds, so that one process does, and it warns of what it does itself.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dynamo"), pytest.mark.filterwarnings("ignore")]
 
 STRUCTURE = scenes.Structure(n=12, cameras=2, width=20, height=18, sh_degree=1, seed=7)
 CASES = [
@@ -91,6 +90,8 @@ def test_losses_are_part_of_graphs():
 
 
 def test_training_compiles_once_for_each_number_of_gaussians():
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     counter = CompileCounterWithBackend("aot_eager")
     scene = make()
     inputs = scenes.leaves(scene)
