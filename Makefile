@@ -3,9 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
-# Triton decides at import whether to interpret kernels, so these tests need a process of their own. One is faster than two,
-# as they are few, and a process takes 10 s to collect all tests.
-INTERPRET = TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m interpreter $(shell grep -rl --include=*.py mark.interpreter tests)
+# Triton decides at import whether to interpret kernels, so these tests need processes of their own.
+INTERPRET = TRITON_INTERPRET=1 $(PYTEST) -m interpreter $(shell grep -rl --include=*.py mark.interpreter tests)
 MINUTES ?= 5
 # The oldest versions that pyproject.toml allows, and the newest.
 VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0
