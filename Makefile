@@ -4,12 +4,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # Triton decides at import whether to interpret kernels, so these tests need processes of their own.
-INTERPRET = TRITON_INTERPRET=1 $(PYTEST) -m interpreter $(shell grep -rl --include=*.py mark.interpreter tests)
+INTERPRET = TRITON_INTERPRET=1 $(PYTEST) -m interpreter tests/kernels
 MINUTES ?= 5
 # The oldest versions that pyproject.toml allows, and the newest.
 VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0
-VERSIONED := tests/triton_cpu tests/kernels tests/stages tests/ops tests/strategies tests/test_rasterization.py \
-	tests/test_torch_integration.py tests/benchmarks/test_dynamic_cost.py tests/emulator/test_instructions.py
+# What depends on them: the compiler for CPUs and what it makes of all kernels; code for GPUs, and the instructions that
+# the emulator knows; operators, torch.compile, autograd and process groups.
+VERSIONED := tests/triton_cpu $(wildcard tests/kernels/test_*.py) tests/ops tests/test_torch_integration.py \
+	$(patsubst %,tests/stages/test_%.py,autograd backend operators exchange process_group sparse_gradients) \
+	tests/strategies/test_base.py tests/benchmarks/test_dynamic_cost.py tests/emulator/test_instructions.py
 EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass sm_90-sass gfx942-amdgcn gfx1100-amdgcn
 COUNT ?= 300
 # Fewer scenes than usual do not replace recorded results.

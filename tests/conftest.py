@@ -52,6 +52,7 @@ MASKED_LANES = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("interpreter"):
+            assert "kernels" in item.path.parts, f"{item.nodeid}: make test interprets kernels in tests/kernels only"
             item.add_marker(MASKED_LANES)
             if not INTERPRETED:
                 item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in a process of its own"))
