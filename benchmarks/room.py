@@ -4,6 +4,7 @@ Rays meet the inside of a box, spheres and capsules, whose intersections are kno
 shadows. The world frame has y down. Vectors of R rays or points are [R, 3].
 """
 
+import dataclasses
 import math
 
 import torch
@@ -35,13 +36,15 @@ def room_capture(
     *,
     exposure: float = 0.0,
     sky: bool = False,
+    rolling: float = 0.0,
     seed: int = 0,
 ) -> Capture:
     """Renders the room from a ring of cameras that look across it, and samples noisy points of what they see.
 
     Held-out views lie between training views, whose gain has a logarithm with mean 0 and the standard deviation
     `exposure`, a fifth of it for each channel more. Held-out views have gain 1.
-    With `sky`, there is a sky without points instead of a ceiling.
+    With `sky`, there is a sky without points instead of a ceiling. With `rolling`, cameras move by that part of a turn
+    around the ring while rows are read, the first one at the pose of the camera without it.
     """
     generator = torch.Generator().manual_seed(seed)
     K = intrinsics(width, height, FOV)
@@ -51,17 +54,21 @@ def room_capture(
     gains = (gains - gains.mean(0)).exp() if n_train else gains
     train, hits, colors = [], [], []
     for i in range(n_train):
-        viewmat = camera(i / n_train, level=i % 3 - 1)
-        image, points, shades = trace(viewmat, K, width, height, sky=sky)
-        train.append(view(image * gains[i], viewmat, K, f"train_{i:03d}"))
+        level = i % 3 - 1.0
+        viewmat, end = camera(i / n_train, level), camera(i / n_train + rolling, level) if rolling else None
+        image, points, shades = trace(viewmat, K, width, height, sky=sky, end=end)
+        train.append(view(image * gains[i], viewmat, K, f"train_{i:03d}", end))
         if sky:
             solid = points[:, 1] > 1e-3 - HALF[1]
             points, shades = points[solid], shades[solid]
         chosen = torch.randperm(len(points), generator=generator)[: math.ceil(n_points / n_train)]
         hits.append(points[chosen])
         colors.append(shades[chosen])
-    poses = [camera((i + 0.5) / n_test, level=0.6 * math.sin(7 * i)) for i in range(n_test)]
-    test = [view(trace(pose, K, width, height, sky=sky)[0], pose, K, f"test_{i:03d}") for i, pose in enumerate(poses)]
+    test = []
+    for i in range(n_test):
+        turn, level = (i + 0.5) / n_test, 0.6 * math.sin(7 * i)
+        viewmat, end = camera(turn, level), camera(turn + rolling, level) if rolling else None
+        test.append(view(trace(viewmat, K, width, height, sky=sky, end=end)[0], viewmat, K, f"test_{i:03d}", end))
     points = torch.cat(hits)[:n_points]
     points = points + POINT_NOISE * torch.randn(points.shape, generator=generator)
     return Capture(tuple(train), tuple(test), points, torch.cat(colors)[:n_points].clamp(0, 1))
@@ -75,21 +82,43 @@ def camera(turn: float, level: float) -> Tensor:
     return look_at(eye, target)
 
 
-def view(image: Tensor, viewmat: Tensor, K: Tensor, name: str) -> View:
-    """Returns the view of an image [H, W, 3] in [0, 1]."""
+def view(image: Tensor, viewmat: Tensor, K: Tensor, name: str, end: Tensor | None = None) -> View:
+    """Returns the view of an image [H, W, 3] in [0, 1]. With `end`, that is the pose of its last row."""
     pixels = (255 * image.clamp(0, 1)).round().to(torch.uint8)
-    return View(pixels, Camera(viewmat, K, image.shape[1], image.shape[0], name=name))
+    camera = Camera(viewmat, K, image.shape[1], image.shape[0], name=name)
+    if end is not None:
+        camera = dataclasses.replace(camera, viewmat_end=end, readout="ROLLING_TOP_TO_BOTTOM")
+    return View(pixels, camera)
+
+
+def poses_of_rows(viewmat: Tensor, end: Tensor, height: int) -> Tensor:
+    """Returns the view matrix of each row [height, 4, 4]: translations are interpolated linearly, and rotations turn
+    around one axis."""
+    turn = end[:3, :3] @ viewmat[:3, :3].T
+    skew = (turn - turn.T) / 2
+    sine = skew.square().sum().div(2).sqrt().clamp_max(1)
+    log = skew * (torch.asin(sine) / sine.clamp_min(1e-12))
+    times = torch.linspace(0, 1, height)[:, None, None]
+    poses = torch.lerp(viewmat, end, times)
+    poses[:, :3, :3] = torch.linalg.matrix_exp(times * log) @ viewmat[:3, :3]
+    return poses
 
 
 def trace(
-    viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: int = 2, *, sky: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the image [height, width, 3]; and a surface point and its color for each pixel, [height width, 3]."""
+    viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: int = 2, *, sky: bool = False,
+    end: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns the image [height, width, 3]; and a surface point and its color for each pixel, [height width, 3].
+
+    Each row is seen from a pose between that of the first, `viewmat`, and that of the last, `end`, if there is one.
+    """
     xs, ys = ((torch.arange(size * supersampling) + 0.5) / supersampling for size in (width, height))
     y, x = torch.meshgrid(ys, xs, indexing="ij")
     rays = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1).view(-1, 3)
-    directions = normalize(rays, dim=-1) @ viewmat[:3, :3]
-    origins = (-viewmat[:3, :3].T @ viewmat[:3, 3]).expand_as(directions)
+    poses = viewmat[None] if end is None else poses_of_rows(viewmat, end, height)
+    rows = normalize(rays, dim=-1).view(len(poses), -1, 3)
+    centers = -poses[:, None, :3, 3] @ poses[:, :3, :3]
+    directions, origins = (rows @ poses[:, :3, :3]).view(-1, 3), centers.expand_as(rows).reshape(-1, 3)
     depths, solids, normals = intersect(origins, directions)
     points = origins + depths[:, None] * directions
     colors = shade(points, normals, directions, solids)

@@ -55,6 +55,7 @@ CAPTURES: dict[str, Callable[[], Capture]] = {
     "room": room_capture,
     "exposure": lambda: room_capture(exposure=0.25),
     "sky": lambda: room_capture(sky=True),
+    "rolling": lambda: room_capture(rolling=0.01),
     "tiny": lambda: room_capture(32, 24, n_train=4, n_test=2, n_points=200),
 }
 DEFAULT_CAPTURES = ("banana", "prepared", "lego", "room", "exposure")

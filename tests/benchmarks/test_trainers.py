@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import room, trainers
+from tsplat.scene import intrinsics
 
 
 def test_recipes_are_compared_at_an_equal_budget(tmp_path, monkeypatch, capsys):
@@ -54,6 +55,20 @@ def test_room_has_consistent_points_and_gains_around_one():
     assert ratios.log().mean(0).abs().max() < 0.05
     half = torch.tensor(room.HALF)
     assert (plain.points.abs() < half + 0.1).all()
+
+
+def test_rows_of_a_rolling_shutter_are_those_of_their_poses():
+    K = intrinsics(16, 12, room.FOV)
+    start, end = room.camera(0.1, 0.5), room.camera(0.14, 0.5)
+    image = room.trace(start, K, 16, 12, end=end)[0]
+    poses = room.poses_of_rows(start, end, 12)
+    torch.testing.assert_close(poses[[0, 11]], torch.stack([start, end]), rtol=0, atol=1e-6)
+    for row, pose in enumerate(poses):
+        torch.testing.assert_close(image[row], room.trace(pose, K, 16, 12)[0][row], rtol=0, atol=1e-4)
+    assert (image[-1] - room.trace(start, K, 16, 12)[0][-1]).abs().max() > 0.05
+    scene = room.room_capture(16, 12, 1, 0, 10, rolling=0.04)
+    camera = scene.train[0].camera
+    assert torch.equal(camera.viewmat_end, room.camera(0.04, -1.0)) and camera.readout == "ROLLING_TOP_TO_BOTTOM"
 
 
 def test_rays_meet_what_they_should():

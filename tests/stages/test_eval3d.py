@@ -112,21 +112,24 @@ def test_gradients_of_rays_match_reference(backend, channels, chunk, cut_lists):
     assert torch.equal(found[0][missing], backgrounds[missing])
 
 
+def rays_of(scene):
+    """The rays of a scene's cameras, with their lenses and shutters."""
+    settings = CameraSettings(
+        scene["width"], scene["height"], scene["camera_model"], readout=scene["rolling_shutter"].name
+    )  # fmt: skip
+    unscented = Unscented.of(UnscentedTransformParameters(), PRESETS["gsplat-1.5"])
+    cameras = add_lens(
+        Cameras(scene["viewmats"], scene["Ks"]), Lens(*(scene.get(name) for name in Lens._fields)),
+        ProjectionSettings(settings, unscented=unscented), torch.Size(), len(scene["Ks"]),
+    )  # fmt: skip
+    return camera_rays(Cameras(*(None if t is None else t[None] for t in cameras)), settings)
+
+
 @pytest.mark.parametrize(("kind", "readout"), CASES)
 def test_rays_go_to_what_their_pixels_show(kind, readout):
     """A tiny Gaussian on the ray of a pixel's center is projected to that center."""
     scene = make(kind, readout)
-    cameras = add_lens(
-        Cameras(scene["viewmats"], scene["Ks"]), Lens(*(scene.get(name) for name in Lens._fields)),
-        ProjectionSettings(
-            CameraSettings(scene["width"], scene["height"], kind.split()[-1], readout=readout), unscented=Unscented.of(
-                UnscentedTransformParameters(), PRESETS["gsplat-1.5"]
-            )
-        ),
-        torch.Size(), len(scene["Ks"]),
-    )  # fmt: skip
-    settings = CameraSettings(scene["width"], scene["height"], kind.split()[-1], readout=readout)
-    rays = camera_rays(Cameras(*(None if t is None else t[None] for t in cameras)), settings)
+    rays = rays_of(scene)
     y, x = 8, 12
     ray = rays.values[:, :, y, x]
     origin, direction = (rays.origins, ray) if rays.origins is not None else (ray[:, :3], ray[:, 3:])

@@ -58,6 +58,7 @@ CAPACITY = ("-m", "triton", "tests/stages/test_capacity.py")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 STRIDES = ("-m", "triton", "tests/test_strides.py")
 RAYS = ("tests/stages/test_eval3d.py",)
+BEAMS = ("tests/kernels/compositing/test_beams.py",)
 SHIFTED = ("tests/kernels/compositing/test_shifted.py", "tests/compat/inria/test_forks.py")
 SEEN = (
     "-m", "triton", "-k", "chunks or passes or depth_is or pinhole", "tests/stages/test_ray_features.py"
@@ -292,6 +293,30 @@ MUTANTS = [
         ("safe + (tl.where(empty, 1.0, shape[k]),)", "safe + (shape[k],)", "rows that are not rendered have NaN"),
         ("valid = valid & (tl.abs(values[k])", "valid = valid | (tl.abs(values[k])", "invalid shapes are rendered"),
     ),
+    *_in("kernels/compositing/footprints/ray.py", BEAMS,
+        ("tl.minimum(tl.minimum(a, b), tl.minimum(c, d))", "tl.minimum(a, b)", "beams behind the origin widen wrongly"),
+        ("tl.maximum(tl.maximum(a, b), tl.maximum(c, d))", "tl.maximum(a, b)", "beams in front widen wrongly"),
+        ("+ frame[9]", "", "origins far apart are not known to round"),
+        ("size = (radius + 2e-6 * norm", "size = (radius + 0.0 * norm", "no room for rounding in small scales"),
+        ("half = size * tl.sqrt(dot3(along_d, along_d)) + room", "half = room", "ellipsoids have no depth"),
+        ("norm * scale < 1e6", "norm * scale < 1e30", "needles are cut by noise"),
+        ("b = -2.0 * dot3", "b = 2.0 * dot3", "shadows mirrored"),
+        ("/ constant(HALF_LOG2_E, level)", "* constant(HALF_LOG2_E, level)", "radius of an ellipsoid too small"),
+        ("| ((terms <= 1e35) == 0)", "", "what is not finite is not listed"),
+        ("is_visible & has_rays & reached", "is_visible & reached", "parts without rays list all"),
+    ),
+    *_in("kernels/compositing/lists.py", RAYS,
+        ("(0 if beams is None else intersections.first_tile)", "0", "beams of other tiles in bands"),
+    ),
+    *_in("kernels/compositing/beams.py", BEAMS,
+        ("(cosine > constant(COSINE_MIN, cosine)) == 0", "cosine != cosine", "rays to all sides make a box"),
+        ("- depth * a[0]", "", "rays do not meet the plane of o at their origin"),
+        ("- depth * a[1]", "- depth * a[0]", "slope of the other axis"),
+        ("own % TILE // WIDTH == part % ACROSS", "own % TILE // WIDTH == part // ACROSS", "parts mixed up"),
+        ("valid = has_ray(ray, inside)", "valid = inside", "pixels without a ray are in boxes"),
+        ("again, _ = _perpendicular(chosen, d)", "again = chosen", "axes as exact as the slope of origins"),
+        ("tl.where(second_square > 1e-12, second[k], any_axis[k])", "second[k]", "no axis where rays are parallel"),
+    ),
     *_in("kernels/compositing/footprints/ray.py", SEEN,
         ("tl.fma(at[8], at[4], g * at[0])", "g * at[0]", "distances have no gradient of the mean along an axis"),
         ("tl.fma(y, at[1], qy * at[5])", "tl.fma(y, at[1], qy * at[4])", "products of a distance mixed up"),
@@ -515,7 +540,7 @@ MUTANTS = [
     ),
     *_in("kernels/compositing/lists.py", PARTS,
         ("part // ACROSS * HEIGHT", "part // ACROSS * WIDTH", "parts taken for squares"),
-        ("+ key_bias) % n_tiles", "+ key_bias)", "tiles of later images below the first"),
+        ("tile = key % n_tiles", "tile = key", "tiles of later images below the first"),
         ("(intersections.first_tile - 1 -", "(intersections.first_tile -", "off by one in unknown keys"),
         ("- popcount(following, PTX)", "- popcount(following >> 1, PTX)", "off by one in places"),
         ("n_words = n // WORD.value + 1", "n_words = (n + WORD.value - 1) // WORD.value",

@@ -142,6 +142,11 @@ def dot3(a, b):
 
 
 @triton.jit
+def cross3(a, b):
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
+
+
+@triton.jit
 def matvec3(m, v):
     return (
         m[0] * v[0] + m[1] * v[1] + m[2] * v[2],

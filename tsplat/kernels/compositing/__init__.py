@@ -48,7 +48,8 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 **The files**, in the order of a call: the launchers below call `records` and `lists`, `chunks` if a list is cut, and
 `walks_forward`; then `slots`, `walks_backward`, and `slots` again. From 16 channels on, `matrices_forward` and
 `matrices_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share, `pixel_sums`
-the sums over the pixels of a part, `rays` those of pixels and their gradients, and `distortion` that of a feature.
+the sums over the pixels of a part, `rays` those of pixels and their gradients, `beams` what bounds the rays of a part,
+and `distortion` that of a feature.
 `footprints` has the math of a splat. `sizes` keeps lists within memory that was allocated before they were counted.
 """
 

@@ -21,6 +21,7 @@ from ...config import ALPHA_MIN
 from ...data import Intersections, PartLists
 from ..device_math import popcount, search_starts
 from ..launch import Int, approximate, has_ptx, kernel
+from .beams import find_beams, load_box, load_frame
 from .records import load_record
 from .sizes import CUT, limit_starts, most_chunks
 from .walk_steps import OPACITY, Band
@@ -44,24 +45,36 @@ def _part_bits_kernel(
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
     words,  # [parts, n_words] int32, output
     counts,  # [parts n_words] int32, output
+    beams,  # [tiles, values], see `beams`, or None
     n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int", tiles: "Int",
     FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """One lane per intersection tests which parts of the tile it reaches."""
+    """One lane per intersection tests which parts of the tile it reaches.
+
+    A key and ``key_bias`` are a tile of the images, or with beams one of the band.
+    """
     ACROSS: tl.constexpr = TILE // WIDTH
+    PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < tl.minimum(tl.load(isect_offsets + tiles), n)
     row = tl.load(flatten_ids + index, mask=mask, other=0)
-    tile = (tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias) % n_tiles
+    key = tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias
+    tile = key % n_tiles
     record = load_record(records, row, RECORD_WIDTH, FOOTPRINT.VALUES + OPACITY, APPROX)
-    x = (tile % tile_width * TILE).to(record[0].dtype) + 0.5
-    y = (tile // tile_width * TILE).to(record[0].dtype) + 0.5
-    bound = FOOTPRINT.bound(record, x, y, TILE, LOG2_ALPHA_MIN)
+    if FOOTPRINT.BEAMS:
+        bound = FOOTPRINT.bound(record, load_frame(beams, key, mask, PARTS), LOG2_ALPHA_MIN)
+    else:
+        x = (tile % tile_width * TILE).to(record[0].dtype) + 0.5
+        y = (tile // tile_width * TILE).to(record[0].dtype) + 0.5
+        bound = FOOTPRINT.bound(record, x, y, TILE, LOG2_ALPHA_MIN)
     word = tl.program_id(0) * (BLOCK // WORD) + tl.arange(0, BLOCK // WORD)
     lane = tl.arange(0, WORD)[None, :]
-    for part in tl.static_range(ACROSS * (TILE // HEIGHT)):
-        reached = FOOTPRINT.reaches(bound, part % ACROSS * WIDTH, part // ACROSS * HEIGHT, WIDTH, HEIGHT)
+    for part in tl.static_range(PARTS):
+        if FOOTPRINT.BEAMS:
+            reached = FOOTPRINT.reaches(bound, load_box(beams, key, part, mask, PARTS))
+        else:
+            reached = FOOTPRINT.reaches(bound, part % ACROSS * WIDTH, part // ACROSS * HEIGHT, WIDTH, HEIGHT)
         reached = mask & reached
         bits = tl.reshape(reached.to(tl.int32), [BLOCK // WORD, WORD]) << lane
         found = tl.sum(bits, 1)
@@ -294,6 +307,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
     words = flatten_ids.new_empty(band.parts, n_words)
     counts = flatten_ids.new_empty(band.parts * n_words)
+    beams = find_beams(band)
     _part_bits_kernel.launch_elementwise(
         n_words * WORD.value,
         BLOCK,
@@ -304,9 +318,10 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         isect_offsets=intersections.isect_offsets,
         words=words,
         counts=counts,
+        beams=beams,
         n=n,
         n_words=n_words,
-        key_bias=intersections.key_bias,
+        key_bias=intersections.key_bias - (0 if beams is None else intersections.first_tile),
         tile_width=band.grid.tile_width,
         n_tiles=band.grid.tiles_per_image,
         tiles=band.n_tiles,

@@ -62,12 +62,9 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
 
 
 @triton.jit
-def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    a, b, c, left, top, level, slope_x, slope_y = bound
-    low_x = left + X
-    high_x = low_x + (WIDTH - 1)
-    low_y = top + Y
-    high_y = low_y + (HEIGHT - 1)
+def reaches_rectangle(bound, low_x, high_x, low_y, high_y):
+    """Whether the form is at most the level anywhere in a rectangle, relative to the mean."""
+    a, b, c, _, _, level, slope_x, slope_y = bound
     # The minimum of the form over a rectangle is on one of the two lines through it nearest to the mean.
     x = tl.minimum(tl.maximum(low_x, 0.0), high_x)
     y = tl.minimum(tl.maximum(x * slope_y, low_y), high_y)
@@ -76,6 +73,15 @@ def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGH
     x = tl.minimum(tl.maximum(y * slope_x, low_x), high_x)
     on_row = (a * x + b * y) * x + c * y * y
     return tl.minimum(on_column, on_row) <= level
+
+
+@triton.jit
+def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
+    low_x = bound[3] + X
+    high_x = low_x + (WIDTH - 1)
+    low_y = bound[4] + Y
+    high_y = low_y + (HEIGHT - 1)
+    return reaches_rectangle(bound, low_x, high_x, low_y, high_y)
 
 
 @triton.jit

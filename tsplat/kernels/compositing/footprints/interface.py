@@ -46,6 +46,8 @@ class Footprint:
         bound: (record, x, y, TILE, LOG2_ALPHA_MIN) to what ``reaches`` needs for a tile; x and y are its first pixel.
         reaches: (bound, X, Y, WIDTH, HEIGHT) to whether alpha reaches ALPHA_MIN at a pixel of a part of the tile, X and
             Y pixels from its first. It may be true if alpha does not, but not false if alpha does.
+        BEAMS: Whether tiles and parts are known by their rays, see `beams`: then ``bound`` is (record, frame,
+            LOG2_ALPHA_MIN), and ``reaches`` (bound, box).
         locate: (record, pixel) to where the pixel is in the splat: a tuple.
         log2_alpha: (record, at) to log2 of alpha before it is clamped.
         add_gradients: (sums, g, at) to the sums with those of a pixel added; the sums are () before the first pixel.
@@ -78,6 +80,7 @@ class Footprint:
     pixel_gradients: Any = None
     features: Any = _features
     features_vjp: Any = _features_vjp
+    BEAMS: bool = False
     NORMALS: bool = False
     HITS: bool = False
 

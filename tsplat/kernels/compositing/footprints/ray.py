@@ -6,7 +6,7 @@ w + t u with w = M (o - m) and u = M d. Alpha is that at its highest point, t = 
 g c c^T.
 
 A *shape* is a row's mean, quaternion wxyz of any norm, and scales, in the world frame; the mean in pixels is not used.
-A record holds m and the rows of M. The *pixel* is a ray: o and d. A part's list is that of its tile.
+A record holds m and the rows of M. The *pixel* is a ray: o and d. A part lists what its beam may meet: see `beams`.
 
 Two features may depend on the pixel. A *normal*, the Gaussian's third axis, is negated where it points along the ray. A
 *hit* is the distance |t| of the nearest point from o. With q the gradient of t over |u|^2, dt/dw = -u / |u|^2 and
@@ -19,7 +19,17 @@ import math
 import triton
 import triton.language as tl
 
-from ...device_math import constant, dot3, matvec3_transposed, normalize4, normalize4_vjp, rotation, rotation_vjp
+from ...device_math import (
+    constant,
+    cross3,
+    dot3,
+    matvec3_transposed,
+    normalize4,
+    normalize4_vjp,
+    rotation,
+    rotation_vjp,
+)
+from .ellipse import reaches_rectangle
 from .interface import Footprint
 
 HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
@@ -59,19 +69,90 @@ def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
 
 
 @triton.jit
-def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    return record[12] >= constant(LOG2_ALPHA_MIN, record[12])
-
-
-@triton.jit
-def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    return bound
-
-
-@triton.jit
 def _row(record, k: tl.constexpr, v):
     """Row k of M times a vector."""
     return tl.fma(record[3 + 3 * k], v[0], tl.fma(record[4 + 3 * k], v[1], record[5 + 3 * k] * v[2]))
+
+
+@triton.jit
+def _along_axes(record, inverse, v):
+    """S R^T v, over the largest scale: M v times ``inverse``, which is 1 / that scale over squared lengths of rows."""
+    return _row(record, 0, v) * inverse[0], _row(record, 1, v) * inverse[1], _row(record, 2, v) * inverse[2]
+
+
+@triton.jit
+def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
+    """Bounds of the ellipsoid where alpha is ALPHA_MIN, in a tile's frame.
+
+    Returns:
+        What ``reaches_rectangle`` needs for its shadow along d, in units of the largest scale, squared; its range of
+        depths; how much a rectangle grows by rounding; and whether alpha is above ALPHA_MIN anywhere.
+    """
+    d = (frame[3], frame[4], frame[5])
+    e = (frame[6], frame[7], frame[8])
+    f = cross3(d, e)
+    to_mean = (record[0] - frame[0], record[1] - frame[1], record[2] - frame[2])
+    squares = ()
+    for k in tl.static_range(3):
+        row = (record[3 + 3 * k], record[4 + 3 * k], record[5 + 3 * k])
+        squares = squares + (dot3(row, row),)
+    root = tl.sqrt(tl.minimum(tl.minimum(squares[0], squares[1]), squares[2]))
+    norm = tl.sqrt(squares[0] + squares[1] + squares[2])
+    scale = 1.0 / root
+    # Room for the rounding of this test and of compositing, which M amplifies.
+    distance = tl.abs(to_mean[0]) + tl.abs(to_mean[1]) + tl.abs(to_mean[2]) + frame[9]
+    level = record[12] - constant(LOG2_ALPHA_MIN, record[12])
+    radius = tl.sqrt(tl.maximum(level, 0.0) / constant(HALF_LOG2_E, level) + 1e-3)
+    size = (radius + 2e-6 * norm * (distance + radius * scale)) * scale
+    room = 2e-6 * (distance + size)
+    # Where one scale is a millionth of another, all is reached.
+    most = tl.where(norm * scale < 1e6, size * size, float("inf"))
+
+    inverse = (root / squares[0], root / squares[1], root / squares[2])
+    along_d = _along_axes(record, inverse, d)
+    along_e = _along_axes(record, inverse, e)
+    along_f = _along_axes(record, inverse, f)
+    # The inverse of the shadow's covariance, whose determinant would cancel if it were made of its values.
+    normal = cross3(along_e, along_f)
+    inverse_det = 1.0 / dot3(normal, normal)
+    a = dot3(along_f, along_f) * inverse_det
+    b = -2.0 * dot3(along_e, along_f) * inverse_det
+    c = dot3(along_e, along_e) * inverse_det
+    shadow = (a, b, c, dot3(to_mean, e), dot3(to_mean, f), most, -0.5 * b / a, -0.5 * b / c)
+    depth = dot3(to_mean, d)
+    half = size * tl.sqrt(dot3(along_d, along_d)) + room
+    return shadow, depth - half, depth + half, room, level >= 0.0
+
+
+@triton.jit
+def _range_of_products(low, high, least, most):
+    """The least and the largest product of a number in [low, high] and one in [least, most]."""
+    a = low * least
+    b = high * least
+    c = low * most
+    d = high * most
+    return tl.minimum(tl.minimum(a, b), tl.minimum(c, d)), tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+
+
+@triton.jit
+def _reaches(bound, box):
+    """Whether the shadow reaches the rectangle of a part's rays, at depths of the ellipsoid; true if not finite."""
+    shadow, near, far, room, is_visible = bound
+    a, b, c, x, y, level, slope_x, slope_y = shadow
+    least_x, most_x = _range_of_products(near, far, box[2], box[3])
+    least_y, most_y = _range_of_products(near, far, box[6], box[7])
+    low_x = box[0] + least_x - x - room
+    high_x = box[1] + most_x - x + room
+    low_y = box[4] + least_y - y - room
+    high_y = box[5] + most_y - y + room
+    far_x = tl.maximum(tl.abs(low_x), tl.abs(high_x))
+    far_y = tl.maximum(tl.abs(low_y), tl.abs(high_y))
+    # Terms that cancel.
+    terms = a * far_x * far_x + tl.abs(b) * far_x * far_y + c * far_y * far_y
+    shadow = (a, b, c, x, y, level + terms * 1e-6, slope_x, slope_y)
+    reached = reaches_rectangle(shadow, low_x, high_x, low_y, high_y) | ((terms <= 1e35) == 0)
+    has_rays = (box[0] > box[1]) == 0
+    return is_visible & has_rays & reached
 
 
 @triton.jit
@@ -263,6 +344,7 @@ RAY = Footprint(
     slopes=None,
     finish=_finish,
     pixel_gradients=_pixel_gradients,
+    BEAMS=True,
 )
 """The nearest point may be behind the origin, as in gsplat 1.5."""
 

@@ -1,0 +1,133 @@
+"""Beams: what bounds the rays of tiles and of their parts, for footprints that are evaluated along rays.
+
+A tile has a *frame*: an origin o near those of its rays, a direction d near theirs, an axis e perpendicular to it along
+the rows of pixels, and how far, at most, origins of rays are from o. The third axis is d x e. At depth z along d, a ray
+is at g + z a on each axis, with g where it meets the plane of o, and a its slope. A part has a *box*: the bounds of g
+and a, of the rays of its pixels, on both axes.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..device_math import constant, cross3, dot3, load_tuple, normalize3, store_tuple
+from ..launch import Int, kernel, programs
+from .rays import has_ray
+from .walk_steps import Band, part_pixels
+
+FRAME = tl.constexpr(10)
+BOX = tl.constexpr(8)
+"""Values of a frame, and of a box."""
+
+COSINE_MIN = tl.constexpr(0.1)
+"""Least cosine of the angle between a ray and d. Frames of tiles with wider angles are NaN, and bound nothing."""
+
+
+@triton.jit
+def _sums(values, kept):
+    """The sum of each value over the pixels that are kept."""
+    sums = ()
+    for k in tl.static_range(len(values)):
+        sums = sums + (tl.sum(tl.where(kept, values[k], 0.0)),)
+    return sums
+
+
+@triton.jit
+def _perpendicular(v, d):
+    """The unit vector of the part of v that is perpendicular to d, and the squared length of that part."""
+    along = dot3(v, d)
+    left = (v[0] - along * d[0], v[1] - along * d[1], v[2] - along * d[2])
+    unit, _ = normalize3(left)
+    return unit, dot3(left, left)
+
+
+@triton.jit
+def _axis(v, w, d):
+    """A unit vector perpendicular to d: that of v, or w if v has hardly any such part, or any."""
+    unit, square = _perpendicular(v, d)
+    second, second_square = _perpendicular(w, d)
+    x = tl.abs(d[0]) < 0.5
+    any_axis, _ = _perpendicular((tl.where(x, 1.0, 0.0), tl.where(x, 0.0, 1.0), tl.zeros_like(d[2])), d)
+    chosen = ()
+    for k in tl.static_range(3):
+        other = tl.where(second_square > 1e-12, second[k], any_axis[k])
+        chosen = chosen + (tl.where(square > 1e-6, unit[k], other),)
+    # Once more, as rounding was relative to v.
+    again, _ = _perpendicular(chosen, d)
+    return again
+
+
+@kernel
+def _beams_kernel(
+    rays,  # [I, 6 or 3, height, width], see ``Rays``
+    origins,  # [I, 3] or None
+    beams,  # [tiles, FRAME + BOX parts], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+):  # fmt: skip
+    """One program per tile."""
+    ACROSS: tl.constexpr = TILE // WIDTH
+    PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
+    tile = tl.program_id(0)
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
+    dtype = beams.dtype.element_ty
+    _image, ray, inside, _pixel, own = part_pixels(tile, 0, grid, rays, origins, TILE, TILE, TILE, TILE, dtype)
+    valid = has_ray(ray, inside)
+    one = tl.full([TILE, TILE], 1.0, dtype)
+    column = (own % TILE).to(dtype)
+    row = own // TILE
+    n, columns = _sums((one, column), valid)
+    inverse = 1.0 / tl.maximum(n, 1.0)
+    total = _sums((ray[0] * one, ray[1] * one, ray[2] * one, ray[3], ray[4], ray[5]), valid)
+    d, _ = normalize3((total[3], total[4], total[5]))
+    o = (total[0] * inverse, total[1] * inverse, total[2] * inverse)
+    from_o = (ray[0] - o[0], ray[1] - o[1], ray[2] - o[2])
+    offset = column - columns * inverse
+    weighted = ()
+    for k in tl.static_range(3):
+        weighted = weighted + (offset * ray[3 + k],)
+    for k in tl.static_range(3):
+        weighted = weighted + (offset * from_o[k],)
+    slope = _sums(weighted, valid)
+    e = _axis((slope[0], slope[1], slope[2]), (slope[3], slope[4], slope[5]), d)
+    f = cross3(d, e)
+
+    cosine = dot3((ray[3], ray[4], ray[5]), d)
+    spread = tl.max(tl.where(valid, (tl.abs(from_o[0]) + tl.abs(from_o[1]) + tl.abs(from_o[2])) * one, 0.0))
+    is_wide = tl.max(tl.where(valid & ((cosine > constant(COSINE_MIN, cosine)) == 0), 1, 0)) > 0
+    frame = ()
+    for k in tl.static_range(3):
+        frame = frame + (o[k],)
+    for k in tl.static_range(3):
+        frame = frame + (tl.where(is_wide, float("nan"), d[k]),)
+    first_out = beams + tile.to(tl.int64) * (FRAME + BOX * PARTS)
+    store_tuple(first_out, 1, frame + e + (spread,))
+    safe = tl.where(valid, cosine, 1.0)
+    depth = dot3(from_o, d)
+    a = (dot3((ray[3], ray[4], ray[5]), e) / safe, dot3((ray[3], ray[4], ray[5]), f) / safe)
+    values = (dot3(from_o, e) - depth * a[0], a[0], dot3(from_o, f) - depth * a[1], a[1])
+    for part in tl.static_range(PARTS):
+        is_own = valid & (own % TILE // WIDTH == part % ACROSS) & (row // HEIGHT == part // ACROSS)
+        for k in tl.static_range(4):
+            tl.store(first_out + (FRAME + BOX * part + 2 * k), tl.min(tl.where(is_own, values[k], 1e30)))
+            tl.store(first_out + (FRAME + BOX * part + 2 * k + 1), tl.max(tl.where(is_own, values[k], -1e30)))
+
+
+@triton.jit
+def load_frame(beams, tile, mask, PARTS: tl.constexpr):
+    return load_tuple(beams + tile.to(tl.int64) * (FRAME + BOX * PARTS), 1, FRAME, mask)
+
+
+@triton.jit
+def load_box(beams, tile, part: tl.constexpr, mask, PARTS: tl.constexpr):
+    return load_tuple(beams + (tile.to(tl.int64) * (FRAME + BOX * PARTS) + (FRAME + BOX * part)), 1, BOX, mask)
+
+
+def find_beams(band: Band) -> Tensor | None:
+    """Returns frames and boxes of a band's tiles, [tiles, FRAME + BOX parts]; None if the footprint needs none."""
+    if not band.footprint.BEAMS:
+        return None
+    assert band.rays is not None
+    beams = band.rays.values.new_empty(band.n_tiles, FRAME.value + BOX.value * band.parts)
+    _beams_kernel.launch(programs(band.n_tiles, 1), beams=beams, **band.ray_arguments(), **band.pixel_arguments())
+    return beams
