@@ -247,12 +247,12 @@ def test_special_values_are_finite(backend):
 def test_capacities_bands_and_sparse_gradients_give_the_same_bits(options):
     scene = make("distorted pinhole", n=30, width=40, height=60) | {"with_eval3d": True, "packed": "n" in options}
     names = [*NAMES, "viewmats"]
-    *expected, meta = images_and_gradients(scene, names, backend="triton", tile_size=4)
+    *expected, meta = images_and_gradients(scene, names, backend="triton", tile_size=8)
     if "memory_budget" in options:
         options = {"memory_budget": meta["memory"]["peak_bytes"] // 3}
     elif "n" in options:
         options = {"sparse_grad": True}
-    *found, meta = images_and_gradients(scene, names, backend="triton", tile_size=4, **options)
+    *found, meta = images_and_gradients(scene, names, backend="triton", tile_size=8, **options)
     assert meta["memory"]["bands"] > 1 or "memory_budget" not in options
     for name, one, other in zip(["colors", "alphas", *names], found, expected):
         one = one.to_dense() if one.is_sparse else one

@@ -112,7 +112,7 @@ def test_parts_do_not_change_the_bits_of_images_and_gradients(shape, dtype, entr
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     share = sum(entries[::2]) / sum(entries[1::2])
-    assert share < {"needles": 0.6, "huge": 0.8, "inside": 0.8}.get(shape, 0.35)
+    assert share < {"huge": 0.8, "inside": 0.8}.get(shape, 0.35)
 
 
 def _grazing(shape):
@@ -127,7 +127,7 @@ def _grazing(shape):
     up = torch.nn.functional.normalize(above - (above * d).sum(-1, keepdim=True) * d, dim=-1)
     depth = 2 + 3 * u[:, 2:3]
     longer = torch.tensor({"needles": [0.0, 2.5, 5.5]}.get(shape, [0.0, 0.3, 0.6]))
-    scales = depth * 10 ** (-5.0 - 1.5 * u[:, 3:4] + u[:, 3:4] * longer)
+    scales = depth * 10 ** ((-4.5 if shape == "origins" else -5.0) - 1.5 * u[:, 3:4] + u[:, 3:4] * longer)
     quats = torch.nn.functional.normalize(torch.randn(n, 4, generator=generator, dtype=torch.float64), dim=-1)
     rotations = torch.stack([torch.stack(row, -1) for row in rotation_rows(quats)], -2)
     whitening = rotations.mT / scales[..., None]
@@ -137,7 +137,7 @@ def _grazing(shape):
     radius = (2 * (255 * opacities).log()).sqrt() * (1 + 0.1 * (u[:, 5] - 0.5))
     means = rays[0, y, x, :3] + depth * d + (radius[:, None] / across[..., 0].norm(dim=-1, keepdim=True)) * up
     if shape == "origins":
-        rays[..., :3] -= 1000 * torch.rand(1, HEIGHT, WIDTH, 1, generator=generator, dtype=torch.float64) * directions
+        rays[..., :3] += 300 * (-1.0) ** torch.arange(WIDTH)[:, None] * directions
     tiles = TileGrid.cover(1, WIDTH, HEIGHT, TILE)
     offsets = (n * torch.arange(tiles.n_tiles, dtype=torch.int32)).view(1, tiles.tile_height, tiles.tile_width)
     scene |= dict(

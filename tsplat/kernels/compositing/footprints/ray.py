@@ -97,16 +97,11 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
         row = (record[3 + 3 * k], record[4 + 3 * k], record[5 + 3 * k])
         squares = squares + (dot3(row, row),)
     root = tl.sqrt(tl.minimum(tl.minimum(squares[0], squares[1]), squares[2]))
-    norm = tl.sqrt(squares[0] + squares[1] + squares[2])
-    scale = 1.0 / root
-    # Room for the rounding of this test and of compositing, which M amplifies.
-    distance = tl.abs(to_mean[0]) + tl.abs(to_mean[1]) + tl.abs(to_mean[2]) + frame[9]
     level = record[12] - constant(LOG2_ALPHA_MIN, record[12])
-    radius = tl.sqrt(tl.maximum(level, 0.0) / constant(HALF_LOG2_E, level) + 1e-3)
-    size = (radius + 2e-6 * norm * (distance + radius * scale)) * scale
+    size = tl.sqrt(tl.maximum(level, 0.0) / constant(HALF_LOG2_E, level) + 1e-3) / root
+    # The rounding of this test, and of compositing, which is as if a ray passed so much further away.
+    distance = tl.abs(to_mean[0]) + tl.abs(to_mean[1]) + tl.abs(to_mean[2]) + frame[9]
     room = 2e-6 * (distance + size)
-    # Where one scale is a millionth of another, all is reached.
-    most = tl.where(norm * scale < 1e6, size * size, float("inf"))
 
     inverse = (root / squares[0], root / squares[1], root / squares[2])
     along_d = _along_axes(record, inverse, d)
@@ -118,7 +113,7 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     a = dot3(along_f, along_f) * inverse_det
     b = -2.0 * dot3(along_e, along_f) * inverse_det
     c = dot3(along_e, along_e) * inverse_det
-    shadow = (a, b, c, dot3(to_mean, e), dot3(to_mean, f), most, -0.5 * b / a, -0.5 * b / c)
+    shadow = (a, b, c, dot3(to_mean, e), dot3(to_mean, f), size * size, -0.5 * b / a, -0.5 * b / c)
     depth = dot3(to_mean, d)
     half = size * tl.sqrt(dot3(along_d, along_d)) + room
     return shadow, depth - half, depth + half, room, level >= 0.0
