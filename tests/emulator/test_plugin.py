@@ -32,15 +32,14 @@ def emulated_pytest(*arguments):
 
 
 @pytest.mark.slow
-def test_gpu_tests_run_on_the_emulator():
-    output = emulated_pytest("tests/kernels/test_gpu.py", "-k", "test_numbers_of_channels_match_reference and 3")
-    assert " 1 passed" in output, output
+def test_gpu_tests_run_on_the_emulator_and_findings_fail_them(tmp_path):
+    (tmp_path / "test_faulty.py").write_text(FAULTY_TEST)
+    chosen = "test_faulty or (test_numbers_of_channels_match_reference and 3)"
+    output = emulated_pytest(
+        "-c", str(ROOT / "pyproject.toml"), "tests/kernels/test_gpu.py", str(tmp_path / "test_faulty.py"), "-k", chosen
+    )
+    assert re.search(" 2 passed, .* 1 error in ", output), output  # what is found is an error of the teardown
     executed = re.search(r"emulated sm_80: (\d+) launches, ([\d,]+) warp instructions", output)
     assert executed and int(executed[1]) > 10 and int(executed[2].replace(",", "")) > 100_000, output
 
-
-@pytest.mark.slow
-def test_findings_fail_tests(tmp_path):
-    (tmp_path / "test_faulty.py").write_text(FAULTY_TEST)
-    output = emulated_pytest("-c", str(ROOT / "pyproject.toml"), str(tmp_path / "test_faulty.py"))
     assert "EmulationError: stores_past_the_end: out of bounds (1x) at test_faulty.py:6" in output, output

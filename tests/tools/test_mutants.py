@@ -1,4 +1,4 @@
-"""A sample of the mutants is caught by the tests, and all of them still apply to the code."""
+"""A mutant is caught by the tests, and all of them still apply to the code."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.mutants import MUTANTS, ROOT, is_caught
 
-SAMPLED = random.Random(0).sample(MUTANTS, 2)
+SAMPLED = random.Random(0).sample(MUTANTS, 1)
 
 
 @functools.cache
