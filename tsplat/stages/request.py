@@ -233,7 +233,7 @@ def _check(scene: Scene, options: Options, distributed: bool) -> tuple[Scene, Ch
         was found.
     """
     types, tensors = tuple(map(type, options)), flatten(scene)
-    kinds = [*map(kind_of, tensors)]
+    kinds = [type(None) if t is None else kind_of(t) for t in tensors]
     key = (options, types, distributed, type(scene.cameras), torch.is_grad_enabled(), *kinds)
     is_known = None not in kinds and PLAIN.issuperset(types) and forward_ad._current_level < 0
     checked = _checked.get(key) if is_known else None

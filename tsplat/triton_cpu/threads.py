@@ -96,12 +96,12 @@ def run(entry: EntryPoint, state: Any, threads: int) -> None:
     The state is an array of int64: the header, and the arguments. An exception in the launching thread, such as
     KeyboardInterrupt, cancels the programs that no thread has claimed.
     """
-    total = state[TOTAL]
     if threads <= 1:
-        while state[DONE] < total:
+        entry(state)
+        while state[DONE] < state[TOTAL]:
             entry(state)
     elif threads == torch.get_num_threads() and not _forked and (run_parallel := _openmp()):
-        while state[DONE] < total:
+        while state[DONE] < state[TOTAL]:
             run_parallel(entry, state, threads, 0)
     else:
         _run_in_pool(Job(entry, state), threads - 1)
