@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 
 from tsplat import triton_cpu
-from tsplat.kernels.launch import Int, kernel
+from tsplat.kernels.launch import Int, fix, kernel, planned
 from tsplat.kernels.prepared import Notice
 
 pytestmark = pytest.mark.triton
@@ -57,6 +57,46 @@ def test_each_kind_of_launch_is_prepared_once(prepared):
         assert total(a, twice=True) == 6
         assert total(a, twice=1, num_warps=2) == 6  # options are for GPUs
     assert len(prepared) == 6
+
+
+def test_fixed_arguments_are_told_apart(prepared):
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([10.0])
+    out = torch.zeros(1, dtype=torch.float64)
+    for _ in range(2):
+        for fixed, rest, expected in (
+            (dict(N=1, TWICE=False), dict(b=None, x=0.0), 4),
+            (dict(N=1, TWICE=True), dict(b=None, x=0.0), 8),
+            (dict(N=1, TWICE=1), dict(b=b, x=0.0), 28),
+            (dict(N=2, TWICE=False), dict(b=b, x=0.0), 15),
+            (dict(N=2, TWICE=False, x=0.5), dict(b=None), 5.5),
+            (dict(N=2, TWICE=False, x=1.5), dict(b=None), 6.5),  # a number is not part of the key
+            (dict(N=2, TWICE=False, b=None), dict(x=0.0), 5),
+            (dict(N=0, x=1.0), dict(b=None, TWICE=False), 4),
+            (dict(TWICE=0, x=1.0), dict(b=None, N=False), 4),
+        ):
+            fix(_sum_kernel, **fixed)(1, a=a, out=out, step=1, **rest)
+            assert out.item() == expected, fixed
+    assert len(prepared) == 8
+
+
+def test_plans_are_kept_for_what_they_depend_on():
+    """Settings are known by identity; those of a plan that is kept stay alive, so that no others get their id."""
+
+    class Settings:
+        pass
+
+    made = []
+
+    @planned
+    def plan(settings, tensor, size):
+        made.append((tensor.dtype, size))
+        return len(made)
+
+    settings, single, double = Settings(), torch.zeros(1), torch.zeros(1, dtype=torch.float64)
+    for _ in range(2):
+        assert [plan(settings, single, 1), plan(settings, single, 2), plan(settings, double, 1)] == [1, 2, 3]
+    assert made == [(torch.float32, 1), (torch.float32, 2), (torch.float64, 1)]
+    assert plan(Settings(), single, 1) == 4 and plan(Settings(), single, 1) == 5
 
 
 def test_each_launch_is_observed(prepared, monkeypatch):

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import constant, det2, load_tuple, search_starts
-from .launch import Int, kernel
+from .launch import Int, Launch, fix, kernel, planned
 
 BLOCK = 128
 
@@ -217,6 +217,14 @@ def _tile_lists_kernel(
         tl.store(isect_offsets + lane, low, mask=lane <= n_tiles)
 
 
+@planned
+def _launches(settings: IntersectionSettings, _: Tensor, grid: TileGrid) -> tuple[Launch, Launch]:
+    """The launches of ``tile_rows`` and ``tile_columns``."""
+    fixed = {"TILE": grid.tile_size, "ALPHA_MIN": ALPHA_MIN, "EXTEND": settings.numerics.extend}
+    rows = fix(_tile_rows_kernel, tile_height=grid.tile_height, **fixed)
+    return rows, fix(_tile_columns_kernel, tile_width=grid.tile_width, **fixed)
+
+
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,7 +240,7 @@ def tile_rows(
     rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
     first_tile_rows = torch.empty_like(rows)
     n_tile_rows = torch.empty(n + 1, dtype=torch.int32, device=screen.order.device)
-    _tile_rows_kernel.launch_elementwise(
+    _launches(settings, screen.means2d, grid)[0](
         max(n, 1),
         BLOCK,
         **screen._asdict(),
@@ -241,12 +249,8 @@ def tile_rows(
         n_tile_rows=n_tile_rows,
         n=n,
         n_per_image=_rows_per_image(screen, grid),
-        tile_height=grid.tile_height,
         begin=band[0],
         end=band[1],
-        TILE=grid.tile_size,
-        ALPHA_MIN=ALPHA_MIN,
-        EXTEND=settings.numerics.extend,
     )
     return rows, first_tile_rows, n_tile_rows
 
@@ -273,7 +277,7 @@ def tile_columns(
     first_columns = torch.empty_like(positions)
     n_columns = torch.empty(n_spans + 1, dtype=torch.int32, device=screen.order.device)
     n = screen.order.numel()
-    _tile_columns_kernel.launch_elementwise(
+    _launches(settings, screen.means2d, grid)[1](
         max(n_spans, 1),
         BLOCK,
         means2d=screen.means2d,
@@ -289,10 +293,6 @@ def tile_columns(
         n=n,
         n_spans=n_spans,
         steps=n.bit_length(),
-        tile_width=grid.tile_width,
-        TILE=grid.tile_size,
-        ALPHA_MIN=ALPHA_MIN,
-        EXTEND=settings.numerics.extend,
     )
     return positions, first_columns, n_columns
 

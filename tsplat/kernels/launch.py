@@ -1,5 +1,6 @@
 """What every launcher needs: kernel launches on any device, grids that fit, the order of tiles, compiler options."""
 
+import functools
 import inspect
 import math
 import sys
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from ..triton_cpu import untraced
 from .prepared import OPTIONS, Run, Values, Vendor, check_contiguous, launcher, prepare
+
+Launch = Callable[..., None]
 
 GRID_MAX = 2**31 - 1
 
@@ -58,6 +61,9 @@ FEATURES_HELD = 6
 FEATURES_MIN = 16
 """Number of channels from which matrix products cost fewer instructions than channels one by one."""
 
+PLANS_MAX = 256
+"""Number of settings for which a function keeps what it planned."""
+
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets kernels (TRITON_INTERPRET=1 when it was first imported)."""
 
@@ -100,6 +106,20 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     return jitted
 
 
+def fix(kernel: Any, **fixed: Any) -> Launch:
+    """Returns the ``launch`` of a kernel, or ``launch_elementwise`` without BLOCK, as a function of the arguments that
+    are not fixed, which takes less time."""
+    elementwise = "BLOCK" in kernel.arg_names and "BLOCK" not in fixed
+    if INTERPRETED:
+        return functools.partial(kernel.launch_elementwise if elementwise else kernel.launch, **fixed)
+    return _fixer(kernel, tuple(fixed), elementwise)(**fixed)
+
+
+@functools.cache
+def _fixer(kernel: Any, names: tuple[str, ...], elementwise: bool) -> Callable[..., Launch]:
+    return launcher(kernel, sys.modules[__name__], names, elementwise=elementwise)
+
+
 def _interpreted(kernel: Any, name: str) -> Callable[..., None]:
     """Returns the function that launches an interpreted kernel, for which nothing is prepared."""
 
@@ -116,15 +136,43 @@ def _generated_later(kernel: Any, name: str) -> Callable[..., None]:
     """Returns a function that replaces itself, an attribute of a kernel, by the generated one, and calls that."""
 
     def launch(*arguments: Any, **named: Any) -> None:
-        generated = launcher(kernel, sys.modules[__name__], elementwise=name == "launch_elementwise")
+        generated = _fixer(kernel, (), name == "launch_elementwise")()
         setattr(kernel, name, generated)
         generated(*arguments, **named)
 
     return launch
 
 
+kept = functools.lru_cache(maxsize=PLANS_MAX)
+"""Decorates a function of hashable values that returns a launch."""
+
+
+def planned(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates ``make(settings, tensor, *others)``, and keeps what it returns for settings and hashable others.
+
+    Of the tensor, it may depend on the dtype, and on who made the device. Settings are known again by identity, as
+    their hash takes microseconds.
+    """
+    kept: dict[Any, tuple[Any, Any]] = {}
+
+    @functools.wraps(make)
+    def find(settings: Any, tensor: Tensor, *others: Any) -> Any:
+        key = (id(settings), tensor.dtype, vendor(tensor), *others)
+        found = kept.get(key)
+        if found is None:
+            if len(kept) >= PLANS_MAX:
+                kept.clear()
+            found = kept[key] = make(settings, tensor, *others), settings  # which then keep their id
+        return found[0]
+
+    return find
+
+
 prepared: dict[Any, Run] = {}
-"""What launches, by the keys of launches, which begin with the id of a kernel and the number of a GPU, -1 for a CPU."""
+"""What launches, by the keys of launches, which begin with a kind and the number of a GPU, -1 for a CPU."""
+
+kinds: dict[Any, int] = {}
+"""A number for each kernel and what is fixed of its arguments."""
 
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""

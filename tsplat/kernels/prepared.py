@@ -102,22 +102,29 @@ def check_contiguous(kernel: Any, arguments: dict[str, Any]) -> None:
             raise ValueError(f"{kernel.__name__}: {name} {tuple(value.shape)} has strides {value.stride()}")
 
 
-def launcher(kernel: Any, module: ModuleType, *, elementwise: bool) -> Callable[..., None]:
-    """Generates the function that launches a kernel by what its key was prepared for, or calls ``launch_first``.
+def launcher(
+    kernel: Any, module: ModuleType, fixed: tuple[str, ...] = (), *, elementwise: bool
+) -> Callable[..., Callable[..., None]]:
+    """Generates a function of arguments that are fixed. It returns the function of the others that launches a kernel by
+    what its key was prepared for, or calls ``launch_first``.
 
     Args:
         module: That of ``launch_first``, with the state that launches depend on.
-        elementwise: Whether the function takes a number of elements and sizes of blocks, of which it makes the number
-            of programs and BLOCK.
+        fixed: Names of arguments and compiler options, whose values take no time in a launch.
+        elementwise: Whether launches take a number of elements and sizes of blocks, of which they make the number of
+            programs and BLOCK.
     """
     names = kernel.arg_names
-    tensors = [p.name for p in kernel.params if not p.is_constexpr and not p.do_not_specialize]
+    given = [name for name in names if name not in fixed and not (elementwise and name == "BLOCK")]
+    tensors = [p.name for p in kernel.params if p.name in given and not p.is_constexpr and not p.do_not_specialize]
     first = " else ".join(f"{name} if {name} is not None" for name in tensors) + " else None"
-    given = [name for name in names if not (elementwise and name == "BLOCK")]
-    options = [f"{name}={default}" for name, default in OPTIONS.items()]
+    options = [f"{name}={default}" for name, default in OPTIONS.items() if name not in fixed]
     grid = "n_, block_, cpu_block_=CPU_BLOCK_" if elementwise else "n_programs_"
     source = f"""
-def launch({grid}, /, *, {", ".join([*given, *options])}):
+def fix({", ".join(fixed)}):
+  kind_ = module_.kinds.setdefault(({id(kernel)}, {fixed}, {", ".join(_fixed_key(kernel, fixed))}), len(module_.kinds))
+
+  def launch({grid}, /, *, {", ".join([*given, *options])}):
     first_ = {first}
     vendor_ = module_.vendor(first_)
 """
@@ -133,11 +140,11 @@ def launch({grid}, /, *, {", ".join([*given, *options])}):
         return
 """
     for vendor, test in (("none", "if vendor_ == 'none'"), ("amd", "elif vendor_ == 'amd'"), ("nvidia", "else")):
-        key, values = _key_and_values(kernel, vendor)
+        key, values = _key_and_values(kernel, vendor, fixed)
         device = "-1" if vendor == "none" else "module_.current_gpu(first_)"
         source += f"""
     {test}:
-        key_ = ({id(kernel)}, {device}, {", ".join(key)},)
+        key_ = (kind_, {device}, {", ".join(key)},)
         values_ = ({", ".join(values)},)
 """
     arguments = ", ".join(f"{name}={name}" for name in (*names, *OPTIONS))
@@ -147,16 +154,18 @@ def launch({grid}, /, *, {", ".join([*given, *options])}):
         module_.launch_first(kernel_, key_, vendor_, n_programs_, values_, dict({arguments}))
     else:
         run_(n_programs_, values_)
+
+  return launch
 """
     traced = torch.compiler.is_dynamo_compiling
     namespace = {"module_": module, "kernel_": kernel, "CPU_BLOCK_": module.CPU_BLOCK, "is_traced_": traced}
     exec(source, namespace)
-    launch: Callable[..., None] = namespace["launch"]
-    return launch
+    fix: Callable[..., Callable[..., None]] = namespace["fix"]
+    return fix
 
 
-def _key_and_values(kernel: Any, vendor: Vendor) -> tuple[list[str], list[str]]:
-    """The expressions of a launch's key, and of the values that it passes.
+def _key_and_values(kernel: Any, vendor: Vendor, fixed: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The expressions of a launch's key, but for what is fixed, and of the values that it passes.
 
     The key holds the dtypes of tensors, whether integers fit into 32 bits, constants and their types, and on GPUs
     options and what else Triton specializes on. A tensor that is not contiguous although the kernel needs it is part of
@@ -164,12 +173,12 @@ def _key_and_values(kernel: Any, vendor: Vendor) -> tuple[list[str], list[str]]:
     """
     key, values, on_cpu = [], [], vendor == "none"
     for parameter in kernel.params:
-        name = parameter.name
+        name, is_free = parameter.name, parameter.name not in fixed
         if parameter.is_constexpr:
-            key += [name, f"{name}.__class__"]
+            key += [name, f"{name}.__class__"] if is_free else []
             values += [] if on_cpu else [name]
         elif parameter.do_not_specialize:
-            key += [] if parameter.annotation_type else [f"-2147483648 <= {name} < 2147483648"]
+            key += [] if parameter.annotation_type or not is_free else [f"-2147483648 <= {name} < 2147483648"]
             values.append(name)
         else:
             contiguous = "True" if name in kernel.strided else f"{name}.is_contiguous()"
@@ -180,7 +189,15 @@ def _key_and_values(kernel: Any, vendor: Vendor) -> tuple[list[str], list[str]]:
                 key.append(f"{name} is not None and {name}.untyped_storage().nbytes() <= {SMALL_STORAGE}")
             # An empty string takes no space among the arguments of machine code.
             values.append(f"b'' if {name} is None else {name}.data_ptr()" if on_cpu else name)
-    return key + ([] if on_cpu else [*OPTIONS]), values
+    return key + [name for name in OPTIONS if not on_cpu and name not in fixed], values
+
+
+def _fixed_key(kernel: Any, fixed: tuple[str, ...]) -> list[str]:
+    """The expressions of what the keys of launches with fixed arguments have in common."""
+    numbers = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
+    return [
+        f"-2147483648 <= {name} < 2147483648" if name in numbers else f"({name}, {name}.__class__)" for name in fixed
+    ]
 
 
 def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> Run:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import CPU_LONG_BLOCK, Int, block_size, kernel, programs
+from .launch import CPU_LONG_BLOCK, Int, Launch, block_size, fix, kept, kernel, programs
 
 BLOCK = 64
 
@@ -238,6 +238,17 @@ def _sh_bwd_kernel(
     store_tuple(v_coeffs + own, 1, v_coeff, mask)
 
 
+@kept
+def _forward(degree: int) -> Launch:
+    # Contraction would depend on the dtype of coefficients.
+    return fix(_sh_fwd_kernel, DEGREE=degree, num_warps=2, enable_fp_fusion=False)
+
+
+@kept
+def _backward(degree: int, block: int) -> Launch:
+    return fix(_sh_bwd_kernel, DEGREE=degree, BLOCK=block, num_warps=2, enable_fp_fusion=False)
+
+
 def spherical_harmonics_fwd(
     means: Tensor,
     centers: Tensor,
@@ -265,7 +276,7 @@ def spherical_harmonics_fwd(
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if clamp else None
-    _sh_fwd_kernel.launch_elementwise(
+    _forward(degree)(
         n_rows,
         BLOCK,
         CPU_LONG_BLOCK,
@@ -280,9 +291,6 @@ def spherical_harmonics_fwd(
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
         n_bases=n_bases,
-        DEGREE=degree,
-        num_warps=2,
-        enable_fp_fusion=False,  # or contraction would depend on the dtype of coefficients
     )
     return colors, clamped
 
@@ -317,7 +325,7 @@ def spherical_harmonics_bwd(
     block = block_size(means, BLOCK, CPU_LONG_BLOCK)
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
-    _sh_bwd_kernel.launch(
+    _backward(degree, block)(
         programs(n_batches * blocks, 1),
         means=means,
         centers=centers,
@@ -334,10 +342,6 @@ def spherical_harmonics_bwd(
         n_images=n_images,
         n_bases=n_bases,
         v_stride=v_colors.stride(0),
-        DEGREE=degree,
-        BLOCK=block,
-        num_warps=2,
-        enable_fp_fusion=False,
     )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centers, v_coeffs if v_coeffs.dtype == coeffs.dtype else v_coeffs.to(coeffs.dtype)

@@ -147,7 +147,7 @@ def composite_fwd(
         "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
         **list_arguments(lists),
         **band.ray_arguments(),
-        **band.pixel_arguments(),
+        **band.place(),
     }
     if not by_matrices:
         arguments |= {"median_rows": buffers.median_rows, "chunk_median_rows": chunk_median_rows}
@@ -224,7 +224,7 @@ def composite_bwd(
         "LOG2_ALPHA_MAX": math.log2(settings.numerics.alpha_max),
         **list_arguments(lists),
         **band.ray_arguments(),
-        **band.pixel_arguments(),
+        **band.place(),
     }
     if not by_matrices:
         arguments["totals"] = totals

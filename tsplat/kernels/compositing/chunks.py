@@ -228,7 +228,7 @@ def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | No
         TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
         **band.ray_arguments(),
         **band.pixel_arguments(),
-        **band.walk_arguments(records),
+        **band.walk_arguments(band.settings, band.shape, records),
     )
     return products
 

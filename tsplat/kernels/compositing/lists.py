@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import ALPHA_MIN
-from ...data import Intersections, PartLists
+from ...data import CompositingSettings, Intersections, PartLists
 from ..device_math import popcount, search_starts
-from ..launch import Int, approximate, has_ptx, kernel
+from ..launch import Int, Launch, PartShape, approximate, fix, has_ptx, kernel, planned
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
 from .sizes import CUT, limit_starts, most_chunks
@@ -299,6 +299,21 @@ def tile_keys(intersections: Intersections) -> Tensor:
     return keys + (intersections.first_tile - 1 - intersections.key_bias)
 
 
+@planned
+def _test(settings: CompositingSettings, records: Tensor, shape: PartShape, footprint: object, width: int) -> Launch:
+    pixels = Band.pixels_of(settings, shape)
+    del pixels["width"], pixels["height"]
+    return fix(
+        _part_bits_kernel,
+        **pixels,
+        FOOTPRINT=footprint,
+        RECORD_WIDTH=width,
+        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        APPROX=approximate(records),
+        PTX=has_ptx(records),
+    )
+
+
 def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     """``words`` and ``totals`` of :class:`PartLists`."""
     intersections = band.intersections
@@ -308,7 +323,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     words = flatten_ids.new_empty(band.parts, n_words)
     counts = flatten_ids.new_empty(band.parts * n_words)
     beams = find_beams(band)
-    _part_bits_kernel.launch_elementwise(
+    _test(band.settings, records, band.shape, band.footprint, records.shape[1])(
         n_words * WORD.value,
         BLOCK,
         WORD.value,
@@ -322,17 +337,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         n=n,
         n_words=n_words,
         key_bias=intersections.key_bias - (0 if beams is None else intersections.first_tile),
-        tile_width=band.grid.tile_width,
-        n_tiles=band.grid.tiles_per_image,
         tiles=band.n_tiles,
-        FOOTPRINT=band.footprint,
-        RECORD_WIDTH=records.shape[1],
-        TILE=band.grid.tile_size,
-        WIDTH=band.shape.width,
-        HEIGHT=band.shape.height,
-        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-        APPROX=approximate(records),
-        PTX=has_ptx(records),
     )
     totals = counts.cumsum(0, dtype=torch.int32)
     if intersections.needed is not None:

@@ -112,5 +112,6 @@ def product_arguments(records: Tensor, splats: Splats, band: Band) -> dict[str, 
         "CHUNK": band.shape.chunk,
         "CHANNELS": FEATURES_MIN,
         "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
+        **band.pixel_arguments(),
         **product_options(records, splats, band.shape),
     }

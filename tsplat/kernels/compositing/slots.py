@@ -20,11 +20,15 @@ from ...data import CompositingSettings, GaussianMajor, Intersections, PartLists
 from ..device_math import load4, load_tuple, store_tuple
 from ..launch import (
     Int,
+    Launch,
     approximate,
+    fix,
     has_ptx,
     is_compiled_for_cpu,
+    kept,
     kernel,
     longest_first,
+    planned,
     programs,
 )
 from .footprints import FOOTPRINTS
@@ -321,8 +325,8 @@ def sum_slots(
     """
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
     unroll = 1 if is_compiled_for_cpu(sums) else UNROLL  # a Gaussian has few slots there, as parts share them
-    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large, "UNROLL": unroll}
-    if not is_compiled_for_cpu(sums) or large.numpy().any():
+    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
+    if not is_compiled_for_cpu(sums) or large.numpy().nonzero()[0].size:  # any() takes ten times as long
         columns = min(1 << (width - 1).bit_length(), 16)
         blocks = -(-width // columns)
         _span_sum_kernel.launch(
@@ -334,29 +338,38 @@ def sum_slots(
             blocks=blocks,
             GROUP=GROUP,
             COLUMNS=columns,
+            UNROLL=unroll,
             num_warps=2,
         )
     columns = min(width, LANES)
     blocks = -(-width // columns)
-    _row_sum_kernel.launch(
+    _sum_rows(width, sums.shape[1], unroll, add)(
         programs(-(-n_rows // (LANES // columns)) * blocks, 1),
         **arguments,
         span_starts=order.span_starts,
         sums=sums,
         n_rows=n_rows,
         blocks=blocks,
-        WIDTH=width,
-        SUMS_WIDTH=sums.shape[1],
-        COLUMNS=columns,
-        LANES=LANES,
-        ADD=add,
-        num_warps=1,
     )
+
+
+@kept
+def _sum_rows(width: int, sums_width: int, unroll: int, add: bool) -> Launch:
+    columns = min(width, LANES)
+    sizes = {"WIDTH": width, "SUMS_WIDTH": sums_width, "COLUMNS": columns, "LANES": LANES}
+    return fix(_row_sum_kernel, **sizes, UNROLL=unroll, ADD=add, num_warps=1)
 
 
 def sum_columns(n_features: int, settings: CompositingSettings) -> int:
     """Returns the columns of the sums that :func:`composite_bwd` adds to: those of slots, padded for wide loads."""
     return -(-FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad) // 4) * 4
+
+
+@planned
+def _finish(settings: CompositingSettings, sums: Tensor, n_features: int, width: int) -> Launch:
+    footprint = FOOTPRINTS[settings.footprint]
+    column, wide = footprint.SUMS + n_features, approximate(sums)
+    return fix(_gradients_kernel, width=width, absgrad_column=column, FOOTPRINT=footprint, WIDE=wide)
 
 
 def composite_gradients(
@@ -371,7 +384,7 @@ def composite_gradients(
     n_rows, footprint = opacities.numel(), FOOTPRINTS[settings.footprint]
     v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
     absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
-    _gradients_kernel.launch_elementwise(
+    _finish(settings, sums, n_features, sums.shape[1])(
         n_rows,
         BLOCK,
         sums=sums,
@@ -382,10 +395,6 @@ def composite_gradients(
         v_opacities=v_opacities,
         absgrad=absgrad,
         n_rows=n_rows,
-        width=sums.shape[1],
-        absgrad_column=footprint.SUMS + n_features,
-        FOOTPRINT=footprint,
-        WIDE=approximate(sums),
     )
     v_features = sums[:, footprint.SUMS : footprint.SUMS + n_features]
     return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

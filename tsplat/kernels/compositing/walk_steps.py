@@ -313,33 +313,43 @@ class Band(NamedTuple):
             "origins": None if self.rays is None else self.rays.origins,
         }
 
+    def place(self) -> dict[str, int]:
+        """Returns the arguments of kernels that say which tiles the band has."""
+        return {"tiles": self.n_tiles, "first_tile": self.intersections.first_tile}
+
     def pixel_arguments(self) -> dict[str, int]:
         """Returns the arguments of kernels that say which pixels the parts have."""
+        return self.place() | self.pixels_of(self.settings, self.shape)
+
+    @staticmethod
+    def pixels_of(settings: CompositingSettings, shape: PartShape) -> dict[str, int]:
+        """Returns the arguments of kernels that say which pixels parts have, the same for all bands."""
+        camera, tile_size = settings.camera, settings.tile_size
+        grid = TileGrid.cover(1, camera.width, camera.height, tile_size)
         return {
-            "tiles": self.n_tiles,
-            "first_tile": self.intersections.first_tile,
-            "width": self.settings.camera.width,
-            "height": self.settings.camera.height,
-            "tile_width": self.grid.tile_width,
-            "n_tiles": self.grid.tiles_per_image,
-            "TILE": self.grid.tile_size,
-            "WIDTH": self.shape.width,
-            "HEIGHT": self.shape.height,
+            "width": camera.width,
+            "height": camera.height,
+            "tile_width": grid.tile_width,
+            "n_tiles": grid.tiles_per_image,
+            "TILE": tile_size,
+            "WIDTH": shape.width,
+            "HEIGHT": shape.height,
         }
 
-    def walk_arguments(self, tensor: Tensor, normals: bool = False, hits: bool = False) -> dict[str, Any]:
+    @staticmethod
+    def walk_arguments(
+        settings: CompositingSettings, shape: PartShape, tensor: Tensor, normals: bool = False, hits: bool = False
+    ) -> dict[str, Any]:
         """Returns the arguments, and compiler options, of kernels that walk lists one Gaussian after the other.
 
         Args:
             normals, hits: Whether the channels begin with normals, and end with distances along rays, if there are any.
         """
         # Records of surfels with normals and depth would not fit into the scalar registers of AMD GPUs several times.
-        unrolled = not (is_amd(tensor) and self.settings.footprint == "surfel")
+        unrolled = not (is_amd(tensor) and settings.footprint == "surfel")
         return {
-            "FOOTPRINT": find_footprint(
-                self.settings.footprint, normals and self.settings.normals, hits and self.settings.hits
-            ),
-            "CHUNK": self.shape.chunk,
+            "FOOTPRINT": find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits),
+            "CHUNK": shape.chunk,
             "UNROLL": walk_unroll(tensor) if unrolled else 1,
             "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
             "APPROX": approximate(tensor),

@@ -39,7 +39,7 @@ from ..device_math import (
     size_of,
     store_tuple,
 )
-from ..launch import Int, block_size, indices_of, kernel, programs
+from ..launch import Int, Launch, block_size, fix, indices_of, kernel, planned, programs
 from .camera_models import (
     add_entry_times,
     find_rows,
@@ -367,38 +367,45 @@ def _projection_bwd_kernel(
         store_tuple(v_scales + gaussian * 3, 1, v_scale, mask, kept)
 
 
+@planned
+def _forward(settings: ProjectionSettings, _: Tensor, n_lens: int) -> tuple[Launch, Launch]:
+    """The launches that find visible rows, and that project."""
+    fixed = constants(settings, n_lens) | dict(
+        near=settings.camera.near,
+        far=settings.camera.far,
+        radius_clip=settings.radius_clip,
+        ALPHA_MIN=ALPHA_MIN,
+        FOV_MARGIN=FOV_MARGIN,
+        FLOOR=settings.numerics.compensation_floor,
+        EXTEND=settings.numerics.extend,
+        OPACITY_AWARE=settings.numerics.opacity_aware,
+        RADIUS_MAX=float(RADIUS_MAX),
+    )
+    return fix(_projection_visible_kernel, **fixed), fix(_projection_fwd_kernel, **fixed)
+
+
+@planned
+def _backward(settings: ProjectionSettings, means: Tensor, n_lens: int) -> Launch:
+    backward = _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel
+    floor, block = settings.numerics.compensation_floor, block_size(means, BLOCK)
+    return fix(backward, **constants(settings, n_lens), FOV_MARGIN=FOV_MARGIN, FLOOR=floor, BLOCK=block)
+
+
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
     """Projects every Gaussian of a scene by every camera; see :class:`ProjectedGaussians`."""
     means = gaussians.means
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = means.shape[-2]
     n_rows = n_batches * n_cameras * n_gaussians
-    arguments = dict(
-        **gaussians._asdict(),
-        **cameras._asdict(),
-        n_gaussians=n_gaussians,
-        n_cameras=n_cameras,
-        width=settings.camera.width,
-        height=settings.camera.height,
-        eps2d=settings.eps2d,
-        near=settings.camera.near,
-        far=settings.camera.far,
-        radius_clip=settings.radius_clip,
-        CAMERA=settings.camera.model,
-        **constants(cameras, settings),
-        ALPHA_MIN=ALPHA_MIN,
-        FOV_MARGIN=FOV_MARGIN,
-        EXTEND=settings.numerics.extend,
-        OPACITY_AWARE=settings.numerics.opacity_aware,
-        COMPENSATE=settings.antialiased,
-        FLOOR=settings.numerics.compensation_floor,
-        RADIUS_MAX=float(RADIUS_MAX),
-    )
+    arguments = gaussians._asdict() | cameras._asdict()
+    arguments["n_gaussians"], arguments["n_cameras"] = n_gaussians, n_cameras
+    n_lens = 0 if cameras.lens is None else cameras.lens.shape[-1]
+    find_visible, forward = _forward(settings, means, n_lens)
     dense_ids = row_of = None
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
-        _projection_visible_kernel.launch_elementwise(
+        find_visible(
             n_rows,
             BLOCK,
             visible_out=visible,
@@ -420,7 +427,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
         row_of=row_of,
     )
-    _projection_fwd_kernel.launch_elementwise(
+    forward(
         n_rows,
         BLOCK,
         dense_ids=dense_ids,
@@ -460,16 +467,14 @@ def projection_bwd(
     given = gaussians._asdict()
     del given["valid"]
     v_gaussians = {name: None if t is None else torch.empty_like(t) for name, t in given.items()}
-    block = block_size(means, BLOCK)
-    blocks = programs(n_gaussians, block)
+    blocks = programs(n_gaussians, block_size(means, BLOCK))
     sums = CameraSums.allocate(means, blocks, cameras, needs, settings.camera.model)
-    arguments: dict[str, object] = {**given, **cameras._asdict(), **constants(cameras, settings)}
+    arguments: dict[str, object] = {**given, **cameras._asdict()}
     arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians.items()}
-    backward = _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel
-    backward.launch(
+    n_lens = 0 if cameras.lens is None else cameras.lens.shape[-1]
+    _backward(settings, means, n_lens)(
         programs(n_batches * blocks, 1),
         **arguments,
-        FOV_MARGIN=FOV_MARGIN,
         row_of=row_of,
         radii=radii,
         v_means2d=v_projected.v_means2d,
@@ -483,12 +488,5 @@ def projection_bwd(
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
         n_images=n_batches * n_cameras,
-        width=settings.camera.width,
-        height=settings.camera.height,
-        eps2d=settings.eps2d,
-        CAMERA=settings.camera.model,
-        COMPENSATE=settings.antialiased,
-        FLOOR=settings.numerics.compensation_floor,
-        BLOCK=block,
     )
     return Gaussians3D(**v_gaussians), sums.gradients(cameras)

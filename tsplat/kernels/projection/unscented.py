@@ -17,7 +17,7 @@ covariance and the gradient v of the mean:
 import triton
 import triton.language as tl
 
-from ...data import Cameras, ProjectionSettings
+from ...data import ProjectionSettings
 from ..device_math import (
     compensation,
     compensation_vjp,
@@ -43,11 +43,11 @@ from .lens_models import coefficients_vjp, lens_pixel, lens_pixel_vjp, load_lens
 from .shutters import at_exposure_vjp, exposed_pixel, load_path, pose_at, pose_at_vjp, to_camera
 
 
-def constants(cameras: Cameras, settings: ProjectionSettings) -> dict[str, object]:
-    """The constants of kernels: values of a lens, ``N_LENS``; readout; those of ``Unscented``, or () without."""
-    n_lens = 0 if cameras.lens is None else cameras.lens.shape[-1]
-    transform = () if settings.unscented is None else tuple(settings.unscented)
-    return {"N_LENS": n_lens, "READOUT": settings.camera.readout, "UNSCENTED": transform}
+def constants(settings: ProjectionSettings, n_lens: int) -> dict[str, object]:
+    """The arguments of all projections that follow from settings, and from the number of values of a lens."""
+    camera, transform = settings.camera, () if settings.unscented is None else tuple(settings.unscented)
+    own = {"width": camera.width, "height": camera.height, "eps2d": settings.eps2d, "COMPENSATE": settings.antialiased}
+    return own | {"CAMERA": camera.model, "READOUT": camera.readout, "N_LENS": n_lens, "UNSCENTED": transform}
 
 
 @triton.jit
