@@ -11,7 +11,7 @@ from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_vi
 from tsplat.compat.gsplat import SelectiveAdam
 from tsplat.compat.gsplat.cuda._torch_impl import _eval_sh_bases_fast
 from tsplat.compat.gsplat.losses import l1_loss, ssim_loss
-from tsplat.compat.gsplat.rendering import rasterization
+from tsplat.compat.gsplat.rendering import rasterization, rasterization_2dgs, rasterization_2dgs_inria_wrapper
 from tsplat.compat.gsplat.scene import GaussianScene
 from tsplat.compat.gsplat.stage import Stage
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy
@@ -37,7 +37,9 @@ def initial_points():
 
 @dataclasses.dataclass
 class SimpleTrainer:
-    """The options of simple_trainer that change its calls of gsplat; ``with_stage`` for those of 1.6."""
+    """The options of simple_trainer that change its calls of gsplat; ``with_stage`` for those of 1.6.
+
+    ``model_type`` other than "3dgs": simple_trainer_2dgs, with its losses on normals and distortion."""
 
     strategy: DefaultStrategy | MCMCStrategy = dataclasses.field(default_factory=DefaultStrategy)
     batch_size: int = 1
@@ -53,6 +55,7 @@ class SimpleTrainer:
     with_ut: bool = False
     with_stage: bool = False
     sh_fp16: bool = False
+    model_type: str = "3dgs"
 
     def __post_init__(self):
         points, rgbs = initial_points()
@@ -116,7 +119,7 @@ class SimpleTrainer:
             dtype = torch.float16 if self.sh_fp16 else torch.float32
             colors = torch.cat([splats[name].to(dtype) for name in ("sh0", "shN")], 1)
             options["sh_degree"] = sh_degree
-        return rasterization(
+        options |= dict(
             means=means,
             quats=splats["quats"],
             scales=torch.exp(splats["scales"]),
@@ -129,6 +132,10 @@ class SimpleTrainer:
             packed=self.packed,
             absgrad=self.strategy.absgrad if isinstance(self.strategy, DefaultStrategy) else False,
             sparse_grad=self.sparse_grad,
+        )
+        if self.model_type != "3dgs":
+            return self.rasterize_surfels(**options)
+        return rasterization(
             rasterize_mode=rasterize_mode or ("antialiased" if self.antialiased else "classic"),
             distributed=False,
             camera_model="pinhole",
@@ -136,6 +143,21 @@ class SimpleTrainer:
             with_eval3d=self.with_ut,
             **options,
         )
+
+    def rasterize_surfels(self, **options):
+        if self.model_type == "2dgs":
+            renders, alphas, normals, normals_from_depth, distort, _, info = rasterization_2dgs(**options)
+        else:
+            (renders, alphas), info = rasterization_2dgs_inria_wrapper(**options)
+            normals, normals_from_depth, distort = info["normals_rend"], info["normals_surf"], info["render_distloss"]
+        consistency = (normals * normals_from_depth * alphas.detach()).sum(-1)
+        self.regularization = 0.01 * (1 - consistency).mean() + 0.01 * distort.mean()
+        return renders, alphas, info
+
+    def render_options(self):
+        if self.model_type != "3dgs":
+            return dict(render_mode="RGB+D", distloss=True)
+        return dict(render_mode="RGB+ED" if self.depth_loss else "RGB")
 
     def train(self, steps=STEPS):
         camtoworlds_all, Ks_all, images = make_data()
@@ -156,7 +178,7 @@ class SimpleTrainer:
                 near_plane=0.01,
                 far_plane=1e10,
                 image_ids=ids,
-                render_mode="RGB+ED" if self.depth_loss else "RGB",
+                **self.render_options(),
             )
             colors = renders[..., :3]
             if self.random_bkgd:
@@ -167,6 +189,8 @@ class SimpleTrainer:
             loss = l1_loss(colors, pixels).mean()
             if self.with_stage:
                 loss = loss.lerp(ssim_loss(colors.permute(0, 3, 1, 2), pixels.permute(0, 3, 1, 2)), 0.2)
+            if self.model_type != "3dgs":
+                loss += self.regularization
             if self.depth_loss:
                 depths = renders[..., 3]
                 # The gradient of 1 / depth is NaN where nothing is rendered.
@@ -217,9 +241,9 @@ class SimpleTrainer:
         for i in range(N_VIEWS):
             colors, _, _ = self.render(
                 camtoworlds=camtoworlds[i : i + 1], Ks=Ks[i : i + 1], width=WIDTH, height=HEIGHT,
-                sh_degree=self.sh_degree, near_plane=0.01, far_plane=1e10,
+                sh_degree=self.sh_degree, near_plane=0.01, far_plane=1e10, **self.render_options(),
             )  # fmt: skip
-            values.append(psnr(colors[0].clamp(0, 1), images[i]).item())
+            values.append(psnr(colors[0, ..., :3].clamp(0, 1), images[i]).item())
         return sum(values) / N_VIEWS
 
 

@@ -41,6 +41,8 @@ TRAINER = {
     "with_stage": dict(with_stage=True),
     "with_stage_mcmc": dict(with_stage=True, strategy=mcmc),
     "with_stage_packed_sh_fp16": dict(with_stage=True, packed=True, sh_fp16=True),
+    "2dgs": dict(model_type="2dgs", strategy=lambda: default(key_for_gradient="gradient_2dgs")),
+    "2dgs_inria": dict(model_type="2dgs-inria", with_stage=True),
     "sparse_grad_mcmc_batch_of_2": dict(packed=True, sparse_grad=True, batch_size=2, strategy=mcmc),
 }
 
