@@ -158,7 +158,7 @@ def assert_run_fp32(scene32: dict[str, Any], seed: int = 0, **settings: Any) -> 
     except AssertionError:
         plain = {name: _furthest(truth[name], [plain[name]]) for name in truth}
         for sample in range(SAMPLES):
-            jittered = _jitter(scene32, seed + sample)
+            jittered = jitter(scene32, seed + sample)
             one, _ = run_reference(jittered, seed, decisions, **settings)
             its_truth, _ = run_reference(_double(jittered), seed, decisions, **settings)
             for name, tensor in truth.items():
@@ -182,7 +182,7 @@ def _furthest(truth: Tensor | None, candidates: list[Tensor | None]) -> Tensor |
     return max(known, key=lambda c: float((c - truth).abs().max()) if c.numel() else 0.0) if known else None
 
 
-def _jitter(scene: dict[str, Any], seed: int) -> dict[str, Any]:
+def jitter(scene: dict[str, Any], seed: int) -> dict[str, Any]:
     """Moves every number by up to half an epsilon of itself, up or down."""
     generator = torch.Generator().manual_seed(seed)
     eps = torch.finfo(torch.float32).eps

@@ -116,17 +116,18 @@ def test_parts_do_not_change_the_bits_of_images_and_gradients(shape, dtype, entr
 
 
 def _grazing(shape):
-    """Tiny Gaussians which the first row of pixels of a part barely sees or not, from above."""
+    """Tiny Gaussians which the first row of pixels of a part barely sees or not, from above, through a telescope."""
     scene, _, _ = _scene(0, "inside")
     generator, n = torch.Generator().manual_seed(0), 4000
     u = torch.rand(n, 6, generator=generator, dtype=torch.float64)
     rays = own_rays(make("pinhole", width=WIDTH, height=HEIGHT, cameras=1))
+    rays[..., 3:] = torch.lerp(rays[:, 17:18, 20:21, 3:], rays[..., 3:], 5e-4)
     y, x = 4 * (1 + (u[:, 0] * (HEIGHT // 4)).long()), (u[:, 1] * WIDTH).long()
     directions = torch.nn.functional.normalize(rays[0, ..., 3:], dim=-1)
     d, above = directions[y, x], directions[y - 1, x]
     up = torch.nn.functional.normalize(above - (above * d).sum(-1, keepdim=True) * d, dim=-1)
     depth = 2 + 3 * u[:, 2:3]
-    longer = torch.tensor({"needles": [0.0, 2.5, 5.5]}.get(shape, [0.0, 0.3, 0.6]))
+    longer = torch.tensor({"needles": [0.0, 1.0, 2.0]}.get(shape, [0.0, 0.3, 0.6]))
     scales = depth * 10 ** ((-4.5 if shape == "origins" else -5.0) - 1.5 * u[:, 3:4] + u[:, 3:4] * longer)
     quats = torch.nn.functional.normalize(torch.randn(n, 4, generator=generator, dtype=torch.float64), dim=-1)
     rotations = torch.stack([torch.stack(row, -1) for row in rotation_rows(quats)], -2)

@@ -1,0 +1,189 @@
+"""Random scenes of every lens and primitive in fp32: `python -m tests.tools.fuzz_lenses --family eval3d --count 500`.
+
+Kernels compiled for the CPU, or emulated with `--arch sm_80`, are compared with the fp64 reference, which takes their
+decisions, under the policy of tests/support/closeness.py: images and gradients. Scenes cycle through a few kinds of
+calls, as compiling takes longest.
+"""
+
+import argparse
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import tsplat
+from emulator.package import tsplat_emulated
+from tests.stages import test_surfels
+from tests.support.closeness import SAMPLES, assert_fp32, jitter, observe_decisions
+from tests.support.lenses import CASES, make
+from tests.support.scenes import leaves, random_like
+from tsplat import reference
+from tsplat.reference import surfel_formulas
+
+FAMILIES = ("unscented", "eval3d", "2dgs")
+MODES = ("RGB", "RGB+ED", "D", "RGB-Ed", "d", "RGB+D", "Ed", "RGB-d")
+"""Of kinds in turn; the distances along rays are those of their depths where there are none."""
+
+
+def draw(family: str, seed: int, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draws a scene, and the options of its kind."""
+    r = random.Random(seed)
+    structure = dict(
+        n=r.choice([2, 3, 7, 9, 12, 15]), width=r.randint(3, 24), height=r.randint(3, 24), cameras=r.choice([1, 2]),
+        size=r.choice([0.5, 1.0, 3.0, 8.0]), backgrounds=True,
+    )  # fmt: skip
+    if family == "2dgs":
+        kind = seed % 12
+        structure |= dict(sh_degree=(None, 2)[kind // 6], batch=((), (2,))[kind % 2])
+        options = dict(render_mode=("RGB", "RGB+D", "RGB+ED")[kind % 3])
+        scene = test_surfels.make(seed, dtype, **structure)
+    else:
+        kind = seed % len(CASES)
+        structure |= dict(sh_degree=(None, 2)[kind % 2], batch=((), (2,))[kind // 2 % 2])
+        mode = MODES[kind // 2 % len(MODES)]
+        options = dict(
+            render_mode=mode if family == "eval3d" else mode.replace("-", "+").upper(),
+            rasterize_mode=("classic", "antialiased")[kind // 4 % 2], with_eval3d=family == "eval3d",
+            global_z_order=kind % 5 != 0, return_normals=family == "eval3d" and kind % 3 == 0,
+        )  # fmt: skip
+        scene = make(*CASES[kind], seed, dtype, **structure)
+    options |= dict(
+        tile_size=(16, 8, 4)[kind % 3], packed=kind % 2 == 1, numerics=("gsplat-1.5", "gsplat-1.6")[kind // 2 % 2]
+    )
+    return scene, options
+
+
+def run(scene: dict[str, Any], options: dict[str, Any], render: Any) -> dict[str, Tensor | None]:
+    """Images, and gradients of a random loss on them."""
+    inputs = leaves(scene)
+    if "viewmats_rs" in scene:
+        inputs["viewmats"] = scene["viewmats"]
+    colors, alphas, *others, meta = render(**inputs, **options)
+    images = {"colors": colors, "alphas": alphas}
+    if others:
+        images |= {"normals": others[0], "distort": others[2]}
+    elif options.get("return_normals"):
+        images["normals"] = meta["normals"]
+    images = {name: image for name, image in images.items() if image is not None}
+    wanted = {name: t for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
+    outputs = [image for image in images.values() if image.requires_grad]
+    gradients: tuple[Tensor | None, ...] = (None,) * len(wanted)
+    if outputs:
+        v_outputs = random_like(tuple(outputs), 0)
+        gradients = torch.autograd.grad(outputs, tuple(wanted.values()), v_outputs, allow_unused=True)
+    return {name: image.detach() for name, image in images.items()} | dict(zip(wanted, gradients))
+
+
+def run_kernels(scene: dict[str, Any], options: dict[str, Any]) -> dict[str, Tensor | None]:
+    render = tsplat.rasterization if "with_eval3d" in options else tsplat.rasterization_2dgs
+    return run(scene, options | dict(backend="triton"), render)
+
+
+def run_reference(
+    scene: dict[str, Any], options: dict[str, Any], decisions: reference.Decisions
+) -> dict[str, Tensor | None]:
+    with _decided(decisions):
+        if "with_eval3d" in options:
+            return run(scene, options | dict(backend="reference", packed=False), tsplat.rasterization)
+        return run(scene, {k: v for k, v in options.items() if k != "packed"}, test_surfels.render_reference)
+
+
+@contextlib.contextmanager
+def _decided(decisions: reference.Decisions) -> Iterator[None]:
+    """Makes the reference take over decisions, those about tiles, too."""
+    rasterize, composite = reference.rasterize, surfel_formulas.composite
+
+    def everywhere(*arguments: Any) -> Tensor:
+        return torch.ones((), dtype=torch.bool)
+
+    with (
+        patch.object(reference, "rasterize", lambda **named: rasterize(**named | dict(decisions=decisions))),
+        patch.object(
+            surfel_formulas, "composite", lambda *a, **named: composite(*a, contributes=decisions.contributes, **named)
+        ),
+        patch.object(reference, "_in_tiles", everywhere),
+        patch.object(surfel_formulas, "_in_tiles", everywhere),
+    ):
+        yield
+
+
+def decisions_of(scene: dict[str, Any], options: dict[str, Any]) -> reference.Decisions:
+    if "with_eval3d" in options:
+        options = {name: value for name, value in options.items() if name != "return_normals"}
+        return observe_decisions(scene, **options, backend="triton")
+    with patch.object(tsplat, "rasterization", _surfels):
+        return observe_decisions(scene, **options, backend="triton")
+
+
+def _surfels(**arguments: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    colors, alphas, *_, meta = tsplat.rasterization_2dgs(**arguments)
+    return colors, alphas, meta
+
+
+def check(family: str, seed: int) -> float:
+    """Returns the largest error over its bound; raises AssertionError above 1."""
+    scene, options = draw(family, seed)
+    decisions = decisions_of(scene, options)
+    found = run_kernels(scene, options)
+    truth = run_reference(_double(scene), options, decisions)
+    plain = run_reference(scene, options, decisions)
+    try:
+        return max(assert_fp32(name, found[name], truth[name], plain[name]) for name in truth)
+    except AssertionError:
+        worst = {name: plain[name] for name in truth}
+        for sample in range(SAMPLES):
+            moved = jitter(scene, seed + sample)
+            one, exact = (run_reference(s, options, decisions) for s in (moved, _double(moved)))
+            for name, tensor in truth.items():
+                if tensor is None or one[name] is None or exact[name] is None:
+                    continue
+                candidate = tensor + (one[name].double() - exact[name])
+                if (candidate - tensor).abs().max() > (worst[name].double() - tensor).abs().max():
+                    worst[name] = candidate
+        return max(assert_fp32(name, found[name], truth[name], worst[name]) for name in truth)
+
+
+def _double(scene: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.double() if isinstance(value, Tensor) else value for name, value in scene.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="all")
+    parser.add_argument("--count", type=int, default=500, help="scenes of each family (500)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first scene (0)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="of CPU time, after which it stops")
+    parser.add_argument("--arch", help="of the emulated GPU: sm_80, sm_90, gfx942 (compiled for the CPU)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    failures = 0
+    for family in arguments.family or FAMILIES:
+        tried, violations, worst, seed = 0, 0, 0.0, arguments.seed
+        began = time.thread_time()
+        while tried < arguments.count and time.thread_time() - began < 60 * arguments.minutes:
+            emulated = contextlib.nullcontext() if arguments.arch is None else tsplat_emulated(arguments.arch)
+            try:
+                with emulated:
+                    worst = max(worst, check(family, seed))
+            except AssertionError as failure:
+                violations += 1
+                print(f"{family} {seed}: {str(failure).splitlines()[0]}", flush=True)
+            tried, seed = tried + 1, seed + 1
+            if tried % 50 == 0:
+                print(f"  {tried} scenes, {time.thread_time() - began:.0f} s", flush=True)
+        where = arguments.arch or "compiled for the CPU"
+        print(
+            f"{family}, {where}: {tried} scenes, {violations} violations, largest error over its bound {worst:.3f}, "
+            f"{time.thread_time() - began:.0f} s of CPU time", flush=True,
+        )  # fmt: skip
+        failures += violations
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
