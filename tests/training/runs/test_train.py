@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,20 +102,21 @@ def test_resume_is_bit_exact(kind, tmp_path):
     train(config, tmp_path / "uninterrupted")
     tensors, figures, metrics = results(tmp_path / "uninterrupted")
     assert figures["trainer"]["step"] == STEPS
-    for step in random.Random(7).sample(range(1, STEPS), N_INTERRUPTIONS):
-        run = tmp_path / f"{step}"
-        torch.set_rng_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
-        train(config, run, stop_after=step)
+    torch.set_rng_state(state[0])
+    np.random.set_state(state[1])
+    random.setstate(state[2])
+    run = tmp_path / "interrupted"
+    first, *others = sorted(random.Random(7).sample(range(1, STEPS), N_INTERRUPTIONS))
+    train(config, run, stop_after=first)
+    for step in (*others, None):
         # Other code may draw random numbers in between.
         torch.rand(3), np.random.rand(3), random.random()
-        resume(run)
-        found = results(run)
-        assert found[0].keys() == tensors.keys()
-        for name, tensor in tensors.items():
-            assert torch.equal(found[0][name], tensor), name
-        assert found[1:] == (figures, metrics)
+        resume(run, stop_after=step)
+    found = results(run)
+    assert found[0].keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(found[0][name], tensor), name
+    assert found[1:] == (figures, metrics)
 
 
 def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
@@ -235,12 +237,21 @@ WRITES = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def stopped_run(capture, tmp_path_factory):
+    """A run that was stopped after four steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "read_run_capture", lambda *_: capture)
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        train(configuration("fixed"), run := tmp_path_factory.mktemp("stopped") / "run", stop_after=4)
+    return run
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name != WRITES[0] else name for name in WRITES]
 )
-def test_full_disk_names_the_file_and_leaves_the_last_checkpoint_intact(name, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    train(configuration("fixed"), run, stop_after=4)
+def test_full_disk_names_the_file_and_leaves_the_last_checkpoint_intact(name, stopped_run, tmp_path, monkeypatch):
+    run = shutil.copytree(stopped_run, tmp_path / "run")
     newest = read_newest(run)[0]
 
     def fail(self, data, /):
