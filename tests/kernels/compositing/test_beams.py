@@ -11,7 +11,7 @@ import tsplat
 from tests.stages.test_eval3d import own_rays
 from tests.support.lenses import CASES, make
 from tsplat.config import ALPHA_MIN, PRESETS, CameraSettings
-from tsplat.data import CompositingSettings, Intersections, TileGrid
+from tsplat.data import CompositingSettings, Intersections, Rays, TileGrid
 from tsplat.kernels_torch.camera_models import rotation_rows
 
 tl = pytest.importorskip("triton.language")
@@ -208,6 +208,17 @@ def test_boxes_hold_the_rays_of_their_parts_and_no_more(kind, readout, tile_size
         start = axes @ (from_o - (d @ from_o) * direction)
         expected = torch.stack([t.amin(1) if low else t.amax(1) for t in (start, axes @ direction) for low in (1, 0)])
         torch.testing.assert_close(boxes[tile, part], expected.T, rtol=0, atol=1e-12)
+
+
+def test_axes_are_perpendicular_where_origins_differ_along_parallel_rays():
+    from tsplat.kernels.compositing.beams import find_beams
+
+    direction = torch.nn.functional.normalize(torch.tensor([0.3, 0.5, 0.8]), dim=0)
+    origins = 1000 * torch.arange(WIDTH) * direction[:, None, None].expand(3, HEIGHT, 1)
+    rays = Rays(torch.cat([origins, direction[:, None, None].expand_as(origins)])[None].contiguous(), None)
+    frames = find_beams(_band(rays, 16))
+    assert (frames[:, 3:6] * frames[:, 6:9]).sum(1).abs().max() < 1e-6
+    torch.testing.assert_close(frames[:, 6:9].norm(dim=1), torch.ones(len(frames)))
 
 
 def test_tiles_of_wide_rays_list_everything(entries):
