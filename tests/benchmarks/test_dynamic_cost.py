@@ -15,9 +15,10 @@ pytestmark = [needs_emulator, pytest.mark.slow]
 
 MADE_WITH = "3.7."
 """Versions of Triton that budgets were made with."""
-MARGIN, MARGIN_ELSEWHERE, MARGIN_OLDEST = 1.001, 1.06, 1.16
-"""Factors of budgets (docs/decisions/0013), with these versions, others, and Triton 3.5. The small one is for PyTorch,
-whose exponentials differ in the last bit between CPUs."""
+MARGIN, MARGIN_ELSEWHERE, MARGIN_LISTS, MARGIN_OLDEST = 1.001, 1.06, 1.12, 1.16
+"""Factors of budgets (docs/decisions/0013), with these versions, with others, of `LISTS` there, and with 3.5. The
+small one is for PyTorch, whose exponentials differ in the last bit between CPUs."""
+LISTS = ("_slot_counts_kernel", "_part_entries_kernel")
 
 
 def test_executed_counts_are_within_budgets():
@@ -25,13 +26,19 @@ def test_executed_counts_are_within_budgets():
     run = scenes.execute(scenes.SCENES[dynamic_cost.BUDGETED](scenes.Data()), traced=False)
     found = dynamic_cost.budgets(dynamic_cost.records(dynamic_cost.BUDGETED, run))
     assert found.keys() == budgets.keys(), "run python -m benchmarks.dynamic_cost --write-budgets"
-    margin = MARGIN if triton.__version__.startswith(MADE_WITH) else MARGIN_ELSEWHERE
-    margin = MARGIN_OLDEST if triton.__version__.startswith("3.5.") else margin
+
+    def margin(kernel):
+        if triton.__version__.startswith(MADE_WITH):
+            return MARGIN
+        if triton.__version__.startswith("3.5."):
+            return MARGIN_OLDEST
+        return MARGIN_LISTS if kernel.endswith(LISTS) else MARGIN_ELSEWHERE
+
     above = [
         f"{kernel}: {field} {found[kernel][field]:,}, budget {limit:,}"
         for kernel, limits in budgets.items()
         for field, limit in limits.items()
-        if found[kernel][field] > margin * limit
+        if found[kernel][field] > margin(kernel) * limit
     ]
     assert not above, "\n".join(above)
 

@@ -11,6 +11,8 @@ from emulator.emulation import emulated
 from .targets import each_target
 
 pytestmark = each_target
+IS_3_5, IS_OLDER = triton.__version__.startswith("3.5."), triton.__version__.startswith(("3.5.", "3.6."))
+"""Versions of Triton whose code differs, where a test says so, from what the emulator was made for."""
 INTEGERS = [0, 1, -1, 2, 3, -7, 31, 32, 255, 65_536, -65_537, 2**31 - 1, -(2**31), 0x1234567, 12, -12]
 FLOATS = [
     0.0,
@@ -164,7 +166,11 @@ def _floats(a, b, out, N: tl.constexpr):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_floats(target, code):
-    x, y = pairs(FLOATS, torch.float32)
+    if IS_3_5 and code == "sass":
+        pytest.skip("BREAK with two predicates, from the ptxas of Triton 3.5, is not emulated")
+    # Roots of subnormals are NaN on AMD GPUs with Triton up to 3.6, whose code does not scale them.
+    floats = [1e-37 if value == 1e-38 else value for value in FLOATS] if IS_OLDER and code == "amdgcn" else FLOATS
+    x, y = pairs(floats, torch.float32)
     out = torch.empty(12, 256)
     with emulated(target, code):
         _floats[(1,)](x, y, out, N=256, enable_fp_fusion=False)
@@ -345,6 +351,8 @@ def _atomics(values, out, old, N: tl.constexpr):
 def test_atomics(target, code):
     x = torch.arange(1, 257, dtype=torch.int32)
     out, old = torch.zeros(21, dtype=torch.int32), torch.empty(256, dtype=torch.int32)
+    if IS_3_5 and target == "hip:gfx942":
+        pytest.skip("with Triton 3.5, lanes write different values to one place in shared memory, which is an error")
     # On gfx1100, LLVM makes some atomics of a plain load and compare-and-swap, which counts as a race.
     with emulated(target, code, order="random", races=target != "hip:gfx1100"):
         _atomics[(2,)](x, out.index_fill_(0, torch.arange(10, 15), 999), old, N=128)
@@ -403,6 +411,8 @@ def _transposed(a, out, M: tl.constexpr, N: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_layouts_and_vector_widths(target, code, dtype):
+    if IS_OLDER and (target, dtype) == ("hip:gfx942", torch.int8):
+        pytest.skip("halves that SDWA instructions write, from Triton up to 3.6, are not emulated")
     x = torch.arange(64 * 32).reshape(64, 32).remainder(60).to(dtype)
     out = torch.empty(32, 64, dtype=dtype)
     with emulated(target, code):
