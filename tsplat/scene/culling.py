@@ -37,9 +37,10 @@ class CulledModel:
         self._chunks = torch.empty_like(order)
         self._chunks[order] = torch.arange(len(order), device=order.device) // CHUNK
         order = torch.cat([order, order[-1:].expand(-len(order) % CHUNK)])  # the last chunk is full, too
-        means = gaussians.means.detach()[order].unflatten(0, (len(order) // CHUNK, CHUNK))
+        n_chunks = len(order) // CHUNK
+        means = gaussians.means.detach()[order].view(n_chunks, CHUNK, 3)
         self._low, self._high = means.amin(1), means.amax(1)
-        self._radii = SIGMAS * extents[order].unflatten(0, (len(order) // CHUNK, CHUNK)).amax(1).exp()
+        self._radii = SIGMAS * extents[order].view(n_chunks, CHUNK).amax(1).exp()
 
     @torch.no_grad()
     def seen_by(self, camera: Camera, *, near: float = 0.01, eps2d: float = 0.3) -> Gaussians:
