@@ -12,7 +12,7 @@ from .targets import each_target
 
 pytestmark = each_target
 IS_3_5, IS_OLDER = triton.__version__.startswith("3.5."), triton.__version__.startswith(("3.5.", "3.6."))
-"""Versions of Triton whose code differs, where a test raises, from what the emulator was made for."""
+"""Versions of Triton whose code differs from what the emulator was made for; some tests skip them."""
 INTEGERS = [0, 1, -1, 2, 3, -7, 31, 32, 255, 65_536, -65_537, 2**31 - 1, -(2**31), 0x1234567, 12, -12]
 FLOATS = [
     0.0,
