@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.support.captures import project
-from tsplat import ArgumentError
+from tsplat import ArgumentError, fully_fused_projection
 from tsplat.scene import Camera, intrinsics, look_at, orbit
-from tsplat.scene.cameras import centers, rasterization_arguments, resize_camera
+from tsplat.scene.cameras import centers, project_points, rasterization_arguments, resize_camera
 
 
 @pytest.mark.parametrize("up", [(0, -1, 0), (0, 0, 1), (0.3, 2.0, -0.4)])
@@ -114,3 +114,22 @@ def test_resized_cameras_see_the_same():
     pixels, resized = (project(points, one.viewmat, one.K)[0] for one in (camera, small))
     torch.testing.assert_close(resized, pixels / 4)
     assert resize_camera(camera, 640) is camera
+
+
+@pytest.mark.parametrize("model", ["pinhole", "fisheye", "ortho"])
+def test_projected_points_are_those_of_the_rasterizer(model):
+    generator = torch.Generator().manual_seed(0)
+    points = 4 * torch.randn(2000, 3, generator=generator)
+    camera = Camera(look_at((0.5, -1, -3), (0, 0, 0)), intrinsics(80, 60, 60), 80, 60, model)
+    sizes, quats = torch.full((2000, 3), 1e-6), torch.eye(1, 4).expand(2000, 4)
+    radii, means2d, z, *_ = fully_fused_projection(
+        points, None, quats, sizes, camera.viewmat[None], camera.K[None], 80, 60, eps2d=1e-9, camera_model=model
+    )
+    pixels, depths, inside = project_points(camera, points)
+    seen = inside & (z[0] > 0.01)
+    assert 20 < seen.sum() < 1900
+    torch.testing.assert_close(pixels[seen], means2d[0, seen], rtol=1e-4, atol=1e-3)
+    assert (radii[0, seen] > 0).all()
+    if model != "fisheye":  # whose lens also shows points at more than a right angle
+        torch.testing.assert_close(depths[seen], z[0, seen])
+        assert (depths[inside] > 0).all()

@@ -68,18 +68,17 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
         points: [P, 3], world frame.
 
     Returns:
-        Pixels [P, 2]; depths [P], such that a small length l has ``K[0, 0] * l / depth`` pixels: z, with a fisheye lens
-        r / atan2(r, z) where r is the distance from the optical axis, and 1 with an ortho camera; and which points are
-        in front of the camera and inside its image [P] bool.
+        Pixels [P, 2]; depths [P]: z, or r / atan2(r, z) with a fisheye lens, where r is the distance from the optical
+        axis; and which points have a positive depth and are inside the image [P] bool.
     """
     viewmat, K = camera.viewmat.to(points), camera.K.to(points)
     x, y, z = (points @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(-1)
+    depths = z
     if camera.model == "fisheye":
         radius = torch.hypot(x, y).clamp_min(1e-9)
         depths = radius / torch.atan2(radius, z)
-    else:
-        depths = torch.ones_like(z) if camera.model == "ortho" else z
-    u, v = K[0, 0] * x / depths + K[0, 2], K[1, 1] * y / depths + K[1, 2]
+    scale = 1.0 if camera.model == "ortho" else depths
+    u, v = K[0, 0] * x / scale + K[0, 2], K[1, 1] * y / scale + K[1, 2]
     inside = (depths > 0) & (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
     return torch.stack([u, v], -1), depths, inside
 

@@ -46,7 +46,8 @@ def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     counts, largest = torch.zeros_like(means[:, 0]), torch.full_like(means[:, 0], torch.inf)
     for camera in cameras:
         _, depths, sees = project_points(camera, means)
-        lengths = max(camera.width, camera.height) / camera.K[0, 0].to(means) * depths
+        scale = 1.0 if camera.model == "ortho" else depths
+        lengths = max(camera.width, camera.height) / camera.K[0, 0].to(means) * scale
         counts += sees
         largest = torch.where(sees, torch.minimum(largest, lengths), largest)
     return torch.where(counts > 0, LENGTH * counts.square() * largest, 0.0)
