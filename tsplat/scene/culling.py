@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..config import FOV_MARGIN
 from .cameras import Camera
 from .gaussians import Gaussians
 from .morton import morton_order
@@ -14,9 +15,6 @@ CHUNK = 128
 
 SIGMAS = 3.5
 """Standard deviations within which any Gaussian has an alpha of 1/255 or more; it needs 3.33 with an opacity of 1."""
-
-FIELD_MARGIN = 0.15
-"""Projection clamps the tangents of its Jacobian to the image and 0.15 times its size on each side."""
 
 FILTER_VARIANCE = 0.5
 """Of the screen-space filter of 2D Gaussians, in square pixels."""
@@ -75,7 +73,7 @@ class CulledModel:
             focal, center = K[axis, axis], K[axis, 2]
             tangents = local[..., axis] / depths
             steepest = torch.maximum(tangents.abs().amax(1), torch.maximum(center, size - center) / focal)
-            steepest = steepest + FIELD_MARGIN * size / focal
+            steepest = steepest + 0.5 * FOV_MARGIN * size / focal  # where the tangents of the Jacobian are clamped
             spread = self._radii * focal * (1 + steepest.square()).sqrt() / nearest
             reach = (spread.square() + SIGMAS**2 * max(eps2d, FILTER_VARIANCE)).sqrt() + 1
             low, high = focal * tangents.amin(1) + center - reach, focal * tangents.amax(1) + center + reach
