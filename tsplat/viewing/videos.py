@@ -60,9 +60,9 @@ def render_frames(
     """
     check_choice("show", show, get_args(Show))
     limits: Limits | None = None
-    model = CulledModel(gaussians)
+    model = CulledModel(gaussians) if len(cameras) > 1 else None  # boxes take as long as they save in one image
     for i, camera in enumerate(cameras):
-        seen = model.seen_by(camera)
+        seen = gaussians if model is None else model.seen_by(camera)
         images, alphas, _ = render_views(
             as_normals(seen, camera.position) if show == "normals" else seen,
             [camera],
