@@ -153,16 +153,16 @@ def planned(make: Callable[..., Any]) -> Callable[..., Any]:
     Of the tensor, it may depend on the dtype, and on who made the device. Settings are known again by identity, as
     their hash takes microseconds.
     """
-    kept: dict[Any, tuple[Any, Any]] = {}
+    plans: dict[Any, tuple[Any, Any]] = {}
 
     @functools.wraps(make)
     def find(settings: Any, tensor: Tensor, *others: Any) -> Any:
         key = (id(settings), tensor.dtype, vendor(tensor), *others)
-        found = kept.get(key)
+        found = plans.get(key)
         if found is None:
-            if len(kept) >= PLANS_MAX:
-                kept.clear()
-            found = kept[key] = make(settings, tensor, *others), settings  # which then keep their id
+            if len(plans) >= PLANS_MAX:
+                plans.clear()
+            found = plans[key] = make(settings, tensor, *others), settings  # which then keep their id
         return found[0]
 
     return find

@@ -343,7 +343,7 @@ def sum_slots(
         )
     columns = min(width, LANES)
     blocks = -(-width // columns)
-    _sum_rows(width, sums.shape[1], unroll, add)(
+    _sum_rows(width, sums.shape[1], columns, unroll, add)(
         programs(-(-n_rows // (LANES // columns)) * blocks, 1),
         **arguments,
         span_starts=order.span_starts,
@@ -354,8 +354,7 @@ def sum_slots(
 
 
 @kept
-def _sum_rows(width: int, sums_width: int, unroll: int, add: bool) -> Launch:
-    columns = min(width, LANES)
+def _sum_rows(width: int, sums_width: int, columns: int, unroll: int, add: bool) -> Launch:
     sizes = {"WIDTH": width, "SUMS_WIDTH": sums_width, "COLUMNS": columns, "LANES": LANES}
     return fix(_row_sum_kernel, **sizes, UNROLL=unroll, ADD=add, num_warps=1)
 
