@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tsplat.scene import Camera, intrinsics, look_at
+from tsplat.training import needles
 from tsplat.training.needles import LIMITS, harmless_lengths, limits_needles, shorten_needles
 
 MEANS = torch.tensor([[0.0, 0.0, 0.0], [0.9, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, -9.0]])
@@ -25,6 +26,17 @@ def test_length_is_a_part_of_the_nearest_image_that_grows_with_the_square_of_the
     width = 2.0 * 80 / 60 * 2 * math.tan(math.radians(30))
     assert lengths[:2].tolist() == pytest.approx([n**2 / 2000 * width] * 2, rel=1e-4)
     assert lengths[3] == 0
+
+
+@pytest.mark.parametrize("block", [1, 2 * len(MEANS), needles.BLOCK])
+def test_views_of_all_sizes_and_models_count_however_many_are_projected_at_a_time(monkeypatch, block):
+    monkeypatch.setattr(needles, "BLOCK", block)
+    (wide,) = ring(1, distance=3.0)
+    wide = dataclasses.replace(wide, width=160, K=intrinsics(160, 60, 60.0))
+    lengths = harmless_lengths(MEANS, [*ring(3, distance=4.0), wide, *ring(2, "fisheye", 5.0), *ring(2, distance=3.5)])
+    # All 8 see the center.
+    least = min(3.5 * 80 / 60, 3.0 * 160 / 60) * 2 * math.tan(math.radians(30))
+    assert lengths[0].item() == pytest.approx(8**2 / 2000 * least, rel=1e-4)
 
 
 def test_views_see_what_is_inside_their_images():

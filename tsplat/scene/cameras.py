@@ -64,21 +64,21 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
     """Projects points without the distortion of the lens, by the first pose of a rolling shutter.
 
     Args:
-        camera: Any camera.
+        camera: Any camera, or several of one size and model, whose matrices are stacked: [..., 4, 4] and [..., 3, 3].
         points: [P, 3], world frame.
 
     Returns:
-        Pixels [P, 2]; depths [P]: z, or r / atan2(r, z) with a fisheye lens, where r is the distance from the optical
-        axis; and which points have a positive depth and are inside the image [P] bool.
+        Pixels [..., P, 2]; depths [..., P]: z, or r / atan2(r, z) with a fisheye lens, where r is the distance from the
+        optical axis; and which points have a positive depth and are inside the image [..., P] bool.
     """
-    viewmat, K = camera.viewmat.to(points), camera.K.to(points)
-    x, y, z = (points @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(-1)
+    viewmat, K = camera.viewmat.to(points), camera.K.to(points)[..., None]
+    x, y, z = (viewmat[..., :3, :3] @ points.T + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
     depths = z
     if camera.model == "fisheye":
         radius = torch.hypot(x, y).clamp_min(1e-9)
         depths = radius / torch.atan2(radius, z)
     scale = 1.0 if camera.model == "ortho" else depths
-    u, v = K[0, 0] * x / scale + K[0, 2], K[1, 1] * y / scale + K[1, 2]
+    u, v = K[..., 0, 0, :] * x / scale + K[..., 0, 2, :], K[..., 1, 1, :] * y / scale + K[..., 1, 2, :]
     inside = (depths > 0) & (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
     return torch.stack([u, v], -1), depths, inside
 

@@ -114,7 +114,7 @@ def split_long_axis(
     appended = append_zeros(len(chosen) - n_moved)
 
     def halves(name: str, p: Tensor) -> Tensor:
-        p = p.detach().clone()
+        p = appended(p.detach())
         if name in halved:
             p[chosen] = halved[name].view(-1, *p.shape[1:])
         others = p[chosen]
@@ -122,12 +122,13 @@ def split_long_axis(
             p[chosen] += offsets
             others -= offsets
         p[replaced] = move(others)
-        return torch.cat([p, others[n_moved:]])
+        p[total:] = others[n_moved:]
+        return p
 
     def cleared(values: Tensor) -> Tensor:
-        values = values.clone()
+        values = appended(values)
         values[chosen] = values[replaced] = 0
-        return appended(values)
+        return values
 
     replace_rows(params, optimizers, state, total, halves, cleared, cleared)
     if scene is not None:

@@ -153,18 +153,22 @@ def select_smallest(keys: Tensor, sizes: Tensor, room: int, ranks: RankGroup | N
         keys: [n] int64, not negative.
         sizes: [n] int64, each 0, 1 or 2. Gaussians of size 0 are not selected.
     """
-    left, threshold, active = room, 0, sizes > 0
+    left, threshold = room, 0
+    rows = sizes.nonzero().squeeze(1)  # that may be the last to fit
+    keys_left, sizes_left = keys[rows], sizes[rows]
     for shift in range(63 // DIGIT * DIGIT, -1, -DIGIT):
-        digits = (keys >> shift) & (2**DIGIT - 1)
-        sums = sum(torch.bincount(digits[active & (sizes >= size)], minlength=2**DIGIT) for size in (1, 2))
-        assert isinstance(sums, Tensor)
+        digits = (keys_left >> shift) & (2**DIGIT - 1)
+        ones, twos = torch.bincount(digits + ((sizes_left - 1) << DIGIT), minlength=2 << DIGIT).view(2, -1)
+        sums = ones + 2 * twos
         ends = (sums if ranks is None else ranks.all_reduce(sums)).cumsum(0)
         digit = int((ends <= left).sum())
         if digit == len(ends):  # all fit
             return sizes > 0
         left -= int(ends[digit - 1]) if digit else 0
         threshold = threshold << DIGIT | digit
-        active = active & (digits == digit)
-    before, _ = count(ranks, int(sizes[active].sum()))
-    fits = sizes.masked_fill(~active, 0).cumsum(0) <= left - before
-    return (sizes > 0) & ((keys < threshold) | active & fits)
+        same = (digits == digit).nonzero().squeeze(1)
+        rows, keys_left, sizes_left = rows[same], keys_left[same], sizes_left[same]
+    before, _ = count(ranks, int(sizes_left.sum()))
+    selected = keys < threshold
+    selected[rows[sizes_left.cumsum(0) <= left - before]] = True
+    return selected & (sizes > 0)

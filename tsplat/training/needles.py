@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +17,9 @@ the longer side of the image of the nearest of them."""
 
 LIMITS = 60
 """Number of times that a run shortens needles."""
+
+BLOCK = 2**17
+"""Projected centers at a time: of few cameras where memory or the cache of a CPU limits them."""
 
 
 def limits_needles(step: int, steps: int) -> bool:
@@ -44,10 +49,17 @@ def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     Centers [N, 3] are projected without the distortion of lenses, by the first pose of a rolling shutter.
     """
     counts, largest = torch.zeros_like(means[:, 0]), torch.full_like(means[:, 0], torch.inf)
+    alike = defaultdict(list)
     for camera in cameras:
-        _, depths, sees = project_points(camera, means)
-        scale = 1.0 if camera.model == "ortho" else depths
-        lengths = max(camera.width, camera.height) / camera.K[0, 0].to(means) * scale
-        counts += sees
-        largest = torch.where(sees, torch.minimum(largest, lengths), largest)
+        alike[camera.width, camera.height, camera.model].append(camera)
+    for group in alike.values():
+        viewmats, Ks = (torch.stack([getattr(c, name) for c in group]).to(means) for name in ("viewmat", "K"))
+        n = max(1, BLOCK // max(1, len(means)))
+        for viewmat, K in zip(torch.split(viewmats, n), torch.split(Ks, n)):
+            camera = dataclasses.replace(group[0], viewmat=viewmat, K=K)
+            _, depths, sees = project_points(camera, means)
+            scale = 1.0 if camera.model == "ortho" else depths
+            lengths = max(camera.width, camera.height) / K[:, :1, 0] * scale
+            counts += sees.sum(0)
+            largest = torch.minimum(largest, torch.where(sees, lengths, torch.inf).amin(0))
     return torch.where(counts > 0, LENGTH * counts.square() * largest, 0.0)
