@@ -29,7 +29,7 @@ def test_length_is_a_part_of_the_nearest_image_that_grows_with_the_square_of_the
 
 
 @pytest.mark.parametrize("block", [1, 2 * len(MEANS), needles.BLOCK])
-def test_views_of_all_sizes_and_models_count_however_many_are_projected_at_a_time(monkeypatch, block):
+def test_views_of_all_sizes_and_models_count_whatever_is_projected_at_a_time(monkeypatch, block):
     monkeypatch.setattr(needles, "BLOCK", block)
     (wide,) = ring(1, distance=3.0)
     wide = dataclasses.replace(wide, width=160, K=intrinsics(160, 60, 60.0))

@@ -53,9 +53,9 @@ def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     for camera in cameras:
         alike[camera.width, camera.height, camera.model].append(camera)
     for group in alike.values():
-        viewmats, Ks = (torch.stack([getattr(c, name) for c in group]).to(means) for name in ("viewmat", "K"))
+        matrices = (torch.stack([getattr(c, name) for c in group]).to(means) for name in ("viewmat", "K"))
         n = max(1, BLOCK // max(1, len(means)))
-        for viewmat, K in zip(torch.split(viewmats, n), torch.split(Ks, n)):
+        for viewmat, K in zip(*(torch.split(matrix, n) for matrix in matrices)):
             camera = dataclasses.replace(group[0], viewmat=viewmat, K=K)
             _, depths, sees = project_points(camera, means)
             scale = 1.0 if camera.model == "ortho" else depths
