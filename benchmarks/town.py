@@ -155,20 +155,22 @@ def _trace(town: Town, origins: Tensor, directions: Tensor) -> tuple[Tensor, Ten
     depths = torch.where(directions[:, 1] > 1e-6, -origins[:, 1] / directions[:, 1], torch.inf)
     depths = torch.where(depths > 1e-4, depths, torch.inf)
     ids = torch.full_like(depths, -1, dtype=torch.long)
-    inverse = 1 / directions
+    # Columns of coordinates [3, R], of which minima and maxima are several times as fast as of rows.
+    columns, aims = origins.T.contiguous(), directions.T.contiguous()
+    inverse = 1 / aims
 
     def update(index: int, found: Tensor) -> None:
-        nearer = found < depths
-        depths[nearer], ids[nearer] = found[nearer], index
+        ids.masked_fill_(found < depths, index)
+        torch.minimum(depths, found, out=depths)
 
     for i, (low, high) in enumerate(town.boxes):
-        first, second = (low - origins) * inverse, (high - origins) * inverse
-        enter = torch.minimum(first, second).amax(-1)
-        leave = torch.maximum(first, second).amin(-1)
+        first, second = ((corner[:, None] - columns) * inverse for corner in (low, high))
+        enter = torch.minimum(first, second).amax(0)
+        leave = torch.maximum(first, second).amin(0)
         update(i, torch.where((enter < leave) & (enter > 1e-4), enter, torch.inf))
     for i, sphere in enumerate(town.spheres):
-        offsets = origins - sphere[:3]
-        near = nearer_root((offsets * directions).sum(-1), offsets.square().sum(-1) - sphere[3] ** 2)
+        offsets = columns - sphere[:3, None]
+        near = nearer_root((offsets * aims).sum(0), offsets.square().sum(0) - sphere[3] ** 2)
         update(len(town.boxes) + i, torch.where(near > 1e-4, near, torch.inf))
     return depths, ids
 
