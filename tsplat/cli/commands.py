@@ -316,5 +316,5 @@ def launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
     from ..training.processes.launcher import launch as run_ranks
     from ..training.processes.launcher import ranks_and_gpus
 
-    ranks, chosen = (1, []) if is_launched() else ranks_and_gpus(ranks, gpus)
-    return run_ranks(command_line, ranks, chosen) if ranks > 1 else None
+    ranks, chosen = ranks_and_gpus(ranks, gpus)
+    return None if ranks == 1 or is_launched() else run_ranks(command_line, ranks, chosen)

@@ -24,6 +24,7 @@ from tsplat.errors import FileError
 from tsplat.training import RunConfig, read_newest, train
 from tsplat.training.processes import group
 from tsplat.training.processes.environment import rank_variables
+from tsplat.training.processes.launcher import ranks_and_gpus
 
 STEP = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8"}
 """Variables of a task of ``srun``, without an address."""
@@ -147,6 +148,42 @@ def test_variables_that_contradict_each_other(variables, message, monkeypatch, c
         monkeypatch.setenv(name, value)
     assert cli.main(["train", "scene", "--out", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "message"),
+    [
+        (
+            TORCHRUN,
+            ["--ranks", "4"],
+            "--ranks: asks for 4 ranks, but this process was started as one of 2 (LOCAL_WORLD",
+        ),
+        (
+            STEP | {"MASTER_ADDR": "node1"},
+            ["--ranks", "2"],
+            "--ranks: asks for 2 ranks, but this process was started as",
+        ),
+        (TORCHRUN, ["--gpus", "0,1,2"], "--gpus: asks for 3 ranks, but this process was started as one of 2"),
+    ],
+)
+def test_ranks_other_than_those_that_were_started(variables, options, message, monkeypatch, capsys, tmp_path):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):  # that is_launched() sets
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["train", "scene", "--out", str(tmp_path / "run"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, ""), (2, ""), (1, "2,3"), (2, "2,3")])
+def test_ranks_that_were_started(ranks, gpus, monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert ranks_and_gpus(ranks, gpus) == (4, [])
 
 
 def test_group_that_cannot_use_the_device(monkeypatch):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from ...errors import ArgumentError
 
 RANK, WORLD_SIZE, LOCAL_RANK, ADDRESS, PORT = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+"""Number of ranks on this machine; Slurm does not set it."""
 
 SLURM_STEP = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LAUNCH_NODE_IPADDR", ADDRESS)
 """A batch script has the other variables of Slurm, too, without being a task; it has none of these."""

@@ -10,6 +10,7 @@ import torch
 
 from ...errors import ArgumentError
 from ...support.interruption import SIGNALS
+from .environment import LOCAL_WORLD_SIZE, WORLD_SIZE, is_launched
 
 PROGRAM = "tsplat"
 
@@ -38,7 +39,22 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
-    """Returns the number of ranks and the indices of their GPUs; with ``gpus``, there is one rank for each."""
+    """Returns the number of ranks and the indices of their GPUs; with ``gpus``, there is one rank for each.
+
+    Of a process that torchrun or srun has started, the number is theirs, and none of its GPUs are to be chosen.
+
+    Raises:
+        ArgumentError: There are no such GPUs, or not as many ranks as were started.
+    """
+    if is_launched():
+        name, expected = ("--gpus", len(gpus.split(","))) if gpus else ("--ranks", ranks)
+        variable = LOCAL_WORLD_SIZE if LOCAL_WORLD_SIZE in os.environ else WORLD_SIZE
+        if (gpus or ranks != 1) and str(expected) != os.environ[variable]:
+            raise ArgumentError(
+                f"{name}: asks for {expected} ranks, but this process was started as one of {os.environ[variable]} "
+                f"({variable}); leave {name} out, or start as many"
+            )
+        return int(os.environ[WORLD_SIZE]), []
     most = max(RANKS_MAX, os.cpu_count() or 1)
     if not 1 <= ranks <= most:
         raise ArgumentError(f"--ranks: expected an integer from 1 to {most} on this machine, found {ranks}")
