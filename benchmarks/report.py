@@ -308,9 +308,9 @@ def plot_predicted(predictions: dict[str, dict[str, dict[tuple[str, str], float]
     from matplotlib.figure import Figure
 
     scenes = [scene for scene, by_implementation in predictions.items() if len(by_implementation) > 1]
-    figure = Figure(figsize=(9, 4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(11, 4), dpi=90, layout="constrained")
     axes = figure.add_subplot()
-    width = 0.8 / len(IMPLEMENTATIONS)
+    width = 0.9 / len(IMPLEMENTATIONS)  # as wide as the numbers above
     for i, (implementation, color) in enumerate(IMPLEMENTATIONS.items()):
         at, values = [], []
         for k, scene in enumerate(scenes):
