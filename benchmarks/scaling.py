@@ -16,6 +16,7 @@ GPUs. None of these times is measured on a GPU.
 
 import argparse
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,9 @@ from torch import Tensor
 import tsplat
 from benchmarks.cases import KETTLE
 from benchmarks.pages import write_tables
+from tsplat.ops import Adam, step_all
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
+from tsplat.scene.culling import CulledModel
 from tsplat.scene.morton import morton_order
 from tsplat.viewing import render
 from tsplat.viewing.framing import guess_up, look_at_all
@@ -286,35 +289,47 @@ SEEN, HIDDEN = 50_000, 450_000
 
 
 def out_of_sight() -> None:
-    """Measures what Gaussians that no camera sees cost, by the time of this thread for an image and its gradients."""
+    """Measures what Gaussians that no camera sees cost in a training step, by the time of this thread.
+
+    Steps are those with the Gaussians in sight alone, with all, and with all, of which those in sight are selected
+    before they are activated, as culling by chunks would do.
+    """
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(SEEN + HIDDEN, 3, generator=generator) * torch.tensor([2.0, 1.3, 1.0]) - torch.tensor(
         [1, 0.65, 0]
     )
     points[:, 2] += 2.5
     points[SEEN:, 2] *= -1
+    camera = Camera(torch.eye(4), intrinsics(648, 420, 50.0).float(), 648, 420)
     times = {}
-    for n in (SEEN, SEEN + HIDDEN):
+    for name, n in (("in sight", SEEN), ("all", SEEN + HIDDEN), ("all, culled", SEEN + HIDDEN)):
         gaussians = Gaussians.from_points(points[:n], torch.rand(n, 3), scale=0.5)
         gaussians = dataclasses.replace(gaussians, log_scales=torch.full((n, 3), -5.5))
         gaussians = gaussians.map(lambda tensor: tensor.requires_grad_())
-        camera = Camera(torch.eye(4), intrinsics(648, 420, 50.0).float(), 648, 420)
+        optimizers = [Adam([tensor], lr=1e-9) for tensor in gaussians.tensors().values()]
         seconds = []
         for _ in range(5):
-            start = time.thread_time()
-            image = render(gaussians, camera)
-            middle = time.thread_time()
+            marks = [time.thread_time()]
+            seen = gaussians.select(torch.arange(SEEN)) if "culled" in name else gaussians
+            image = render(seen, camera)
+            marks.append(time.thread_time())
             image.mean().backward()  # type: ignore[no-untyped-call]
-            seconds.append((middle - start, time.thread_time() - middle))
+            marks.append(time.thread_time())
+            step_all(optimizers)
+            marks.append(time.thread_time())
+            seconds.append([end - start for start, end in itertools.pairwise(marks)])
             for tensor in gaussians.tensors().values():
                 tensor.grad = None
-        times[n] = [min(column) for column in zip(*seconds)]
-    rows = [", ".join(f"{1e3 * t:.0f}" for t in times[n]) for n in times]
-    ratio = sum(times[SEEN + HIDDEN]) / sum(times[SEEN])
-    each = [1e9 * (whole - seen) / HIDDEN for seen, whole in zip(times[SEEN], times[SEEN + HIDDEN])]
-    print(f"{SEEN:,} in sight: {rows[0]} ms forward, backward")
-    print(f"with {HIDDEN:,} out of sight: {rows[1]} ms, {ratio:.2f} times as much")
-    print(f"each out of sight: {each[0]:.0f}, {each[1]:.0f} ns")
+        times[name] = [min(column) for column in zip(*seconds)]
+        parts = ", ".join(f"{1e3 * t:.0f}" for t in times[name])
+        print(f"{name}, {n:,}: {parts} ms forward, backward, update; {1e3 * sum(times[name]):.0f} ms in all")
+    each = [1e9 * (whole - seen) / HIDDEN for seen, whole in zip(times["in sight"], times["all"])]
+    print(f"each out of sight: {each[0]:.0f}, {each[1]:.0f}, {each[2]:.0f} ns")
+    start = time.thread_time()
+    boxes = CulledModel(gaussians)
+    middle = time.thread_time()
+    boxes.seen_by(camera)
+    print(f"boxes: {1e3 * (middle - start):.0f} ms to make, {1e3 * (time.thread_time() - middle):.0f} ms to cull by")
 
 
 def main() -> None:
