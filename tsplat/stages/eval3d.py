@@ -12,13 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    check_bool,
-    check_numerics,
-    check_rolling_shutter,
-    check_tensor,
-    compute_dtype,
-)
+from ..arguments import check_bool, check_numerics, check_rolling_shutter, check_tensor, compute_dtype
 from ..config import (
     Backend,
     CameraModel,
@@ -65,9 +59,7 @@ def with_world_shapes(
     if ids is not None:
         shapes = take_rows(shapes, ids, unique=projected.n_cameras == 1)
     projected = projected._replace(
-        means2d=projected.means2d.detach(),
-        conics=shapes[:, :10],
-        normals=shapes[:, 10:] if settings.normals else None,
+        means2d=projected.means2d.detach(), conics=shapes[:, :10], normals=shapes[:, 10:] if settings.normals else None
     )
     return projected._replace(depths=projected.depths.detach()) if settings.hits else projected
 

@@ -19,13 +19,7 @@ from ..arguments import (
     check_tile_size,
 )
 from ..config import Backend, NumericsName
-from ..data import (
-    Intersections,
-    IntersectionSettings,
-    ProjectedGaussians,
-    ScreenGaussians,
-    TileGrid,
-)
+from ..data import Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from .capacity import choose_capacity
 from .compilation import eager, with_plain_tensors

@@ -28,15 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    check_bool,
-    check_choice,
-    check_devices,
-    check_no_grad,
-    check_number,
-    check_tensor,
-    describe,
-)
+from ..arguments import check_bool, check_choice, check_devices, check_no_grad, check_number, check_tensor, describe
 from ..config import (
     CAMERA_MODELS,
     MAGNITUDE_MAX,

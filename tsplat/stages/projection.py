@@ -346,11 +346,7 @@ def project_covariances(
 
 
 def quat_scale_to_covar_preci(
-    quats: Tensor,
-    scales: Tensor,
-    compute_covar: bool = True,
-    compute_preci: bool = True,
-    triu: bool = False,
+    quats: Tensor, scales: Tensor, compute_covar: bool = True, compute_preci: bool = True, triu: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
     """Computes covariances R diag(s)^2 R^T and precisions R diag(s)^-2 R^T. Same as gsplat 1.5.3.
 

@@ -346,13 +346,7 @@ def _check_rays(rays: Tensor | None, options: Options, batch: torch.Size, n_came
     return check_rays(rays, (*batch, n_cameras, options.height, options.width, 6))
 
 
-def _check_extra_signals(
-    scene: Scene,
-    options: Options,
-    batch: torch.Size,
-    n_cameras: int,
-    n_gaussians: int,
-) -> int:
+def _check_extra_signals(scene: Scene, options: Options, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
     """Checks the extra signals and returns the number of their channels, 0 if there are none."""
     extra_signals, sh_degree = scene.extra_signals, options.extra_signals_sh_degree
     if extra_signals is None:

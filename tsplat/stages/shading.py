@@ -8,14 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    BOOLS,
-    check_devices,
-    check_sh_degree,
-    check_tensor,
-    compute_dtype,
-    is_per_camera,
-)
+from ..arguments import BOOLS, check_devices, check_sh_degree, check_tensor, compute_dtype, is_per_camera
 from ..config import Backend
 from ..data import Features, ProjectedGaussians
 from .autograd import apply, once_differentiable
@@ -139,12 +132,7 @@ def concatenate(features: Features, extra: Features) -> Features:
 @eager
 @with_plain_tensors
 def spherical_harmonics(
-    degrees_to_use: int,
-    dirs: Tensor,
-    coeffs: Tensor,
-    masks: Tensor | None = None,
-    *,
-    backend: Backend = "auto",
+    degrees_to_use: int, dirs: Tensor, coeffs: Tensor, masks: Tensor | None = None, *, backend: Backend = "auto"
 ) -> Tensor:
     """Evaluates real spherical harmonics (Sloan, JCGT 2013). Same as gsplat 1.5.3, and without its shift by 0.5.
 

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    check_bool,
-    check_choice,
-    check_culling,
-    check_numerics,
-    check_size,
-    compute_dtype,
-)
+from ..arguments import check_bool, check_choice, check_culling, check_numerics, check_size, compute_dtype
 from ..config import Backend, CameraSettings, NumericsName
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..errors import ArgumentError

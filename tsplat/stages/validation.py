@@ -107,11 +107,7 @@ def _replace_invalid(others: dict[str, Tensor], valid: Tensor | None) -> dict[st
 
 @torch.no_grad()
 def raise_if_invalid(
-    gaussians: Gaussians3D,
-    cameras: Cameras,
-    colors: Tensor,
-    sh_degree: int | None,
-    colors_name: str = "colors",
+    gaussians: Gaussians3D, cameras: Cameras, colors: Tensor, sh_degree: int | None, colors_name: str = "colors"
 ) -> None:
     """Raises InvalidValueError if values are invalid or likely to be a mistake, with their number, the first and the
     cause.

@@ -97,11 +97,7 @@ class Parameters:
         parameter = torch.nn.Parameter(initial.detach().clone())
         # Epsilon as is common in the field: gradients of single Gaussians are far below Adam's default of 1e-8.
         self.optimizers[name] = Adam(
-            [parameter],
-            lr=0.0,
-            betas=(0.9**n, 0.999**n),
-            eps=1e-15 / math.sqrt(n),
-            backend=self._config.backend,
+            [parameter], lr=0.0, betas=(0.9**n, 0.999**n), eps=1e-15 / math.sqrt(n), backend=self._config.backend
         )
         self.params[name] = parameter
 

@@ -241,9 +241,7 @@ def _binary_images(reader: _Reader) -> list[ColmapImage]:
     return images
 
 
-def _binary_points(
-    reader: _Reader,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
+def _binary_points(reader: _Reader) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
     count = reader.count("points", 51)
     starts = np.empty(count, np.int64)
     for i in range(count):

@@ -20,17 +20,7 @@ from ..gaussians import Gaussians
 from ..model_rows import Place, Rows, as_rows, morton_sorted
 from ..rotation import rotate_gaussians, sh_signs
 from .quantization import Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
-from .spz import (
-    ANTIALIASED,
-    COLOR_SCALE,
-    EXTENSIONS,
-    FRACTION_MAX,
-    HEADER,
-    HEADER_4,
-    MAGIC,
-    STREAM,
-    decode_quats,
-)
+from .spz import ANTIALIASED, COLOR_SCALE, EXTENSIONS, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, decode_quats
 from .spz_extensions import QUARTER_TURN, Axes, OrbitLimits, extension_records
 
 GZIP_LEVEL = 6
@@ -108,10 +98,7 @@ def write_spz(
     fields = (MAGIC, version, rows.count, rows.kind.sh_degree, fraction, flags)
     sections = _sections(signs, fraction, rows.kind.sh_degree)
     lost: dict[str, None] = {}
-    with (
-        morton_sorted(rows, placement(bounds), bounds, Path(path).parent) as ordered,
-        atomic_write(path) as file,
-    ):
+    with morton_sorted(rows, placement(bounds), bounds, Path(path).parent) as ordered, atomic_write(path) as file:
         if version == 4:
             # Readers expect a stream for each section.
             file.write(HEADER_4.pack(*fields, len(sections), HEADER_4.size + len(extensions)) + extensions)

@@ -72,10 +72,7 @@ NUMPY_GLOBALS: list[Any] = [
 
 
 def read_torch_checkpoint(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    force: bool = False,
-    warn: Warn = warnings.warn,
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, force: bool = False, warn: Warn = warnings.warn
 ) -> Gaussians:
     """Reads a checkpoint of gsplat, with its ranks concatenated in order, of nerfstudio's splatfacto, or of Inria.
 

@@ -56,11 +56,7 @@ def linear_arrays(
 
 
 def gaussians_from_linear(
-    means: Floats,
-    quats: Floats,
-    scales: Floats,
-    opacities: NDArray[np.floating],
-    coefficients: Floats,
+    means: Floats, quats: Floats, scales: Floats, opacities: NDArray[np.floating], coefficients: Floats
 ) -> Gaussians:
     """Returns Gaussians of parameters after activation, with the shapes of :func:`linear_arrays`."""
     with np.errstate(divide="ignore", invalid="ignore"):
