@@ -34,9 +34,9 @@ def render_views(
     Args:
         gaussians: On the device to render on.
         cameras: C cameras of equal size and model, on any device.
-        n_cameras: Number of cameras to render; all where None. With 0, a rank joins a collective call without a camera.
+        n_cameras: Number of cameras to render; all if None. With 0, a rank joins a collective call without a camera.
         background: RGB in [0, 1]; used if `render_mode` has RGB.
-        sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' where None.
+        sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' if None.
         group: Process group over which Gaussians and cameras are distributed; None for a single process.
         options: Other arguments of :func:`tsplat.rasterization`, or of :func:`tsplat.rasterization_2dgs`, such as
             `render_mode` and `backend`.

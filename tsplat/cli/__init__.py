@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command line.
 
     Args:
-        argv: Arguments without the program name; those of the process where None.
+        argv: Arguments without the program name; those of the process if None.
 
     Returns:
         Exit status: 0 on success; 2 after an error, reported as one line ``tsplat: error: ...`` on stderr; 128 plus

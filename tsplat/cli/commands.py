@@ -107,7 +107,7 @@ def render(arguments: Namespace) -> int:
     cameras = _cameras(arguments, gaussians)
     background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
     with output_folder(out.parent), contextlib.nullcontext() if large is None else large:
-        options = {"background": background, "on_map": on_map, **_options(arguments, "show", "backend")}
+        options = {"background": background, "on_map": on_map, **options_of(arguments, "show", "backend")}
         if large is None:
             frames = render_frames(gaussians.to(device), cameras, **options)
         else:
@@ -174,7 +174,7 @@ def view(arguments: Namespace) -> int:
 def _photographs(
     model: str | os.PathLike[str], scene: str | None, warn: Callable[[str], object]
 ) -> Callable[[], dict[str, View]] | None:
-    """What reads the photographs of a model that belongs to a run."""
+    """Returns a function that reads the photographs of a run's model; None for other models."""
     from ..viewing.run_cameras import find_run
 
     run = find_run(model)
@@ -213,7 +213,7 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
         K = intrinsics(width, height, framing["fov"])
         return [Camera(viewmat, K, width, height) for viewmat in path_along(training, arguments.frames)]
     inside = [] if arguments.eye else training  # a place that is given may be anywhere
-    path = _options(arguments, "trajectory", "frames")
+    path = options_of(arguments, "trajectory", "frames")
     return place_cameras(gaussians, width, height, **framing, **path, inside=inside)
 
 
@@ -235,7 +235,7 @@ def train(arguments: Namespace) -> int:
         return status
     if isinstance(options, Resume):
         names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes")
-        resume(options.run, view=view, **_options(options, *names))
+        resume(options.run, view=view, **options_of(options, *names))
     else:
         print_note(arguments.rest)
         config = run_config(options) if options.minutes is None else lambda n: run_config(parse(arguments.rest, n))
@@ -244,7 +244,7 @@ def train(arguments: Namespace) -> int:
 
 
 def print_note(words: Sequence[str]) -> None:
-    """Prints, on one rank, what to tell about the number of steps that `tsplat train` has with these arguments."""
+    """Prints, on one rank, a note about the number of steps of `tsplat train` with these arguments, if there is one."""
     from ..training.runs.options import note_steps
 
     note = note_steps(words)
@@ -261,7 +261,7 @@ def evaluate(arguments: Namespace) -> int:
     status = launch(arguments.command_line, arguments.ranks, "")
     if status is not None:
         return status
-    evaluate_run(arguments.run_folder, **_options(arguments, "out", "scene", "lpips", "force", "checkpoint"))
+    evaluate_run(arguments.run_folder, **options_of(arguments, "out", "scene", "lpips", "force", "checkpoint"))
     return 0
 
 
@@ -269,7 +269,7 @@ def report(arguments: Namespace) -> int:
     """``tsplat report``."""
     from ..training.runs.report import report_run
 
-    report_run(arguments.run_folder, **_options(arguments, "out", "views", "scene"))
+    report_run(arguments.run_folder, **options_of(arguments, "out", "views", "scene"))
     return 0
 
 
@@ -295,7 +295,7 @@ def open_model_of(arguments: Namespace) -> Gaussians:
     """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
     from ..scene import open_model
 
-    return open_model(arguments.model, warn=warn_user, **_options(arguments, "force", "checkpoint"))
+    return open_model(arguments.model, warn=warn_user, **options_of(arguments, "force", "checkpoint"))
 
 
 def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:
@@ -305,7 +305,7 @@ def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:
             raise ArgumentError(f"--{name.replace('_', '-')}: {why}")
 
 
-def _options(arguments: object, *names: str) -> dict[str, Any]:
+def options_of(arguments: object, *names: str) -> dict[str, Any]:
     """Returns options as the keyword arguments of the same names."""
     return {name: getattr(arguments, name) for name in names}
 

@@ -34,8 +34,8 @@ FRAMING = 1 << 17
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a task needs range by range: bytes of memory in all and per Gaussian, bytes of disk per Gaussian, beside the
-    output, and seconds per million Gaussians, on one core. ``benchmarks/out_of_core.py`` measures them."""
+    """What a task needs range by range: bytes of memory in all and per Gaussian, bytes of disk per Gaussian in addition
+    to the output, and seconds per million Gaussians, on one core. ``benchmarks/out_of_core.py`` measures them."""
 
     memory: int
     memory_each: int
@@ -57,7 +57,7 @@ COSTS: dict[Task, Cost] = {
 
 
 def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Rows | None:
-    """Opens the model of a command as rows if it does not fit into memory; None if it does, or cannot be read so.
+    """Opens the model of a command as rows if it does not fit into memory and can be read in parts; else None.
 
     Memory is ``--memory``, or what is free. Prints on stderr what is to be expected.
 
@@ -134,6 +134,7 @@ def _limit(arguments: Namespace) -> int | None:
 def _tell(path: Path, rows: Rows, task: Task, limit: int) -> None:
     """Prints on stderr what a task is expected to need; raises FileError if that is more memory than `limit`."""
     from ..scene import FileError
+    from ..support.progress import duration
 
     cost = COSTS[task]
     memory, disk = cost.memory + cost.memory_each * len(rows), cost.disk_each * len(rows)
@@ -143,12 +144,10 @@ def _tell(path: Path, rows: Rows, task: Task, limit: int) -> None:
             f"part, {limit / 1e9:.1f} GB may be used; give more with --memory, or split the model with tsplat edit "
             "--crop"
         )
-    seconds = cost.seconds * len(rows) / 1e6
-    time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
     on_disk = f", {disk / 1e9:.1f} GB of disk for temporary files" if disk else ""
     print(
         f"{path}: {len(rows):,} Gaussians, {path.stat().st_size / 1e9:.2f} GB, are read part by part: about "
-        f"{memory / 1e9:.1f} GB of memory{on_disk}, {time}",
+        f"{memory / 1e9:.1f} GB of memory{on_disk}, {duration(cost.seconds * len(rows) / 1e6)}",
         file=sys.stderr,
         flush=True,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
-from .commands import open_model_of, open_rows_of, refuse
+from .commands import open_model_of, open_rows_of, options_of, refuse
 from .large_models import show_passes, warn_user
 
 if TYPE_CHECKING:
@@ -98,18 +98,14 @@ def _export_page(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export`` to an HTML file."""
     from ..viewing import export_page
 
+    options = options_of(arguments, "view", "up", "background", "title", "force", "checkpoint")
     page = export_page(
         arguments.model,
         arguments.out,
         format=arguments.format or "sog",
-        view=arguments.view,
-        up=arguments.up,
-        background=arguments.background,
-        title=arguments.title,
         crop=_box(arguments),
-        force=arguments.force,
-        checkpoint=arguments.checkpoint,
         warn=warn_user,
+        **options,
     )
     print(
         f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, {page.model_size / 1e6:.1f} "
@@ -286,7 +282,7 @@ def _matrix(option: str, values: Any) -> Tensor:
 
 
 def _read_numbers(path: Any) -> list[float]:
-    """The 16 or 12 numbers of a text file, which may have commas and brackets, as those of JSON."""
+    """Reads the 16 or 12 numbers of a text file, which may be separated by commas and brackets, as in JSON."""
     from ..scene import FileError
     from ..support.reading import read_file
 

@@ -155,7 +155,7 @@ def _shutters(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
 
 
 def map_poses(camera: Camera, change: Callable[[Tensor], Tensor]) -> Camera:
-    """Returns a camera with changed poses: that at the end of the readout, too."""
+    """Returns a camera with changed poses, including that at the end of the readout."""
     end = camera.viewmat_end
     poses: dict[str, Any] = {"viewmat": change(camera.viewmat), "viewmat_end": None if end is None else change(end)}
     return dataclasses.replace(camera, **poses)
@@ -232,7 +232,7 @@ def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
 
 
 def move_camera(camera: Camera, matrix: Tensor) -> Camera:
-    """Returns the camera that sees of a model moved by :func:`tsplat.scene.transform_gaussians` what it saw before."""
+    """Moves a camera as :func:`tsplat.scene.transform_gaussians` moves a model, so that the image stays the same."""
     matrix = matrix.double()
 
     def move(pose: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class Gaussians:
         return dataclasses.replace(self, **mapped)
 
     def select(self, rows: Tensor | slice) -> "Gaussians":
-        """Returns those of a mask [N], of ids [M], or of a slice."""
+        """Returns the Gaussians that a mask [N], ids [M] or a slice select."""
         return self.map(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device | str) -> "Gaussians":
@@ -106,7 +106,7 @@ class Gaussians:
         return self.map(lambda tensor: tensor.to(device))
 
     def as_surfels(self) -> "Gaussians":
-        """Returns them as 2D Gaussians, without their extent along the third axis."""
+        """Returns the Gaussians as 2D Gaussians, without their extent along the third axis."""
         flat = torch.full_like(self.log_scales[:, :1], FLAT)
         log_scales = torch.cat([self.log_scales[:, :2], flat], 1)
         return dataclasses.replace(self, log_scales=log_scales, antialiased=False, surfels=True)

@@ -249,7 +249,7 @@ def open_image(file: BinaryIO) -> Any:
 
 
 class _BoundedFile(io.BufferedReader):
-    """A file of which no more bytes are requested than it has, whatever a damaged length in it says."""
+    """A file from which at most as many bytes are read as it has, even if a damaged length in it asks for more."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(open_file(path).detach())
@@ -261,7 +261,7 @@ class _BoundedFile(io.BufferedReader):
 
 
 def _describe(error: Exception) -> str:
-    """Returns the reason without the path, which the message has already."""
+    """Returns the reason without the path, which is already in the message."""
     if type(error).__name__ == "UnidentifiedImageError":
         return "not in a format that Pillow knows; convert it to JPEG or PNG"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

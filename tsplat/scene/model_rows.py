@@ -49,7 +49,7 @@ class Kind:
 
 
 class Passes:
-    """Tells of each pass over rows, as "pass 3", how many are done; `show` is called with it, them, and all."""
+    """Reports the progress of passes over rows: calls `show` with "pass 3", the number of rows done, and of all."""
 
     def __init__(self, show: Callable[[str, int, int], object]) -> None:
         self._show = show
@@ -228,7 +228,7 @@ class StoredRows(Rows):
 
 
 class RangeOfRows(Rows):
-    """Some rows that follow each other."""
+    """A range of consecutive rows."""
 
     def __init__(self, rows: Rows, start: int, stop: int) -> None:
         super().__init__(stop - start, rows.kind)

@@ -137,7 +137,7 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def utf8_path(folder: Path) -> Iterator[Path]:
-    """Gives a path of a folder that is UTF-8, for libraries that open no other."""
+    """Yields a UTF-8 path of a folder, for libraries that cannot open other paths."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:

@@ -36,7 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop: the number of the first one, or None."""
+    """Records whether a signal asked this process to stop: the number of the first one, or None."""
 
     signum: int | None = None
     _time = 0.0

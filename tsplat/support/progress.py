@@ -18,6 +18,14 @@ T = TypeVar("T")
 Show = Callable[[str, int, int], None]
 
 
+def duration(seconds: float) -> str:
+    """Returns seconds with units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 @contextlib.contextmanager
 def stage_display(delay: float = 0.0) -> Iterator[Show]:
     """Yields a callback `show(stage, done, total)` that displays the progress and elapsed time of each stage.

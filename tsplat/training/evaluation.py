@@ -199,7 +199,7 @@ def fit_poses(
     *,
     sharded: bool = False,
 ) -> list[View]:
-    """Fits the poses of held-out views to their photographs, the Gaussians and lenses being as they are.
+    """Fits the poses of held-out views to their photographs; Gaussians and lenses do not change.
 
     After :attr:`Config.pose_refinement`, a model is in the frame of the learned poses, which those of held-out views
     are not. Adam takes POSE_STEPS steps from each pose.

@@ -45,9 +45,9 @@ def place_cameras(
     """Places one camera, or the `frames` cameras of a trajectory, to view a model.
 
     Args:
-        eye: [3] camera position, world frame; where None, one from which the whole model is visible.
-        target: [3] point at the image center, world frame; where None, the center of the model.
-        up: [3] world direction that points up in the image; guessed where None, see :func:`guess_up`.
+        eye: [3] camera position, world frame; if None, one from which the whole model is visible.
+        target: [3] point at the image center, world frame; if None, the center of the model.
+        up: [3] world direction that points up in the image; guessed if None, see :func:`guess_up`.
         trajectory: An orbit around the target or a spiral at the eye; None for a single camera.
         inside: Cameras whose extent a spiral does not leave, see :func:`tsplat.viewing.spiral_at`.
 
@@ -81,7 +81,7 @@ def look_at_all(
 
     Args:
         width, height, fov: As for :func:`tsplat.scene.intrinsics`.
-        up: [3] world direction that points up in the image; guessed where None, see :func:`guess_up`.
+        up: [3] world direction that points up in the image; guessed if None, see :func:`guess_up`.
 
     Returns:
         World-to-camera matrix [4, 4], and the point at the image center [3], world frame.

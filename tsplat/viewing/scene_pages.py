@@ -91,11 +91,11 @@ def export_page(
         model: What :func:`tsplat.scene.open_model` reads: a model file, a run, a checkpoint.
         out: The file, ``.html``.
         format: See :func:`write_page`.
-        view: Index or name of the view of the run that is shown at first; the first one where None. A model that does
+        view: Index or name of the view of the run that is shown at first; the first one if None. A model that does
             not belong to a run is shown as a whole.
-        up: [3] world direction that points up; where None, that of the run's cameras, or guessed from the model.
-        background: Background color, RGB in [0, 1]; where None, that of the run's training, or black.
-        title: Title of the page; the name of `model` where None.
+        up: [3] world direction that points up; if None, that of the run's cameras, or guessed from the model.
+        background: Background color, RGB in [0, 1]; if None, that of the run's training, or black.
+        title: Title of the page; the name of `model` if None.
         crop: Only Gaussians whose centers lie in the box with these two corners, world frame, are written; all where
             None.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
@@ -140,7 +140,7 @@ def write_page(
     Args:
         path: The file, ``.html``.
         gaussians: Gaussians of SH degree 0 to 3 on any device.
-        start: What is shown at first, and the direction that points up; where None, the whole model.
+        start: What is shown at first, and the direction that points up; if None, the whole model.
         format: How the model is stored in the page: ``"sog"``, the smaller, or ``"compressed-ply"``, which is written
             without Pillow; or ``"streamed-sog"``, for a model in files beside the page, ``lod-meta.json`` and folders,
             which it loads over HTTP, the coarsest level of detail first.

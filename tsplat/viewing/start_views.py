@@ -45,7 +45,7 @@ def first_view(
     Args:
         cameras: All cameras of the run; none for a model that does not belong to a run.
         view: Index or name of the view, see :func:`tsplat.viewing.trajectories.choose_camera`.
-        up: [3] world direction that points up; where None, the mean of the cameras, or guessed from the model.
+        up: [3] world direction that points up; if None, the mean of the cameras, or guessed from the model.
 
     Raises:
         ArgumentError: No Gaussian is visible; there is no such view; or `up` is invalid.
@@ -76,7 +76,7 @@ def frame_start(
 ) -> tuple[list[float], list[float], list[float], float]:
     """Frames a model as the cameras of its run are placed, or as a whole if there are none.
 
-    `up` [3] is the mean of the cameras where None, or guessed from the model. Returns camera position, the point that
+    `up` [3] is the mean of the cameras if None, or guessed from the model. Returns camera position, the point that
     it looks at, and the direction that points up, [3] each, world frame; and the vertical field of view in degrees.
     Raises ArgumentError if no Gaussian is visible.
     """

@@ -217,7 +217,7 @@ def interpolate(
     Positions and focal lengths follow cubic splines, rotations a spline with continuous angular acceleration. The size
     and the camera model are those of the first camera, which follows the last frame if the path is closed. `seconds`
     are the times to each camera from the one before it, to the first one from the last, of which only the ratios count;
-    all are equal where None. Raises ArgumentError for fewer than two cameras, and for invalid numbers.
+    all are equal if None. Raises ArgumentError for fewer than two cameras, and for invalid numbers.
     """
     check_size("frames", frames)
     n = len(cameras)

@@ -42,7 +42,7 @@ Corner = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A box on the ground plane, and who sees it.
+    """A box on the ground plane, and the views that show it.
 
     Attributes:
         low, high: Corners in the coordinates of :meth:`BlockPlan.ground`; `low` belongs to the box, `high` does not.

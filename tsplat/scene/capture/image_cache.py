@@ -22,7 +22,7 @@ Pixels = tuple[Tensor, Tensor | None]
 
 
 class ImageCache:
-    """Keeps the images that were used last, and reads others in threads.
+    """Keeps the images that were used most recently, and reads others in threads.
 
     Args:
         bytes_max: Maximum size of all images that are kept, including those that are being read.
@@ -39,7 +39,7 @@ class ImageCache:
         self._bytes = 0
 
     def start(self, key: int, n_bytes: int, read: Callable[[], Pixels]) -> Future[Pixels]:
-        """Starts to read an image unless it is kept, and makes it the last one to be dropped."""
+        """Starts to read an image unless it is in the cache, and makes it the last one to be dropped."""
         with self._lock:
             found = self._kept.get(key)
             if found is None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...arguments import to_float
+from ...support import progress
 
 MISSING = "\N{EN DASH}"
 
@@ -21,12 +22,7 @@ def decibels(value: Any, *, infinite: bool = True) -> str:
 def duration(value: Any) -> str:
     """Seconds, with units."""
     seconds = to_float(value)
-    if seconds is None:
-        return MISSING
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return MISSING if seconds is None else progress.duration(seconds)
 
 
 def size(value: int | None) -> str:

@@ -69,7 +69,7 @@ def demo(
 
     Args:
         out: Folder to write to; created if it does not exist.
-        steps: Optimizer steps; those of ``size`` where None.
+        steps: Optimizer steps; those of ``size`` if None.
         seed: Random seed of the point cloud and of the order of views.
         size: Where None, `ON_GPU` on a GPU with Triton, else `ON_CPU`, which takes under a minute on two cores.
 

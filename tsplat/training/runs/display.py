@@ -9,10 +9,10 @@ import torch
 
 from ...stages.memory import used_memory
 from ...support.extras import require
+from ...support.progress import duration
 from ...viewing.viewer.training_state import format_speed
 from ..history import History
 from ..observers import Observer, Progress, RunStart
-from ..report.numbers import duration
 
 LINES = 10
 """Number of lines that a run of a few minutes prints without a terminal."""

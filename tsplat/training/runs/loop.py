@@ -39,7 +39,7 @@ class RunLoop:
         stop: Whether a signal asked this process to stop; never if None.
         scene: What checkpoints hold about the scene, as JSON values.
         record: Measures the parts of the run.
-        observers: Are told of each step, besides those that the trainer has already.
+        observers: Are notified of each step, in addition to the observers of the trainer.
         resumed: Figures of the checkpoint from which the trainer was restored; None for a new run.
 
     Attributes:

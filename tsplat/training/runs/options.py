@@ -114,7 +114,7 @@ def default_steps(device: DeviceType) -> int:
 
 
 def note_steps(arguments: Sequence[str]) -> str | None:
-    """What to tell about the number of steps that a run without a GPU has by default; None for other runs."""
+    """Returns a note about the default number of steps of a run without a GPU; None for other runs."""
     known, _ = _first_pass(arguments)
     given = (known.steps, known.config, known.minutes, known.resume)
     if any(value is not None for value in given) or default_steps(known.device) != CPU_STEPS:

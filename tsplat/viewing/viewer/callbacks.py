@@ -40,7 +40,7 @@ class Callbacks:
         self._closed = True
 
     def on_click(self, handle: Any, action: Action) -> None:
-        """Connects a button, or what else can be clicked."""
+        """Connects a button or anything else that can be clicked."""
         handle.on_click(lambda _: self._use(action))
 
     def on_update(self, handle: Any, action: Action, *, by_client: bool = False) -> None:
@@ -166,7 +166,7 @@ def name_in(handle: Any) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an error in the words of the command line."""
+    """Returns the message that the command line prints for an error."""
     return (describe_os_error(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
 
 

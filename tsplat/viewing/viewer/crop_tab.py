@@ -66,7 +66,7 @@ class CropTab:
         return tuple(low), tuple(high)
 
     def draw(self, box: Box | None) -> None:
-        """Draws the edges of the box into the scene, and arrows that move its corners; none where it is None."""
+        """Draws the edges of the box into the scene, and arrows that move its corners; none if it is None."""
         if box == self._drawn:
             return
         self._drawn = box

@@ -62,6 +62,6 @@ class Folder:
 
 
 def check_name(name: str) -> None:
-    """Raises ArgumentError if a page names something else than a file in a folder that it does not choose."""
+    """Raises ArgumentError unless a page gives the name of a file, without a folder."""
     if not name.isprintable() or set(name) & set("/\\:") or name.startswith(".") or not 0 < len(name) <= NAME_MAX:
         raise ArgumentError(f"expected the name of a file, without a folder or a leading dot, found {name[:80]!r}")

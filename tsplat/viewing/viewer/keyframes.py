@@ -1,4 +1,4 @@
-"""Keyframes of one client, the path along them, and what is written of both."""
+"""Keyframes of one client, the path along them, and how both are written to files."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ GIF_PIXELS_MAX = 1 << 28
 class VideoOptions:
     """How a path along keyframes becomes a video.
 
-    A `closed` path returns to the first keyframe. The size is that of the first keyframe where None; the vertical field
+    A `closed` path returns to the first keyframe. The size is that of the first keyframe if None; the vertical field
     of view stays.
     """
 
@@ -65,7 +65,7 @@ class Keyframes:
         return sum(key.seconds for key in self.keys[0 if closed else 1 :])
 
     def scale(self, seconds: float, closed: bool) -> None:
-        """Gives the path another time, all of it faster or slower."""
+        """Changes the duration of the path, all of which becomes faster or slower."""
         factor = seconds / max(self.length(closed), 1e-9)
         for key in self.keys:
             key.seconds *= factor

@@ -325,7 +325,7 @@ class LiveTraining:
             self._condition.notify_all()
 
     def _render(self, function: Callable[[], T]) -> T:
-        """Calls a function at the expense of the time for images; without limit while training is paused."""
+        """Calls a function whose duration counts as time for images, unless training is paused."""
         if self.renderer.gaussians.means.is_cuda:
             torch.cuda.synchronize()  # or the rest of the step would count as time for the image
         start, was_paused = time.perf_counter(), self.paused

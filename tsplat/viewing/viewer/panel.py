@@ -45,7 +45,7 @@ class Actions:
 
 
 class Panel:
-    """The controls of one client, but those of tabs that others add, such as `add_training`."""
+    """The controls of one client, except those of tabs that others add, such as `add_training`."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Panel:
         return RESOLUTIONS[self._resolution.value]
 
     def settings(self) -> Settings:
-        """Returns the settings of the controls, but the crop box; raises ArgumentError if they do not fit together."""
+        """Returns the settings of the controls, except the crop box; raises ArgumentError if they conflict."""
         red, green, blue = (value / 255 for value in self._background.value)
         return Settings(
             show=self._show.value,
@@ -145,7 +145,7 @@ class Panel:
         self._status.content = escape_markdown(text)
 
     def show_depths(self, depths: tuple[float, float] | None) -> None:
-        """Shows the scale of an image: nearest and farthest depth of the colormap; that of alpha where it is None."""
+        """Shows the scale of an image: nearest and farthest depth of the colormap; that of alpha if it is None."""
         alpha = self._show.value == "alpha"
         self._legend.visible = alpha or depths is not None
         if depths is not None:

@@ -54,14 +54,14 @@ class Settings:
     Attributes:
         show: Color, depth divided by alpha, depth, alpha, or the normals, centers or ellipses of the Gaussians.
         colormap: Colormap of Matplotlib for depth and alpha.
-        depths: Nearest and farthest depth of the colormap, world units; those of the image where None.
+        depths: Nearest and farthest depth of the colormap, world units; those of the image if None.
         inverted: Whether the end of the colormap is far.
-        sh_degree: Highest degree of spherical harmonics to use; all of the model's where None.
+        sh_degree: Highest degree of spherical harmonics to use; all of the model's if None.
         background: RGB in [0, 1].
-        antialiased: Whether to compensate the opacity for the 2D low-pass filter; as the model says where None.
+        antialiased: Whether to compensate the opacity for the 2D low-pass filter; as the model says if None.
         model: Camera model, as of :class:`tsplat.scene.Camera`.
         near, far, radius_clip, eps2d: As in :func:`tsplat.rasterization`.
-        crop: Only Gaussians whose centers lie in this box are rendered; all where None.
+        crop: Only Gaussians whose centers lie in this box are rendered; all if None.
 
     Raises:
         ArgumentError: A value is out of range.
@@ -211,7 +211,7 @@ class Renderer:
             self.render(pose, settings, divisor_min=divisor)
 
     def cropped(self, box: Box | None) -> Gaussians:
-        """Returns the Gaussians whose centers lie in a box; all where it is None."""
+        """Returns the Gaussians whose centers lie in a box; all if it is None."""
         if box is None:
             return self.gaussians
         if self._cropped[0] != box:

@@ -53,7 +53,7 @@ class Session:
     """One client, of viser, with models to choose from, of which the first is shown.
 
     `training` is None for models that do not change, and `open_model` where no model can be added. The client may write
-    and read what is in a folder, the current directory where None.
+    and read what is in a folder, the current directory if None.
     """
 
     def __init__(
