@@ -196,7 +196,8 @@ def _ftheta_distance(theta: Tensor, k: tuple[Tensor, ...]) -> Tensor:
 
 def _ftheta_polynomial(t: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """The polynomial that defines an f-theta lens, and its derivative."""
-    return sum(k[i] * t ** (i + 1) for i in range(5)), sum((i + 1) * k[i] * t**i for i in range(5))  # type: ignore[return-value]
+    value = t * (k[0] + t * (k[1] + t * (k[2] + t * (k[3] + t * k[4]))))
+    return value, k[0] + t * (2 * k[1] + t * (3 * k[2] + t * (4 * k[3] + t * 5 * k[4])))
 
 
 @torch.no_grad()
