@@ -131,11 +131,18 @@ def test_no_constant_is_rounded_to_fp32(monkeypatch):
     monkeypatch.setattr(launcher, "object_code", recorded)
     monkeypatch.setattr(launcher, "_launchers", {})
     monkeypatch.setattr("tsplat.kernels.launch.prepared", {})
-    for seed in range(8):
+    for seed in (1, 2, 6):  # with channels=16, all kernels and constants of the first 8
         case = draw_for_tests(seed)
         run(scenes.make(case.structure, torch.float64), **case.mode, **case.layout, backend="triton")
     run(scenes.make(scenes.Structure(channels=16), torch.float64), backend="triton")
-    assert {"_projection_bwd_kernel", "_composite_bwd_kernel", "_features_bwd_kernel"} <= texts.keys()
+    found = {
+        "_composite_bwd_kernel",
+        "_features_bwd_kernel",
+        "_projection_bwd_kernel",
+        "_sh_bwd_kernel",
+        "_span_sum_kernel",
+    }
+    assert found <= texts.keys()
     rounded = set()
     for name in texts:
         for text in texts[name]:

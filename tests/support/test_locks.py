@@ -10,11 +10,11 @@ import time
 
 import pytest
 
+from tests.support.paths import WITHOUT_TORCH
 from tsplat.errors import FileError
 from tsplat.support.locks import lock_folder
 
-HOLD = """
-import sys
+HOLD = f"""{WITHOUT_TORCH}
 from tsplat.support.locks import lock_folder
 with lock_folder(sys.argv[1]):
     print("locked", flush=True)
@@ -91,8 +91,9 @@ def test_damaged_lock_is_replaced(content, tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
 
 
-RACE = """
-import os, sys, time
+RACE = f"""{WITHOUT_TORCH}
+import time
+from tests.support.paths import WITHOUT_TORCH
 from tsplat.errors import FileError
 from tsplat.support.locks import lock_folder
 while time.time() < float(sys.argv[2]):
@@ -109,7 +110,7 @@ except FileError as error:
 @pytest.mark.slow
 def test_one_of_several_processes_replaces_a_stale_lock(tmp_path):
     (tmp_path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "machine": socket.gethostname()}))
-    command = [sys.executable, "-c", RACE, str(tmp_path), str(time.time() + 4)]
+    command = [sys.executable, "-c", RACE, str(tmp_path), str(time.time() + 2)]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
     try:

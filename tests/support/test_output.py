@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = """
-import sys
+from tests.support.paths import WITHOUT_TORCH
+
+SCRIPT = f"""{WITHOUT_TORCH}
 from tsplat.support.output import protect_output
 protect_output()
 protect_output()  # once is enough
@@ -53,9 +54,8 @@ def test_text_for_a_full_disk_is_discarded_only_on_request():
 @pytest.mark.skipif(os.name != "posix", reason="closes descriptors before the program starts")
 def test_closed_output_does_not_fall_into_files(tmp_path):
     """The next file that is opened has the number of the closed one, into which libraries would print."""
-    code = (
-        "import os, sys; from tsplat.support.output import protect_output; protect_output(); print(sys.stdout.isatty())"
-    )
+    code = WITHOUT_TORCH + "import os; from tsplat.support.output import protect_output; protect_output()"
+    code += "; print(sys.stdout.isatty())"
     code += f"; file = open({str(tmp_path / 'file')!r}, 'w'); os.write(1, b'text'); os.write(2, b'text')"
     for closed in ("<&- >&- 2>&-", ">&-", "2>&-"):
         process = subprocess.run(["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, code], check=False)

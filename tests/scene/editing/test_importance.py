@@ -13,7 +13,7 @@ def test_errors_are_those_of_images_without_each_gaussian():
     cameras = [view.camera for view in make_views(gaussians, n=2)]
     generator = torch.Generator().manual_seed(0)
     n_probes = 300
-    errors, weights = importance(gaussians, cameras * n_probes, backend="torch", generator=generator)
+    errors, weights = importance(gaussians, cameras * n_probes, backend="auto", generator=generator)
 
     def images(model, color):
         return torch.cat([render_views(model, [camera], background=color, backend="torch")[0] for camera in cameras])
