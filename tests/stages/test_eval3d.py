@@ -216,10 +216,16 @@ def test_fp32_on_a_gpu_is_close_to_fp64(target):
         _assert_close_to_fp64("triton", 20, dict(width=20, height=17))
 
 
-def _assert_close_to_fp64(backend, n, size):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_flat_gaussians_in_fp32_are_close_to_fp64(backend):
+    _assert_close_to_fp64(backend, 20, dict(width=20, height=17), flat=1e-3)
+
+
+def _assert_close_to_fp64(backend, n, size, flat=1.0):
     results = []
     for dtype, chosen in ((torch.float32, backend), (torch.float64, "reference")):
         scene = make("pinhole", dtype=dtype, n=n, **size) | {"with_eval3d": True, "packed": chosen != "reference"}
+        scene["scales"] = scene["scales"] * torch.tensor([1, 1, flat], dtype=dtype)
         scene["rays"] = own_rays(make("pinhole", n=n, **size)).to(dtype)
         *found, _ = images_and_gradients(scene, [*NAMES, "rays"], backend=chosen)
         results.append(found)

@@ -13,6 +13,11 @@ def test_random_scene_is_within_the_tolerance_policy(family):
     assert 0 < fuzz_lenses.check(family, 3) <= 1
 
 
+@pytest.mark.parametrize(("family", "seed"), [("eval3d", 160)])
+def test_scenes_that_once_were_not(family, seed):
+    assert 0 < fuzz_lenses.check(family, seed) <= 1
+
+
 @pytest.mark.parametrize("family", fuzz_lenses.FAMILIES)
 def test_an_error_of_one_part_in_a_thousand_is_a_violation(family, monkeypatch):
     run = fuzz_lenses.run_kernels

@@ -322,6 +322,7 @@ def _footprint_sums(
         return surfel_footprint.sums(flat, *at)
     if settings.footprint == "shifted":
         return ellipse_footprint.sums_shifted(flat, *at)
+    at = ray_footprint.orthogonal(at)
     q = ray_footprint.hit_gradients(v_hits, at) if settings.hits else None
     if v_rays is not None:
         v_rays += ray_footprint.ray_gradients(record, flat, at, q).view(v_rays.shape)

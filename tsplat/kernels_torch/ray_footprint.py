@@ -61,6 +61,12 @@ def locate(record: Tensor, rays: Tensor, numerics: Numerics) -> tuple[At, Tensor
     return (c, t, u), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOTHING)
 
 
+def orthogonal(at: At) -> At:
+    """Takes the part along u from c that rounding left."""
+    c, t, u = at
+    return torch.addcmul(c, (u * c).sum(0) / (u * u).sum(0).clamp_min(1e-30), u, value=-1), t, u
+
+
 def _turned(normals: Tensor, rays: Tensor) -> Tensor:
     """-2 where normals [3, K] point along rays [6, P], which negates them; else 0. [P, K]"""
     return torch.where(rays[3:].T @ normals > 0, -2.0, 0.0).to(normals.dtype)

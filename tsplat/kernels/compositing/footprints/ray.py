@@ -3,7 +3,8 @@
 In the frame where the Gaussian is a unit sphere around 0, x -> M (x - m) with M = diag(1 / s) R^T, the ray o + t d is
 w + t u with w = M (o - m) and u = M d. Alpha is that at its highest point, t = -(u . w) / |u|^2 and c = w + t u
 (3DGUT, arXiv 2412.12507, section 4.3). As c is orthogonal to u, gradients are linear in sums over pixels of g, g c and
-g c c^T.
+g c c^T. Rounding leaves c a part along u, as long as that of w, which alpha does not show, but which M^T multiplies by
+1 / s; so gradients are those of c after another step, c - u (u . c) / |u|^2.
 
 A *shape* is a row's mean, quaternion wxyz of any norm, and scales, in the world frame; the mean in pixels is not used.
 A record holds m and the rows of M. The *pixel* is a ray: o and d. A part lists what its beam may meet: see `beams`.
@@ -152,14 +153,7 @@ def _reaches(bound, box):
 
 @triton.jit
 def _locate(record, pixel):
-    """The nearest point c, and its t."""
-    at = _locate_hit(record, pixel)
-    return at[0], at[1], at[2], at[3]
-
-
-@triton.jit
-def _locate_hit(record, pixel):
-    """The nearest point c, its t, u, and |u|^2."""
+    """The nearest point c, its t, u, and 1 / |u|^2."""
     r = (pixel[0] - record[0], pixel[1] - record[1], pixel[2] - record[2])
     d = (pixel[3], pixel[4], pixel[5])
     w = (_row(record, 0, r), _row(record, 1, r), _row(record, 2, r))
@@ -167,8 +161,16 @@ def _locate_hit(record, pixel):
     square = tl.fma(u[0], u[0], tl.fma(u[1], u[1], u[2] * u[2]))
     along = tl.fma(u[0], w[0], tl.fma(u[1], w[1], u[2] * w[2]))
     # The direction of a pixel without a ray is 0.
-    t = -along / tl.maximum(square, 1e-30)
-    return tl.fma(t, u[0], w[0]), tl.fma(t, u[1], w[1]), tl.fma(t, u[2], w[2]), t, u[0], u[1], u[2], square
+    inverse = 1.0 / tl.maximum(square, 1e-30)
+    t = -along * inverse
+    return tl.fma(t, u[0], w[0]), tl.fma(t, u[1], w[1]), tl.fma(t, u[2], w[2]), t, u[0], u[1], u[2], inverse
+
+
+@triton.jit
+def _orthogonal(at):
+    """c without the part along u that rounding left."""
+    along = tl.fma(at[4], at[0], tl.fma(at[5], at[1], at[6] * at[2])) * -at[7]
+    return tl.fma(along, at[4], at[0]), tl.fma(along, at[5], at[1]), tl.fma(along, at[6], at[2])
 
 
 @triton.jit
@@ -186,31 +188,33 @@ def _log2_alpha_in_front(record, at):
 @triton.jit
 def _add_gradients(sums, g, at):
     """Sums of g, g c, and the upper triangle of g c c^T."""
-    x = g * at[0]
-    y = g * at[1]
-    z = g * at[2]
+    c = _orthogonal(at)
+    x = g * c[0]
+    y = g * c[1]
+    z = g * c[2]
     if len(sums) == 0:
-        return g, x, y, z, x * at[0], x * at[1], x * at[2], y * at[1], y * at[2], z * at[2]
+        return g, x, y, z, x * c[0], x * c[1], x * c[2], y * c[1], y * c[2], z * c[2]
     else:
         return (
             sums[0] + g, sums[1] + x, sums[2] + y, sums[3] + z,
-            tl.fma(x, at[0], sums[4]), tl.fma(x, at[1], sums[5]), tl.fma(x, at[2], sums[6]),
-            tl.fma(y, at[1], sums[7]), tl.fma(y, at[2], sums[8]), tl.fma(z, at[2], sums[9]),
+            tl.fma(x, c[0], sums[4]), tl.fma(x, c[1], sums[5]), tl.fma(x, c[2], sums[6]),
+            tl.fma(y, c[1], sums[7]), tl.fma(y, c[2], sums[8]), tl.fma(z, c[2], sums[9]),
         )  # fmt: skip
 
 
 @triton.jit
 def _add_hit_gradients(sums, g, at):
     """As ``_add_gradients``, with those of the hit."""
-    x = tl.fma(at[8], at[4], g * at[0])
-    y = tl.fma(at[8], at[5], g * at[1])
-    z = tl.fma(at[8], at[6], g * at[2])
-    qx = at[8] * at[0]
-    qy = at[8] * at[1]
-    qz = at[8] * at[2]
+    c = _orthogonal(at)
+    x = tl.fma(at[8], at[4], g * c[0])
+    y = tl.fma(at[8], at[5], g * c[1])
+    z = tl.fma(at[8], at[6], g * c[2])
+    qx = at[8] * c[0]
+    qy = at[8] * c[1]
+    qz = at[8] * c[2]
     own = (
-        g, x, y, z, tl.fma(x, at[0], qx * at[4]), tl.fma(x, at[1], qx * at[5]), tl.fma(x, at[2], qx * at[6]),
-        tl.fma(y, at[1], qy * at[5]), tl.fma(y, at[2], qy * at[6]), tl.fma(z, at[2], qz * at[6]),
+        g, x, y, z, tl.fma(x, c[0], qx * at[4]), tl.fma(x, c[1], qx * at[5]), tl.fma(x, c[2], qx * at[6]),
+        tl.fma(y, c[1], qy * at[5]), tl.fma(y, c[2], qy * at[6]), tl.fma(z, c[2], qz * at[6]),
     )  # fmt: skip
     if len(sums) == 0:
         return own
@@ -257,7 +261,7 @@ def _features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FO
         else:
             v = v + (v_features[k],)
     if FOOTPRINT.HITS:
-        q = weight * v_features[N - 1] / tl.maximum(at[7], 1e-30)
+        q = weight * v_features[N - 1] * at[7]
         at = at + (tl.where(at[3] < 0.0, -q, q),)
     return v, at
 
@@ -270,7 +274,7 @@ def _whitening_of(record):
 @triton.jit
 def _pixel_gradients(record, g, at):
     """Gradients of the ray's o and d: -g M^T c, and t times that."""
-    v = matvec3_transposed(_whitening_of(record), (at[0], at[1], at[2]))
+    v = matvec3_transposed(_whitening_of(record), _orthogonal(at))
     x = -g * v[0]
     y = -g * v[1]
     z = -g * v[2]
@@ -280,7 +284,7 @@ def _pixel_gradients(record, g, at):
 @triton.jit
 def _hit_pixel_gradients(record, g, at):
     """Gradients of the ray's o and d: v_o = -M^T (g c + q u), and t v_o - q M^T c."""
-    c = matvec3_transposed(_whitening_of(record), (at[0], at[1], at[2]))
+    c = matvec3_transposed(_whitening_of(record), _orthogonal(at))
     u = matvec3_transposed(_whitening_of(record), (at[4], at[5], at[6]))
     v = ()
     for k in tl.static_range(3):
@@ -354,6 +358,4 @@ def seen_along_rays(footprint: Footprint, normals: bool, hits: bool) -> Footprin
     )  # fmt: skip
     if not hits:
         return footprint
-    return dataclasses.replace(
-        footprint, locate=_locate_hit, add_gradients=_add_hit_gradients, pixel_gradients=_hit_pixel_gradients
-    )  # fmt: skip
+    return dataclasses.replace(footprint, add_gradients=_add_hit_gradients, pixel_gradients=_hit_pixel_gradients)
