@@ -291,6 +291,21 @@ def conic_vjp(c, v):
 
 
 @triton.jit
+def stable_conic_vjp(s, det, v):
+    """As ``conic_vjp``, for matrices that are nearly singular: v_S = (adj(G) - tr(S^-1 G) adj(S)) / det.
+
+    C G C cancels twice, by the condition number of S each time; this cancels once.
+    """
+    inverse = 1.0 / det
+    trace = (v[0] * s[2] - v[1] * s[1] + v[2] * s[0]) * inverse
+    return (
+        (v[2] - trace * s[2]) * inverse,
+        (2.0 * trace * s[1] - v[1]) * inverse,
+        (v[0] - trace * s[0]) * inverse,
+    )
+
+
+@triton.jit
 def bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr):
     """Radii in whole pixels along x and y, beyond which the Gaussian is not visible; opacity may be None."""
     if OPACITY_AWARE:
