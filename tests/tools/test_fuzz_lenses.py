@@ -13,7 +13,7 @@ def test_random_scene_is_within_the_tolerance_policy(family):
     assert 0 < fuzz_lenses.check(family, 3) <= 1
 
 
-@pytest.mark.parametrize(("family", "seed"), [("unscented", 442), ("eval3d", 160)])
+@pytest.mark.parametrize(("family", "seed"), [("unscented", 442), ("eval3d", 160), ("2dgs", 96)])
 def test_scenes_that_once_were_not(family, seed):
     assert 0 < fuzz_lenses.check(family, seed) <= 1
 

@@ -1,12 +1,13 @@
 """Distortion and median of the last feature z of a pixel, which the walks compute as they blend.
 
 Distortion is the sum of w_i w_j |z_i - z_j| over all i and j, for z ascending (Huang et al., "2D Gaussian Splatting",
-arXiv 2403.17888, equation 13). With T in front of a Gaussian, and the sum B of w z there, which is what its channel has
-so far, a Gaussian adds 2 w (z (1 - T) - B): a channel whose color depends on the pixel. In a chunk, B starts at 0; what
-chunks in front have of it is subtracted when chunks are added, times twice what T falls by in the chunk.
+arXiv 2403.17888, equation 13). With the sums A of w in front of a Gaussian, and B of w z, which is what its channel has
+so far, it adds 2 w (z A - B): a channel whose color depends on the pixel. A is 1 - T, but not made of T, whose rounding
+is not small where little is in front. In a chunk, B starts at 0; what chunks in front have of it is subtracted when
+chunks are added, times twice what T falls by in the chunk.
 
 Back to front, with the sum B' of w z behind a Gaussian, T' behind it and T_end behind all, its derivative is
-2 (z (A - W') + B' - B) by w and 2 w (A - W') by z, where A - W' = 1 + T_end - T - T'. With S the sum of all w z,
+2 (z (A - A') + B' - B) by w and 2 w (A - A') by z, where A - A' = 1 + T_end - T - T'. With S the sum of all w z,
 B' - B = 2 B' - S + w z. A walk keeps (2 v, 1 + T_end, 2 B' - S), with v the gradient of the pixel's distortion.
 
 The median is z of the last Gaussian with T > 1/2 in front of it. Its row is found; the stage takes z of it.
@@ -18,16 +19,18 @@ import triton.language as tl
 
 @triton.jit
 def add_distortion(blended, color, median, place, z, weight, added, transmittance):
-    """Appends the distortion to blended features, after those that a pixel had before. Updates the median's entry + 1.
+    """Appends the distortion and the sum of w to blended features. Updates the median's entry + 1.
 
     Args:
+        color: What a pixel had before, features and what is appended.
         transmittance: T in front of the Gaussian, negative if the pixel has stopped.
     """
     N: tl.constexpr = len(blended)
-    term = 2.0 * (tl.fma(z, transmittance * -1.0, z) - color[N - 1])
+    term = 2.0 * tl.fma(z, color[N + 1], color[N - 1] * -1.0)
     mixed = tl.where(added, tl.fma(weight, term, color[N]), color[N])
+    total = tl.where(added, color[N + 1] + weight, color[N + 1])
     # Of what is added, alpha may be zero.
-    return blended + (mixed,), tl.where(added & (weight > 0.0) & (transmittance > 0.5), place + 1, median)
+    return blended + (mixed, total), tl.where(added & (weight > 0.0) & (transmittance > 0.5), place + 1, median)
 
 
 @triton.jit

@@ -69,6 +69,7 @@ def _composite_fwd_kernel(
         color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     if DISTORTION:
+        color = color + (1.0 - tl.abs(transmittance),)
         median = tl.zeros([HEIGHT, WIDTH], tl.int32)
     alive = shown & (begin < end)
     ids += start
