@@ -59,6 +59,9 @@ FTHETA_STEPS: Final = 12
 RADIUS_MAX: Final = 2**30
 """Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""
 
+FILTER_VARIANCE: Final = 0.5
+"""Variance of the low-pass filter around the mean of a 2D Gaussian, pixels^2."""
+
 BOX_VARIANCE_MIN: Final = 1e-4
 """Least squared half extent of the box around the unit circle of a 2D Gaussian, pixels^2."""
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..config import ALPHA_MIN, Numerics
+from ..config import ALPHA_MIN, FILTER_VARIANCE, Numerics
 from ..data import Splats
 
 SUMS = 10
@@ -54,7 +54,7 @@ def locate(record: Tensor, centers: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor
     offset_x, offset_y = (centers[0][:, None] - mean_x)[None], (centers[1][:, None] - mean_y)[:, None]
     size = (*offset_y.shape[:1], *offset_x.shape[1:])
     offsets = torch.stack([offset_x.expand(size), offset_y.expand(size)]).flatten(1, 2)
-    on_disc, on_image = (s * s).sum(0), 2 * (offsets * offsets).sum(0)
+    on_disc, on_image = (s * s).sum(0), (offsets * offsets).sum(0) / FILTER_VARIANCE
     is_nearer = on_disc <= on_image
     exponent = log_opacity - 0.5 * torch.where(is_nearer, on_disc, on_image)
     exponent = torch.where(w == 0, NOTHING, exponent)
@@ -71,7 +71,7 @@ def sums(g: Tensor, s: Tensor, offsets: Tensor) -> list[Tensor]:
 
 def slopes(g: Tensor, offsets: Tensor) -> list[Tensor]:
     """Sums over pixels of absolute gradients of means, [K] each."""
-    return list((2 * g * offsets).abs().sum(1))
+    return list((g * offsets / FILTER_VARIANCE).abs().sum(1))
 
 
 def finish(found: Tensor, transforms: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,4 +90,4 @@ def finish(found: Tensor, transforms: Tensor, opacities: Tensor) -> tuple[Tensor
     row_x, row_y = (d * u - c * v) * inverse, (a * v - b * u) * inverse
     row_z = third / z - centers[:, :1] * row_x - centers[:, 1:] * row_y
     v_opacities = torch.where(opacities > 0, found[:, 0] / opacities, 0.0)
-    return 2 * found[:, 8:10], torch.cat([row_x, row_y, row_z], -1), v_opacities
+    return found[:, 8:10] / FILTER_VARIANCE, torch.cat([row_x, row_y, row_z], -1), v_opacities

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..config import FOV_MARGIN
+from ..config import FILTER_VARIANCE, FOV_MARGIN
 from .cameras import Camera
 from .gaussians import Gaussians
 from .morton import morton_order
@@ -15,9 +15,6 @@ CHUNK = 128
 
 SIGMAS = 3.5
 """Standard deviations within which any Gaussian has an alpha of 1/255 or more; it needs 3.33 with an opacity of 1."""
-
-FILTER_VARIANCE = 0.5
-"""Of the screen-space filter of 2D Gaussians, in square pixels."""
 
 
 class CulledModel:

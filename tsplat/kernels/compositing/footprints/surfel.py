@@ -18,6 +18,7 @@ import math
 import triton
 import triton.language as tl
 
+from ....config import FILTER_VARIANCE
 from ...device_math import constant
 from .ellipse import LARGE
 from .ellipse import _reaches as _reaches_ellipse
@@ -25,6 +26,8 @@ from .interface import Footprint
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
+SHARPNESS = tl.constexpr(1 / FILTER_VARIANCE)
+"""Of the low-pass filter."""
 
 MAGNITUDE = tl.constexpr(1e12)
 """Largest value of the transform and the mean of a splat that is rendered: products stay finite in fp32."""
@@ -121,7 +124,8 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
     ellipse = (xx, xy, yy, from_x, from_y, most, slope_x, slope_y)
     one = tl.full(x.shape, 1.0, x.dtype)
     zero = tl.zeros_like(x)
-    return ellipse, (one, zero, one, x - record[9], y - record[10], level / LOG2_E + 1e-3, zero, zero)
+    square = level * (2.0 / (SHARPNESS * LOG2_E)) + 1e-3
+    return ellipse, (one, zero, one, x - record[9], y - record[10], square, zero, zero)
 
 
 @triton.jit
@@ -143,7 +147,7 @@ def _locate(record, pixel):
     on_disc = tl.fma(s0, s0, s1 * s1)
     x = pixel[0] - record[9]
     y = pixel[1] - record[10]
-    on_image = 2.0 * tl.fma(x, x, y * y)
+    on_image = SHARPNESS * tl.fma(x, x, y * y)
     # False if NaN.
     is_nearer = on_disc <= on_image
     square = tl.where(is_nearer, on_disc, on_image)
@@ -186,7 +190,7 @@ def _expand(sums, at):
 
 @triton.jit
 def _slopes(record, g, at):
-    return tl.abs(g * at[2]) * (2.0 * LOG2_E), tl.abs(g * at[3]) * (2.0 * LOG2_E)
+    return tl.abs(g * at[2]) * (SHARPNESS * LOG2_E), tl.abs(g * at[3]) * (SHARPNESS * LOG2_E)
 
 
 @triton.jit
@@ -215,7 +219,7 @@ def _finish(sums, shape, opacity):
         row_x = row_x + ((m[3] * u - m[2] * v) * inverse,)
         row_y = row_y + ((m[0] * v - m[1] * u) * inverse,)
         row_z = row_z + (third[k] / safe[8] - x * row_x[k] - y * row_y[k],)
-    v_mean = (2.0 * sums[8], 2.0 * sums[9])
+    v_mean = (SHARPNESS * sums[8], SHARPNESS * sums[9])
     return v_mean, row_x + row_y + row_z, tl.where(opacity > 0.0, sums[0] / opacity, 0.0)
 
 
