@@ -90,7 +90,7 @@ def split_long_axis(
     """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
 
     One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end, in their
-    order. What holds for :mod:`tsplat.strategies.operations` holds here, too.
+    order; if none do, tensors are changed in place. What holds for :mod:`tsplat.strategies.operations` holds here, too.
 
     Args:
         chosen: [K] distinct indices of the Gaussians to split.

@@ -15,7 +15,7 @@ from .sharding import count, select_smallest
 STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 """Increment, and shifts and factors, of SplitMix64 (Steele et al., 2014), as signed numbers."""
 
-BLOCK = 2**16
+BLOCK = 2**15
 """Samples that are drawn at a time, where memory or the cache of a CPU limits them."""
 
 WEIGHT_BITS = 32

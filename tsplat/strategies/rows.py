@@ -77,8 +77,8 @@ def replace_rows(
 
 
 def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
-    """Returns a function that appends n rows of zeros."""
-    return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])])
+    """Returns a function that appends n rows of zeros, and does not copy if there are none."""
+    return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])]) if n else rows
 
 
 def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:
