@@ -265,10 +265,7 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
             parts = kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)
         for absgrad in (False, True):
             settings = dataclasses.replace(settings, absgrad=absgrad)
-            sums = kernels.composite_bwd(
-                splats, backgrounds, lists, alphas, last_ids, image, alphas, None, settings, parts
-            )
-            kernels.composite_gradients(sums, conics, depths, splats.n_features, settings)
+            kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, None, settings, parts)
     for call in launches:
         extra = " absgrad" if call.constants.get("ABSGRAD") else ""
         extra += " image only" if call.constants.get("last_ids", 0) is None else ""

@@ -283,8 +283,8 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        n_entries, ids: K, and [K] int32 rows, padded with zeros on both sides in memory; None in the backward pass.
-        offsets: [parts * tiles + 1] int32, first entry of each list, and K.
+        n_entries, ids: K, the number of entries or more; [K] int32 rows, between zeros, None in the backward pass.
+        offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
         words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts words], the
             number of set bits up to the end of each word. None if a tile is one part.
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
@@ -367,8 +367,7 @@ class RenderBuffers(NamedTuple):
     Attributes:
         colors: [I, H, W, D], with depth as the last channel if there is depth, and distortion behind it.
         transmittances: [I, H, W], remaining behind the last Gaussian.
-        last_ids: [I, H, W] int32, number of entries that a pixel passed before it stopped, of the list that the backend
-            composites it from; None if no gradient is needed.
+        last_ids: [I, H, W] int32, entries of its list that a pixel passed before it stopped; None without a gradient.
         median_rows, alphas: [I, H, W] int32, last row in front of which T > 1/2, or -1; [I, H, W, 1] 1 - T; or None.
     """
 
@@ -380,13 +379,14 @@ class RenderBuffers(NamedTuple):
 
 
 class SplatGradients(NamedTuple):
-    """Gradients of :class:`Splats`; ``absgrad`` [nnz, 2] sums absolute gradients of means2d, or is None."""
+    """Gradients of :class:`Splats`, made of ``sums`` [nnz, columns]; ``absgrad`` [nnz, 2] is of means2d, or None."""
 
     v_means2d: Tensor
     v_conics: Tensor
     v_opacities: Tensor
     v_features: Tensor
     absgrad: Tensor | None
+    sums: Tensor
 
 
 def sum_by_id(values: Tensor, ids: Tensor, n: int, *, unique: bool = False) -> Tensor:

@@ -134,7 +134,7 @@ def _captured() -> Iterator[dict[str, Any]]:
     """Inside, keeps what compositing gets and returns, under the names of the fields of `Composited`."""
     found: dict[str, Any] = {}
     kernels = importlib.import_module("tsplat.kernels")
-    forward, backward, gradients = kernels.composite_fwd, kernels.composite_bwd, kernels.composite_gradients
+    forward, backward = kernels.composite_fwd, kernels.composite_bwd
 
     def composite_fwd(splats: Splats, backgrounds: Tensor | None, *more: Any) -> Any:
         if found:
@@ -145,19 +145,12 @@ def _captured() -> Iterator[dict[str, Any]]:
         found.update(colors=buffers.colors.clone(), alphas=buffers.alphas.clone())
         return result
 
-    def composite_bwd(*arguments: Any) -> Tensor:
-        found.update(zip(("v_colors", "v_alphas"), arguments[5:7]))
-        sums: Tensor = backward(*arguments)
-        return sums
-
-    def composite_gradients(*arguments: Any) -> SplatGradients:
-        result: SplatGradients = gradients(*arguments)
-        found.update(gradients=result)
+    def composite_bwd(*arguments: Any) -> SplatGradients:
+        result: SplatGradients = backward(*arguments)
+        found.update(zip(("v_colors", "v_alphas"), arguments[5:7]), gradients=result)
         return result
 
-    with mock.patch.multiple(
-        kernels, composite_fwd=composite_fwd, composite_bwd=composite_bwd, composite_gradients=composite_gradients
-    ):
+    with mock.patch.multiple(kernels, composite_fwd=composite_fwd, composite_bwd=composite_bwd):
         yield found
 
 

@@ -89,7 +89,6 @@ SHORT = (
     "transmittance",
     "combine",
     "sum",
-    "gradients",
     "ssim",
     "mcmc",
     "adam",

@@ -1,16 +1,9 @@
 """Triton kernels and their launchers: tensors in, tensors out, no autograd. ``kernels_torch`` has the same ones."""
 
 from .adam import adam_step
-from .compositing import (
-    bytes_per_intersection,
-    composite_bwd,
-    composite_fwd,
-    composite_gradients,
-    limit_starts,
-    sum_columns,
-)
+from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, limit_starts
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
-from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows
+from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows, unread_spans
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .projection.surfels import surfels_bwd, surfels_fwd
@@ -22,7 +15,6 @@ __all__ = [
     "bytes_per_intersection",
     "composite_bwd",
     "composite_fwd",
-    "composite_gradients",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
     "limit_starts",
@@ -33,11 +25,11 @@ __all__ = [
     "projection_fwd",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
-    "sum_columns",
     "surfels_bwd",
     "surfels_fwd",
     "tile_columns",
     "tile_intersections",
     "tile_lists",
     "tile_rows",
+    "unread_spans",
 ]

@@ -23,9 +23,12 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import constant, det2, load_tuple, search_starts
-from .launch import Int, Launch, fix, kernel, planned
+from .launch import Int, Launch, fix, is_compiled_for_cpu, kernel, planned
 
 BLOCK = 128
+
+UNREAD = 2**16
+"""Spans that have room without waiting for their number, if there may be no more."""
 
 
 @triton.jit
@@ -253,6 +256,11 @@ def tile_rows(
         end=band[1],
     )
     return rows, first_tile_rows, n_tile_rows
+
+
+def unread_spans(tensor: Tensor) -> int:
+    """Returns the spans that have room without waiting for their number; 0 on a CPU, where nothing waits."""
+    return 0 if is_compiled_for_cpu(tensor) else UNREAD
 
 
 def tile_columns(

@@ -212,18 +212,18 @@ def composite_bwd(
     last_ids: Tensor,
     v_render_colors: Tensor,
     v_render_alphas: Tensor | None,
-    sums: Tensor | None,
+    v_splats: SplatGradients | None,
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
     totals: Tensor | None = None,
-) -> Tensor:
+) -> SplatGradients:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
     means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
     records, features = pack_records(splats, settings), _Features(splats)
     centers = pixel_centers(settings, means2d)
-    v_slots = means2d.new_zeros(flatten_ids.numel(), sum_columns(channels, settings))
+    v_slots = means2d.new_zeros(flatten_ids.numel(), _sum_columns(channels, settings))
     for tile in tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
         shape = (*last_ids[here].shape, -1)
@@ -293,10 +293,9 @@ def composite_bwd(
             elif absgrad:
                 out += ellipse_footprint.slopes(record, g.view(shape), *at)
             v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
-    if sums is None:
-        sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1])
+    sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1]) if v_splats is None else v_splats.sums
     _sum_slots(v_slots, order, sums)
-    return sums
+    return _finish(sums, splats, settings)
 
 
 def _footprint_sums(
@@ -358,22 +357,20 @@ def _footprint(settings: CompositingSettings) -> Any:
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
-    return sum_columns(n_features, settings) * means.dtype.itemsize
+    return _sum_columns(n_features, settings) * means.dtype.itemsize
 
 
-def sum_columns(n_features: int, settings: CompositingSettings) -> int:
+def _sum_columns(n_features: int, settings: CompositingSettings) -> int:
     return int(_footprint(settings).SUMS) + n_features + 2 * settings.absgrad
 
 
-def composite_gradients(
-    sums: Tensor, conics: Tensor, opacities: Tensor, n_features: int, settings: CompositingSettings
-) -> SplatGradients:
-    footprint = _footprint(settings)
-    end = footprint.SUMS + n_features
+def _finish(sums: Tensor, splats: Splats, settings: CompositingSettings) -> SplatGradients:
+    footprint, conics, opacities = _footprint(settings), splats.conics, splats.opacities
+    end = footprint.SUMS + splats.n_features
     absgrad = sums[:, end : end + 2].contiguous() if settings.absgrad else None
     v_features = sums[:, footprint.SUMS : end]
     if footprint is not ray_footprint:
         v_means2d, v_shapes, v_opacities = footprint.finish(sums, conics, opacities)
-        return SplatGradients(v_means2d, v_shapes, v_opacities, v_features, absgrad)
+        return SplatGradients(v_means2d, v_shapes, v_opacities, v_features, absgrad, sums)
     v_shapes, v_opacities = ray_footprint.finish(sums[:, : ray_footprint.SUMS], conics, opacities)
-    return SplatGradients(sums.new_zeros(len(sums), 2), v_shapes, v_opacities, v_features, None)
+    return SplatGradients(sums.new_zeros(len(sums), 2), v_shapes, v_opacities, v_features, None, sums)

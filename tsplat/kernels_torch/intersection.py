@@ -108,6 +108,10 @@ def tile_intersections(
     return torch.where(places < spans.place_starts[-1], keys, last_key).to(key_dtype), rows.to(torch.int32)
 
 
+def unread_spans(tensor: Tensor) -> int:
+    return 0
+
+
 def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int) -> tuple[Tensor, ...]:
     bounds = torch.arange(first_key, first_key + n_tiles + 1, dtype=torch.int32, device=keys.device)
     isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds, out_int32=True)

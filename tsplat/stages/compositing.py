@@ -103,7 +103,7 @@ class _Composite(torch.autograd.Function):
         inputs: _Inputs
         inputs, transmittances, last_ids, totals, whole, parts = restore(ctx.saved, saved)
         splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
-        means2d, conics, opacities, colors, depths, color_ids = inputs.splats
+        means2d, _, opacities, colors, depths, color_ids = inputs.splats
         settings: CompositingSettings = ctx.settings
         n_features = splats.n_features
         if v_render_colors is None:
@@ -116,12 +116,12 @@ class _Composite(torch.autograd.Function):
         with full_precision(means2d.device):
             # That of the forward pass, as last_ids are its own.
             launch = ctx.launch
-            sums: Tensor | None = None
+            v_splats: SplatGradients | None = None
             for intersections in bands:
                 if intersections.gaussian_major is None:
                     order = _gaussian_major(intersections.flatten_ids, opacities.numel())
                     intersections = intersections._replace(gaussian_major=order)
-                sums = launch.composite_bwd(
+                v_splats = launch.composite_bwd(
                     splats,
                     backgrounds,
                     intersections,
@@ -129,14 +129,14 @@ class _Composite(torch.autograd.Function):
                     last_ids,
                     v_render_colors,
                     v_render_alphas,
-                    sums,
+                    v_splats,
                     settings,
                     parts,
                     rays,
                     totals,
                 )
                 del intersections
-            v_splats: SplatGradients = launch.composite_gradients(sums, conics, opacities, n_features, settings)
+            assert v_splats is not None
             n_colors = n_features - (depths is not None)
             v_colors, v_depths, v_backgrounds = None, None, None
             if colors is not None:

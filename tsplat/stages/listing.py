@@ -67,8 +67,8 @@ def find_spans(
 ) -> Spans:
     """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band.
 
-    Without a ``room``, waits for their numbers. With one, they are as many as its capacity, and empty if they do not
-    fit.
+    Without a ``room``, waits for the number of intersections, and for that of spans unless there cannot be many. With
+    one, they are as many as its capacity, and empty if they do not fit.
 
     Raises:
         ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
@@ -82,16 +82,18 @@ def find_spans(
         )
     launch = launchers(screen.means2d.device, settings.backend)
 
-    def starts(counts: Tensor, bound: int, kind: int) -> tuple[Tensor, int]:
-        """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total or capacity."""
+    def starts(counts: Tensor, bound: int, kind: int, unread: int = 0) -> tuple[Tensor, int]:
+        """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total, a bound of up
+        to ``unread``, or the capacity."""
         fits = bound <= INDEX_MAX
         sums = counts.cumsum(0, dtype=torch.int32 if fits else torch.int64)
         if room is None:
-            return sums if fits else sums.to(torch.int32), int(sums[-1])
+            return sums if fits else sums.to(torch.int32), bound if bound <= unread else int(sums[-1])
         return launch.limit_starts(sums, room.capacity, room.needed, kind), room.capacity
 
+    unread = launch.unread_spans(screen.order) if budget is None or budget.limit is None else 0
     rows, first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
-    span_starts, n_spans = starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]), 0)
+    span_starts, n_spans = starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]), 0, unread)
     _admit(n_spans, 0, budget)
     positions, first_columns, n_columns = launch.tile_columns(
         screen, grid, rows, first_tile_rows, span_starts, n_spans, settings

@@ -128,13 +128,10 @@ def _composite(inputs, v_colors, v_alphas, chunk, patch):
     buffers = buffers._replace(last_ids=torch.empty_like(v_alphas, dtype=torch.int32))
     lists = compositing.composite_fwd(splats, backgrounds, None, intersections, buffers, settings)
     assert (lists.n_chunks > 0) == (chunk != UNCUT)
-    columns = triton.cdiv(DISC.slot_columns(colors.shape[1], absgrad=True), 4) * 4
-    sums = means.new_zeros(N, columns)
-    compositing.composite_bwd(
-        splats, backgrounds, intersections, buffers.transmittances, buffers.last_ids, v_colors, v_alphas, sums,
+    found = compositing.composite_bwd(
+        splats, backgrounds, intersections, buffers.transmittances, buffers.last_ids, v_colors, v_alphas, None,
         settings, lists,
     )  # fmt: skip
-    found = compositing.composite_gradients(sums, radii, opacities, colors.shape[1], settings)
     return buffers.colors, 1 - buffers.transmittances, found
 
 

@@ -58,15 +58,18 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
     return Intersections(first_tile, offsets, ids.to(torch.int32), None, keys, key_bias or 0)
 
 
-def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT):
-    from tsplat.kernels.compositing.lists import list_parts
+def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT, unread=0):
+    from tsplat.kernels.compositing import lists
     from tsplat.kernels.compositing.records import pack_records
     from tsplat.kernels.compositing.walk_steps import Band
     from tsplat.kernels.launch import PartShape
 
     settings, shape = _settings(grid.tile_size), PartShape(width, height, chunk)
     records = pack_records(splats, settings)
-    return list_parts(records, Band(intersections, grid, shape, settings), splats.n_features, has_ends=True)
+    band = Band(intersections, grid, shape, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lists, "UNREAD", unread)
+        return lists.list_parts(records, band, splats.n_features, has_ends=True)
 
 
 def _edge_minimum(a, b, c, fixed, low, high):
@@ -143,7 +146,8 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
 
 
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 8), (8, 4, 4), (16, 8, 4)])
-def test_lists_stand_between_margins_of_row_0(tile_size, width, height, monkeypatch):
+@pytest.mark.parametrize("unread", [0, 83 * 8])
+def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, monkeypatch):
     """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
     from tsplat.kernels.compositing.lists import MARGIN
     from tsplat.kernels.compositing.slots import _entries, _shared_entries
@@ -157,20 +161,21 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, monkeypa
     grid = TileGrid.cover(1, WIDTH, HEIGHT, tile_size)
     intersections = _intersections(splats, 0, [50, 0, 33], 1)
     ids = intersections.flatten_ids
-    lists = _list_parts(splats, intersections, grid, width, height)
+    lists = _list_parts(splats, intersections, grid, width, height, unread=unread)
+    used = int(lists.offsets[-1])
     order = _gaussian_major(ids, splats.opacities.numel())
     entries = [_entries(lists, intersections, order, lists.offsets[1:])[0]]
     if lists.words is not None:
         entries.append(_shared_entries(lists, intersections, order))
     for listed in (lists.ids, *entries):
         n, margin = listed.numel(), MARGIN.value
-        assert n == lists.ids.numel()
+        assert n == lists.n_entries == (83 * tile_size**2 // (width * height) if unread else used)
         assert listed.is_contiguous()
         whole = listed.as_strided((n + 2 * margin,), (1,), listed.storage_offset() - margin)
         assert whole.untyped_storage().nbytes() == whole.nbytes
         assert not whole[:margin].any()
-        assert not whole[-margin:].any()
-        assert torch.equal(whole[margin:-margin].int(), lists.ids)
+        assert not whole[margin + used :][:margin].any()
+        assert torch.equal(listed[:used].int(), lists.ids[:used])
 
 
 @pytest.mark.parametrize("tile_size", [8, 16])
@@ -243,16 +248,19 @@ def test_empty_band_has_empty_lists():
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-def test_chunks_cover_long_lists(chunk):
+@pytest.mark.parametrize("unread", [0, 106 * 2])
+def test_chunks_cover_long_lists(chunk, unread):
     from tsplat.kernels.compositing.lists import CUT
 
     splats = _splats(60, 2)
     intersections = _intersections(splats, 0, [60, 0, 5, 40, 1], 4)
-    lists = _list_parts(splats, intersections, TileGrid.cover(1, WIDTH, HEIGHT, 8), 8, 4, chunk)
+    lists = _list_parts(splats, intersections, TileGrid.cover(1, WIDTH, HEIGHT, 8), 8, 4, chunk, unread)
     counts = lists.chunk_starts.diff().tolist()
     for length, count in zip(lists.offsets.diff().tolist(), counts):
         assert count == (math.ceil(length / chunk) if length > CUT * chunk else 0)
-    assert lists.chunk_lists.tolist() == [index for index, count in enumerate(counts) for _ in range(count)]
+    more = [len(counts) - 1] * (lists.n_chunks - sum(counts))
+    assert bool(more) == (unread > 0)
+    assert lists.chunk_lists.tolist() == [index for index, count in enumerate(counts) for _ in range(count)] + more
     assert lists.chunk_transmittances.shape == (lists.n_chunks, 32)
     assert lists.chunk_colors.shape == (lists.n_chunks, 1, 32)
 

@@ -57,9 +57,9 @@ def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monke
     options = dict(tile_size=tile_size, absgrad=True, backend="triton")
     original, counts = compositing.sum_slots, []
 
-    def recorded(v_slots, slot_starts, order, large, sums, **options):
+    def recorded(v_slots, slot_starts, *rest, **options):
         counts.append((int(slot_starts[-1]), len(v_slots)))
-        original(v_slots, slot_starts, order, large, sums, **options)
+        original(v_slots, slot_starts, *rest, **options)
 
     monkeypatch.setattr(compositing, "sum_slots", recorded)
     expected, _ = run(scene, **options)
@@ -69,6 +69,28 @@ def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monke
     (used, allocated), again = counts
     assert again == (used, allocated)
     assert 0 < used < allocated
+
+
+@pytest.mark.parametrize(("tile_size", "channels"), [(4, 3), (16, 70)])
+def test_spans_of_large_gaussians_give_the_same_sums_in_a_kernel_of_their_own(tile_size, channels, monkeypatch):
+    import triton.language as tl
+
+    from tsplat.kernels.compositing import slots
+
+    structure = scenes.Structure(n=40, cameras=2, channels=channels, width=61, height=47, size=2.0, seed=3)
+    scene = scenes.make(structure, torch.float32)
+    scene["scales"][::3] *= 20
+    launched, launch = [], slots._span_sum_kernel.launch
+    monkeypatch.setattr(
+        slots._span_sum_kernel, "launch", lambda *args, **rest: (launched.append(1), launch(*args, **rest))
+    )
+    options, found = dict(tile_size=tile_size, absgrad=True, backend="triton"), []
+    for tiles, expected in ((0, 1), (10**6, 0)):  # an image with more tiles has the kernel
+        monkeypatch.setattr(slots, "LARGE", tl.constexpr(tiles))
+        launched.clear()
+        found.append(run(scene, **options)[0])
+        assert len(launched) == expected
+    assert_same_bits(*found)
 
 
 def _size(size):

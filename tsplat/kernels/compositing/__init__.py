@@ -60,7 +60,16 @@ import torch
 from torch import Tensor
 
 from ...config import TRANSMITTANCE_MIN
-from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderBuffers, Splats, TileGrid
+from ...data import (
+    CompositingSettings,
+    Intersections,
+    PartLists,
+    Rays,
+    RenderBuffers,
+    SplatGradients,
+    Splats,
+    TileGrid,
+)
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_order, part_shape
 from .chunks import chunk_products, combine_chunks, combine_rays
 from .footprints import FOOTPRINTS
@@ -69,7 +78,7 @@ from .matrices_backward import features_bwd
 from .matrices_forward import features_fwd
 from .records import pack_records
 from .sizes import limit_starts
-from .slots import assign_slots, composite_gradients, sum_columns, sum_slots
+from .slots import assign_slots, sum_slots
 from .walk_steps import Band, list_arguments
 from .walks_backward import walk_bwd
 from .walks_forward import pass_channels, walk_fwd
@@ -78,9 +87,7 @@ __all__ = [
     "bytes_per_intersection",
     "composite_bwd",
     "composite_fwd",
-    "composite_gradients",
     "limit_starts",
-    "sum_columns",
 ]
 
 
@@ -165,32 +172,31 @@ def composite_bwd(
     last_ids: Tensor,
     v_render_colors: Tensor,
     v_render_alphas: Tensor | None,
-    sums: Tensor | None,
+    v_splats: SplatGradients | None,
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
     totals: Tensor | None = None,
-) -> Tensor:
-    """Returns the sums of each row, [nnz, columns of ``sum_columns``], over a band of tiles.
+) -> SplatGradients:
+    """Returns the gradients of each row, by a band of tiles.
 
     Args:
         splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.
         transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
         v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W, 1] or None
             for zero.
-        sums: Of other bands, added to and returned; or None.
+        v_splats: Of other bands, added to and returned; or None.
         lists: What :func:`composite_fwd` returned for the band; None to make them again.
         rays: As for :func:`composite_fwd`, with room for their gradients.
         totals: [I, H, W], what was rendered of the last feature; only with distortion.
     """
     order = intersections.gaussian_major
     assert order is not None
-    is_first, n_intersections, n_features = sums is None, intersections.flatten_ids.numel(), splats.n_features
-    if sums is None:
-        allocate = splats.means2d.new_empty if n_intersections else splats.means2d.new_zeros
-        sums = allocate(splats.opacities.numel(), sum_columns(n_features, settings))
+    is_first, n_intersections, n_features = v_splats is None, intersections.flatten_ids.numel(), splats.n_features
+    if v_splats is None:
+        v_splats = _allocate_gradients(splats, settings, zero=n_intersections == 0)
     if n_intersections == 0:
-        return sums
+        return v_splats
     band = _band(splats, intersections, last_ids.shape[0], settings, rays)
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
@@ -232,8 +238,8 @@ def composite_bwd(
     backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
     if v_rays is not None:
         combine_rays(lists, chunk_v_rays, v_rays, band)
-    sum_slots(slots.v_slots, slots.slot_starts, order, large, sums, add=not is_first)
-    return sums
+    sum_slots(slots.v_slots, slots.slot_starts, order, large, v_splats, splats, band, add=not is_first)
+    return v_splats
 
 
 def _band(
@@ -242,6 +248,19 @@ def _band(
     grid = TileGrid.cover(n_images, settings.camera.width, settings.camera.height, settings.tile_size)
     shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
     return Band(intersections, grid, shape, settings, rays)
+
+
+def _allocate_gradients(splats: Splats, settings: CompositingSettings, *, zero: bool) -> SplatGradients:
+    """Returns gradients of rows to write, or zeros."""
+    n_rows, footprint = splats.opacities.numel(), FOOTPRINTS[settings.footprint]
+    allocate = splats.opacities.new_zeros if zero else splats.opacities.new_empty
+    columns = footprint.slot_columns(splats.n_features, settings.absgrad)
+    sums = allocate(n_rows, -(-columns // 4) * 4)  # padded for wide loads
+    v_features = sums[:, footprint.SUMS : footprint.SUMS + splats.n_features]
+    absgrad = allocate(n_rows, 2) if settings.absgrad else None
+    return SplatGradients(
+        allocate(n_rows, 2), allocate(splats.conics.shape), allocate(n_rows), v_features, absgrad, sums
+    )
 
 
 def _without_features(splats: Splats) -> Splats:

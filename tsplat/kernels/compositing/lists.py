@@ -23,7 +23,7 @@ from ..device_math import popcount, search_starts
 from ..launch import Int, Launch, PartShape, approximate, fix, has_ptx, kernel, planned
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
-from .sizes import CUT, limit_starts, most_chunks
+from .sizes import CUT, UNREAD, limit_starts, most_chunks
 from .walk_steps import OPACITY, Band
 
 BLOCK = 128
@@ -146,6 +146,15 @@ def places_in_lists(words, totals, n_words, index, PARTS: tl.constexpr, PTX: tl.
 
 
 @triton.jit
+def number_of_entries(isect_offsets, totals, n_words, tiles, PARTS: tl.constexpr):
+    """Number of entries of all lists."""
+    if totals is None:
+        return tl.load(isect_offsets + tiles)
+    else:
+        return tl.load(totals + (PARTS * n_words - 1))
+
+
+@triton.jit
 def store_margins(entries, index, n_entries):
     """Stores entries of row 0 before and behind all lists, in the first program."""
     if tl.program_id(0) == 0:
@@ -160,11 +169,11 @@ def _part_lists_kernel(
     words,  # [parts, n_words] int32, or None if a tile is one part
     totals,  # [parts n_words] int32, or None
     listed,  # [MARGIN + K + MARGIN] int32, or with places int64, output
-    isect_offsets,  # [tiles + 1] int32, or None
+    isect_offsets,  # [tiles + 1] int32
     offsets,  # [lists + 1] int32, output, or None if they are known
     chunk_starts,  # [lists + 1] int32, or None if no list is cut
     chunk_lists,  # [n_chunks] int32, output, or None
-    n: "Int", n_words: "Int", n_entries: "Int", n_lists: "Int", n_chunks: "Int", tiles: "Int", steps: "Int",
+    n: "Int", n_words: "Int", n_lists: "Int", n_chunks: "Int", tiles: "Int", steps: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Lists a value of each intersection, below its place, for each part that it reaches. One lane per intersection.
@@ -178,8 +187,10 @@ def _part_lists_kernel(
     if places_by_gaussian is not None:
         value = tl.load(places_by_gaussian + inside).to(tl.int64) << 32 | value.to(tl.int64)
     places, reached = places_in_lists(words, totals, n_words, inside, PARTS, PTX)
+    n_entries = number_of_entries(isect_offsets, totals, n_words, tiles, PARTS)
+    is_listed = index < (n if words is not None else n_entries)
     for part in tl.static_range(PARTS):
-        tl.store(listed + MARGIN + places[part], value, mask=(index < n) & (reached[part] != 0))
+        tl.store(listed + MARGIN + places[part], value, mask=is_listed & (reached[part] != 0))
     store_margins(listed, index, n_entries)
     if offsets is not None:
         if tl.program_id(0) * BLOCK <= n_lists:
@@ -194,8 +205,8 @@ def _part_lists_kernel(
 def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band.
 
-    Reads the number of entries from the device, unless intersections have a capacity. Then there is room for
-    ``entries_per_intersection`` entries for each, and lists are empty if they need more.
+    Reads the number of entries from the device if it may exceed ``UNREAD``, unless intersections have a capacity. Then
+    there is room for ``entries_per_intersection`` entries for each, and lists are empty if they need more.
 
     Args:
         records: [nnz, width] of ``pack_records``.
@@ -216,9 +227,8 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         sums, is_known = counts.cumsum(0, dtype=torch.int32), True
     elif words is not None:
         offsets = offsets.new_empty(n_lists + 1)
-    n_entries, n_chunks = n, 0
-    if needed is not None:
-        n_entries = n * entries_per_intersection(band.parts)
+    n_chunks, n_entries = 0, n * (band.parts if needed is None else entries_per_intersection(band.parts))
+    if needed is not None or n_entries <= UNREAD:
         n_chunks = 0 if sums is None else most_chunks(n_entries, chunk)
     elif sums is not None:
         n_chunks, together = sums[-2:].tolist()
@@ -237,8 +247,7 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
         ends = offsets.new_empty(n_lists) if needed is None else torch.zeros_like(offsets)[:-1]
     lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks)
-    isect_offsets = None if is_known else intersections.isect_offsets
-    return lists._replace(ids=list_values(flatten_ids, None, lists, isect_offsets, padded=needed is not None))
+    return lists._replace(ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, is_known=is_known))
 
 
 def entries_per_intersection(parts: int) -> int:
@@ -247,25 +256,24 @@ def entries_per_intersection(parts: int) -> int:
 
 
 def list_values(
-    values: Tensor, places: Tensor | None, lists: PartLists, isect_offsets: Tensor | None = None, *, padded: bool
+    values: Tensor, places: Tensor | None, lists: PartLists, isect_offsets: Tensor, *, is_known: bool = True
 ) -> Tensor:
     """Lists a value [M] of each intersection for each part that it reaches. [K] int32
 
-    Also writes ``chunk_lists``, if lists are cut, and ``offsets``, if it is passed those of tiles.
+    Also writes ``chunk_lists``, if lists are cut, and ``offsets``, unless they are known.
 
     Args:
         values: [M] int32, not negative.
         places: [M] int32, or None. With places, results are int64, with the place in the high 32 bits.
         lists: The lists, without ``ids``.
-        isect_offsets: See :class:`Intersections`; None if ``offsets`` are known.
-        padded: Whether there may be fewer than K entries: then zeros follow.
+        isect_offsets: See :class:`Intersections`.
+        is_known: Whether ``offsets`` are known.
     """
-    allocate = torch.zeros if padded else torch.empty
     dtype, n_lists = torch.int32 if places is None else torch.int64, lists.offsets.numel() - 1
-    listed = allocate(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
+    listed = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
     n_parts, n_words = (1, 0) if lists.words is None else lists.words.shape
     _part_lists_kernel.launch_elementwise(
-        max(values.numel(), lists.n_chunks, 0 if isect_offsets is None else n_lists + 1),
+        max(values.numel(), lists.n_chunks, 0 if is_known else n_lists + 1),
         BLOCK,
         values=values,
         places_by_gaussian=places,
@@ -273,12 +281,11 @@ def list_values(
         totals=lists.totals,
         listed=listed,
         isect_offsets=isect_offsets,
-        offsets=None if isect_offsets is None else lists.offsets,
+        offsets=None if is_known else lists.offsets,
         chunk_starts=lists.chunk_starts,
         chunk_lists=lists.chunk_lists,
         n=values.numel(),
         n_words=n_words,
-        n_entries=lists.n_entries,
         n_lists=n_lists,
         n_chunks=lists.n_chunks,
         tiles=n_lists // n_parts,

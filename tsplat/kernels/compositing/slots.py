@@ -5,7 +5,7 @@ Entries behind the last one that a pixel of their part added have none, as their
 the slots of each intersection and write the rows and slots of entries.
 
 After the walk, two kernels add the slots of each Gaussian to its row of ``sums`` in a fixed order: the sums of the
-footprint, the gradients of features, and two sums for absgrad. A third turns them into gradients.
+footprint, the gradients of features, and two sums for absgrad. The second also turns them into gradients.
 """
 
 import math
@@ -16,23 +16,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...data import CompositingSettings, GaussianMajor, Intersections, PartLists, SplatGradients
-from ..device_math import load4, load_tuple, store_tuple
+from ...data import CompositingSettings, GaussianMajor, Intersections, PartLists, SplatGradients, Splats
+from ..device_math import load_tuple, store_tuple
 from ..launch import (
     Int,
     Launch,
-    approximate,
     fix,
     has_ptx,
     is_compiled_for_cpu,
-    kept,
     kernel,
     longest_first,
     planned,
     programs,
 )
 from .footprints import FOOTPRINTS
-from .lists import BLOCK, MARGIN, list_values, places_in_lists, store_margins, tile_keys
+from .footprints.ellipse import LARGE
+from .lists import BLOCK, MARGIN, list_values, number_of_entries, places_in_lists, store_margins, tile_keys
+from .walk_steps import Band
 
 LN_2 = tl.constexpr(math.log(2.0))
 
@@ -91,7 +91,7 @@ def _part_entries_kernel(
     ends,  # [parts * tiles] int32
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections
     entries,  # [MARGIN + K + MARGIN] int64, output
-    n_words: "Int", n_entries: "Int", first_key: "Int", tiles: "Int",
+    n_words: "Int", first_key: "Int", tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Writes row and slot of each entry of each list. One lane per intersection.
@@ -109,7 +109,7 @@ def _part_entries_kernel(
     for part in tl.static_range(PARTS):
         tl.store(entries + MARGIN + places[part], entry, mask=(index < n_listed) & (reached[part] != 0))
         entry += has_slot[part].to(tl.int64) << 32
-    store_margins(entries, index, n_entries)
+    store_margins(entries, index, number_of_entries(isect_offsets, totals, n_words, tiles, PARTS))
 
 
 @triton.jit
@@ -152,20 +152,32 @@ def _span_sum_kernel(
 
 @kernel
 def _row_sum_kernel(
-    v_slots,  # [K, WIDTH]; for large Gaussians, each span's sum in its first slot
+    v_slots,  # [K, WIDTH]; if SPANS_SUMMED, each span's sum in its first slot for large Gaussians
     slot_starts,  # [S + 1] int32
     span_starts,  # [nnz + 1] int32
     rows,  # [nnz] int32
     large,  # [nnz] bool
+    shapes,  # [nnz, FOOTPRINT.SHAPE]
+    opacities,  # [nnz]
     sums,  # [nnz, SUMS_WIDTH], output, added to if ADD
+    v_means2d,  # [nnz, 2], output
+    v_shapes,  # [nnz, FOOTPRINT.SHAPE], output
+    v_opacities,  # [nnz], output
+    absgrad,  # [nnz, 2], output of the last two columns, or None
     n_rows: "Int", blocks: "Int",
-    WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr,
-    ADD: tl.constexpr,
+    FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr, LANES: tl.constexpr, FINISHED: tl.constexpr, ADD: tl.constexpr, SPANS_SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """Sums the slots of Gaussians, COLUMNS columns of them, in their rows. One lane per Gaussian and column."""
+    """Sums the slots of Gaussians, COLUMNS columns of them, in their rows, and makes gradients of the sums.
+
+    One lane per Gaussian and column; then FINISHED lanes, one per Gaussian, for mean, shape and opacity.
+    """
     GROUP: tl.constexpr = LANES // COLUMNS
+    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
+    SUMS: tl.constexpr = FOOTPRINT.SUMS
     program, lane = tl.program_id(0), tl.arange(0, LANES)
-    index = (program // blocks).to(tl.int64) * GROUP + lane // COLUMNS
+    group = (program // blocks).to(tl.int64) * GROUP
+    index = group + lane // COLUMNS
     column = program % blocks * COLUMNS + lane % COLUMNS
     mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
     first = tl.load(span_starts + index, mask=mask, other=0)
@@ -183,49 +195,41 @@ def _row_sum_kernel(
         for k in tl.static_range(UNROLL):
             total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
     count = tl.where(is_large, last - first, 0)
-    for base in range(0, tl.max(count), UNROLL):
-        for k in tl.static_range(UNROLL):
-            here = base + k < count
-            end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
-            total += tl.load(v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0)
+    if SPANS_SUMMED:
+        for base in range(0, tl.max(count), UNROLL):
+            for k in tl.static_range(UNROLL):
+                here = base + k < count
+                end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
+                total += tl.load(v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0)
+                start = end
+    else:
+        for span in range(tl.max(count)):
+            end = tl.load(slot_starts + first + span + 1, mask=span < count, other=0)
+            length = tl.where(span < count, end - start, 0)
+            address = v_slots + start.to(tl.int64) * WIDTH + column
+            added = tl.zeros([LANES], total.dtype)
+            for base in range(0, tl.max(length), UNROLL):
+                for k in tl.static_range(UNROLL):
+                    added += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
+            total += added
             start = end
     tl.store(sums + row * SUMS_WIDTH + column, total, mask=mask)
-
-
-@kernel
-def _gradients_kernel(
-    sums,  # [nnz, width], width a multiple of 4
-    shapes,  # [nnz, FOOTPRINT.SHAPE]
-    opacities,  # [nnz]
-    v_means2d,  # [nnz, 2], output
-    v_shapes,  # [nnz, FOOTPRINT.SHAPE], output
-    v_opacities,  # [nnz], output
-    absgrad,  # [nnz, 2], output, or None
-    n_rows: "Int", width: "Int", absgrad_column: "Int",
-    FOOTPRINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Gradients of mean, shape and opacity."""
-    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
-    SUMS: tl.constexpr = FOOTPRINT.SUMS
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = row < n_rows
-    if WIDE:
-        at = sums + tl.minimum(row, n_rows - 1) * width
-        found = ()
-        for k in tl.static_range(0, SUMS, 4):
-            found = found + load4(at + k)
-    else:
-        found = load_tuple(sums + row * width, 1, SUMS, mask)
-    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, mask)
-    opacity = tl.load(opacities + row, mask=mask, other=1.0)
-    v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
-    store_tuple(v_means2d + row * 2, 1, v_mean, mask)
-    store_tuple(v_shapes + row * SHAPE, 1, v_shape, mask)
-    tl.store(v_opacities + row, v_opacity, mask=mask)
     if absgrad is not None:
-        for k in tl.static_range(2):
-            slope = tl.load(sums + row * width + absgrad_column + k, mask=mask, other=0.0)
-            tl.store(absgrad + row * 2 + k, slope * LN_2, mask=mask)
+        axis = column - (WIDTH - 2)
+        tl.store(absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
+    if program % blocks == 0:
+        own, found = group + tl.arange(0, FINISHED), ()
+        is_own = (own < group + GROUP) & (own < n_rows)
+        for k in tl.static_range(SUMS):
+            lanes = tl.minimum(tl.arange(0, FINISHED) * COLUMNS + k, LANES - 1)
+            found = found + (tl.gather(total, lanes, 0),)
+        own_row = tl.load(rows + own, mask=is_own, other=0).to(tl.int64)
+        shape = load_tuple(shapes + own_row * SHAPE, 1, SHAPE, is_own)
+        opacity = tl.load(opacities + own_row, mask=is_own, other=1.0)
+        v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
+        store_tuple(v_means2d + own_row * 2, 1, v_mean, is_own)
+        store_tuple(v_shapes + own_row * SHAPE, 1, v_shape, is_own)
+        tl.store(v_opacities + own_row, v_opacity, mask=is_own)
 
 
 class PartSlots(NamedTuple):
@@ -272,7 +276,7 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
 
 def _shared_entries(lists: PartLists, intersections: Intersections, order: GaussianMajor) -> Tensor:
     """Rows and slots of the entries [K], see ``PartSlots``, with one slot for each intersection."""
-    return list_values(intersections.flatten_ids, order.places, lists, padded=intersections.needed is not None)
+    return list_values(intersections.flatten_ids, order.places, lists, intersections.isect_offsets)
 
 
 def _entries(
@@ -301,32 +305,43 @@ def _entries(
     }
     _slot_counts_kernel.launch_elementwise(n, BLOCK, counts=counts, n=n, **arguments)
     starts = counts.cumsum(0, dtype=torch.int32)
-    allocate = torch.empty if intersections.needed is None else torch.zeros
-    entries = allocate(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
+    entries = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
     _part_entries_kernel.launch_elementwise(
         n,
         BLOCK,
         flatten_ids=intersections.flatten_ids,
         starts=starts,
         entries=entries,
-        n_entries=lists.n_entries,
         **arguments,
     )
     return entries[MARGIN.value : -MARGIN.value], starts[order.place_starts]
 
 
 def sum_slots(
-    v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor, *, add: bool
+    v_slots: Tensor,
+    slot_starts: Tensor,
+    order: GaussianMajor,
+    large: Tensor,
+    v_splats: SplatGradients,
+    splats: Splats,
+    band: Band,
+    *,
+    add: bool,
 ) -> None:
-    """Stores the sum of the slots [K, columns] of each Gaussian in its row of sums [nnz, width], or adds it there.
+    """Stores the sum of the slots [K, columns] of each Gaussian in its row of sums [nnz, width], or adds it there, and
+    writes the gradients that sums make.
 
     The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
-    parallel. As spans lie within a tile row, bits do not depend on the split into bands. Overwrites slots.
+    parallel if images have more tiles than a Gaussian that is not large. As spans lie within a tile row, bits do not
+    depend on the split into bands. Overwrites slots.
     """
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
-    unroll = 1 if is_compiled_for_cpu(sums) else UNROLL  # a Gaussian has few slots there, as parts share them
+    unroll = 1 if is_compiled_for_cpu(large) else UNROLL  # a Gaussian has few slots there, as parts share them
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
-    if not is_compiled_for_cpu(sums) or large.numpy().nonzero()[0].size:  # any() takes ten times as long
+    spans_first = band.grid.tiles_per_image > LARGE.value
+    if is_compiled_for_cpu(large) and spans_first:
+        spans_first = large.numpy().nonzero()[0].size > 0  # any() takes ten times as long
+    if spans_first:
         columns = min(1 << (width - 1).bit_length(), 16)
         blocks = -(-width // columns)
         _span_sum_kernel.launch(
@@ -342,58 +357,44 @@ def sum_slots(
             num_warps=2,
         )
     columns = min(width, LANES)
-    blocks = -(-width // columns)
-    _sum_rows(width, sums.shape[1], columns, unroll, add)(
-        programs(-(-n_rows // (LANES // columns)) * blocks, 1),
+    group, blocks = LANES // columns, -(-width // columns)
+    _sum_rows(band.settings, v_slots, width, v_splats.sums.shape[1], columns, unroll, add, spans_first)(
+        programs(-(-n_rows // group) * blocks, 1),
         **arguments,
         span_starts=order.span_starts,
-        sums=sums,
+        shapes=splats.conics,
+        opacities=splats.opacities,
+        sums=v_splats.sums,
+        v_means2d=v_splats.v_means2d,
+        v_shapes=v_splats.v_conics,
+        v_opacities=v_splats.v_opacities,
+        absgrad=v_splats.absgrad,
         n_rows=n_rows,
         blocks=blocks,
     )
 
 
-@kept
-def _sum_rows(width: int, sums_width: int, columns: int, unroll: int, add: bool) -> Launch:
-    sizes = {"WIDTH": width, "SUMS_WIDTH": sums_width, "COLUMNS": columns, "LANES": LANES}
-    return fix(_row_sum_kernel, **sizes, UNROLL=unroll, ADD=add, num_warps=1)
-
-
-def sum_columns(n_features: int, settings: CompositingSettings) -> int:
-    """Returns the columns of the sums that :func:`composite_bwd` adds to: those of slots, padded for wide loads."""
-    return -(-FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad) // 4) * 4
-
-
 @planned
-def _finish(settings: CompositingSettings, sums: Tensor, n_features: int, width: int) -> Launch:
-    footprint = FOOTPRINTS[settings.footprint]
-    column, wide = footprint.SUMS + n_features, approximate(sums)
-    return fix(_gradients_kernel, width=width, absgrad_column=column, FOOTPRINT=footprint, WIDE=wide)
-
-
-def composite_gradients(
-    sums: Tensor, conics: Tensor, opacities: Tensor, n_features: int, settings: CompositingSettings
-) -> SplatGradients:
-    """Computes the gradients of rows from their sums.
-
-    Args:
-        sums: [nnz, columns of :func:`sum_columns`].
-        conics, opacities: [nnz, 3], [nnz].
-    """
-    n_rows, footprint = opacities.numel(), FOOTPRINTS[settings.footprint]
-    v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
-    absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
-    _finish(settings, sums, n_features, sums.shape[1])(
-        n_rows,
-        BLOCK,
-        sums=sums,
-        shapes=conics,
-        opacities=opacities,
-        v_means2d=v_means2d,
-        v_shapes=v_conics,
-        v_opacities=v_opacities,
-        absgrad=absgrad,
-        n_rows=n_rows,
+def _sum_rows(
+    settings: CompositingSettings,
+    _: Tensor,
+    width: int,
+    sums_width: int,
+    columns: int,
+    unroll: int,
+    add: bool,
+    spans_first: bool,
+) -> Launch:
+    return fix(
+        _row_sum_kernel,
+        FOOTPRINT=FOOTPRINTS[settings.footprint],
+        WIDTH=width,
+        SUMS_WIDTH=sums_width,
+        COLUMNS=columns,
+        UNROLL=unroll,
+        LANES=LANES,
+        FINISHED=triton.next_power_of_2(LANES // columns),
+        ADD=add,
+        SPANS_SUMMED=spans_first,
+        num_warps=1,
     )
-    v_features = sums[:, footprint.SUMS : footprint.SUMS + n_features]
-    return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

@@ -48,7 +48,7 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
 
     Returns:
         The list; its first entry; begin and end of the range in the list; the list's first chunk and the one after its
-        last; whether the program has a chunk. Behind the last chunk, each program has a chunk without entries.
+        last; whether the program has a chunk. Behind the last chunk, programs have no entries, and store nothing.
     """
     if chunk_lists is None:
         index = _nth_list(program, order) + later
@@ -73,7 +73,7 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
         begin = tl.where(is_chunk, (program - first_chunk) * CHUNK, 0)
         # A list that is cut is left to the programs of its chunks.
         end = tl.where(is_chunk, tl.minimum(begin + CHUNK, count), tl.where(first_chunk < end_chunk, 0, count))
-        return index, start, begin, end, first_chunk, end_chunk, is_chunk
+        return index, start, begin, end, first_chunk, end_chunk, is_chunk & (behind == 0)
 
 
 @triton.jit
