@@ -94,9 +94,14 @@ def test_one_and_two_ranks(forks, tmp_path):
     path = small_form("many_gpus", tmp_path)
     alone = run(forks, path)
     assert "rank 0 of 1: 4000 of 4000 Gaussians" in alone
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
+    command = [sys.executable, "-m", "tests.support.forked_ranks", "--standalone", "--nproc-per-node", "2", str(path)]
     result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )
     assert result.returncode == 0, result.stderr[-3000:]
     for rank in (0, 1):

@@ -1,5 +1,9 @@
-"""Ranks that torchrun's launcher forks from its own process, as importing all that a rank needs takes seconds."""
+"""Ranks that torchrun's launcher forks from its own process, as importing all that a rank needs takes seconds.
 
+``python -m tests.support.forked_ranks ARGUMENTS`` is torchrun with such ranks.
+"""
+
+import importlib
 import os
 import runpy
 import signal
@@ -21,14 +25,15 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Fork:
-    """A forked process that runs ``python -m MODULE ARGUMENTS``; has the methods of Popen that the launcher calls."""
+    """A forked process that runs ``python [-u] [-m] NAME ARGUMENTS``; has the methods of Popen that the launcher calls."""
 
     def __init__(self, arguments, environment):
-        assert arguments[:2] == (sys.executable, "-m"), arguments
+        python, *arguments = (argument for argument in arguments if argument != "-u")
+        assert python == sys.executable, python
         self.returncode = None
         self.pid = os.fork()
         if self.pid == 0:
-            run(arguments[2:], environment)
+            run(arguments, environment)
 
     def poll(self):
         if self.returncode is None and (found := os.waitpid(self.pid, os.WNOHANG))[0]:
@@ -45,7 +50,7 @@ class Fork:
 
 
 def run(arguments, environment):
-    """Runs a module in this process, which ends."""
+    """Runs a module or a script in this process, which ends."""
     status = 1
     try:
         os.setsid()
@@ -54,8 +59,12 @@ def run(arguments, environment):
         os.closerange(3, 1024)  # sockets of the launcher
         os.environ.clear()
         os.environ.update(environment)
-        sys.argv[1:] = arguments[1:]
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        is_module = arguments[0] == "-m"
+        sys.argv[:] = arguments[is_module:]
+        if is_module:
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(arguments[0], run_name="__main__")
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)
@@ -70,3 +79,17 @@ def run(arguments, environment):
 def fork_ranks():
     """Makes the launcher of this process fork its ranks."""
     SubprocessHandler._popen = lambda self, arguments, environment: Fork(arguments, environment)
+
+
+def import_all():
+    """Imports what ranks need, before they are forked."""
+    for module in MODULES:
+        importlib.import_module(module)
+
+
+if __name__ == "__main__":
+    from torch.distributed.run import main
+
+    import_all()
+    fork_ranks()
+    main()

@@ -1,11 +1,13 @@
 """Groups of ranks, one after another: ``python -m tests.support.train_worker FOLDER WORLD_SIZE:JOB,JOB...``.
 
 Each job is a function of this module; every rank writes its result as ``JOB_WORLDSIZE_RANK.json`` into the folder.
-Ranks are forked from one process, which has imported PyTorch for all of them.
+Ranks are forked from one process, which has imported PyTorch for all of them. It trains first if the first group is a
+single process, so that ranks find the kernels loaded.
 """
 
 import dataclasses
 import functools
+import gc
 import importlib
 import itertools
 import json
@@ -35,6 +37,8 @@ STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "16"))
 SAVED_AT = 8
 """Between refinements, so that the strategies have accumulated statistics."""
 UMASKS = (0o022, 0o077, 0o002)
+KINDS = ("default", "absgrad", "mcmc", "long-axis", "surfels")
+"""What is trained: strategies, and 2D Gaussians."""
 
 
 @functools.cache
@@ -85,19 +89,23 @@ def start(scene):
     return dataclasses.replace(gaussians, log_scales=log_scales, quats=quats)
 
 
+def is_sharded(kind, world_size):
+    """Whether ranks shard Gaussians: of four, for every other kind; of two, for the others."""
+    return KINDS.index(kind) % 2 == (world_size == 2)
+
+
 def train(ranks, folder):
-    """Trains with every strategy, sharded and replicated."""
+    """Trains with every strategy, sharded or replicated."""
     scene = capture()
     results = {}
-    for kind in ("default", "absgrad", "mcmc", "long-axis", "surfels"):
-        for parallel in ("shard", "replicate") if ranks.world_size > 1 else ("shard",):
-            config = configuration(kind, parallel)
-            initial = start(scene).as_surfels() if kind == "surfels" else start(scene)
-            trainer = Trainer(initial, scene.train, config, ranks)
-            counts = [trainer.advance().n_gaussians for _ in range(STEPS)]
-            shared = dict(ranks=ranks, sharded=trainer.sharded)
-            psnr = evaluate(trainer.gaussians, scene.test, background=config.background, **shared).psnr
-            results[f"{kind} {parallel}"] = {"counts": counts, "psnr": psnr, "own": len(trainer.gaussians)}
+    for kind in KINDS:
+        config = configuration(kind, "shard" if is_sharded(kind, ranks.world_size) else "replicate")
+        initial = start(scene).as_surfels() if kind == "surfels" else start(scene)
+        trainer = Trainer(initial, scene.train, config, ranks)
+        counts = [trainer.advance().n_gaussians for _ in range(STEPS)]
+        shared = dict(ranks=ranks, sharded=trainer.sharded)
+        psnr = evaluate(trainer.gaussians, scene.test, background=config.background, **shared).psnr
+        results[kind] = {"counts": counts, "psnr": psnr, "own": len(trainer.gaussians)}
     # Only one rank has a view, and there is no regularization.
     config = RunConfig(steps=3, views_per_step=1, precision="fp16", parallel="replicate", strategy=DefaultStrategy())
     trainer = Trainer(start(scene), scene.train, config, ranks)
@@ -160,10 +168,10 @@ def run_within_shards(ranks, folder):
         strategy = configuration(kind, "shard").strategy
         strategy = dataclasses.replace(strategy, cap_max=9000, **({"prune_opa": 1e-4} if kind == "default" else {}))
         config = dataclasses.replace(configuration(kind, "shard"), strategy=strategy, views_per_step=1, sky=2400)
-        config = dataclasses.replace(config, primitive="2dgs" if kind == "surfels" else "3dgs", steps=8, sh_degree=1)
+        config = dataclasses.replace(config, primitive="2dgs" if kind == "surfels" else "3dgs", steps=5, sh_degree=1)
         run = folder / f"within_{kind}"
         with RowLimit(len(scene.points) + 1):
-            runs.train(config, run, stop_after=6)
+            runs.train(config, run, stop_after=4)
             resume(run)
             n = runs.evaluate_run(run)["num_gaussians"]
         model = len(read_ply(run / "point_cloud.ply")) if ranks.is_main else 0
@@ -189,13 +197,13 @@ def train_timed_and_extended(ranks, folder):
     folders = [folder / f"{name}_{ranks.world_size}" for name in ("timed", "counted")]
 
     def configure(steps):
-        return dataclasses.replace(configuration("long-axis", "shard", 40), steps=steps)
+        return dataclasses.replace(configuration("long-axis", "shard", 24), steps=steps)
 
-    steps = runs.train(configure, folders[0], minutes=0.005)["steps"]
+    steps = runs.train(configure, folders[0], minutes=0.16 / 60)["steps"]
     runs.train(configure(steps), folders[1])
     differ = [names_that_differ(*folders)]
-    resume(folders[0], steps=40)
-    resume(folders[1], steps=40, stop_after=33)
+    resume(folders[0], steps=24)
+    resume(folders[1], steps=24, stop_after=20)
     resume(folders[1])
     return steps, [*differ, names_that_differ(*folders)], read_newest(folders[1])[1].step
 
@@ -291,7 +299,7 @@ def run_jobs(rank, world_size, folder, jobs):
     for job in jobs:
         report = folder / f"{job}_{world_size}_{rank}.json"
         try:
-            if not dist.is_initialized():
+            if world_size > 1 and not dist.is_initialized():
                 store = f"file://{folder}/{job}_{world_size}"
                 timeout = timedelta(seconds=120)
                 dist.init_process_group("gloo", store, timeout=timeout, rank=rank, world_size=world_size)
@@ -309,9 +317,14 @@ def main():
         importlib.import_module(module)
     start(capture())
     context = multiprocessing.get_context("fork")
-    for group in sys.argv[2:]:
+    for i, group in enumerate(sys.argv[2:]):
         size, _, jobs = group.partition(":")
         world_size = int(size)
+        # PyTorch's threads for GPUs do not survive forks.
+        if i == 0 and world_size == 1 and not torch.cuda.is_available():
+            run_jobs(0, 1, folder, jobs.split(","))
+            gc.freeze()
+            continue
         processes = [
             context.Process(target=run_jobs, args=(rank, world_size, folder, jobs.split(",")))
             for rank in range(world_size)

@@ -30,27 +30,32 @@ STEP = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_S
 """Variables of a task of ``srun``, without an address."""
 
 SRUN = """#!{python}
-import os, subprocess, sys
+import os, sys
+from tests.support.forked_ranks import Fork, import_all
+import_all()
+assert sys.argv[1] == "tsplat"
+command = sys.executable, "-m", *sys.argv[1:], "--device", "cpu", "--steps", "8", "--views-per-step", "2"
 size = int(os.environ["SLURM_NTASKS"])
 step = {{"SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}}
 tasks = [
-    subprocess.Popen(sys.argv[1:], env=os.environ | step | {{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}})
-    for i in range(size)
+    Fork(command, os.environ | step | {{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}}) for i in range(size)
 ]
-sys.exit(max(task.wait() for task in tasks))
-"""
-TSPLAT = """#!/bin/sh
-exec {python} -m tsplat "$@" --device cpu --steps 8 --views-per-step 2
+sys.exit(max(task.wait(300) for task in tasks))
 """
 ADOPTED = """
-import sys
+import os, sys
+from tests.support.forked_ranks import import_all
+import_all()
 import torch.distributed as dist
 from tsplat.cli import main
-rank, folder, *arguments = sys.argv[1:]
-dist.init_process_group("gloo", "file://" + folder + "/store", rank=int(rank), world_size=2)
+folder, *arguments = sys.argv[1:]
+rank = int(os.fork() == 0)
+dist.init_process_group("gloo", "file://" + folder + "/store", rank=rank, world_size=2)
 status = main(arguments)
 assert dist.is_initialized()
 dist.destroy_process_group()
+if rank == 0:
+    status = max(status, os.waitstatus_to_exitcode(os.wait()[1]))
 sys.exit(status)
 """
 RECIPES = ROOT / "docs" / "distributed.md"
@@ -214,7 +219,6 @@ def test_restarted_ranks_resume_their_own_run_only(folder, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path):
     write_program(tmp_path / "bin" / "srun", SRUN)
-    write_program(tmp_path / "bin" / "tsplat", TSPLAT)
     # What sbatch sets, in which the script itself is not a task.
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     variables = {
@@ -229,12 +233,8 @@ def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path):
     assert "2 ranks with sharded Gaussians" in done.stdout
 
     arguments = ["train", str(folder), "--out", str(tmp_path / "adopted"), "--device", "cpu", "--steps", "8"]
-    commands = [
-        [sys.executable, "-c", ADOPTED, str(rank), str(tmp_path), *arguments, "--views-per-step", "2"]
-        for rank in range(2)
-    ]
-    processes = [subprocess.Popen(command, env=rank_environment()) for command in commands]
-    assert [process.wait(300) for process in processes] == [0, 0]
+    command = [sys.executable, "-c", ADOPTED, str(tmp_path), *arguments, "--views-per-step", "2"]
+    subprocess.run(command, env=rank_environment(), timeout=300, check=True)
     slurm, adopted = (read_newest(tmp_path / name)[1] for name in ("slurm", "adopted"))
     assert json.loads((tmp_path / "adopted" / "metrics.json").read_text())["ranks"] == 2
     assert slurm.step == adopted.step == 8
@@ -270,7 +270,7 @@ def test_lost_machine_is_left_out_by_torchrun(folder, tmp_path):
     port = free_port()
     run = tmp_path / "run"
     variables = {"SCENE": str(folder), "RUN": str(run), "MACHINE": f"localhost:{port}"}
-    script = recipe("--rdzv-endpoint").replace("torchrun", f"exec {sys.executable} -m torch.distributed.run")
+    script = recipe("--rdzv-endpoint").replace("torchrun", f"exec {sys.executable} -m tests.support.forked_ranks")
     script = script.replace("--nproc-per-node 4", "--nproc-per-node 2").replace("MACHINE:29500", '"$MACHINE"')
     script = script.rstrip() + " --device cpu --steps 24 --save-every 3 --keep 20"
     agents = []

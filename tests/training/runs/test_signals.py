@@ -22,6 +22,7 @@ from tests.support.forks import Forks
 from tests.support.signal_worker import EVAL_EVERY, SAVE_EVERY, STEPS
 from tests.support.train_worker import capture
 from tests.support.waiting import wait_for
+from tsplat import cli
 from tsplat.errors import FileError
 from tsplat.support.locks import lock_folder
 from tsplat.training import read_newest
@@ -238,32 +239,26 @@ def test_command_ends_within_seconds_of_sigterm(scene, tmp_path):
     assert error.decode() == message
 
 
-def test_two_trainings_in_one_folder(scene, tmp_path):
+def test_two_trainings_in_one_folder(scene, tmp_path, capsys):
     run = tmp_path / "run"
     with subprocess.Popen(train_command(scene, run), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         for line in process.stdout:
             if line.startswith(b"step "):
                 break
-        second = subprocess.run(train_command(scene, run), capture_output=True, text=True, check=False)
-        assert second.returncode == 2
+        process.send_signal(signal.SIGSTOP)
+        assert cli.main(train_command(scene, run)[3:]) == 2
         message = rf"tsplat: error: {run}: in use by process {process.pid} on .*; wait for it, or choose another folder"
-        assert re.fullmatch(message + "\n", second.stderr), second.stderr
+        error = capsys.readouterr().err
+        assert re.fullmatch(message + "\n", error), error
+        # Nor can the run be resumed twice.
+        assert cli.main(["train", "--resume", str(run)]) == 2
+        assert capsys.readouterr().err.count("in use by process") == 1
         process.kill()
         process.communicate()
     # SIGKILL leaves the lock, which the next run replaces.
     assert (run / "lock").exists()
-    command = [*train_command(scene, run), "--stop-after", "2"]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert cli.main([*train_command(scene, run)[3:], "--stop-after", "2"]) == 0
     assert not (run / "lock").exists()
-    # Nor can the run be resumed twice.
-    command = [sys.executable, "-m", "tsplat", "train", "--resume", str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        for line in process.stdout:
-            if line.startswith(b"step "):
-                break
-        second = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (second.returncode, second.stderr.count("in use by process")) == (2, 1)
-        process.kill()
 
 
 def test_closing_the_terminal_saves_the_run(scene, tmp_path):
@@ -284,10 +279,10 @@ def test_closing_the_terminal_saves_the_run(scene, tmp_path):
 
 def test_training_continues_when_nobody_reads_its_output(scene, tmp_path):
     run = tmp_path / "run"
-    command = [*train_command(scene, run), "--stop-after", "40"]
+    command = [*train_command(scene, run), "--stop-after", "12"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.stdout.close()
         error = process.stderr.read()
     assert (process.returncode, error) == (0, "")
-    assert read_newest(run)[1].step == 40
+    assert read_newest(run)[1].step == 12
