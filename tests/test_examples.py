@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from tests.support.captures import write_colmap
+from tests.support.forked_ranks import MODULES
+from tests.support.forks import Forks
 from tests.support.paths import ROOT
 from tsplat.scene import procedural_capture
 
@@ -18,7 +20,7 @@ NAMES = [path.stem for path in EXAMPLES]
 
 SMALL = {
     "camera_pose_refinement": {"STEPS": 60},
-    "depth_supervision": {"STEPS": 40},
+    "depth_supervision": {"STEPS": 25},
     "export_and_view": {"STEPS": 50, "FRAMES": 3},
     "feature_distillation": {"STEPS": 60},
     "fit_image": {"STEPS": 30},
@@ -40,6 +42,14 @@ import runpy, sys, warnings
 warnings.simplefilter("error")
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """Processes with all that examples import."""
+    forks = Forks(("matplotlib.pyplot", *MODULES))
+    yield forks
+    forks.close()
 
 
 def small_form(name, folder, **constants):
@@ -76,7 +86,7 @@ def test_example_runs(forks, name, tmp_path):
 
 @pytest.mark.slow
 def test_training_with_the_default_strategy(forks, tmp_path):
-    printed = run(forks, small_form("train_from_photographs", tmp_path, STRATEGY="default", STEPS=80))
+    printed = run(forks, small_form("train_from_photographs", tmp_path, STRATEGY="default", STEPS=50))
     assert "Gaussians" in printed
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from tests.support.plain_results import simplify
 from tests.support.train_worker import capture
 from tsplat import cli
 from tsplat.strategies import MCMCStrategy
@@ -58,6 +59,7 @@ def inject(kind, step, time_file):
 def main():
     run, kind, victim, step, timeout = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
     torch.set_num_threads(1)
+    simplify()
     heartbeat.TIMEOUT = timeout
     heartbeat.INTERVAL = min(heartbeat.INTERVAL, timeout / 4)
     runs.read_run_capture = lambda config, device, *_: capture()

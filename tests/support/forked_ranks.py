@@ -25,7 +25,7 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Fork:
-    """A forked process that runs ``python [-u] [-m] NAME ARGUMENTS``; has the methods of Popen that the launcher calls."""
+    """A forked process that runs ``python [-m] NAME ARGUMENTS``; has the methods of Popen that the launcher calls."""
 
     def __init__(self, arguments, environment):
         python, *arguments = (argument for argument in arguments if argument != "-u")

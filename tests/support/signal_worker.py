@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from tests.support.plain_results import simplify
 from tests.support.train_worker import capture
 from tsplat import cli
 from tsplat.strategies import MCMCStrategy
@@ -47,6 +48,7 @@ def send(run, signum, where, count):
 def main():
     run, arguments = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
+    simplify()
     runs.read_run_capture = lambda config, device, *_: capture()
     if arguments and os.environ.get("RANK", "0") == "0":
         send(run, getattr(signal, arguments[0]), arguments[1], int(arguments[2]))

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.allocations import RowLimit
+from tests.support.plain_results import simplify
 from tsplat.scene import Gaussians, model_rows, procedural_capture, read_ply
 from tsplat.stages import capacity
 from tsplat.stages.process_group import RankGroup
@@ -316,6 +317,7 @@ def main():
     for module in ("torch._dynamo", "torch.distributed.checkpoint", "tsplat.kernels"):
         importlib.import_module(module)
     start(capture())
+    simplify()
     context = multiprocessing.get_context("fork")
     for i, group in enumerate(sys.argv[2:]):
         size, _, jobs = group.partition(":")
