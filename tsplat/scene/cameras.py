@@ -60,7 +60,7 @@ class Camera:
         return dataclasses.replace(self, **tensors)
 
 
-def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Projects points without the distortion of the lens, by the first pose of a rolling shutter.
 
     Args:
@@ -68,8 +68,8 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
         points: [P, 3], world frame.
 
     Returns:
-        Pixels [..., P, 2]; depths [..., P]: z, or r / atan2(r, z) with a fisheye lens, where r is the distance from the
-        optical axis; and which points have a positive depth and are inside the image [..., P] bool.
+        Pixels, x and y, each [..., P]; depths [..., P]: z, or r / atan2(r, z) with a fisheye lens, where r is the
+        distance from the optical axis; and which points have a positive depth and are inside the image [..., P] bool.
     """
     viewmat, K = camera.viewmat.to(points), camera.K.to(points)[..., None]
     x, y, z = (viewmat[..., :3, :3] @ points.T + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
@@ -80,7 +80,7 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
     scale = 1.0 if camera.model == "ortho" else depths
     u, v = K[..., 0, 0, :] * x / scale + K[..., 0, 2, :], K[..., 1, 1, :] * y / scale + K[..., 1, 2, :]
     inside = (depths > 0) & (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
-    return torch.stack([u, v], -1), depths, inside
+    return u, v, depths, inside
 
 
 def rasterization_arguments(

@@ -57,7 +57,7 @@ def harmless_lengths(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
         n = max(1, BLOCK // max(1, len(means)))
         for viewmat, K in zip(*(torch.split(matrix, n) for matrix in matrices)):
             camera = dataclasses.replace(group[0], viewmat=viewmat, K=K)
-            _, depths, sees = project_points(camera, means)
+            *_, depths, sees = project_points(camera, means)
             scale = 1.0 if camera.model == "ortho" else depths
             lengths = max(camera.width, camera.height) / K[:, :1, 0] * scale
             counts += sees.sum(0)

@@ -206,10 +206,10 @@ def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
         points, members: [P, 3] fp64, world frame, and [B, P] bool, to which blocks they belong.
     """
     rows = max(1, round(CELLS * camera.height / camera.width))
-    pixels, depths, inside = project_points(camera, points)
+    *pixels, depths, inside = project_points(camera, points)
     visible = inside.nonzero().squeeze(1)
-    pixels, depths = pixels[visible], depths[visible]
-    x, y = (pixels * pixels.new_tensor([CELLS / camera.width, rows / camera.height])).long().unbind(-1)
+    depths = depths[visible]
+    x, y = ((p[visible] * factor).long() for p, factor in zip(pixels, (CELLS / camera.width, rows / camera.height)))
     cells = y.clamp_max(rows - 1) * CELLS + x.clamp_max(CELLS - 1)
     nearest = torch.full((CELLS * rows,), math.inf, dtype=depths.dtype).scatter_reduce(0, cells, depths, "amin")
     shown = visible[depths == nearest[cells]]
@@ -244,7 +244,7 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
     inside = plan.contains(block, capture.points, expanded=True)
     seen = torch.zeros_like(inside)
     for view in train:
-        seen |= project_points(view.camera, capture.points)[2]
+        seen |= project_points(view.camera, capture.points)[-1]
     around = (seen & ~inside).nonzero().squeeze(1)
     order = torch.randperm(len(around), generator=torch.Generator().manual_seed(seed)).to(around.device)
     n_inside = int(inside.sum())
