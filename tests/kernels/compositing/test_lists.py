@@ -178,6 +178,21 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
         assert torch.equal(listed[:used].int(), lists.ids[:used])
 
 
+@pytest.mark.parametrize(("width", "height"), [(8, 8), (4, 4)])
+def test_margin_follows_the_last_entry_of_a_capacity(width, height):
+    from tsplat.kernels.compositing.lists import MARGIN
+
+    splats, grid = _splats(50, 1), TileGrid.cover(1, WIDTH, HEIGHT, 8)
+    exact = _intersections(splats, 0, [50, 0, 33], 1)
+    more = torch.cat([exact.flatten_ids, torch.full((MARGIN.value + 9,), 7, dtype=torch.int32)])
+    padded = exact._replace(flatten_ids=more, needed=torch.zeros(3, dtype=torch.int64))
+    expected, lists = (_list_parts(splats, each, grid, width, height) for each in (exact, padded))
+    used = int(expected.offsets[-1])
+    assert torch.equal(lists.offsets, expected.offsets)
+    assert torch.equal(lists.ids[:used], expected.ids)
+    assert not lists.ids[used : used + MARGIN.value].any()
+
+
 @pytest.mark.parametrize("tile_size", [8, 16])
 def test_lists_in_fp64(tile_size):
     splats = _splats(70, 3, torch.float64)
@@ -248,7 +263,7 @@ def test_empty_band_has_empty_lists():
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-@pytest.mark.parametrize("unread", [0, 106 * 2])
+@pytest.mark.parametrize("unread", [0, 106 * 2 - 1, 106 * 2])
 def test_chunks_cover_long_lists(chunk, unread):
     from tsplat.kernels.compositing.lists import CUT
 
@@ -259,7 +274,7 @@ def test_chunks_cover_long_lists(chunk, unread):
     for length, count in zip(lists.offsets.diff().tolist(), counts):
         assert count == (math.ceil(length / chunk) if length > CUT * chunk else 0)
     more = [len(counts) - 1] * (lists.n_chunks - sum(counts))
-    assert bool(more) == (unread > 0)
+    assert bool(more) == (unread == 106 * 2)
     assert lists.chunk_lists.tolist() == [index for index, count in enumerate(counts) for _ in range(count)] + more
     assert lists.chunk_transmittances.shape == (lists.n_chunks, 32)
     assert lists.chunk_colors.shape == (lists.n_chunks, 1, 32)
