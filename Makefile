@@ -3,8 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
-# Triton decides at import whether to interpret kernels, so these tests need processes of their own.
-INTERPRET = TRITON_INTERPRET=1 $(PYTEST) -m interpreter tests/kernels
+# Triton decides at import whether to interpret kernels, so these few tests need a process of their own.
+INTERPRET = TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreter tests/kernels
 MINUTES ?= 5
 # The oldest versions that pyproject.toml allows, and the newest.
 VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0

@@ -217,7 +217,11 @@ def test_gradients_match_finite_differences(rasterize_mode, render_mode, sh_degr
     names = [name for name in scenes.DIFFERENTIABLE if scene[name] is not None]
     decisions = reference.rasterize(**scene, render_mode=render_mode, rasterize_mode=rasterize_mode).decisions
 
+    channels = 1 if render_mode == "D" else len(render_mode.split("+")) + 2
+    weights = torch.randn(3, 2, 4, 5, channels + 1, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
+
     def images(*tensors):
+        """Three random sums of all pixels."""
         # With fixed decisions, finite differences do not cross a threshold.
         truth = reference.rasterize(
             **(scene | dict(zip(names, tensors))),
@@ -225,7 +229,7 @@ def test_gradients_match_finite_differences(rasterize_mode, render_mode, sh_degr
             rasterize_mode=rasterize_mode,
             decisions=decisions,
         )
-        return truth.colors, truth.alphas
+        return (torch.cat([truth.colors, truth.alphas], -1) * weights).sum((1, 2, 3, 4))
 
     inputs = tuple(scene[name].clone().requires_grad_() for name in names)
     assert torch.autograd.gradcheck(images, inputs, eps=1e-6, atol=1e-6, rtol=1e-5)

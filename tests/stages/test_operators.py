@@ -55,8 +55,13 @@ def differentiate(function, scene, **options):
     return [total, *torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)], meta
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("structure", "options"), CASES)
+@pytest.mark.parametrize(
+    ("structure", "options", "backend"),
+    [
+        pytest.param(*case, ("triton", "torch")[i % 2], marks=[pytest.mark.triton] * (1 - i % 2))
+        for i, case in enumerate(CASES)
+    ],
+)
 def test_graphs_give_the_bits_of_eager_calls(structure, options, backend):
     scene = make(structure)
     if options.get("render_mode") != "D":
