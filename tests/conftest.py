@@ -62,8 +62,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         # Tests that share a fixture run in one process (with --dist loadgroup), so that it is set up once.
         shared = [name for name in item.fixturenames if _scope(item, name) == "module"]
-        if "rank_results" in item.fixturenames:  # minutes of training by several ranks, for the whole session
-            item.add_marker(pytest.mark.xdist_group("rank_results"))
+        # Once for the whole session: training by several ranks, and a process with all imports that training needs.
+        session = [name for name in ("rank_results", "training_forks") if name in item.fixturenames]
+        if session:
+            item.add_marker(pytest.mark.xdist_group(session[0]))
         elif shared and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared[0]}"))
 
@@ -83,6 +85,16 @@ def _scope(item, fixture):
 def forks():
     """Runs code in new processes; see :class:`Forks`."""
     forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def training_forks():
+    """Runs code in new processes that have imported what examples, and ranks of a training, import."""
+    from tests.support.forked_ranks import MODULES
+
+    forks = Forks(("matplotlib.pyplot", *MODULES))
     yield forks
     forks.close()
 

@@ -10,8 +10,6 @@ import sys
 import pytest
 
 from tests.support.captures import write_colmap
-from tests.support.forked_ranks import MODULES
-from tests.support.forks import Forks
 from tests.support.paths import ROOT
 from tsplat.scene import procedural_capture
 
@@ -38,18 +36,11 @@ LINES = {"fit_image": 40, "train_from_photographs": 60}
 MAX_LINES = 110
 
 RUN = """
-import runpy, sys, warnings
+import matplotlib, runpy, sys, warnings
+matplotlib.use("Agg")
 warnings.simplefilter("error")
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
-
-
-@pytest.fixture(scope="module")
-def forks():
-    """Processes with all that examples import."""
-    forks = Forks(("matplotlib.pyplot", *MODULES))
-    yield forks
-    forks.close()
 
 
 def small_form(name, folder, **constants):
@@ -63,10 +54,10 @@ def small_form(name, folder, **constants):
     return path
 
 
-def run(forks, path):
+def run(training_forks, path):
     """Runs a script in its folder; a warning is an error, and showing a window would be one."""
-    environment = os.environ | {"MPLBACKEND": "Agg", "DISPLAY": ":0"}
-    result = forks.run(RUN, path, cwd=path.parent, environment=environment)
+    environment = os.environ | {"DISPLAY": ":0"}
+    result = training_forks.run(RUN, path, cwd=path.parent, environment=environment)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stderr == ""
     return result.stdout
@@ -74,35 +65,35 @@ def run(forks, path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "many_gpus"])
-def test_example_runs(forks, name, tmp_path):
+def test_example_runs(training_forks, name, tmp_path):
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("matplotlib")
     path = small_form(name, tmp_path)
-    assert run(forks, path), "an example prints what it found"
+    assert run(training_forks, path), "an example prints what it found"
     for figure in re.findall(r'savefig\("(.*)"\)', path.read_text()):
         with image.open(tmp_path / figure) as shown:
             assert len(shown.convert("RGB").resize((64, 64)).getcolors(4096)) > 100, f"{figure} shows little"
 
 
 @pytest.mark.slow
-def test_training_with_the_default_strategy(forks, tmp_path):
-    printed = run(forks, small_form("train_from_photographs", tmp_path, STRATEGY="default", STEPS=50))
+def test_training_with_the_default_strategy(training_forks, tmp_path):
+    printed = run(training_forks, small_form("train_from_photographs", tmp_path, STRATEGY="default", STEPS=50))
     assert "Gaussians" in printed
 
 
 @pytest.mark.slow
-def test_training_from_photographs_on_disk(forks, tmp_path):
+def test_training_from_photographs_on_disk(training_forks, tmp_path):
     capture = procedural_capture(160, 120, n_train=15, n_test=1, n_points=300, supersampling=1)
     scene = write_colmap(tmp_path / "scene", capture.train, capture.points)
-    printed = run(forks, small_form("train_from_photographs", tmp_path, SCENE=str(scene), STEPS=100))
+    printed = run(training_forks, small_form("train_from_photographs", tmp_path, SCENE=str(scene), STEPS=100))
     assert "300 -> " in printed
 
 
 @pytest.mark.slow
-def test_one_and_two_ranks(forks, tmp_path):
+def test_one_and_two_ranks(training_forks, tmp_path):
     """Two ranks render the same images as one before training, each with half of the Gaussians."""
     path = small_form("many_gpus", tmp_path)
-    alone = run(forks, path)
+    alone = run(training_forks, path)
     assert "rank 0 of 1: 4000 of 4000 Gaussians" in alone
     command = [sys.executable, "-m", "tests.support.forked_ranks", "--standalone", "--nproc-per-node", "2", str(path)]
     result = subprocess.run(

@@ -19,7 +19,7 @@ GSPLAT_DEFAULTS = dict(
     radial_coeffs=None, tangential_coeffs=None, thin_prism_coeffs=None, ftheta_coeffs=None,
     rolling_shutter=tsplat.RollingShutterType.GLOBAL, viewmats_rs=None,
 )  # fmt: skip
-EXAMPLES = {"triton": 40, "torch": 150}
+EXAMPLES = {"triton": 40, "torch": 80}
 STRUCTURE = scenes.Structure(n=12, cameras=2, width=20, height=18, sh_degree=2, seed=7)
 
 

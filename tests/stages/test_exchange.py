@@ -19,7 +19,7 @@ if not dist.is_available() or not dist.is_gloo_available():
 
 RANKS = 4
 JOBS = ("equality", "surfels", "disagreements", "rejections", "release", "destruction", "volume", "timeout", "death")
-CASES = int(os.environ.get("TSPLAT_DISTRIBUTED_CASES", "40"))
+CASES = int(os.environ.get("TSPLAT_DISTRIBUTED_CASES", "25"))
 SEED = int(os.environ.get("TSPLAT_DISTRIBUTED_SEED", "0"))
 LIMIT = 300
 

@@ -214,9 +214,10 @@ def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) 
 def _opencv(a: Tensor, b: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """OpenCV's distortion of a = x / z and b = y / z, and its radial factor."""
     r2 = a * a + b * b
-    gain = (1 + k[0] * r2 + k[1] * r2**2 + k[2] * r2**3) / (1 + k[3] * r2 + k[4] * r2**2 + k[5] * r2**3)
-    bent_a = a * gain + 2 * k[6] * a * b + k[7] * (r2 + 2 * a * a) + k[8] * r2 + k[9] * r2**2
-    bent_b = b * gain + k[6] * (r2 + 2 * b * b) + 2 * k[7] * a * b + k[10] * r2 + k[11] * r2**2
+    gain = (1 + r2 * (k[0] + r2 * (k[1] + r2 * k[2]))) / (1 + r2 * (k[3] + r2 * (k[4] + r2 * k[5])))
+    mixed = 2 * a * b
+    bent_a = a * gain + k[6] * mixed + k[7] * (r2 + 2 * a * a) + r2 * (k[8] + r2 * k[9])
+    bent_b = b * gain + k[6] * (r2 + 2 * b * b) + k[7] * mixed + r2 * (k[10] + r2 * k[11])
     return bent_a, bent_b, gain
 
 

@@ -17,8 +17,6 @@ import torch.distributed as dist
 
 from tests.support.captures import write_colmap
 from tests.support.fault_worker import STEPS
-from tests.support.forked_ranks import MODULES
-from tests.support.forks import Forks
 from tests.support.train_worker import capture
 from tsplat import ArgumentError, cli
 from tsplat.training import read_checkpoint, read_newest, resume
@@ -61,14 +59,6 @@ def faults():
     return [(kind, world_size, rng.randrange(world_size), rng.randrange(7, STEPS - 2)) for kind, world_size in kinds]
 
 
-@pytest.fixture(scope="module")
-def launcher_forks():
-    """Processes with everything imported that ranks need, which can fork."""
-    forks = Forks(MODULES)
-    yield forks
-    forks.close()
-
-
 def launch_with_fault(forks, run, kind, world_size, victim, step):
     """Launches ranks, one of which fails. Returns the exit status, the output and the seconds until the end."""
     arguments = [run, kind, victim, step, HEARTBEAT_TIMEOUT]
@@ -83,10 +73,10 @@ def launch_with_fault(forks, run, kind, world_size, victim, step):
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 @pytest.mark.parametrize(("kind", "world_size", "victim", "step"), faults())
 def test_failing_rank_ends_the_run_which_can_be_resumed(
-    kind, world_size, victim, step, tmp_path, monkeypatch, launcher_forks
+    kind, world_size, victim, step, tmp_path, monkeypatch, training_forks
 ):
     run = tmp_path / "run"
-    status, output, seconds = launch_with_fault(launcher_forks, run, kind, world_size, victim, step)
+    status, output, seconds = launch_with_fault(training_forks, run, kind, world_size, victim, step)
     assert status != 0, output
     assert seconds < 60
     expected = {
@@ -112,8 +102,8 @@ def test_failing_rank_ends_the_run_which_can_be_resumed(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path, launcher_forks):
-    status, output, _ = launch_with_fault(launcher_forks, tmp_path / "run", "interrupted", 3, 1, 10)
+def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path, training_forks):
+    status, output, _ = launch_with_fault(training_forks, tmp_path / "run", "interrupted", 3, 1, 10)
     assert status == 128 + signal.SIGINT, output[-3000:]
     assert "SIGINT was forwarded to all ranks" in output
     match = re.search(rf"stopped after (\d+) of {STEPS} steps", output)
@@ -122,7 +112,7 @@ def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path, launcher_forks):
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_command_resumes_with_another_number_of_ranks(tmp_path, launcher_forks):
+def test_command_resumes_with_another_number_of_ranks(tmp_path, training_forks):
     scene, run = capture(), tmp_path / "run"
     folder = write_colmap(tmp_path / "scene", [*scene.train, *scene.test], scene.points)
 
@@ -138,7 +128,7 @@ def test_command_resumes_with_another_number_of_ranks(tmp_path, launcher_forks):
     output, metrics, config = results(subprocess.run(command, capture_output=True, text=True, timeout=150, check=False))
     assert "2 ranks with sharded Gaussians; 1 views per rank and step" in output
     assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (2, 4, 2)
-    output, metrics, config = results(launcher_forks.run(COMMAND, "train", "--resume", run, "--ranks", 3, timeout=150))
+    output, metrics, config = results(training_forks.run(COMMAND, "train", "--resume", run, "--ranks", 3, timeout=150))
     assert "3 ranks with sharded Gaussians; 0 or 1 views per rank and step" in output
     assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (3, 8, 2)
     # Every rank writes the held-out views that it rendered, and rank 0 one contact sheet of all.

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.support.pages import Page, run_browser
+from tests.support.plain_results import simplify
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
@@ -161,7 +162,8 @@ def test_views_of_the_table_link_to_their_images(page):
     assert [badge[2] for badge in parsed.of("span", class_="badge")] == ["median", "worst", "best"]
 
 
-def test_configuration_shows_what_differs_from_the_preset(page):
+def test_configuration_shows_what_differs_from_the_preset(page, monkeypatch):
+    simplify(monkeypatch.setattr)
     parsed = Page(render_page(page))
     text = parsed.of("section")[5][2]
     shown, everything = text.split("settings", 1)

@@ -88,9 +88,9 @@ def test_each_checkpoint_is_verified_once(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_processes_lose_no_checkpoint(tmp_path, forks):
+def test_killed_processes_lose_no_checkpoint(tmp_path, training_forks):
     code = "from tests.support.kill_saving import main; main()"
-    process = forks.run(code, tmp_path, N_KILLS, timeout=300)
+    process = training_forks.run(code, tmp_path, N_KILLS, timeout=300)
     assert process.returncode == 0, process.stderr[-2000:]
     n_killed, n_interrupted = (int(word) for word in process.stdout.split() if word.isdecimal())
     assert n_killed == N_KILLS

@@ -17,8 +17,6 @@ import torch
 import torch.distributed as dist
 
 from tests.support.captures import write_colmap
-from tests.support.forked_ranks import MODULES
-from tests.support.forks import Forks
 from tests.support.signal_worker import EVAL_EVERY, SAVE_EVERY, STEPS
 from tests.support.train_worker import capture
 from tests.support.waiting import wait_for
@@ -95,14 +93,6 @@ SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT", "SIGKILL")
 N_RANDOM = int(os.environ.get("TSPLAT_SIGNAL_MOMENTS", "0"))
 MOMENTS += [random_moment(seed, RENDERS) for seed in range(N_RANDOM)]
 RANK_MOMENTS += [random_moment(seed, (RENDERS + 1) // 2) for seed in range(N_RANDOM)]
-
-
-@pytest.fixture(scope="module")
-def training_forks():
-    """Processes with everything imported that runs need."""
-    forks = Forks(MODULES)
-    yield forks
-    forks.close()
 
 
 def results(run):
