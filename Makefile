@@ -30,7 +30,7 @@ demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a
 quick: lint ## lint, types and the fast tests: about a minute on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
-test: lint ## lint, types and all tests: about 20 minutes on two cores
+test: lint ## lint, types and all tests: about a quarter of an hour on two cores
 	$(INTERPRET)
 	$(PYTEST) -m "not interpreter"
 

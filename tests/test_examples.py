@@ -4,8 +4,6 @@ import ast
 import importlib
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -40,6 +38,13 @@ import matplotlib, runpy, sys, warnings
 matplotlib.use("Agg")
 warnings.simplefilter("error")
 runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+TORCHRUN = """
+from tests.support.forked_ranks import fork_ranks
+from torch.distributed.run import main
+fork_ranks()
+main()
 """
 
 
@@ -95,15 +100,8 @@ def test_one_and_two_ranks(training_forks, tmp_path):
     path = small_form("many_gpus", tmp_path)
     alone = run(training_forks, path)
     assert "rank 0 of 1: 4000 of 4000 Gaussians" in alone
-    command = [sys.executable, "-m", "tests.support.forked_ranks", "--standalone", "--nproc-per-node", "2", str(path)]
-    result = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
+    arguments = ["--standalone", "--nproc-per-node", 2, path]
+    result = training_forks.run(TORCHRUN, *arguments, cwd=tmp_path, timeout=240)
     assert result.returncode == 0, result.stderr[-3000:]
     for rank in (0, 1):
         assert f"rank {rank} of 2: 2000 of 4000 Gaussians" in result.stdout

@@ -44,8 +44,6 @@ sys.exit(max(task.wait(300) for task in tasks))
 """
 ADOPTED = """
 import os, sys
-from tests.support.forked_ranks import import_all
-import_all()
 import torch.distributed as dist
 from tsplat.cli import main
 folder, *arguments = sys.argv[1:]
@@ -217,7 +215,7 @@ def test_restarted_ranks_resume_their_own_run_only(folder, tmp_path, monkeypatch
 
 @needs_gloo
 @pytest.mark.slow
-def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path):
+def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path, training_forks):
     write_program(tmp_path / "bin" / "srun", SRUN)
     # What sbatch sets, in which the script itself is not a task.
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -233,8 +231,8 @@ def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path):
     assert "2 ranks with sharded Gaussians" in done.stdout
 
     arguments = ["train", str(folder), "--out", str(tmp_path / "adopted"), "--device", "cpu", "--steps", "8"]
-    command = [sys.executable, "-c", ADOPTED, str(tmp_path), *arguments, "--views-per-step", "2"]
-    subprocess.run(command, env=rank_environment(), timeout=300, check=True)
+    process = training_forks.run(ADOPTED, tmp_path, *arguments, "--views-per-step", 2, timeout=300)
+    assert process.returncode == 0, process.stderr
     slurm, adopted = (read_newest(tmp_path / name)[1] for name in ("slurm", "adopted"))
     assert json.loads((tmp_path / "adopted" / "metrics.json").read_text())["ranks"] == 2
     assert slurm.step == adopted.step == 8
