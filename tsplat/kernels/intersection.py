@@ -23,12 +23,9 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import constant, det2, load_tuple, search_starts
-from .launch import Int, Launch, fix, is_compiled_for_cpu, kernel, planned
+from .launch import UNREAD, Int, Launch, fix, is_compiled_for_cpu, kernel, planned
 
 BLOCK = 128
-
-UNREAD = 2**16
-"""Spans that have room without waiting for their number, if there may be no more."""
 
 
 @triton.jit

@@ -61,6 +61,9 @@ FEATURES_HELD = 6
 FEATURES_MIN = 16
 """Number of channels from which matrix products cost fewer instructions than channels one by one."""
 
+UNREAD = 2**16
+"""Sizes that are at most so large have as much room as they may need, instead of being read from the device."""
+
 PLANS_MAX = 256
 """Number of settings for which a function keeps what it planned."""
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Intersections, PartLists
 from ..device_math import popcount, search_starts
-from ..launch import Int, Launch, PartShape, approximate, fix, has_ptx, kernel, planned
+from ..launch import UNREAD, Int, Launch, PartShape, approximate, fix, has_ptx, kernel, planned
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
-from .sizes import CUT, UNREAD, limit_starts, most_chunks
+from .sizes import CUT, limit_starts, most_chunks
 from .walk_steps import OPACITY, Band
 
 BLOCK = 128

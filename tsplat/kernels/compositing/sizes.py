@@ -16,9 +16,6 @@ BLOCK = 128
 CUT = 1.5
 """Lists longer than this many chunks are cut."""
 
-UNREAD = 2**16
-"""Entries of lists that have room without waiting for their number, if there may be no more."""
-
 
 @kernel
 def _limit_kernel(

@@ -147,7 +147,7 @@ def _locate(record, pixel):
     on_disc = tl.fma(s0, s0, s1 * s1)
     x = pixel[0] - record[9]
     y = pixel[1] - record[10]
-    on_image = SHARPNESS * tl.fma(x, x, y * y)
+    on_image = tl.fma(x, x, y * y) * SHARPNESS
     # False if NaN.
     is_nearer = on_disc <= on_image
     square = tl.where(is_nearer, on_disc, on_image)
@@ -219,7 +219,7 @@ def _finish(sums, shape, opacity):
         row_x = row_x + ((m[3] * u - m[2] * v) * inverse,)
         row_y = row_y + ((m[0] * v - m[1] * u) * inverse,)
         row_z = row_z + (third[k] / safe[8] - x * row_x[k] - y * row_y[k],)
-    v_mean = (SHARPNESS * sums[8], SHARPNESS * sums[9])
+    v_mean = (sums[8] * SHARPNESS, sums[9] * SHARPNESS)
     return v_mean, row_x + row_y + row_z, tl.where(opacity > 0.0, sums[0] / opacity, 0.0)
 
 
