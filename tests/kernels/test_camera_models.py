@@ -79,6 +79,25 @@ def test_fisheye_in_fp32_is_accurate_at_every_angle(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_fisheye_rounds_pixels_as_little_as_the_arctangent(backend):
+    """Root mean square: less than half an epsilon, as differences between sigma points amplify it."""
+    random = torch.rand(4096, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theta, phi, distance = (random * torch.tensor([1.3, 1.3, 4.0]) + torch.tensor([0.1, 0.1, 1.0])).unbind(-1)
+    means = torch.stack([theta.sin() * phi.cos(), theta.sin() * phi.sin(), theta.cos()], -1) * distance[:, None]
+    means, K = means.float(), torch.diag(torch.tensor([300.0, 300, 1]))  # no center, which would round pixels
+    quats, scales = torch.eye(4)[:1].expand(4096, 4), torch.full((4096, 3), 0.01)
+    options = dict(camera_model="fisheye", backend=backend)
+    _, found, *_ = tsplat.fully_fused_projection(
+        means, None, quats, scales, torch.eye(4)[None], K[None], 500, 500, **options
+    )
+    x, y, z = means.double().unbind(-1)
+    radius = torch.hypot(x, y)
+    exact = 300 * torch.atan2(radius, z)[:, None] / radius[:, None] * means[:, :2].double()
+    error = (found[0].double() - exact) / exact.norm(dim=-1, keepdim=True)
+    assert error.square().mean().sqrt() < 0.5 * EPSILON
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_fisheye_in_fp64_is_exact_at_every_angle(backend):
     gaussians = at_angles(torch.float64)
     for found, expected in zip(project(gaussians, backend), project(gaussians, "reference")):

@@ -63,8 +63,9 @@ def fisheye_terms(square: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     series = torch.full_like(c, FISHEYE_SERIES[-1])
     for coefficient in FISHEYE_SERIES[-2::-1]:
         series = series * (1 - 2 * c) + coefficient
-    m = -(2 * c + square * series) / 3
-    k = c - square * m
+    squared_sine = (1 - c) * (1 + c)
+    m = -(2 * c + squared_sine * series) / 3
+    k = c - squared_sine * m
     inverse = torch.where(behind, square, 1.0).rsqrt()
     turn = math.pi * inverse
     return torch.where(behind, turn - k, k), torch.where(behind, -turn * inverse * inverse - m, m)

@@ -12,8 +12,9 @@ Fisheye, with d = p / |p|, c = cos(theta) = d_z, s = sin(theta) and d' = (-d_y, 
     u = fx K d_x + cx,  J = f / |p| [c I - M d' d'^T | -(d_x, d_y)],  and N is needed for the gradient of M
 
 These quotients are smooth at the axis, but cancel there. In front of the camera, N is a polynomial in c, and
-M = -(2 c + s^2 N) / 3 and K = c - s^2 M are sums of terms of one sign. Behind the camera, K, M and N follow from those
-of the mirrored point, as theta = pi - theta'. So no angle loses precision, and there is no branch.
+M = -(2 c + s^2 N) / 3 and K = c - s^2 M are sums of terms of one sign, where s^2 = (1 - c) (1 + c): K depends less on
+the rounding of 1 / |p| if it is computed from c alone. Behind the camera, K, M and N follow from those of the mirrored
+point, as theta = pi - theta'. So no angle loses precision, and there is no branch.
 
 A camera model is a value of ``CAMERA``, with a case in each function below that takes it. The rows of a Jacobian are
 tuples of the entries that are not always zero: with ``AXIS`` 0 for the row of u and 1 for that of v, pinhole has the
@@ -73,8 +74,9 @@ def fisheye_direction(p):
     n = constant(HIGHEST, x)
     for i in tl.static_range(N_LOWER):
         n = n * x + LOWER[i]
-    m = (2.0 * c + square * n) * (-1.0 / 3.0)
-    k = c - square * m
+    squared_sine = (1.0 - c) * (1.0 + c)
+    m = (2.0 * c + squared_sine * n) * (-1.0 / 3.0)
+    k = c - squared_sine * m
     behind = p[2] < 0.0
     # On the axis behind the camera, K is infinite.
     inverse = 1.0 / tl.sqrt(tl.where(behind, square, 1.0))
