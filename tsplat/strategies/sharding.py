@@ -158,7 +158,7 @@ def select_smallest(keys: Tensor, sizes: Tensor, room: int, ranks: RankGroup | N
     keys_left, sizes_left = keys[rows], sizes[rows]
     for shift in range(63 // DIGIT * DIGIT, -1, -DIGIT):
         digits = (keys_left >> shift) & (2**DIGIT - 1)
-        ones, twos = torch.bincount(digits + ((sizes_left - 1) << DIGIT), minlength=2 << DIGIT).view(2, -1)
+        ones, twos = (torch.bincount(digits[sizes_left == size], minlength=2**DIGIT) for size in (1, 2))
         sums = ones + 2 * twos
         ends = (sums if ranks is None else ranks.all_reduce(sums)).cumsum(0)
         digit = int((ends <= left).sum())
