@@ -40,13 +40,6 @@ warnings.simplefilter("error")
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
-TORCHRUN = """
-from tests.support.forked_ranks import fork_ranks
-from torch.distributed.run import main
-fork_ranks()
-main()
-"""
-
 
 def small_form(name, folder, **constants):
     """Writes a copy of an example with other values of its constants, and returns its path."""
@@ -101,7 +94,9 @@ def test_one_and_two_ranks(training_forks, tmp_path):
     alone = run(training_forks, path)
     assert "rank 0 of 1: 4000 of 4000 Gaussians" in alone
     arguments = ["--standalone", "--nproc-per-node", 2, path]
-    result = training_forks.run(TORCHRUN, *arguments, cwd=tmp_path, timeout=240)
+    result = training_forks.run(
+        "from tests.support.forked_ranks import main; main()", *arguments, cwd=tmp_path, timeout=240
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     for rank in (0, 1):
         assert f"rank {rank} of 2: 2000 of 4000 Gaussians" in result.stdout

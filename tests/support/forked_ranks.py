@@ -87,9 +87,14 @@ def import_all():
         importlib.import_module(module)
 
 
-if __name__ == "__main__":
-    from torch.distributed.run import main
+def main():
+    """Runs torchrun with forked ranks."""
+    from torch.distributed import run as torchrun
 
     import_all()
     fork_ranks()
+    torchrun.main()
+
+
+if __name__ == "__main__":
     main()

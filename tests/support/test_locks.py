@@ -93,7 +93,6 @@ def test_damaged_lock_is_replaced(content, tmp_path):
 
 RACE = f"""{WITHOUT_TORCH}
 import time
-from tests.support.paths import WITHOUT_TORCH
 from tsplat.errors import FileError
 from tsplat.support.locks import lock_folder
 while time.time() < float(sys.argv[2]):

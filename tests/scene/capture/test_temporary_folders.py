@@ -12,7 +12,6 @@ from tsplat.scene.capture.temporary_folders import OWNER, temporary_folder
 WAITING = f"""{WITHOUT_TORCH}
 import time
 from pathlib import Path
-from tests.support.paths import WITHOUT_TORCH
 from tsplat.scene.capture.temporary_folders import temporary_folder
 from tsplat.support.interruption import exit_on_signals
 with exit_on_signals(), temporary_folder(Path(sys.argv[1])) as folder:
