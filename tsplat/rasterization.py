@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor
 
 from .config import (
-    DEPTH_ALPHA_MIN,
     Backend,
     CameraModel,
     NumericsName,
@@ -18,22 +16,19 @@ from .config import (
     UnscentedTransformParameters,
     Validate,
 )
-from .data import Cameras, Features, Splats
+from .data import Cameras, Splats
 from .stages.backend import full_precision
 from .stages.capacity import Capacity, note_need
 from .stages.compilation import eager, traceable
-from .stages.compositing import composite
-from .stages.eval3d import composite_along_rays, with_world_shapes
 from .stages.exchange import exchange, gather_cameras
-from .stages.inputs import find_harmonics
 from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of
 from .stages.meta import IN_GRAPHS, Rendering, describe_reference, describe_render
+from .stages.primitives import composite_images, with_shapes
 from .stages.projection import project
 from .stages.request import Request, Scene, check_request
 from .stages.settings import Options
-from .stages.shading import concatenate, shade
-from .stages.surfel_pixels import composite_surfels, with_normals, with_screen_gradient
+from .stages.shading import shade
 from .stages.surfels import arrange_images, check_modes
 
 if TYPE_CHECKING:
@@ -48,56 +43,21 @@ def render(request: Request) -> Rendering:
     with full_precision(request.device):
         cameras = gather_cameras(request.ranks, request.cameras, request.device)
         gaussians, cameras, centers = request.prepare(cameras)
-        # Evaluation in 3D adds to the gradients of means, too: separate, the order of that sum is that of the stages.
-        first = request.colors if options.renders_color and not options.with_eval3d else None
-        harmonics = find_harmonics(first, centers, len(request.batch), options.sh_degree)
+        harmonics = request.find_harmonics(centers)
         projected, shaded = project(gaussians, cameras, settings.projection, request.batch, harmonics)
         if request.sparse_gradients is not None:
             request.sparse_gradients.set_visible(projected)
-        features = Features(shaded, None)
-        if options.renders_color and shaded is None:
-            features = shade(gaussians.means, request.colors, centers, projected, options.sh_degree, options.backend)
-        if request.extra_signals is not None:
-            degree = options.extra_signals_sh_degree
-            extra = shade(
-                gaussians.means, request.extra_signals, centers, projected, degree, options.backend, clamp=False
-            )
-            features = concatenate(features, extra)
-        shaped, densify = projected, None
-        if options.with_eval3d:
-            shaped = with_world_shapes(projected, gaussians, settings.compositing)
-        elif options.surfels:
-            densify = torch.zeros_like(projected.means2d, requires_grad=True)
-            shaped = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
-        if shaped.normals is not None:
-            features = with_normals(features, shaped)
+        features = shade(request, gaussians.means, centers, projected, shaded)
+        shaped, features, extra = with_shapes(request, gaussians, projected, features)
         received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
         splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
         budget = request.memory_budget(splats.n_features)
         intersections = intersect(received, request.grid, settings.intersection, budget, request.explain_memory)
-        surfels, normals, size = None, None, request.image_shape
-        rest = (request.backgrounds, None, request.grid.n_images, intersections, settings.compositing)
-        if options.surfels:
-            surfels = composite_surfels(splats, *rest).view(size)
-            colors, alphas = surfels.colors, surfels.alphas
-        else:
-            rays = request.find_rays(cameras)
-            if rays is None:
-                colors, alphas, _ = composite(splats, *rest)
-            else:
-                colors, alphas, normals = composite_along_rays(splats, *rest, rays)
-            if len(request.batch):
-                colors, alphas = (t.reshape(*size, t.shape[-1]) for t in (colors, alphas))
+        images = composite_images(request, splats, intersections, cameras)
         note_need(intersections.whole, options.capacity, request.grid)
-        if options.expects_depth:
-            expected_depth = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
-            colors = torch.cat([colors[..., :-1], expected_depth], -1)
-        meta = describe_render(request, gaussians.valid, projected, received, intersections)
-        if surfels is not None:
-            meta["gradient_2dgs"], meta["render_distort"] = densify, surfels.distortions
-        if normals is not None:
-            meta["normals"] = normals.reshape(*size, 3)
-    return Rendering(colors, alphas, meta, cameras, surfels)
+        extra |= images.extra
+        meta = describe_render(request, gaussians.valid, projected, received, intersections, extra)
+    return Rendering(images.colors, images.alphas, meta, cameras, images.surfels)
 
 
 @traceable(IN_GRAPHS)

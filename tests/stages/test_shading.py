@@ -91,7 +91,7 @@ def test_colors_are_shifted_and_clamped_as_pytorch_does(backend):
     values = tsplat.spherical_harmonics(0, means[0], leaves[0][0], (radii > 0).all(-1), backend=backend)
     assert (values == -0.5).any()
     expected = (values + 0.5).clamp_min(0.0)
-    found = shading.shade(means, leaves[1], centers, projected, 0, backend).values
+    found = shading.find_features(means, leaves[1], centers, projected, 0, backend).values
     visible = (radii > 0).all(-1)
     assert torch.equal(found[visible].view(torch.int32), expected[visible].view(torch.int32))
     for image in (found, expected):

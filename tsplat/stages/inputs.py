@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from ..arguments import check_devices, check_no_grad, check_tensor, is_per_camera
+from ..arguments import check_devices, check_no_grad, check_tensor
 from ..config import CameraField
 from ..data import Cameras
 from ..errors import ArgumentError
@@ -117,13 +117,3 @@ class Harmonics(NamedTuple):
 
 
 NO_HARMONICS = Harmonics(0, None, None)
-
-
-def find_harmonics(
-    colors: Tensor | None, centers: Tensor | None, n_batch_dims: int, sh_degree: int | None
-) -> Harmonics:
-    """The coefficients that a projection can evaluate: of three channels, the same for all cameras."""
-    if colors is None or sh_degree is None or colors.shape[-1] != 3 or is_per_camera(colors, sh_degree, n_batch_dims):
-        return NO_HARMONICS
-    assert centers is not None
-    return Harmonics(sh_degree, centers.contiguous(), colors.contiguous())

@@ -99,6 +99,7 @@ def describe_render(
     projected: ProjectedGaussians,
     received: ProjectedGaussians,
     intersections: BandedIntersections,
+    extra: dict[str, Tensor],
 ) -> dict[str, Any]:
     """Returns ``meta`` as :func:`tsplat.rasterization` documents it.
 
@@ -107,6 +108,7 @@ def describe_render(
         projected: This rank's Gaussians.
         received: The Gaussians that this rank composited; ``projected`` itself on a single rank.
         intersections: Of ``received``.
+        extra: What a primitive adds.
     """
     grid = request.grid
     values: dict[str, Any] = {
@@ -118,6 +120,7 @@ def describe_render(
         "height": request.options.height,
         "n_batches": math.prod(request.batch),
         "n_cameras": request.n_cameras,
+        **extra,
     }
     if request.distributed:
         _, camera_ids, gaussian_ids = received.ids()

@@ -27,7 +27,7 @@ from .backend import launchers
 from .bundles import flatten, restore, structure
 from .compilation import plain_all, refuse_transforms
 from .eval3d import camera_rays, check_rays, given_rays
-from .inputs import check_scene, flatten_batch, flatten_batches, in_dtype
+from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import Lens, add_lens
 from .memory import MemoryBudget, check_images
 from .settings import OF_REFERENCE, PLAIN, Options, Settings, check_options
@@ -137,6 +137,17 @@ class Request(NamedTuple):
             return given_rays(self.rays)
         settings = self.settings.compositing
         return camera_rays(self.own(cameras), settings.camera, unit=settings.hits)
+
+    def find_harmonics(self, centers: Tensor | None) -> Harmonics:
+        """The spherical harmonics that projection can evaluate: of three channels, the same for all cameras."""
+        o = self.options
+        # Evaluation in 3D adds to the gradients of means, too: separate, the order of that sum is that of the stages.
+        if not o.renders_color or o.sh_degree is None or o.with_eval3d or self.colors.shape[-1] != 3:
+            return NO_HARMONICS
+        if is_per_camera(self.colors, o.sh_degree, len(self.batch)):
+            return NO_HARMONICS
+        assert centers is not None
+        return Harmonics(o.sh_degree, centers.contiguous(), self.colors.contiguous())
 
     def own(self, cameras: Cameras) -> Cameras:
         """This rank's cameras among those of all ranks."""

@@ -14,6 +14,7 @@ from ..data import Features, ProjectedGaussians
 from .autograd import apply, once_differentiable
 from .backend import full_precision, launchers
 from .compilation import eager, with_plain_tensors
+from .request import Request
 
 
 class _SphericalHarmonics(torch.autograd.Function):
@@ -86,6 +87,25 @@ def _evaluate(
 
 
 def shade(
+    request: Request, means: Tensor, centers: Tensor | None, projected: ProjectedGaussians, shaded: Tensor | None
+) -> Features:
+    """Computes the features of projected Gaussians: colors, if they are rendered, and extra signals behind them.
+
+    Args:
+        means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without spherical harmonics.
+        shaded: Colors that projection evaluated, [nnz, 3], or None.
+    """
+    o, colors = request.options, Features(shaded, None)
+    if o.renders_color and shaded is None:
+        colors = find_features(means, request.colors, centers, projected, o.sh_degree, o.backend)
+    if request.extra_signals is None:
+        return colors
+    degree = o.extra_signals_sh_degree
+    extra = find_features(means, request.extra_signals, centers, projected, degree, o.backend, clamp=False)
+    return _concatenate(colors, extra)
+
+
+def find_features(
     means: Tensor,
     colors: Tensor,
     centers: Tensor | None,
@@ -95,7 +115,7 @@ def shade(
     *,
     clamp: bool = True,
 ) -> Features:
-    """Computes the features of projected Gaussians: with ``sh_degree`` max(spherical harmonics + 0.5, 0).
+    """Computes features from colors, or with ``sh_degree`` max(spherical harmonics + 0.5, 0) from coefficients.
 
     Args:
         means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without ``sh_degree``.
@@ -116,7 +136,7 @@ def shade(
     return Features(values if clamp else values + 0.5, None)
 
 
-def concatenate(features: Features, extra: Features) -> Features:
+def _concatenate(features: Features, extra: Features) -> Features:
     """Appends the channels of extra features to those of others, row by row."""
     if features.values is None:
         return extra

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -19,9 +17,6 @@ from .projection import project
 from .request import Request
 from .settings import Options
 from .sparse_gradients import SparseGradients
-
-if TYPE_CHECKING:
-    pass
 
 
 @eager
