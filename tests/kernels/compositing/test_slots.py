@@ -45,6 +45,15 @@ def test_slots_are_those_of_entries_that_pixels_added(tile_size, width, height, 
         assert {rows_of_slots[slot] for slot in range(begin, end)} <= {row}
 
 
+def test_backward_pass_reads_the_records_of_the_forward_pass(monkeypatch):
+    from tsplat.kernels import compositing
+
+    packed, original = [], compositing.pack_records
+    monkeypatch.setattr(compositing, "pack_records", lambda *inputs: packed.append(inputs) or original(*inputs))
+    run(scenes.make(scenes.Structure(n=6, cameras=1, width=9, height=7, seed=1)), backend="triton")
+    assert len(packed) == 1
+
+
 @pytest.mark.parametrize(("tile_size", "channels"), [(4, 3), (16, 3), (16, 17)])
 def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monkeypatch):
     from tsplat.kernels import compositing
