@@ -18,6 +18,9 @@ COUNT ?= 300
 # Fewer scenes than usual do not replace recorded results.
 RECORD := $(if $(filter 300,$(COUNT)),--record)
 
+# Without bytecode, every process compiles PyTorch again, and pytest every test: 10 s for each of its workers.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test test-versions lint docs compile fuzz emulate mutants scoreboard dist clean
 
@@ -27,7 +30,7 @@ help: ## list the targets (default)
 demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
 	$(BIN)/tsplat demo --out demo
 
-quick: lint ## lint, types and the fast tests: several minutes on two cores
+quick: lint ## lint, types and the fast tests: a minute and a half on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
 test: lint ## lint, types and all tests: about a quarter of an hour on two cores

@@ -86,9 +86,10 @@ def module_of(path):
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@functools.cache
 def imports(path):
-    """Yields (line, dotted name, whether at the top of the file) of every import, with relative names resolved."""
-    tree = tree_of(path)
+    """Lists (line, dotted name, whether at the top of the file) of every import, with relative names resolved."""
+    tree, found = tree_of(path), []
     top = {id(node) for node in tree.body}
     package = ["tsplat", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(tree):
@@ -100,8 +101,8 @@ def imports(path):
             targets = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue
-        for target in targets:
-            yield node.lineno, target, id(node) in top
+        found += [(node.lineno, target, id(node) in top) for target in targets]
+    return found
 
 
 @functools.cache
@@ -139,13 +140,17 @@ def imports_between_modules():
     return found
 
 
+@functools.cache
 def functions():
-    """Yields (path, node, whether compiled by Triton) of every function of the package."""
+    """Lists (path, node, whether compiled by Triton) of every function of the package."""
+    found = []
     for path in FILES:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-                yield path, node, any("jit" in decorator or "kernel" in decorator for decorator in decorators)
+                is_kernel = any("jit" in decorator or "kernel" in decorator for decorator in decorators)
+                found.append((path, node, is_kernel))
+    return found
 
 
 def fail_if_any(problems):

@@ -59,6 +59,7 @@ def test_convert_names_path_and_size_on_a_full_disk(name, model, tmp_path, capsy
     assert 16 < needed <= size if name == "b.sog" else needed == size
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
 def test_terminated_convert_leaves_no_files(signum, model, tmp_path, forks):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.model_files import assert_same_tensors, random_gaussians
+from tests.support.slow import slow_after
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import cli
 from tsplat.rendering import render
@@ -86,6 +87,7 @@ def test_every_operation_but_decimation(source, tmp_path, capsys):
     assert re.fullmatch(rf"wrote {len(found)} Gaussians to .*b: 0\.\d\d MB, in \d+\.\d s", printed[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_views")
 def test_decimation_and_its_options(source, capsys):
     pytest.importorskip("scipy")
@@ -182,7 +184,7 @@ def random_operation(rng, folder):
 
 
 @pytest.mark.usefixtures("few_views")
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", slow_after(3, range(10)))
 def test_random_options_give_a_valid_model_or_a_typed_error(part, source, tmp_path, monkeypatch, capsys):
     pytest.importorskip("scipy")
     monkeypatch.setattr("tsplat.scene.editing.decimation.N_ROUNDS", 2)

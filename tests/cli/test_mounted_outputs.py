@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from tests.cli.test_outputs import FILES, FOLDERS, KEPT, VIDEO, command, finished, one_sentence, suffix
+from tests.support.slow import slow_after
 
 __all__ = ["command", "finished"]
 
@@ -43,7 +44,7 @@ def keep(folder, words):
     return path
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=NAMES)
+@pytest.mark.parametrize("words", slow_after(3, COMMANDS), ids=NAMES)
 def test_read_only_file_systems(command, mounted, words):
     path = keep(mounted, words)
     subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
@@ -51,7 +52,7 @@ def test_read_only_file_systems(command, mounted, words):
     assert [found.read_bytes() for found in mounted.iterdir()] == [KEPT] * path.is_file()
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=NAMES)
+@pytest.mark.parametrize("words", slow_after(3, COMMANDS), ids=NAMES)
 def test_full_file_systems(command, mounted, words):
     path = keep(mounted, words)
     fill(mounted)

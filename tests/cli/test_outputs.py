@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.captures import write_scene
+from tests.support.slow import slow_after
 from tsplat import cli
 from tsplat.cli.parser import build_parser
 from tsplat.training import RunConfig, train
@@ -95,7 +96,7 @@ def test_every_command_that_writes_is_tested():
     assert set(commands) - untested == {words[0] for words in (*FILES.values(), *FOLDERS.values())}
 
 
-@pytest.mark.parametrize("words", FILES.values(), ids=FILES)
+@pytest.mark.parametrize("words", slow_after(2, FILES.values()), ids=FILES)
 def test_links_are_followed(command, words, tmp_path):
     end = suffix(words)
     (tmp_path / "away").mkdir()
@@ -109,7 +110,7 @@ def test_links_are_followed(command, words, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["device", "pipe", "socket", "folder", "loop"])
-@pytest.mark.parametrize("words", FILES.values(), ids=FILES)
+@pytest.mark.parametrize("words", slow_after(3, FILES.values()), ids=FILES)
 def test_what_is_no_file_is_refused(command, words, kind, tmp_path):
     path = tmp_path / f"a{suffix(words)}"
     with contextlib.ExitStack() as stack:
@@ -135,7 +136,7 @@ def test_what_is_no_file_is_refused(command, words, kind, tmp_path):
     assert {found.name for found in tmp_path.iterdir()} == {"models", path.name}
 
 
-@pytest.mark.parametrize("words", (FILES | FOLDERS).values(), ids=FILES | FOLDERS)
+@pytest.mark.parametrize("words", slow_after(5, (FILES | FOLDERS).values()), ids=FILES | FOLDERS)
 def test_folders_that_cannot_be_written_to(command, words, tmp_path):
     (tmp_path / "file").write_bytes(KEPT)
     one_sentence(command(words, tmp_path / "file" / "a"))
@@ -144,7 +145,7 @@ def test_folders_that_cannot_be_written_to(command, words, tmp_path):
         one_sentence(command(words, "/proc/self/a"), "/proc/self")
 
 
-@pytest.mark.parametrize("words", FILES.values(), ids=FILES)
+@pytest.mark.parametrize("words", slow_after(3, FILES.values()), ids=FILES)
 def test_full_disk_keeps_what_was_there(command, words, tmp_path):
     resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
     path = tmp_path / f"a{suffix(words)}"

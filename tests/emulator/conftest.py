@@ -8,7 +8,7 @@ from emulator import build
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes more than a second or two; left out of make quick")
+    config.addinivalue_line("markers", "slow: left out of make quick")
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from tests.support import scenes
 from tests.support.closeness import assert_decisions, assert_run_fp32
+from tests.support.slow import slow_after
 
 
 @pytest.mark.slow
@@ -16,7 +17,7 @@ def test_random_scenes_match_reference(structure, mode, layout):
     assert_run_fp32(scene, seed=structure.seed, backend="torch", **mode, **layout)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_after(1, range(4)))
 @pytest.mark.parametrize("rasterize_mode", ["classic", "antialiased"])
 def test_crowded_scenes_match_reference(seed, rasterize_mode):
     """Many overlapping Gaussians, whose rounding errors accumulate."""
@@ -25,6 +26,7 @@ def test_crowded_scenes_match_reference(seed, rasterize_mode):
     assert_run_fp32(scene, seed=seed, backend="torch", rasterize_mode=rasterize_mode, render_mode="RGB+ED")
 
 
+@pytest.mark.slow
 def test_decisions_differ_from_reference_only_near_thresholds():
     differing = pixels = 0
     for seed in range(12):

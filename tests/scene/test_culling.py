@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from tests.support.slow import slow_after
 from tsplat.rendering import render_views
 from tsplat.scene import Camera, Gaussians, culling, intrinsics, look_at
 from tsplat.scene.culling import CulledModel
@@ -37,8 +38,8 @@ def chunks_of_one(monkeypatch):
     monkeypatch.setattr(culling, "CHUNK", 1)
 
 
-@pytest.mark.parametrize("surfels", [False, True])
-@pytest.mark.parametrize("antialiased", [False, True])
+@pytest.mark.parametrize("surfels", slow_after(1, [False, True]))
+@pytest.mark.parametrize("antialiased", slow_after(1, [False, True]))
 def test_images_are_equal(surfels, antialiased):
     if surfels and antialiased:
         pytest.skip("2D Gaussians are not antialiased")

@@ -15,7 +15,8 @@ from tests.kernels.compositing.test_lists import UNCUT
 from tests.stages.test_unscented import images_and_gradients
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
-from tests.support.lenses import CASES, make
+from tests.support.lenses import CASES, PARAMETERS, make
+from tests.support.slow import slow_after
 from tsplat.config import PRESETS, CameraSettings, Unscented, UnscentedTransformParameters
 from tsplat.data import Cameras, ProjectionSettings
 from tsplat.stages.eval3d import camera_rays
@@ -27,8 +28,8 @@ SCENES = int(os.environ.get("TSPLAT_EVAL3D_SCENES", "8"))
 NAMES = ["means", "quats", "scales", "opacities", "colors", "backgrounds"]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize("seed", slow_after(1, [0, 1]))
+@pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_images_and_gradients_match_reference(backend, kind, readout, seed):
     scene = make(kind, readout, seed, batch=(2,) if seed else (), sh_degree=2 if seed else None) | {"with_eval3d": True}
@@ -84,7 +85,7 @@ def test_rays_of_the_caller_are_those_of_the_cameras(backend):
 
 
 @pytest.mark.parametrize("chunk", [UNCUT, 2])
-@pytest.mark.parametrize("channels", [3, 17])
+@pytest.mark.parametrize("channels", slow_after(1, [3, 17]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_rays_match_reference(backend, channels, chunk, cut_lists):
     """In lists that are cut into chunks, too. Pixels without a ray show the background."""
@@ -125,7 +126,7 @@ def rays_of(scene):
     return camera_rays(Cameras(*(None if t is None else t[None] for t in cameras)), settings)
 
 
-@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 def test_rays_go_to_what_their_pixels_show(kind, readout):
     """A tiny Gaussian on the ray of a pixel's center is projected to that center."""
     scene = make(kind, readout)

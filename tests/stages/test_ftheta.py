@@ -118,6 +118,7 @@ def test_what_is_beyond_the_largest_angle_is_culled(backend):
         assert not exists.all() and last - 0.2 < angles[exists].max() < last + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_finite_differences(backend, kind):

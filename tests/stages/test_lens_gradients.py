@@ -8,7 +8,7 @@ from tests.stages.test_unscented import images_and_gradients
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
-from tests.support.lenses import CASES, make
+from tests.support.lenses import PARAMETERS, make
 from tsplat.training.view_corrections import move_camera
 
 COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs")
@@ -20,7 +20,7 @@ def names_of(scene):
 
 
 @pytest.mark.parametrize("with_eval3d", [False, True])
-@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_match_reference(backend, kind, readout, with_eval3d):
     n = 150 if (kind, readout) == ("distorted pinhole", "ROLLING_TOP_TO_BOTTOM") else 15  # several blocks
@@ -51,7 +51,7 @@ def test_gradients_of_fast_motions_match_reference(backend, with_eval3d):
 
 
 @pytest.mark.parametrize("with_eval3d", [False, True])
-@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 def test_gradcheck(kind, readout, with_eval3d):
     """Finite differences of the reference, along motions of cameras and every coefficient: a camera for each.
 
@@ -117,6 +117,7 @@ def test_invalid_cameras_have_no_gradient(backend):
     assert all(t[0].any() and not t[1].any() for t in found[2:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_eval3d", [False, True])
 def test_a_lens_and_poses_are_found_from_images(with_eval3d):
     """Gradient descent finds the distortion and the motion that images were rendered with."""

@@ -15,7 +15,8 @@ from tests.stages.test_eval3d import own_rays
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
-from tests.support.lenses import CASES, make
+from tests.support.lenses import CASES, PARAMETERS, make
+from tests.support.slow import slow_after
 
 pytest.importorskip("triton")
 
@@ -51,7 +52,7 @@ def assert_matches_reference(scene, label="", **options):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 def test_images_and_gradients_match_reference(backend, kind, readout):
     case = CASES.index((kind, readout))
     scene = make(kind, readout, seed=case) | dict(
@@ -86,7 +87,7 @@ def test_random_scenes_match_reference(backend, mode):
 
 
 @pytest.mark.parametrize("chunk", [UNCUT, 2])
-@pytest.mark.parametrize("channels", [3, 9, 20])
+@pytest.mark.parametrize("channels", slow_after(1, [3, 9, 20]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_many_channels_and_chunks_match_reference(backend, channels, chunk, cut_lists):
     """In one pass over lists, in two, and apart from colors by matrix products; in lists that are cut, too."""
@@ -100,7 +101,7 @@ def test_many_channels_and_chunks_match_reference(backend, channels, chunk, cut_
     assert not found["normals"][missing].any() and not found["rays"][missing].any()
 
 
-@pytest.mark.parametrize("channel_chunk", [1, 2, 5])
+@pytest.mark.parametrize("channel_chunk", slow_after(1, [2, 1, 5]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_passes_over_channels_do_not_change_the_image(backend, channel_chunk):
     scene = make("pinhole", n=20, channels=7) | dict(

@@ -14,6 +14,7 @@ from tests.kernels.compositing.test_lists import UNCUT
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
+from tests.support.slow import slow_after
 from tsplat.config import DEPTH_ALPHA_MIN, PRESETS, CameraSettings
 from tsplat.data import (
     Cameras,
@@ -108,7 +109,7 @@ def assert_equal(found, expected, names, note=""):
         assert_exact(f"{note}{name}", one, other)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", slow_after(1, [0, 1, 2]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_images_and_gradients_match_reference(backend, seed):
     scene = make(seed, batch=((), (2,), (1, 2))[seed], sh_degree=(None, 2, 1)[seed], cameras=(2, 2, 1)[seed])
@@ -151,7 +152,7 @@ def test_random_scenes_match_reference(backend):
 
 
 @pytest.mark.parametrize("chunk", [UNCUT, 2])
-@pytest.mark.parametrize("channels", [3, 7, 11, 12, 17])
+@pytest.mark.parametrize("channels", slow_after(1, [3, 7, 11, 12, 17]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_many_channels_and_chunks_match_reference(backend, channels, chunk, cut_lists):
     """In one pass over the lists, in several, and by matrix products; lists that are cut into chunks, too."""
@@ -333,7 +334,7 @@ def _assert_close_to_fp64(backend, structure):
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_after(1, range(3)))
 def test_parts_of_tiles_that_discs_reach_are_all_listed(seed, monkeypatch):
     """Discs that are tilted, close to the camera, thin and tiny: images are the same without the test of parts."""
     scene = make(seed, n=100, cameras=1, width=64, height=48, size=6.0, dtype=torch.float32)

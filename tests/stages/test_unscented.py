@@ -11,7 +11,8 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
-from tests.support.lenses import CASES, make
+from tests.support.lenses import CASES, PARAMETERS, make
+from tests.support.slow import slow_after
 from tsplat.config import RollingShutterType
 from tsplat.stages.lens_models import Lens, add_lens
 
@@ -24,8 +25,8 @@ def images_and_gradients(scene, names, **options):
     return *outputs, *gradients, meta
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize("seed", slow_after(1, [0, 1]))
+@pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_images_and_gradients_match_reference(backend, kind, readout, seed):
     scene = make(kind, readout, seed, batch=(2,) if seed else (), sh_degree=2 if seed else None)

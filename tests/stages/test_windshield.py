@@ -11,6 +11,7 @@ from tests.stages.test_unscented import images_and_gradients
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tests.support.lenses import make
+from tests.support.slow import slow_after
 from tsplat import BivariateWindshieldModelParameters as Windshield
 from tsplat.compat import gsplat
 
@@ -39,7 +40,7 @@ def project(points, windshield, focal=100.0, backend="auto", **options):
     return means2d[0], (radii[0] > 0).all(-1)
 
 
-@pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize("with_eval3d", slow_after(1, [False, True]))
 @pytest.mark.parametrize("kind", ["distorted pinhole", "fisheye"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_coefficients_match_reference(backend, kind, with_eval3d):

@@ -1,5 +1,6 @@
 """Scenes for tests of lenses and rolling shutters."""
 
+import pytest
 import torch
 
 from tests.support import scenes
@@ -24,6 +25,9 @@ CASES = [
     ("inverse ftheta", "GLOBAL"),
     ("inverse ftheta", "ROLLING_RIGHT_TO_LEFT"),
 ]
+QUICK = (0, 3, 6, 7, 8, 15)
+"""Cases that `make quick` runs."""
+PARAMETERS = [case if i in QUICK else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(CASES)]
 
 
 def ftheta(kind, scale, max_angle=0.6):

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.backends import BACKENDS
 from tests.support.captures import changed
+from tests.support.slow import slow_after
 from tests.support.training_scenes import HEIGHT, WIDTH, gray, make_gaussians, make_views
 from tsplat import ArgumentError, MemoryBudgetError, UnsupportedError
 from tsplat.ops.adam import step_all
@@ -66,7 +67,7 @@ def renders(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("headroom", [1, capacity.HEADROOM])
+@pytest.mark.parametrize("headroom", slow_after(1, [1, capacity.HEADROOM]))
 def test_training_with_a_capacity_gives_the_same_bits(noisy, renders, monkeypatch, backend, headroom):
     gaussians, views = noisy
     monkeypatch.setattr(capacity, "_automatic", {})
@@ -393,7 +394,7 @@ def test_mixed_precision_matches_fp32(scene, precision):
     assert results[0][1] == results[1][1]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", slow_after(1, PRESETS))
 def test_2d_gaussians_are_trained_with_every_preset(noisy, name):
     gaussians, views = noisy
     initial = dataclasses.replace(gaussians, quats=make_gaussians().quats + 0.1).as_surfels()

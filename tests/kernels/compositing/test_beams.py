@@ -10,6 +10,7 @@ import torch
 import tsplat
 from tests.stages.test_eval3d import own_rays
 from tests.support.lenses import CASES, make
+from tests.support.slow import slow_after
 from tsplat.config import ALPHA_MIN, PRESETS, CameraSettings
 from tsplat.data import CompositingSettings, Intersections, Rays, TileGrid
 from tsplat.kernels_torch.camera_models import rotation_rows
@@ -100,7 +101,7 @@ def entries(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.float64]))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parts_do_not_change_the_bits_of_images_and_gradients(shape, dtype, entries, monkeypatch):
     for seed in range(32 if dtype == torch.float32 else 8):

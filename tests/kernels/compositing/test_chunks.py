@@ -12,6 +12,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.cases import draw, draw_for_tests
 from tests.support.closeness import assert_run_fp32, assert_same_bits, compare, run, run_reference
+from tests.support.slow import slow_after
 from tsplat import reference
 
 pytestmark = pytest.mark.triton
@@ -43,14 +44,14 @@ def _assert_exact(scene, **options):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("chunk", [2, 3, 16])
+@pytest.mark.parametrize("chunk", slow_after(1, [3, 2, 16]))
 def test_chunks_match_reference(chunk, options, cut_lists):
     counts = cut_lists(chunk)
     _assert_exact(scenes.make(DENSE), **options)
     assert counts[-1] > 0
 
 
-@pytest.mark.parametrize("channels", [1, 8, 9, 16, 19])
+@pytest.mark.parametrize("channels", slow_after(1, [9, 1, 8, 16, 19]))
 def test_numbers_of_channels_in_chunks_match_reference(channels, cut_lists):
     counts = cut_lists(3)
     structure = scenes.Structure(n=30, cameras=1, channels=channels, width=10, height=9, size=5.0, seed=channels)
@@ -58,7 +59,7 @@ def test_numbers_of_channels_in_chunks_match_reference(channels, cut_lists):
     assert counts[-1] > 0
 
 
-@pytest.mark.parametrize(("chunk", "channels"), [(2, 3), (3, 3), (16, 3), (3, 16)])
+@pytest.mark.parametrize(("chunk", "channels"), slow_after(1, [(3, 3), (2, 3), (16, 3), (3, 16)]))
 def test_bands_of_chunks_give_the_same_bits(chunk, channels, cut_lists):
     counts = cut_lists(chunk)
     scene = scenes.make(dataclasses.replace(DENSE, channels=channels))
@@ -165,7 +166,7 @@ def test_random_chunks_in_fp32_match_reference(chunk, cut_lists):
     assert n_cut > 0
 
 
-@pytest.mark.parametrize("chunk", [3, UNCUT])
+@pytest.mark.parametrize("chunk", slow_after(1, [3, UNCUT]))
 def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(chunk, cut_lists, monkeypatch):
     from tsplat.kernels import compositing
     from tsplat.kernels.compositing.footprints.ellipse import LARGE
@@ -194,7 +195,7 @@ def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(chunk, cut_lis
     assert_run_fp32(scene, **options)
 
 
-@pytest.mark.parametrize(("tile_size", "channels"), [(8, 3), (16, 3), (16, 17)])
+@pytest.mark.parametrize(("tile_size", "channels"), slow_after(1, [(8, 3), (16, 3), (16, 17)]))
 def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channels, monkeypatch):
     from tsplat.kernels.compositing import slots
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.support.slow import slow_after
 from tests.tools.capture_corruption import FORMATS, Scene
 from tests.tools.damage import DAMAGES
 
@@ -12,7 +13,7 @@ pytest.importorskip("pycolmap")
 COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "44"))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", slow_after(3, FORMATS))
 def test_damaged_file(tmp_path, kind):
     scene = Scene(tmp_path / "scene", kind)
     outcomes = {scene.check(seed) for seed in range(COUNT)}

@@ -40,6 +40,7 @@ def error(model, original, cameras):
         )
 
 
+@pytest.mark.slow
 def test_merging_is_closer_than_removing_and_optimizing_is_closer_still():
     gaussians, cameras = scene()
     errors, _ = importance(gaussians, cameras, backend="torch", generator=torch.Generator().manual_seed(0))
@@ -51,6 +52,7 @@ def test_merging_is_closer_than_removing_and_optimizing_is_closer_still():
     assert error(optimized, gaussians, cameras) < 0.7 * error(merged, gaussians, cameras)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_model():
     gaussians, cameras = scene()
     one, other, different = (decimate(gaussians, 40, cameras, finetune=2, seed=seed) for seed in (3, 3, 4))

@@ -8,6 +8,7 @@ from tsplat.rendering import render_views
 from tsplat.scene.editing.importance import importance
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_images_without_each_gaussian():
     gaussians = make_gaussians(n=12, sh_degree=1)
     cameras = [view.camera for view in make_views(gaussians, n=2)]

@@ -23,6 +23,7 @@ from tests.support.model_files import (
     write_folder,
     write_zip,
 )
+from tests.support.slow import slow_after
 from tests.support.training_scenes import make_checkpoint
 from tests.tools.corruption import DAMAGES, check_checkpoint, check_ply
 from tests.tools.model_corruption import FORMATS, Model
@@ -45,7 +46,7 @@ def test_damaged_torch_checkpoint(tmp_path):
         check_checkpoint(tmp_path / "a.pt", seed)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", slow_after(2, FORMATS))
 def test_damaged_model(tmp_path, kind):
     if kind == "spz_4":
         pytest.importorskip("zstandard")

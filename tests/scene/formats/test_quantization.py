@@ -11,6 +11,7 @@ import torch
 from tests.support.model_files import FILE_FORMATS, random_gaussians, skip_without
 from tests.support.paths import MODELS
 from tests.support.round_trips import LINEAR
+from tests.support.slow import slow_after
 from tests.tools.round_trips import random_model
 from tsplat.errors import ArgumentError
 from tsplat.scene import Gaussians, read_model, write_model
@@ -42,7 +43,7 @@ def assert_rewriting_keeps_every_byte(folder, format, gaussians):
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("format", FILE_FORMATS)
+@pytest.mark.parametrize("format", slow_after(3, FILE_FORMATS))
 def test_a_model_that_was_read_is_written_byte_for_byte(tmp_path, format):
     skip_without(format)
     for seed in range(12):

@@ -115,6 +115,7 @@ def test_many_rows_of_coefficients_are_clustered(tmp_path):
     assert error < 0.2 * gaussians.shN.square().mean().sqrt()
 
 
+@pytest.mark.slow
 def test_files_are_the_same_in_every_run(tmp_path):
     gaussians = random_gaussians(17_000, degree=1).map(lambda tensor: tensor.double().requires_grad_())
     for name in ("a.sog", "b.sog"):

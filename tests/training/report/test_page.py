@@ -71,13 +71,22 @@ def page():
     )
 
 
+@pytest.fixture(scope="module")
+def text(page):
+    return render_page(page)
+
+
+@pytest.fixture(scope="module")
+def parsed(text):
+    return Page(text)
+
+
 def figures(parsed):
     """The values of the data elements, in order; None where there is none."""
     return [None if data[1]["value"] == "" else float(data[1]["value"]) for data in parsed.of("data")]
 
 
-def test_sections_are_in_order(page):
-    parsed = Page(render_page(page))
+def test_sections_are_in_order(parsed):
     assert [text for _, _, text in parsed.of("h2")] == [
         "Curves", "Test views", "Images", "Quality", "Distributions", "Configuration", "Machine", "Time",
         "Command line",
@@ -86,25 +95,22 @@ def test_sections_are_in_order(page):
     assert not [e for e in parsed.elements if "missing" in e[1].get("class", "")]
 
 
-def test_figures_are_those_of_the_metrics(page):
+def test_figures_are_those_of_the_metrics(page, parsed):
     metrics = page.metrics
     expected = [metrics[key] for key in ("psnr", "ssim", "num_gaussians", "steps", "seconds")] + [page.model_bytes]
     expected += [row[key] for row in page.rows for key in ("psnr", "ssim", "seconds")]
     expected += [metrics[key] for key in ("psnr", "ssim", "seconds_per_image")]
-    parsed = Page(render_page(page))
     assert figures(parsed)[: len(expected)] == expected
     shown = [text for _, _, text in parsed.of("data")]
     assert shown[:9] == ["20.99 dB", "0.8123", "60", "40", "1 min 24 s", "0.1 MB", "21.12", "0.7123", "12.5"]
     assert shown[12] == "\N{INFINITY}"
 
 
-def test_time_of_sessions_is_added(page):
-    assert figures(Page(render_page(page)))[-4:] == [3.0, 120.0, 24.0, 20.0]
+def test_time_of_sessions_is_added(parsed):
+    assert figures(parsed)[-4:] == [3.0, 120.0, 24.0, 20.0]
 
 
-def test_nothing_is_loaded_and_nothing_hostile_runs(page):
-    text = render_page(page)
-    parsed = Page(text)
+def test_nothing_is_loaded_and_nothing_hostile_runs(parsed):
     for tag, attributes, _ in parsed.elements:
         assert tag not in ("link", "iframe", "object", "embed", "base", "form")
         assert not [name for name in attributes if name.startswith("on")]
@@ -121,8 +127,8 @@ def test_nothing_is_loaded_and_nothing_hostile_runs(page):
     assert parsed.of("title")[0][2] == f"{HOSTILE} - tsplat report"
 
 
-def test_images_decode_to_the_sizes_of_the_views(page):
-    images = Page(render_page(page)).images()
+def test_images_decode_to_the_sizes_of_the_views(parsed):
+    images = parsed.images()
     assert len(images) == 12
     assert {image.size for image in images.values()} == {(WIDTH, HEIGHT)}
     target, rendered = images["a: photograph"], images["a: rendering"]
@@ -131,8 +137,7 @@ def test_images_decode_to_the_sizes_of_the_views(page):
     assert {"b: error \N{MULTIPLICATION SIGN} 4", "b: depth"} <= images.keys()
 
 
-def test_quality_is_that_of_the_shown_views(page):
-    parsed = Page(render_page(page))
+def test_quality_is_that_of_the_shown_views(page, parsed):
     text = parsed.of("section")[3][2]
     assert "Training views have 25.50 dB, +4.51 dB against test views." in text
     scores = [score_regions(view.target, view.rendered) for view in page.shown]
@@ -155,8 +160,7 @@ def test_images_without_a_scene_folder_are_not_called_photographs(page):
     assert "photograph" not in re.sub(r"(?s)<(style|script)>.*?</\1>", "", text).lower()
 
 
-def test_views_of_the_table_link_to_their_images(page):
-    parsed = Page(render_page(page))
+def test_views_of_the_table_link_to_their_images(parsed):
     targets = [attributes["href"][1:] for _, attributes, _ in parsed.of("a")]
     assert targets == [figure[1]["id"] for figure in parsed.of("figure") if "id" in figure[1]]
     assert [badge[2] for badge in parsed.of("span", class_="badge")] == ["median", "worst", "best"]
@@ -186,10 +190,11 @@ def test_size_is_stated_and_the_page_is_written(page, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
-def test_equal_runs_give_equal_pages(page):
-    assert render_page(page) == render_page(dataclasses.replace(page))
+def test_equal_runs_give_equal_pages(page, text):
+    assert text == render_page(dataclasses.replace(page))
 
 
+@pytest.mark.slow
 def test_pages_of_large_noisy_photographs_stay_below_five_megabytes(page):
     generator = torch.Generator().manual_seed(2)
     noise = torch.randint(256, (700, 1000, 3), generator=generator, dtype=torch.uint8)
