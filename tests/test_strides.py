@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 import tsplat
 from tests.support import lenses, scenes
 from tests.support.backends import BACKENDS
+from tests.support.slow import slow_after
 from tsplat.ops.adam import Adam
 
 VIEWS = {
@@ -180,7 +181,7 @@ def assert_layouts_do_not_change_bits(function, backend, layouts):
         assert (one is other is None) or torch.equal(one, other), f"result {i} differs"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_after(1, BACKENDS))
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__.removeprefix("_"))
 def test_layouts_do_not_change_bits(function, backend):
     @settings(max_examples=6)
@@ -217,7 +218,7 @@ def _results_of_layouts(backend, repeats, name):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("repeats", [1, 6], ids=["3 channels", "18 channels"])
+@pytest.mark.parametrize("repeats", slow_after(1, [1, 6]), ids=["3 channels", "18 channels"])
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_layouts_of_gradients_of_images_do_not_change_bits(name, repeats, backend):
     """Pixels that are evenly spaced in memory, and others, which are copied."""

@@ -112,6 +112,7 @@ def test_passes_over_channels_do_not_change_the_image(backend, channel_chunk):
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_finite_differences(backend):
     """Nothing of the reference: gradcheck of random sums of distances and normals, for what they depend on."""

@@ -43,7 +43,7 @@ def test_images_and_gradients_match_reference(backend, kind, readout, seed):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["distorted pinhole", "distorted fisheye", "ftheta", "inverse ftheta"])
+@pytest.mark.parametrize("kind", slow_after(2, ["distorted pinhole", "ftheta", "distorted fisheye", "inverse ftheta"]))
 def test_fp32_is_close_to_fp64(backend, kind):
     """The weights amplify the rounding of pixels, 3e-5 of 1,000, about 100 times."""
     scene = make(kind, n=200, width=1000, height=800, size=8.0)
@@ -210,7 +210,7 @@ def test_sigma_points_outside_of_the_image():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("kind", "readout"), [CASES[3], CASES[6], CASES[-1]])
+@pytest.mark.parametrize(("kind", "readout"), slow_after(1, [CASES[6], CASES[3], CASES[-1]]))
 def test_special_values_give_finite_images_and_gradients(backend, kind, readout):
     scene = make(kind, readout, n=12, dtype=torch.float32, cameras=1)
     means, scales = scene["means"], scene["scales"]

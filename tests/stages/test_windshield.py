@@ -41,7 +41,7 @@ def project(points, windshield, focal=100.0, backend="auto", **options):
 
 
 @pytest.mark.parametrize("with_eval3d", slow_after(1, [False, True]))
-@pytest.mark.parametrize("kind", ["distorted pinhole", "fisheye"])
+@pytest.mark.parametrize("kind", slow_after(1, ["distorted pinhole", "fisheye"]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_coefficients_match_reference(backend, kind, with_eval3d):
     scene = make(kind, seed=1) | dict(external_distortion_coeffs=random_windshield(1), with_eval3d=with_eval3d)

@@ -73,6 +73,7 @@ def test_other_threads_do_not_handle_signals():
     assert results == [False]
 
 
+@pytest.mark.slow
 def test_importing_pycolmap_leaves_sigterm_as_it_was(forks):
     pytest.importorskip("pycolmap")
     code = """

@@ -2,18 +2,20 @@
 
 import pytest
 
+from tests.support.slow import slow_after
 from tests.tools import fuzz_lenses
 
 pytestmark = pytest.mark.triton
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", fuzz_lenses.FAMILIES)
 def test_random_scene_is_within_the_tolerance_policy(family):
     """`python -m tests.tools.fuzz_lenses` tries more."""
     assert 0 < fuzz_lenses.check(family, 3) <= 1
 
 
-@pytest.mark.parametrize(("family", "seed"), [("unscented", 442), ("eval3d", 160), ("2dgs", 96)])
+@pytest.mark.parametrize(("family", "seed"), slow_after(1, [("2dgs", 96), ("unscented", 442), ("eval3d", 160)]))
 def test_scenes_that_once_were_not(family, seed):
     assert 0 < fuzz_lenses.check(family, seed) <= 1
 

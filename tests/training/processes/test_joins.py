@@ -197,6 +197,7 @@ def test_group_that_cannot_use_the_device(monkeypatch):
         group.join_ranks(RunConfig(device="cpu"))
 
 
+@pytest.mark.slow
 def test_restarted_ranks_resume_their_own_run_only(folder, tmp_path, monkeypatch, capsys):
     config = RunConfig(scene=str(folder), steps=4, device="cpu", strategy=None)
     train(config, tmp_path / "run", stop_after=2)

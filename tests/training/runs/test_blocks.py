@@ -92,6 +92,7 @@ def test_a_block_is_a_run_like_others(trained, scene, tmp_path):
     assert evaluate_run(trained / "block_1")["steps"] == 6
 
 
+@pytest.mark.slow
 def test_finished_blocks_are_skipped_and_stopped_ones_resumed(copy, scene, capsys):
     before = {k: (copy / f"block_{k}" / "metrics.json").stat().st_mtime_ns for k in range(2)}
     expected = read_newest(copy / "block_1")[1].gaussians
@@ -131,6 +132,7 @@ def test_missing_blocks_are_named(copy):
     assert isinstance(error.value, FileError)
 
 
+@pytest.mark.slow
 def test_other_settings_are_errors(copy):
     with pytest.raises(ArgumentError, match=r"block_0: was started with other settings \(seed, sh0_rate\); use"):
         train_blocks(copy, dataclasses.replace(CONFIG, seed=7, sh0_rate=1e-3))

@@ -305,6 +305,7 @@ def test_address_is_checked_before_work(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_command_shows_the_training(tmp_path, show, capsys):
     viewer = show()
     config = tmp_path / "config.json"

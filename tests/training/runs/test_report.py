@@ -9,6 +9,7 @@ import torch
 
 from tests.support.captures import write_scene
 from tests.support.pages import Page
+from tests.support.slow import slow_after
 from tsplat import ArgumentError, cli
 from tsplat.scene import FileError, write_ply
 from tsplat.training import RunConfig, read_newest, train
@@ -62,6 +63,7 @@ def test_training_writes_the_page(finished):
     assert session["command"] in parsed.of("pre")[0][2]
 
 
+@pytest.mark.slow
 def test_page_of_a_finished_run_is_that_of_training_and_repeatable(run, capsys):
     before = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
@@ -81,7 +83,7 @@ def test_number_of_views_can_be_chosen(run):
         report_run(run, views=0)
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"steps": "x"}'])
+@pytest.mark.parametrize("text", slow_after(1, ["{", None, "[]", '{"steps": "x"}']))
 def test_newest_checkpoint_is_evaluated_without_valid_metrics(text, run):
     expected = json.loads((run / "metrics.json").read_text())
     shutil.rmtree(run / "held_out")
@@ -219,6 +221,7 @@ def test_nothing_to_show_is_an_error(tmp_path, capsys):
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_runs_without_test_views_show_training_views(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     scene = write_scene(tmp_path / "scene")

@@ -50,6 +50,7 @@ def test_scene_option_names_a_scene_that_was_moved(run, tmp_path, capsys):
     assert read_newest(run)[1].config.scene == str(tmp_path / "moved")
 
 
+@pytest.mark.slow
 def test_photographs_that_differ_are_named(run, tmp_path, capsys):
     images = tmp_path / "scene" / "images"
     content = bytearray((images / "03.png").read_bytes())

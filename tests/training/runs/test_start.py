@@ -40,6 +40,7 @@ def test_extension_moves_the_ends_of_schedules():
             start.extend(config, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["default", "long-axis"])
 def test_extended_run_is_resumed_bit_exactly(kind, tmp_path, capsys):
     config = configuration(kind)

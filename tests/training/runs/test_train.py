@@ -15,6 +15,7 @@ import torch
 
 from tests.support.captures import write_scene
 from tests.support.paths import SCENES
+from tests.support.slow import slow_after
 from tests.support.training_scenes import image_sizes
 from tsplat import ArgumentError
 from tsplat.scene import FileError, procedural_capture
@@ -130,7 +131,7 @@ def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
     assert [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")] == names
 
 
-@pytest.mark.parametrize("moment", ["reading", "evaluation", "saving"])
+@pytest.mark.parametrize("moment", slow_after(1, ["reading", "evaluation", "saving"]))
 def test_run_killed_before_its_first_checkpoint_starts_again(moment, tmp_path, monkeypatch, capsys):
     class Killed(BaseException):
         pass
@@ -194,6 +195,7 @@ def test_resume_skips_an_invalid_checkpoint(tmp_path, capsys):
     assert "resumed from step_00000007: step 7 of 24" in output
 
 
+@pytest.mark.slow
 def test_checkpoint_to_resume_or_evaluate_can_be_chosen(tmp_path, capsys):
     train(configuration("fixed"), tmp_path / "run", stop_after=9)
     assert evaluate_run(tmp_path / "run", checkpoint="7")["steps"] == 7
@@ -203,6 +205,7 @@ def test_checkpoint_to_resume_or_evaluate_can_be_chosen(tmp_path, capsys):
         resume(tmp_path / "run", checkpoint="3")
 
 
+@pytest.mark.slow
 def test_points_beyond_the_maximum_number_of_gaussians_are_left_out(tmp_path, capsys):
     config = dataclasses.replace(configuration("fixed"), max_gaussians=150)
     metrics = train(config, tmp_path / "a", stop_after=2)
