@@ -1,11 +1,13 @@
 """Makes the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
 
 Writes ``docs/training.gif``, the views of a moving camera while a scene is trained, and ``docs/viewer.png``, the viewer
-with the trained model.
+with the trained model. The camera moves past some of the photographs, and looks where all of them look.
 """
 
 import argparse
+import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,12 @@ from PIL import Image
 from torch import Tensor
 
 from tests.support.browser import open_page
-from tsplat.scene import Camera, Capture, Gaussians, intrinsics, read_capture
+from tsplat.scene import Camera, Capture, Gaussians, intrinsics, look_at, read_capture
 from tsplat.training import Trainer, preset
 from tsplat.training.runs.start import initial_gaussians
-from tsplat.viewing import render, spiral_at
+from tsplat.viewing import path_along, render
 from tsplat.viewing.run_cameras import complete_framing
-from tsplat.viewing.trajectories import cameras_of_views
+from tsplat.viewing.trajectories import cameras_of_views, choose_camera
 from tsplat.viewing.videos import write_gif
 from tsplat.viewing.viewer import Renderer, Viewer, frame_model
 
@@ -27,6 +29,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 FRAMES = 48
 WIDTH, HEIGHT = 360, 240
 """Number and size of the frames of the GIF."""
+
+VIEWS = ("DSC_0424", "DSC_0425", "DSC_0426", "DSC_0427", "DSC_0437", "DSC_0438")
+"""Photographs of `banana` along which the camera moves: from the side that most were taken from."""
+
+CROP, CROP_VIEWER = 0.85, 0.74
+"""Fields of view in units of that of the photographs, whose corners show places with few sparse points."""
 
 PAGE = (1000, 625)
 """Size of the page with the viewer."""
@@ -51,9 +59,18 @@ def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gau
     return trainer.gaussians, images
 
 
-def viewer_image(gaussians: Gaussians, capture: Capture) -> Image.Image:
-    """Returns a screenshot of the viewer in a web browser."""
-    model = frame_model("banana", Renderer(gaussians), cameras_of_views(capture.train, capture.test))
+def path(cameras: Sequence[Camera], views: Sequence[str], target: Sequence[float], up: Sequence[float]) -> Tensor:
+    """Returns the cameras of a closed path past the photographs with these names, [F, 4, 4]."""
+    along = path_along([choose_camera(cameras, view) for view in views], FRAMES)
+    eyes = -(along[:, :3, :3].mT @ along[:, :3, 3:]).squeeze(-1)
+    return torch.stack([look_at(eye, target, up) for eye in eyes.tolist()])
+
+
+def viewer_image(gaussians: Gaussians, cameras: list[Camera], view: str) -> Image.Image:
+    """Returns a screenshot of the viewer in a web browser, from where the photograph with this name was taken."""
+    model = frame_model("banana", Renderer(gaussians), cameras)
+    eye = choose_camera(cameras, view).position.tolist()
+    model = dataclasses.replace(model, eye=eye, fov=CROP_VIEWER * model.fov)
     viewer = Viewer([model], port=18080)
     with open_page(viewer.url, *PAGE) as page:
         time.sleep(20)
@@ -69,15 +86,16 @@ def main() -> None:
     parser.add_argument("--scene", type=Path, required=True, help="folder of photographs with cameras")
     parser.add_argument("--downscale", type=int, default=2, help="factor by which photographs are made smaller")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--views", nargs="+", default=VIEWS, help="photographs along which the camera moves")
     options = parser.parse_args()
     capture = read_capture(options.scene, downscale=options.downscale, test_every=0)
-    framing = complete_framing(
-        Gaussians.from_points(capture.points, capture.colors, 0), cameras_of_views(capture.train, capture.test)
-    )
-    cameras = spiral_at(framing["eye"], framing["target"], framing["up"], FRAMES)
-    gaussians, images = train(capture, options.steps, cameras, intrinsics(WIDTH, HEIGHT, framing["fov"]))
+    cameras = cameras_of_views(capture.train, capture.test)
+    framing = complete_framing(Gaussians.from_points(capture.points, capture.colors, 0), cameras)
+    viewmats = path(cameras, options.views, framing["target"], framing["up"])
+    K = intrinsics(WIDTH, HEIGHT, CROP * framing["fov"])
+    gaussians, images = train(capture, options.steps, viewmats, K)
     write_gif(DOCS / "training.gif", images, 80)
-    viewer_image(gaussians, capture).save(DOCS / "viewer.png")
+    viewer_image(gaussians, cameras, options.views[-1]).save(DOCS / "viewer.png")
 
 
 if __name__ == "__main__":
