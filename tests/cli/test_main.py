@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -261,6 +262,38 @@ def test_help_and_version(capsys):
         with pytest.raises(SystemExit, match="0"):
             cli.main(arguments)
     assert "tsplat 0." in capsys.readouterr().out
+
+
+HUGE_PAGES = """
+import ctypes, sys
+from tsplat.cli import main
+try:
+    main(["--version"])
+except SystemExit:
+    import torch
+    tensor = torch.ones(8, 1 << 20)
+    start = tensor.data_ptr()
+    maps, inside = open("/proc/self/smaps").read().splitlines(), False
+    for line in maps:
+        words = line.split()
+        if "-" in words[0]:
+            low, high = (int(word, 16) for word in words[0].split("-"))
+            inside = low <= start < high
+        elif inside and words[0] == "VmFlags:":
+            print("hg" in words)
+"""
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="huge pages")
+@pytest.mark.parametrize(("given", "expected"), [(None, "True"), ("0", "False")])
+def test_commands_ask_for_huge_pages(given, expected, forks, monkeypatch):
+    """The mapping of a large tensor is marked for them, unless the environment says otherwise."""
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", given)
+    found = forks.run(HUGE_PAGES)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split()[-1] == expected
 
 
 WITHOUT_EXTRAS = """
