@@ -141,6 +141,8 @@ MUTANTS = [
         ("total >= 0.0, 0, 1 << channel", "total > 0.0, 0, 1 << channel", "black has no gradient"),
         ("tl.where(total < 0.0, 0.0, total)", "tl.maximum(total, 0.0)", "NaN is black"),
         ("bits & 4 == 0", "bits & 2 == 0", "blue is clamped where green is"),
+        ("tl.max(mask.to", "tl.min(mask.to", "colors are skipped where one row is culled"),
+        ("tl.max(visible.to", "tl.min(visible.to", "gradients are skipped where one row is culled"),
     ),
     *_in("kernels/projection/__init__.py", ("-m", "triton", "tests/stages/test_projection.py"),
         ("tl.full([BLOCK], -1, tl.int32)", "tl.full([BLOCK], 0, tl.int32)", "culled Gaussians are those of row 0"),

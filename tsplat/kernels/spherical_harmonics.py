@@ -4,6 +4,7 @@ The basis is that of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013
 Splatting. The direction is the normalized difference of the Gaussian's mean and the camera center.
 
 Forward: one lane per output row. Colors can be shifted by 0.5 and clamped to at least 0; which were clamped is noted.
+On CPUs, both passes skip (SKIP) what a program would compute for rows none of which is visible.
 Backward: one lane per Gaussian, which loops over the cameras of its scene, so that gradients of means and coefficients
 are summed in a fixed order. Gradients of camera centers are summed over a block and written once per block and image.
 There are no atomics.
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import CPU_LONG_BLOCK, Int, Launch, block_size, fix, kept, kernel, programs
+from .launch import CPU_LONG_BLOCK, Int, Launch, block_size, fix, is_compiled_for_cpu, kept, kernel, programs
 
 BLOCK = 64
 
@@ -136,7 +137,7 @@ def _sh_fwd_kernel(
     colors,  # [nnz, 3], output
     clamped,  # [nnz] int8, output: a bit for each channel that is not shown; None without shift and clamp
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
-    DEGREE: tl.constexpr, BLOCK: tl.constexpr,
+    DEGREE: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n_rows
@@ -148,19 +149,23 @@ def _sh_fwd_kernel(
         mask = mask & (tl.load(radii + row * 2, mask=mask, other=0) > 0)
     image = tl.where(mask, dense_id // n_gaussians, 0)
     gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
-    unit, _ = _direction(means, centers, gaussian, image, mask)
-    basis = sh_basis(unit, DEGREE)
     bits = tl.zeros([BLOCK], tl.int8)
-    for channel in tl.static_range(3):
-        total = tl.zeros_like(unit[0])
-        for k in tl.static_range(len(basis)):
-            coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
-            total = tl.fma(basis[k], coeff.to(total.dtype), total)
-        if clamped is not None:
-            total += 0.5
-            bits |= tl.where(total >= 0.0, 0, 1 << channel).to(tl.int8)
-            total = tl.where(total < 0.0, 0.0, total)  # NaN stays NaN
-        tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
+    if not SKIP or tl.max(mask.to(tl.int32)) > 0:
+        unit, _ = _direction(means, centers, gaussian, image, mask)
+        basis = sh_basis(unit, DEGREE)
+        for channel in tl.static_range(3):
+            total = tl.zeros_like(unit[0])
+            for k in tl.static_range(len(basis)):
+                coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
+                total = tl.fma(basis[k], coeff.to(total.dtype), total)
+            if clamped is not None:
+                total += 0.5
+                bits |= tl.where(total >= 0.0, 0, 1 << channel).to(tl.int8)
+                total = tl.where(total < 0.0, 0.0, total)  # NaN stays NaN
+            tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
+    else:
+        for channel in tl.static_range(3):
+            tl.store(colors + row * 3 + channel, 0.0, mask=inside)
     if clamped is not None:
         tl.store(clamped + row, bits, mask=inside)
 
@@ -178,7 +183,7 @@ def _sh_bwd_kernel(
     v_centers,  # [blocks, I, 3], output, or None
     v_coeffs,  # [B, N, n_bases, 3], output
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
-    DEGREE: tl.constexpr, BLOCK: tl.constexpr,
+    DEGREE: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
@@ -202,34 +207,36 @@ def _sh_bwd_kernel(
             visible = row >= 0
         if radii is not None:
             visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
-        unit, inverse_norm = _direction(means, centers, gaussian, image, mask)
-        basis = sh_basis(unit, DEGREE)
-        v_color = load_tuple(v_colors + row * v_stride, 1, 3, visible)
-        if clamped is not None:
-            bits = tl.load(clamped + row, mask=visible, other=0)
-            v_color = (
-                tl.where(bits & 1 == 0, v_color[0], 0.0),
-                tl.where(bits & 2 == 0, v_color[1], 0.0),
-                tl.where(bits & 4 == 0, v_color[2], 0.0),
+        v_dir = (zero, zero, zero)
+        if not SKIP or tl.max(visible.to(tl.int32)) > 0:
+            unit, inverse_norm = _direction(means, centers, gaussian, image, mask)
+            basis = sh_basis(unit, DEGREE)
+            v_color = load_tuple(v_colors + row * v_stride, 1, 3, visible)
+            if clamped is not None:
+                bits = tl.load(clamped + row, mask=visible, other=0)
+                v_color = (
+                    tl.where(bits & 1 == 0, v_color[0], 0.0),
+                    tl.where(bits & 2 == 0, v_color[1], 0.0),
+                    tl.where(bits & 4 == 0, v_color[2], 0.0),
+                )
+            summed = ()
+            v_basis = ()
+            for k in tl.static_range(N_BASES):
+                summed = summed + (
+                    v_coeff[3 * k] + tl.where(visible, basis[k] * v_color[0], 0.0),
+                    v_coeff[3 * k + 1] + tl.where(visible, basis[k] * v_color[1], 0.0),
+                    v_coeff[3 * k + 2] + tl.where(visible, basis[k] * v_color[2], 0.0),
+                )
+                c = load_tuple(coeffs + own + 3 * k, 1, 3, visible)
+                c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
+                v_basis = v_basis + (dot3(c, v_color),)
+            v_coeff = summed
+            v_dir = normalize3_vjp(unit, inverse_norm, sh_basis_vjp(unit, v_basis, DEGREE))
+            v_dir = (
+                tl.where(visible, v_dir[0], 0.0),
+                tl.where(visible, v_dir[1], 0.0),
+                tl.where(visible, v_dir[2], 0.0),
             )
-        summed = ()
-        v_basis = ()
-        for k in tl.static_range(N_BASES):
-            summed = summed + (
-                v_coeff[3 * k] + tl.where(visible, basis[k] * v_color[0], 0.0),
-                v_coeff[3 * k + 1] + tl.where(visible, basis[k] * v_color[1], 0.0),
-                v_coeff[3 * k + 2] + tl.where(visible, basis[k] * v_color[2], 0.0),
-            )
-            c = load_tuple(coeffs + own + 3 * k, 1, 3, visible)
-            c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
-            v_basis = v_basis + (dot3(c, v_color),)
-        v_coeff = summed
-        v_dir = normalize3_vjp(unit, inverse_norm, sh_basis_vjp(unit, v_basis, DEGREE))
-        v_dir = (
-            tl.where(visible, v_dir[0], 0.0),
-            tl.where(visible, v_dir[1], 0.0),
-            tl.where(visible, v_dir[2], 0.0),
-        )
         v_mean = (v_mean[0] + v_dir[0], v_mean[1] + v_dir[1], v_mean[2] + v_dir[2])
         if v_centers is not None:
             for k in tl.static_range(3):
@@ -239,14 +246,14 @@ def _sh_bwd_kernel(
 
 
 @kept
-def _forward(degree: int) -> Launch:
+def _forward(degree: int, skip: bool) -> Launch:
     # Contraction would depend on the dtype of coefficients.
-    return fix(_sh_fwd_kernel, DEGREE=degree, num_warps=2, enable_fp_fusion=False)
+    return fix(_sh_fwd_kernel, DEGREE=degree, SKIP=skip, num_warps=2, enable_fp_fusion=False)
 
 
 @kept
-def _backward(degree: int, block: int) -> Launch:
-    return fix(_sh_bwd_kernel, DEGREE=degree, BLOCK=block, num_warps=2, enable_fp_fusion=False)
+def _backward(degree: int, skip: bool, block: int) -> Launch:
+    return fix(_sh_bwd_kernel, DEGREE=degree, SKIP=skip, BLOCK=block, num_warps=2, enable_fp_fusion=False)
 
 
 def spherical_harmonics_fwd(
@@ -276,7 +283,7 @@ def spherical_harmonics_fwd(
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if clamp else None
-    _forward(degree)(
+    _forward(degree, is_compiled_for_cpu(means))(
         n_rows,
         BLOCK,
         CPU_LONG_BLOCK,
@@ -325,7 +332,7 @@ def spherical_harmonics_bwd(
     block = block_size(means, BLOCK, CPU_LONG_BLOCK)
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
-    _backward(degree, block)(
+    _backward(degree, is_compiled_for_cpu(means), block)(
         programs(n_batches * blocks, 1),
         means=means,
         centers=centers,
