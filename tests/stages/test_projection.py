@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
-from tests.support.closeness import assert_exact
+from tests.support.closeness import assert_exact, assert_run_fp32
 from tsplat import reference
 from tsplat.config import DEFAULT_NUMERICS, CameraSettings
 from tsplat.data import ProjectionSettings
@@ -85,6 +85,15 @@ def test_overflowing_gradient_is_zeroed_and_infinite_gradient_kept(backend):
         assert torch.equal(one[1:], other[1:]), name
     assert all(gradient.isfinite().all() for gradient in overflown)
     assert not infinite[0][0].isfinite().all()
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("length", [10.0, 30.0])
+def test_gradients_of_needles_in_fp32_are_close_to_fp64(length):
+    """With the blur of 0.3, the condition number of a screen covariance is the squared length of a needle over 0.3."""
+    scene = scenes.make(scenes.Structure(n=12, cameras=1, width=40, height=36, seed=1), torch.float32)
+    scene["scales"] = torch.tensor([length / 36 * 4, 0.002, 0.002]).expand(12, 3).contiguous()
+    assert_run_fp32(scene, backend="triton")
 
 
 def test_quat_scale_to_covar_preci():

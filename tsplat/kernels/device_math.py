@@ -276,25 +276,10 @@ def conic(s, det):
 
 
 @triton.jit
-def conic_vjp(c, v):
-    """Gradient of the matrix whose inverse is c: v_S = -C G C."""
-    half = 0.5 * v[1]
-    p00 = v[0] * c[0] + half * c[1]
-    p01 = v[0] * c[1] + half * c[2]
-    p10 = half * c[0] + v[2] * c[1]
-    p11 = half * c[1] + v[2] * c[2]
-    return (
-        -(c[0] * p00 + c[1] * p10),
-        -2.0 * (c[0] * p01 + c[1] * p11),
-        -(c[1] * p01 + c[2] * p11),
-    )
+def conic_vjp(s, det, v):
+    """Gradient of s: v_S = (adj(G) - tr(S^-1 G) adj(S)) / det.
 
-
-@triton.jit
-def stable_conic_vjp(s, det, v):
-    """As ``conic_vjp``, for matrices that are nearly singular: v_S = (adj(G) - tr(S^-1 G) adj(S)) / det.
-
-    C G C cancels twice, by the condition number of S each time; this cancels once.
+    It is -S^-1 G S^-1, which would cancel twice, by the condition number of S each time; this cancels once.
     """
     inverse = 1.0 / det
     trace = (v[0] * s[2] - v[1] * s[1] + v[2] * s[0]) * inverse

@@ -292,7 +292,7 @@ def _projection_bwd_kernel(
             v_depth = tl.load(v_depths + row, mask=visible, other=0.0)
         incoming = size_of(v_conic) + size_of(v_mean2d) + tl.abs(v_depth)
         v_own_opacity = zero
-        v_cov2d = conic_vjp(conic(blurred, det), v_conic)
+        v_cov2d = conic_vjp(blurred, det, v_conic)
         if COMPENSATE:
             rho = compensation(det2(sharp), det, FLOOR)
             v_rho = zero

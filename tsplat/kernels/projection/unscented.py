@@ -21,6 +21,7 @@ from ...data import ProjectionSettings
 from ..device_math import (
     compensation,
     compensation_vjp,
+    conic_vjp,
     constant,
     det2,
     dot3,
@@ -33,7 +34,6 @@ from ..device_math import (
     rotation,
     rotation_vjp,
     size_of,
-    stable_conic_vjp,
     store_tuple,
 )
 from ..launch import Int, kernel
@@ -305,7 +305,7 @@ def _projection_unscented_bwd_kernel(
             v_depth = tl.load(v_depths + row, mask=visible, other=0.0)
         if v_opacities_out is not None:
             v_row = tl.load(v_opacities_out + row, mask=visible, other=0.0)
-        v_cov = stable_conic_vjp(blurred, det, v_conic)
+        v_cov = conic_vjp(blurred, det, v_conic)
         if COMPENSATE:
             rho = compensation(det2(sharp), det, FLOOR)
             if v_compensations is not None:
