@@ -184,7 +184,7 @@ def random_operation(rng, folder):
 
 
 @pytest.mark.usefixtures("few_views")
-@pytest.mark.parametrize("part", slow_after(3, range(10)))
+@pytest.mark.parametrize("part", slow_after(1, range(10)))
 def test_random_options_give_a_valid_model_or_a_typed_error(part, source, tmp_path, monkeypatch, capsys):
     pytest.importorskip("scipy")
     monkeypatch.setattr("tsplat.scene.editing.decimation.N_ROUNDS", 2)

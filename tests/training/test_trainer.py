@@ -66,7 +66,7 @@ def renders(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_after(1, BACKENDS))
 @pytest.mark.parametrize("headroom", slow_after(1, [1, capacity.HEADROOM]))
 def test_training_with_a_capacity_gives_the_same_bits(noisy, renders, monkeypatch, backend, headroom):
     gaussians, views = noisy
