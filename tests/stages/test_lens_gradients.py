@@ -9,6 +9,7 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tests.support.lenses import PARAMETERS, make
+from tests.support.slow import slow_after
 from tsplat.training.view_corrections import move_camera
 
 COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs")
@@ -50,7 +51,7 @@ def test_gradients_of_fast_motions_match_reference(backend, with_eval3d):
         assert_exact(name, one, other)
 
 
-@pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize("with_eval3d", slow_after(1, [False, True]))
 @pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 def test_gradcheck(kind, readout, with_eval3d):
     """Finite differences of the reference, along motions of cameras and every coefficient: a camera for each.

@@ -6,6 +6,7 @@ from torch.nn.functional import grid_sample
 
 import tsplat
 from tests.support.backends import BACKENDS
+from tests.support.slow import slow_after
 
 OVERSAMPLING = 6
 FOCAL, WIDTH, HEIGHT = 40.0, 48, 36
@@ -43,7 +44,7 @@ def undistorted(lens):
     return torch.stack([a, b], -1)
 
 
-@pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize("with_eval3d", slow_after(1, [False, True]))
 @pytest.mark.parametrize("lens", [opencv, opencv_fisheye])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_images_are_warped_pinhole_images(backend, lens, with_eval3d):

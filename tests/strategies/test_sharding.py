@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.allocations import RowLimit
+from tests.support.slow import slow_after
 from tests.support.strategy_models import check_moments, make_info, make_model
 from tests.support.thread_ranks import on_ranks
 from tsplat import ArgumentError
@@ -66,7 +67,7 @@ def refine(kind, n, ranks, limit):
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize(("n", "world_size"), [(203, 2), (203, 5), (3, 4), (5_003, 3)])
+@pytest.mark.parametrize(("n", "world_size"), slow_after(2, [(203, 2), (3, 4), (203, 5), (5_003, 3)]))
 def test_shards_are_refined_as_a_single_process_does(kind, n, world_size):
     expected, counts = refine(kind, n, RankGroup(), False)
     assert n < 10 or len(set(counts)) > 2

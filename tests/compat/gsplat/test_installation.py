@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.support.slow import slow_after
 from tsplat.scene import read_ply
 
 SCRIPT = """
@@ -96,7 +97,7 @@ except ModuleNotFoundError:
     assert result.stdout == "no gsplat.nothing\n"
 
 
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("installed", slow_after(1, [True, False]))
 def test_fused_ssim_is_there_where_it_is_not_installed(tmp_path, forks, installed):
     if installed:
         (tmp_path / "fused_ssim.py").write_text("fused_ssim = 'their own'")
