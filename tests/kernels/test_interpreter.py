@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tests.support import scenes
-from tests.support.closeness import assert_run_exact
+from tests.support.closeness import assert_exact, assert_run_exact
 from tsplat import rasterization_2dgs
+from tsplat.config import DEFAULT_NUMERICS, CameraSettings
+from tsplat.data import CompositingSettings, Splats
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
 from tsplat.stages.backend import launchers
@@ -43,6 +45,21 @@ def test_surfels_match_reference(chunk, monkeypatch):
     found = surfels.images_and_gradients(rasterization_2dgs, scene, surfels.NAMES, backend="triton", tile_size=8)
     expected = surfels.images_and_gradients(surfels.render_reference, scene, surfels.NAMES, tile_size=8)
     surfels.assert_equal(found, expected, surfels.NAMES)
+
+
+def test_alphas_of_tiles_match_torch():
+    generator = torch.Generator().manual_seed(0)
+    means2d = 8 * torch.rand(5, 2, generator=generator, dtype=torch.float64)
+    conics = torch.rand(5, 3, generator=generator, dtype=torch.float64) + torch.tensor([1.0, 0, 1])
+    splats = Splats(means2d, conics, torch.linspace(0.1, 1, 5, dtype=torch.float64), None, None)
+    settings = CompositingSettings(CameraSettings(8, 6), 8, 1, False, DEFAULT_NUMERICS, "torch")
+    centers = torch.arange(8, dtype=torch.float64) + 0.5, torch.arange(6, dtype=torch.float64) + 0.5
+    found = []
+    for backend in ("triton", "torch"):
+        find_alphas = launchers(means2d.device, backend).tile_alphas(splats, settings)
+        found.append(find_alphas(torch.tensor([3, 1, 4, 1]), centers))
+    assert 0 < (found[0] > 0).sum() < found[0].numel()
+    assert_exact("alphas", *found)
 
 
 def test_chunks_match_reference(monkeypatch):

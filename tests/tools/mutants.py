@@ -859,6 +859,8 @@ MUTANTS = [
     *_in("stages/contributions.py", _torch("tests/compat/gsplat/test_contributions.py"),
         ("min(tile.start + limit, tile.end)", "tile.start + limit", "ranges reach into the next tile"),
         ("torch.cat(rows)[order]", "torch.cat(rows)", "Gaussians of other pixels"),
+        ("launchers(self.places.device)", "launchers(self.places.device, \"torch\")",
+         "alphas that are not rounded as in compositing"),
     ),
     *_in("compat/gsplat/cuda/_contributors.py", _torch("tests/compat/gsplat/test_contributors.py"),
         ("rows % max(self.n, 1)", "rows", "rows in place of Gaussians"),

@@ -1,7 +1,7 @@
 """The launchers of ``kernels`` in vectorized PyTorch, for devices without Triton: same names, same signatures."""
 
 from .adam import adam_step
-from .compositing import bytes_per_intersection, composite_bwd, composite_fwd
+from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import limit_starts, tile_columns, tile_intersections, tile_lists, tile_rows, unread_spans
 from .mcmc_step import mcmc_noise, mcmc_regularization
@@ -27,6 +27,7 @@ __all__ = [
     "spherical_harmonics_fwd",
     "surfels_bwd",
     "surfels_fwd",
+    "tile_alphas",
     "tile_columns",
     "tile_intersections",
     "tile_lists",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ def _alphas(
     return at, torch.threshold_(alpha, below, 0.0), clamped
 
 
-def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weights [P, K] front to back, how many of the K each pixel passed, and transmittance, negative if stopped."""
     after = (1 - alpha).cumprod(-1).mul_(transmittance[:, None])
     weight = alpha.clone()
@@ -142,14 +142,14 @@ def walk(
     """Walks a tile's list front to back, a block of K at a time, until all of its pixels have stopped.
 
     Yields:
-        Rows [K]; then as :func:`_blend`, whose ``transmittance`` [P] is given for the first block; then as
+        Rows [K]; then as :func:`blend`, whose ``transmittance`` [P] is given for the first block; then as
         :func:`_alphas`, where pixels are in Gaussians.
     """
     pixels = _pixels(tile, centers, rays)
     for start in range(tile.start, tile.end, BLOCK):
         rows = flatten_ids[start : min(start + BLOCK, tile.end)]
         at, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
-        weight, passed, transmittance = _blend(alpha, transmittance)
+        weight, passed, transmittance = blend(alpha, transmittance)
         yield rows, weight, passed, transmittance, at
         if float(transmittance.amax()) <= 0:
             break
@@ -332,6 +332,11 @@ def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
     """Packs what compositing reads of each row, by the footprint of the settings. [values, nnz]"""
     packed: Tensor = _footprint(settings).pack(splats, settings.numerics)
     return packed
+
+
+def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]:
+    records = pack_records(splats, settings)
+    return lambda rows, centers: _alphas(records.index_select(1, rows), centers, settings)[1]
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:

@@ -1,19 +1,22 @@
 """Which Gaussians contribute to each pixel, and by how much: the walk of compositing in PyTorch, without its images.
 
 A Gaussian contributes to a pixel if compositing adds it: its alpha is at least 1/255, and the pixel has not stopped.
-Its weight is alpha times the transmittance in front of it. Nothing here is differentiable.
+Its weight is alpha times the transmittance in front of it. Alphas have the bits of those that are composited, as a
+Gaussian whose alpha is 1/255 to rounding would otherwise count here and not there. Nothing here is differentiable.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from ..data import CompositingSettings, Intersections, Splats
-from ..kernels_torch.compositing import pack_records, pixel_centers, tiles, walk
+from ..kernels_torch.compositing import BLOCK, Tile, blend, pixel_centers, tiles
+from .backend import launchers
 
 Block = tuple[Tensor, Tensor, Tensor]
 """Rows [K] of a tile, their weights [P, K] at its pixels, and the transmittances [P] behind, negative if stopped."""
@@ -97,8 +100,8 @@ class Contributions:
         self, limits: tuple[int, int] | None = None, transmittances: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Iterator[Block]]]:
         """Iterates over tiles: places of the chosen pixels, which of its pixels they are, and blocks of its list."""
-        records, ids = pack_records(self.splats, self.settings), self.intersections.flatten_ids
-        centers = pixel_centers(self.settings, self.splats.means2d)
+        find_alphas = launchers(self.places.device).tile_alphas(self.splats, self.settings)
+        x, y = pixel_centers(self.settings, self.splats.means2d)
         for tile in tiles(self.intersections, len(self.places), self.settings, None):
             if limits is not None:
                 start, end = (min(tile.start + limit, tile.end) for limit in limits)
@@ -108,9 +111,18 @@ class Contributions:
             here = (tile.image, *tile.pixels)
             places = self.places[here].flatten()
             chosen = (places >= 0).nonzero().squeeze(1)
-            in_front = records.new_ones(len(places)) if transmittances is None else transmittances[here].flatten()
-            blocks = walk(tile, ids, records, centers, in_front, self.settings)
-            yield places[chosen], chosen, ((rows, weights, behind) for rows, weights, _, behind, _ in blocks)
+            in_front = x.new_ones(len(places)) if transmittances is None else transmittances[here].flatten()
+            alphas = functools.partial(find_alphas, centers=(x[tile.pixels[1]], y[tile.pixels[0]]))
+            yield places[chosen], chosen, self._walk(tile, alphas, in_front)
+
+    def _walk(self, tile: Tile, find_alphas: Callable[[Tensor], Tensor], transmittance: Tensor) -> Iterator[Block]:
+        """Walks a tile's list front to back until all of its pixels have stopped, from a transmittance [P]."""
+        for start in range(tile.start, tile.end, BLOCK):
+            rows = self.intersections.flatten_ids[start : min(start + BLOCK, tile.end)]
+            weights, _, transmittance = blend(find_alphas(rows), transmittance)
+            yield rows, weights, transmittance
+            if float(transmittance.amax()) <= 0:
+                break
 
 
 def _largest(blocks: Iterable[tuple[Tensor, Tensor]], n_kept: int) -> Iterator[tuple[Tensor, Tensor]]:

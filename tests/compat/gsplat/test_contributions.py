@@ -159,6 +159,25 @@ def test_rasterization_in_pytorch_matches_the_kernels(batch_per_iter):
         assert_exact(name, one, other)
 
 
+def test_lists_are_what_is_composited_where_alpha_is_at_the_threshold():
+    """In fp32, with opacities that make alpha 1/255 to rounding at one pixel of each Gaussian."""
+    generator = torch.Generator().manual_seed(0)
+    ids, pixels = torch.arange(256), torch.randperm(256, generator=generator)
+    means2d = 16 * torch.rand(1, 256, 2, generator=generator)
+    conics = 0.01 * (1 + torch.rand(1, 256, 3, generator=generator)) - torch.tensor([0.0, 0.015, 0.0])
+    colors = torch.ones(1, 256, 1)
+    exact = [t.double() for t in (means2d, conics, colors[..., 0], colors)]
+    _, alphas = accumulate(*exact, ids, pixels, torch.zeros_like(ids), 16, 16)
+    opacities = (1 / 255 / alphas.flatten()[pixels][None]).float()
+    lists = (torch.zeros(1, 1, 1, dtype=torch.int32), ids.int())
+    _, expected = rasterize_to_pixels(means2d, conics, colors, opacities, 16, 16, 16, *lists)
+    transmittances = torch.ones(1, 16, 16)
+    found = rasterize_to_indices_in_range(0, 9, transmittances, means2d, conics, opacities, 16, 16, 16, *lists)
+    _, alphas = accumulate(means2d, conics, opacities, colors, *found, 16, 16)
+    assert expected.max() < 0.9  # none of 256 has less than 4e-4
+    torch.testing.assert_close(alphas, expected, rtol=0, atol=1e-5)
+
+
 def test_intersections_are_those_of_the_kernels():
     scene = scenes.make(STRUCTURE)
     radii, means2d, depths, _, _ = fully_fused_projection(

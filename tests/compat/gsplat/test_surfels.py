@@ -45,6 +45,30 @@ def list_all(rows, offsets, flatten_ids):
     return rasterize_to_indices_in_range_2dgs(0, 10**6, full, *given, WIDTH, HEIGHT, TILE, offsets, flatten_ids)
 
 
+def test_lists_are_what_is_composited_where_alpha_is_at_the_threshold():
+    """In fp32, with opacities that make alpha 1/255 to rounding at one pixel of each disc."""
+    generator = torch.Generator().manual_seed(0)
+    ids, pixels = torch.arange(256), torch.randperm(256, generator=generator)
+    transforms = torch.eye(3) * torch.tensor([9.0, 9, 1])
+    transforms = transforms + torch.randn(1, 256, 3, 3, generator=generator) * torch.tensor([1.0, 1, 0])
+    transforms[..., :2, 2] = 16 * torch.rand(1, 256, 2, generator=generator)
+    transforms[..., 2, :2] *= 0.01
+    means2d, normals = transforms[..., :2, 2] + 100, torch.zeros(1, 256, 3)  # the low-pass filter is far off
+    colors = torch.ones(1, 256, 1)
+    exact = [t.double() for t in (means2d, transforms, colors[..., 0], colors, normals)]
+    _, alphas, _ = accumulate_2dgs(*exact, ids, pixels, torch.zeros_like(ids), 16, 16)
+    opacities = (1 / 255 / alphas.flatten()[pixels][None]).float()
+    lists, size = (torch.zeros(1, 1, 1, dtype=torch.int32), ids.int()), (16, 16, 16)
+    _, expected, *_ = rasterize_to_pixels_2dgs(
+        means2d, transforms, colors, opacities, normals, torch.zeros_like(means2d), *size, *lists
+    )
+    given = (means2d, transforms, opacities)
+    found = rasterize_to_indices_in_range_2dgs(0, 9, torch.ones(1, 16, 16), *given, *size, *lists)
+    _, alphas, _ = accumulate_2dgs(*given, colors, normals, *found, 16, 16)
+    assert expected.max() < 0.999
+    torch.testing.assert_close(alphas, expected, rtol=0, atol=1e-5)
+
+
 def test_accumulated_lists_are_the_rendered_images(splats):
     rows, offsets, flatten_ids = splats
     ids = list_all(*splats)

@@ -71,6 +71,7 @@ from ...data import (
     TileGrid,
 )
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_order, part_shape
+from .alphas import tile_alphas
 from .chunks import chunk_products, combine_chunks, combine_rays
 from .footprints import FOOTPRINTS
 from .lists import list_parts
@@ -88,6 +89,7 @@ __all__ = [
     "composite_bwd",
     "composite_fwd",
     "limit_starts",
+    "tile_alphas",
 ]
 
 

@@ -42,9 +42,9 @@ def contributions(
     footprint: str = "ellipse",
 ) -> Contributions:
     """Returns the contributions of checked splats to the pixels of `places`; see :class:`Contributions`."""
-    means2d, shapes, opacities = (tensor.to(compute_dtype(*splats)) for tensor in splats)
+    means2d, shapes, opacities = (tensor.to(compute_dtype(*splats)).contiguous() for tensor in splats)
     camera = CameraSettings(places.shape[2], places.shape[1])
-    offsets = isect_offsets.flatten().to(torch.int64)
+    offsets, flatten_ids = isect_offsets.flatten().to(torch.int64), flatten_ids.contiguous()
     return Contributions(
         Splats(
             means2d.reshape(-1, 2),

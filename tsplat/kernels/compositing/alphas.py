@@ -1,0 +1,74 @@
+"""Alphas of Gaussians at the pixels of a tile, bit by bit those of walks: they tell who contributes to a pixel.
+
+One program computes BLOCK alphas.
+"""
+
+import math
+from collections.abc import Callable
+
+import triton.language as tl
+from torch import Tensor
+
+from ...config import ALPHA_MIN
+from ...data import CompositingSettings, Splats
+from ..device_math import load_tuple
+from ..launch import Int, approximate, is_amd, kernel
+from .footprints import FOOTPRINTS
+from .records import pack_records
+from .walk_steps import OPACITY, alpha_at
+
+BLOCK = 128
+
+
+@kernel
+def _alphas_kernel(
+    records,  # [nnz, WIDTH]
+    rows,  # [K] int32 or int64
+    x,  # [w] centers of the tile's columns of pixels
+    y,  # [h]
+    alphas,  # [K, h, w], output
+    n: "Int", width: "Int", height: "Int",
+    FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+    AMD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    line = index // width
+    row = tl.load(rows + line // height, mask=mask, other=0).to(tl.int64)
+    record = load_tuple(records + row * WIDTH, 1, FOOTPRINT.VALUES + OPACITY, mask)
+    pixel = (tl.load(x + index % width, mask=mask, other=0.0), tl.load(y + line % height, mask=mask, other=0.0))
+    alpha, _ = alpha_at(record, pixel, FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
+    tl.store(alphas + index, alpha, mask=mask)
+
+
+def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]:
+    """Returns a function that computes alphas of Gaussians at the pixels of a tile, 0 below the threshold.
+
+    Its arguments are rows [K] and the centers x [w] and y [h] of the pixels; it returns [h * w, K].
+    """
+    records = pack_records(splats, settings)
+
+    def compute(rows: Tensor, centers: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = centers
+        alphas = records.new_empty(rows.numel(), y.numel(), x.numel())
+        _alphas_kernel.launch_elementwise(
+            alphas.numel(),
+            BLOCK,
+            records=records,
+            rows=rows,
+            x=x,
+            y=y,
+            alphas=alphas,
+            n=alphas.numel(),
+            width=x.numel(),
+            height=y.numel(),
+            FOOTPRINT=FOOTPRINTS[settings.footprint],
+            WIDTH=records.shape[1],
+            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+            APPROX=approximate(records),
+            AMD=is_amd(records),
+            enable_fp_fusion=False,  # as in walks
+        )
+        return alphas.flatten(1).T
+
+    return compute
