@@ -138,9 +138,8 @@ each chunk ([decision 0010](decisions/0010-parts-of-tiles.md)).
 
 METHOD = """
 - "eval3d" is evaluation in 3D, against gsplat's `rasterize_to_pixels_eval3d`; "2dgs" are 2D Gaussians, with color,
-  depth, normals, distortion and median, against `rasterize_to_pixels_2dgs`. Their 24 tiles do not fill a GPU.
-  In 3D, tsplat executes more instructions forward than gsplat, as each part of a tile walks the list of the whole tile,
-  and is faster because parts run at the same time. Expect less of that on an image that fills the GPU.
+  depth, normals, distortion and median, against `rasterize_to_pixels_2dgs`. The clouds' 24 tiles do not fill a GPU; the
+  garden has 1,107.
 - gsplat's kernel for evaluation in 3D is compiled for pinhole cameras with a global shutter, without the code for
   others that it would not execute here, which favors gsplat.
 - A sector is 32 bytes of global memory that one instruction of one warp accesses. Sectors that a cache holds count as

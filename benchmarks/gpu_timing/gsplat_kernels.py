@@ -116,7 +116,7 @@ def load_kernel(direction: str, channels: int, wheel: Path, footprint: str = "el
     binary = cubin.read_bytes()
     listing = sass_text.listing(binary)
     name = next(name for name in re.findall(r"Function : (\S+)", listing) if kernel in name)
-    program = sass.translate(listing, name, CAPABILITY)
+    program = sass.translate(listing, name, CAPABILITY, sass_text.compiler_constants(binary, name))
     program.cubin = binary
     return program
 

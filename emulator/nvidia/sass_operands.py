@@ -78,6 +78,8 @@ class Operands(Emitter):
             return self.bank(int(match[1], 16) + 4 * offset)
         if match := re.fullmatch(r"c\[0x2\]\[(0x[0-9a-f]+)\]", text):
             at = int(match[1], 16) + 4 * offset
+            if at + 4 > len(self.compiler_constants):
+                raise UnsupportedInstructionError(f"{text}: bank 2 has {len(self.compiler_constants)} bytes")
             return self.value(int.from_bytes(self.compiler_constants[at : at + 4], "little"))
         if text.startswith("c["):
             raise UnsupportedInstructionError(text)

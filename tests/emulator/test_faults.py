@@ -9,6 +9,7 @@ import triton.language as tl
 
 from emulator.emulation import emulated, target_of
 from emulator.machine import EmulationError
+from emulator.nvidia.sass_operands import Operands
 from emulator.program import UnsupportedInstructionError
 from emulator.shadow import Shadow
 
@@ -212,6 +213,12 @@ def test_register_never_written_is_found():
 def test_unknown_instruction_is_named():
     with pytest.raises(UnsupportedInstructionError, match=r"_correct: frobnicate\.f32"):
         launched(_correct, "cuda:80", "ptx", rewrite=lambda text: text.replace("mul.f32", "frobnicate.f32"))
+
+
+def test_constants_of_the_compiler_that_were_not_given_are_not_read():
+    assert Operands(bytes(8)).read("c[0x2][0x4]") >= 0
+    with pytest.raises(UnsupportedInstructionError, match="bank 2 has 4 bytes"):
+        Operands(bytes(4)).read("c[0x2][0x4]")
 
 
 def kinds_of(body, **options):
