@@ -163,16 +163,39 @@ def _trace(town: Town, origins: Tensor, directions: Tensor) -> tuple[Tensor, Ten
         ids.masked_fill_(found < depths, index)
         torch.minimum(depths, found, out=depths)
 
-    for i, (low, high) in enumerate(town.boxes):
+    boxes, spheres = _reached(town, origins, directions)
+    for i in boxes:
+        low, high = town.boxes[i]
         first, second = ((corner[:, None] - columns) * inverse for corner in (low, high))
         enter = torch.minimum(first, second).amax(0)
         leave = torch.maximum(first, second).amin(0)
         update(i, torch.where((enter < leave) & (enter > 1e-4), enter, torch.inf))
-    for i, sphere in enumerate(town.spheres):
+    for i in spheres:
+        sphere = town.spheres[i]
         offsets = columns - sphere[:3, None]
         near = nearer_root((offsets * aims).sum(0), offsets.square().sum(0) - sphere[3] ** 2)
         update(len(town.boxes) + i, torch.where(near > 1e-4, near, torch.inf))
     return depths, ids
+
+
+def _reached(town: Town, origins: Tensor, directions: Tensor) -> tuple[list[int], list[int]]:
+    """Indices of the boxes and of the spheres that rays can hit: those near a cone around all rays."""
+    if not len(origins):
+        return [], []
+    middle, aim = origins.mean(0), normalize(directions.mean(0), dim=0)
+    spread = (origins - middle).norm(dim=-1).max()
+    angle = (directions @ aim).min().clamp(-1, 1).acos()
+
+    def near(centers: Tensor, radii: Tensor) -> list[int]:
+        offsets = centers - middle
+        distances = offsets.norm(dim=-1)
+        around = ((radii + spread) / distances).clamp(max=1).asin() + angle + 1e-3
+        found = (distances <= radii + spread) | ((offsets @ aim / distances).clamp(-1, 1).acos() <= around)
+        indices: list[int] = found.nonzero()[:, 0].tolist()
+        return indices
+
+    low, high = town.boxes.unbind(1)
+    return near((low + high) / 2, (high - low).norm(dim=-1) / 2), near(town.spheres[:, :3], town.spheres[:, 3])
 
 
 def _surface(town: Town, points: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

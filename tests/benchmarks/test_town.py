@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from benchmarks import town as tracer
 from benchmarks.blocks import border_distances
 from benchmarks.town import make_town, render_town, town_cameras, write_town
 from tests.support.captures import project
@@ -42,3 +43,18 @@ def test_distances_to_borders():
     plan = BlockPlan("", ((1.0, 0, 0), (0, 0, 1.0), (0, -1.0, 0)), ((-5.0, -5.0), (5.0, 5.0)), 0.2, blocks)
     points = torch.tensor([[-2.0, 7, 0], [1.5, 0, 1.9], [4.0, 0, 2.5], [9.0, -3, -9]])
     assert border_distances(plan, points).tolist() == pytest.approx([3.0, 0.1, 0.5, 8.0], abs=1e-6)
+
+
+def test_what_no_ray_reaches_is_not_traced(monkeypatch):
+    town = make_town(6)
+    camera = town_cameras(town, 36, 40, 30)[7]
+    found, reached, shares = render_town(town, camera), tracer._reached, []
+
+    def everything(town, *rays):
+        shares.append(len(reached(town, *rays)[0]) / len(town.boxes))
+        return range(len(town.boxes)), range(len(town.spheres))
+
+    monkeypatch.setattr(tracer, "_reached", everything)
+    expected = render_town(town, camera)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert 0.1 < max(shares) < 0.7
