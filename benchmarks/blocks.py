@@ -1,6 +1,7 @@
 """Compares a town that was trained in blocks with one run of the whole.
 
-    python -m benchmarks.blocks OUT [--views 400] [--points 16000] [--steps 4000] [--blocks 9] [--write]
+    python -m benchmarks.blocks OUT [--lots 12] [--views 400] [--points 1000000] [--steps 1400] [--blocks 9] [--write]
+        [OPTIONS of tsplat train]
 
 `--steps` are those of the one run. Each block has as many in proportion to its training views, so that all runs take
 each of their views equally often.
@@ -37,7 +38,6 @@ from tsplat.support.files import write_json
 from tsplat.training import Evaluation, evaluate, read_newest
 
 PAGE = Path(__file__).parents[1] / "docs" / "blocks.md"
-LOTS = 6
 BAND = 0.4
 """World units; a lot is 4 wide."""
 
@@ -102,12 +102,13 @@ def draw(path: Path, scores: dict[str, Evaluation], masks: list[Tensor]) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out", type=Path)
-    for name, default in dict(views=400, width=160, height=120, points=16_000, steps=4000, blocks=9).items():
+    sizes = dict(lots=12, views=400, width=160, height=120, points=1_000_000, steps=1400, blocks=9)
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--write", action="store_true", help="write the table to docs/blocks.md")
-    options = parser.parse_args()
+    options, rest = parser.parse_known_args()
     out, plan, log = options.out, options.out / "plan", options.out / "log.txt"
-    town = make_town(LOTS)
+    town = make_town(options.lots)
     if not (out / "scene" / "points.ply").exists():
         cameras = town_cameras(town, options.views, options.width, options.height)
         write_town(out / "scene", town, cameras, options.points)
@@ -116,7 +117,7 @@ def main() -> None:
     def measure(name: str, steps: int, *words: str, kill_when: Path | None = None) -> None:
         if name in memory:
             return
-        command = (*words, "--steps", str(steps), "--device", "cpu")
+        command = (*words, "--steps", str(steps), "--eval-every", str(steps), "--device", "cpu", *rest)
         if kill_when is not None:
             run(log, *command, kill_when=kill_when)
         memory[name] = run(log, *command)
