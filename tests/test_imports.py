@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.xdist_group("imports")
+
 PACKAGE = ROOT / "tsplat"
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -32,6 +32,7 @@ def test_a_loop_may_end_behind_the_last_exit_if_that_is_conditional(leave, loops
     assert static_cost.loops(instructions) == loops
 
 
+@pytest.mark.slow
 def test_record_has_stall_cycles():
     launches = static_cost.shipped_launches("nvidia", (3,), (16,))
     label, call = next((label, call) for label, call in launches if call.kernel.__name__ == "_slot_counts_kernel")

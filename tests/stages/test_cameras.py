@@ -179,6 +179,7 @@ sys.exit(max(rank.exitcode for rank in ranks))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 def test_two_ranks(forks, tmp_path):
     found = forks.run(RANKS, tmp_path)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
+from tests.support.slow import slow_after
 from tsplat import reference
 from tsplat.config import DEFAULT_NUMERICS, CameraSettings
 from tsplat.data import ProjectionSettings
@@ -104,7 +105,7 @@ def test_ids_with_16_and_32_bit_keys(backend, tile_height):
     assert offsets.flatten()[int(tiles[-1])] <= len(indices) - 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_after(1, BACKENDS))
 def test_segmented_sort_changes_no_bit(backend):
     """Images, ``meta`` and gradients, packed or not, in one band and in several."""
 

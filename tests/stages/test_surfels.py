@@ -446,6 +446,7 @@ def test_a_capacity_changes_no_bit_and_raises_if_it_is_too_small(backend):
         tsplat.rasterization_2dgs(**scene, capacity=1, **options)
 
 
+@pytest.mark.slow
 def test_the_reference_is_differentiable():
     """Weights, distortion and depths by autograd against finite differences."""
     scene = make(11, n=4, width=5, height=4, cameras=1)

@@ -102,7 +102,7 @@ def entries(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.float64]))
-@pytest.mark.parametrize("shape", slow_after(4, SHAPES))
+@pytest.mark.parametrize("shape", slow_after(2, SHAPES))
 def test_parts_do_not_change_the_bits_of_images_and_gradients(shape, dtype, entries, monkeypatch):
     for seed in range(32 if dtype == torch.float32 else 8):
         scene = _scene(seed, shape)

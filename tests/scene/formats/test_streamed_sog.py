@@ -40,6 +40,7 @@ def test_round_trip(tmp_path, count, factor):
         check_round_trip("streamed-sog", gaussians, read_model(path))
 
 
+@pytest.mark.slow
 def test_tree_and_datasets(tmp_path, monkeypatch):
     """Each Gaussian of each level is in one leaf, in whose box it lies; files have whole leaves."""
     pytest.importorskip("scipy")

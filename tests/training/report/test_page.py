@@ -21,6 +21,8 @@ from tsplat.training.presets import PRESETS
 from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
 from tsplat.training.report.quality import floaters, score_regions
 
+pytestmark = pytest.mark.xdist_group("page")
+
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'{{body}}"
 URLS = {"src", "href", "action", "data", "poster", "srcset", "xlink:href", "background", "formaction"}
 

@@ -16,6 +16,8 @@ from tsplat.scene.capture.block_plans import plan_blocks, read_plan, write_plan
 from tsplat.training import BlockError, RunConfig, evaluate_run, merge_blocks, read_newest, resume, train, train_blocks
 from tsplat.training.configuration import to_json
 
+pytestmark = pytest.mark.xdist_group("blocks")
+
 pytest.importorskip("safetensors")
 
 CONFIG = RunConfig(steps=6, save_every=2, sh_degree=0, test_every=3, device="cpu", backend="torch")

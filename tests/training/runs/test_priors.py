@@ -79,7 +79,7 @@ def test_priors_without_a_weight_are_refused(capture, tmp_path):
 
 
 @pytest.mark.parametrize("is_flat", slow_after(1, [False, True]))
-@pytest.mark.parametrize("kind", ["depth_prior", "normal_prior"])
+@pytest.mark.parametrize("kind", slow_after(1, ["depth_prior", "normal_prior"]))
 def test_training_follows_a_prior(capture, kind, is_flat):
     """Gaussians that were moved approach the depths of before, up to scale and shift; or a normal."""
     gaussians = make_gaussians()

@@ -15,6 +15,8 @@ from tsplat.scene import FileError, write_ply
 from tsplat.training import RunConfig, read_newest, train
 from tsplat.training.runs.report import report_run
 
+pytestmark = pytest.mark.xdist_group("report")
+
 pytest.importorskip("safetensors")
 
 
@@ -116,6 +118,7 @@ def test_images_that_are_missing_are_rendered_again(run):
     assert len(read(run).images()) == 8
 
 
+@pytest.mark.slow
 def test_scene_that_was_moved_is_noted_and_can_be_named(finished, run, tmp_path):
     config = json.loads((run / "config.json").read_text())
     shutil.rmtree(run / "held_out")

@@ -75,6 +75,7 @@ class Clock:
         monkeypatch.setattr(start.time, "perf_counter", lambda: self.now)
 
 
+@pytest.mark.slow
 def test_steps_fit_into_the_time(tmp_path, monkeypatch, capsys):
     Clock(monkeypatch)
     schedule = dict(refine_start_iter=2, refine_every=5)
