@@ -4,7 +4,8 @@ The basis is that of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013
 Splatting. The direction is the normalized difference of the Gaussian's mean and the camera center.
 
 Forward: one lane per output row. Colors can be shifted by 0.5 and clamped to at least 0; which were clamped is noted.
-On CPUs, both passes skip (SKIP) what a program would compute for rows none of which is visible.
+On CPUs (ON_CPU), both passes read and write the coefficients of a Gaussian side by side, and skip what a program would
+compute for rows none of which is visible.
 Backward: one lane per Gaussian, which loops over the cameras of its scene, so that gradients of means and coefficients
 are summed in a fixed order. Gradients of camera centers are summed over a block and written once per block and image.
 There are no atomics.
@@ -17,7 +18,19 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import CPU_LONG_BLOCK, Int, Launch, block_size, fix, is_compiled_for_cpu, kept, kernel, programs
+from .launch import (
+    CPU_BLOCK,
+    CPU_LONG_BLOCK,
+    Int,
+    Launch,
+    block_size,
+    fix,
+    is_compiled_for_cpu,
+    kept,
+    kernel,
+    programs,
+)
+from .row_access import load_row, store_row
 
 BLOCK = 64
 
@@ -137,7 +150,7 @@ def _sh_fwd_kernel(
     colors,  # [nnz, 3], output
     clamped,  # [nnz] int8, output: a bit for each channel that is not shown; None without shift and clamp
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
-    DEGREE: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
+    DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n_rows
@@ -150,13 +163,18 @@ def _sh_fwd_kernel(
     image = tl.where(mask, dense_id // n_gaussians, 0)
     gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
     bits = tl.zeros([BLOCK], tl.int8)
-    if not SKIP or tl.max(mask.to(tl.int32)) > 0:
+    if not ON_CPU or tl.max(mask.to(tl.int32)) > 0:
         unit, _ = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
+        if ON_CPU:
+            own = load_row(coeffs + gaussian * n_bases * 3, 3 * len(basis), mask)
         for channel in tl.static_range(3):
             total = tl.zeros_like(unit[0])
             for k in tl.static_range(len(basis)):
-                coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
+                if ON_CPU:
+                    coeff = own[3 * k + channel]
+                else:
+                    coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
                 total = tl.fma(basis[k], coeff.to(total.dtype), total)
             if clamped is not None:
                 total += 0.5
@@ -179,11 +197,11 @@ def _sh_bwd_kernel(
     radii,  # [nnz, 2] int32 or None
     clamped,  # [nnz] int8 or None, as in the forward pass
     v_colors,  # [nnz, 3], rows `v_stride` apart
-    v_means,  # [B, N, 3], output
+    v_means,  # [B, N, 3], output, added to if ADD
     v_centers,  # [blocks, I, 3], output, or None
     v_coeffs,  # [B, N, n_bases, 3], output
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
-    DEGREE: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
+    DEGREE: tl.constexpr, ON_CPU: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
@@ -208,10 +226,12 @@ def _sh_bwd_kernel(
         if radii is not None:
             visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
         v_dir = (zero, zero, zero)
-        if not SKIP or tl.max(visible.to(tl.int32)) > 0:
+        if not ON_CPU or tl.max(visible.to(tl.int32)) > 0:
             unit, inverse_norm = _direction(means, centers, gaussian, image, mask)
             basis = sh_basis(unit, DEGREE)
             v_color = load_tuple(v_colors + row * v_stride, 1, 3, visible)
+            if ON_CPU:
+                coeff = load_row(coeffs + own, 3 * N_BASES, visible)
             if clamped is not None:
                 bits = tl.load(clamped + row, mask=visible, other=0)
                 v_color = (
@@ -227,7 +247,10 @@ def _sh_bwd_kernel(
                     v_coeff[3 * k + 1] + tl.where(visible, basis[k] * v_color[1], 0.0),
                     v_coeff[3 * k + 2] + tl.where(visible, basis[k] * v_color[2], 0.0),
                 )
-                c = load_tuple(coeffs + own + 3 * k, 1, 3, visible)
+                if ON_CPU:
+                    c = (coeff[3 * k], coeff[3 * k + 1], coeff[3 * k + 2])
+                else:
+                    c = load_tuple(coeffs + own + 3 * k, 1, 3, visible)
                 c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
                 v_basis = v_basis + (dot3(c, v_color),)
             v_coeff = summed
@@ -241,19 +264,25 @@ def _sh_bwd_kernel(
         if v_centers is not None:
             for k in tl.static_range(3):
                 tl.store(v_centers + (block.to(tl.int64) * n_images + image) * 3 + k, -tl.sum(v_dir[k]))
+    if ADD:
+        others = load_tuple(v_means + gaussian * 3, 1, 3, mask)
+        v_mean = (others[0] + v_mean[0], others[1] + v_mean[1], others[2] + v_mean[2])
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
-    store_tuple(v_coeffs + own, 1, v_coeff, mask)
+    if ON_CPU:
+        store_row(v_coeffs + own, v_coeff, mask)
+    else:
+        store_tuple(v_coeffs + own, 1, v_coeff, mask)
 
 
 @kept
-def _forward(degree: int, skip: bool) -> Launch:
+def _forward(degree: int, on_cpu: bool) -> Launch:
     # Contraction would depend on the dtype of coefficients.
-    return fix(_sh_fwd_kernel, DEGREE=degree, SKIP=skip, num_warps=2, enable_fp_fusion=False)
+    return fix(_sh_fwd_kernel, DEGREE=degree, ON_CPU=on_cpu, num_warps=2, enable_fp_fusion=False)
 
 
 @kept
-def _backward(degree: int, skip: bool, block: int) -> Launch:
-    return fix(_sh_bwd_kernel, DEGREE=degree, SKIP=skip, BLOCK=block, num_warps=2, enable_fp_fusion=False)
+def _backward(degree: int, on_cpu: bool, block: int, add: bool) -> Launch:
+    return fix(_sh_bwd_kernel, DEGREE=degree, ON_CPU=on_cpu, BLOCK=block, ADD=add, num_warps=2, enable_fp_fusion=False)
 
 
 def spherical_harmonics_fwd(
@@ -286,7 +315,6 @@ def spherical_harmonics_fwd(
     _forward(degree, is_compiled_for_cpu(means))(
         n_rows,
         BLOCK,
-        CPU_LONG_BLOCK,
         means=means,
         centers=centers,
         coeffs=coeffs,
@@ -313,26 +341,29 @@ def spherical_harmonics_bwd(
     *,
     degree: int,
     needs_centers: bool,
+    v_means: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Computes the gradients of means, centers (None if not needed) and coefficients.
 
     Args:
         row_of: [B, C, N], packed row of each entry, -1 where it has none; None if not packed.
         clamped: From the forward pass.
+        v_means: Other gradients of means, to which those of colors are added, and which are returned then; or None.
     """
     n_gaussians, n_bases, _ = coeffs.shape[-3:]
     n_batches, n_cameras, _ = centers.shape
     n_images = n_batches * n_cameras
     if v_colors.stride(1) != 1:
         v_colors = v_colors.contiguous()
-    v_means = torch.empty_like(means)
+    add = v_means is not None
+    v_means = torch.empty_like(means) if v_means is None else v_means
     # Bases above the degree in use have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     v_coeffs = make(coeffs.shape)
-    block = block_size(means, BLOCK, CPU_LONG_BLOCK)
+    block = block_size(means, BLOCK, CPU_LONG_BLOCK if needs_centers else CPU_BLOCK)  # on which sums of centers depend
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
-    _backward(degree, is_compiled_for_cpu(means), block)(
+    _backward(degree, is_compiled_for_cpu(means), block, add)(
         programs(n_batches * blocks, 1),
         means=means,
         centers=centers,

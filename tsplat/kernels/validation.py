@@ -12,14 +12,17 @@ from torch import Tensor
 from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Numerics
 from ..data import Cameras, Gaussians3D
 from .device_math import constant, dot3, load_tuple, store_tuple
-from .launch import CPU_LONG_BLOCK, Int, Launch, fix, kernel, planned
+from .launch import Int, Launch, fix, is_compiled_for_cpu, kernel, planned
+from .row_access import ROW, row_within
 
 BLOCK = 128
 
 
 @triton.jit
-def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr):
+def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, BY_ROW: tl.constexpr = False):
     """Whether N consecutive values are within bounds. In a loop, as there can be many features."""
+    if BY_ROW and N >= ROW:
+        return row_within(pointer, N, mask, MAGNITUDE_MAX)
     valid = mask
     for k in range(N):
         # NaN fails the comparison.
@@ -30,7 +33,7 @@ def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr):
 @triton.jit
 def _signal_within(
     signal, gaussian, mask, n_gaussians, n_cameras,
-    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, MAGNITUDE_MAX: tl.constexpr,
+    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, BY_ROW: tl.constexpr,
 ):  # fmt: skip
     """Whether the values of a signal are within bounds, for all cameras."""
     if signal is None:
@@ -40,10 +43,10 @@ def _signal_within(
         batch = gaussian // n_gaussians
         for camera in range(n_cameras):
             dense_id = (batch * n_cameras + camera) * n_gaussians + gaussian % n_gaussians
-            valid = valid & _within(signal + dense_id * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
+            valid = valid & _within(signal + dense_id * WIDTH, mask, WIDTH, MAGNITUDE_MAX, BY_ROW)
         return valid
     else:
-        return _within(signal + gaussian * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
+        return _within(signal + gaussian * WIDTH, mask, WIDTH, MAGNITUDE_MAX, BY_ROW)
 
 
 @triton.jit
@@ -120,7 +123,7 @@ def _valid_kernel(
     valid_cameras,  # [B, C] bool, output, or None
     n: "Int", n_gaussians: "Int", n_cameras: "Int", n_images: "Int",
     WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr,
-    BY_INVERSE: tl.constexpr,
+    BY_INVERSE: tl.constexpr, BY_ROW: tl.constexpr,
     QUAT_NORM_MIN: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, DETERMINANT_MIN: tl.constexpr, FOCAL_MIN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -138,10 +141,10 @@ def _valid_kernel(
             is_valid = is_valid & (square >= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square))
         is_valid = is_valid & _within(opacities + index, mask, 1, MAGNITUDE_MAX)
         is_valid = is_valid & _signal_within(
-            colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA, MAGNITUDE_MAX
+            colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA, MAGNITUDE_MAX, BY_ROW
         )  # fmt: skip
         is_valid = is_valid & _signal_within(
-            extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA, MAGNITUDE_MAX
+            extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA, MAGNITUDE_MAX, BY_ROW
         )  # fmt: skip
         tl.store(valid + index, is_valid, mask=mask)
     if tl.program_id(0) * BLOCK < n_images:
@@ -158,7 +161,7 @@ def _valid_kernel(
 
 @planned
 def _check(
-    numerics: Numerics, _: Tensor, width: int, per_camera: bool, extra_width: int, extra_per_camera: bool
+    numerics: Numerics, tensor: Tensor, width: int, per_camera: bool, extra_width: int, extra_per_camera: bool
 ) -> Launch:
     return fix(
         _valid_kernel,
@@ -167,6 +170,7 @@ def _check(
         EXTRA_WIDTH=extra_width,
         EXTRA_PER_CAMERA=extra_per_camera,
         BY_INVERSE=numerics.camera_center == "inverse",
+        BY_ROW=is_compiled_for_cpu(tensor),
         QUAT_NORM_MIN=QUAT_NORM_MIN,
         MAGNITUDE_MAX=MAGNITUDE_MAX,
         DETERMINANT_MIN=DETERMINANT_MIN,
@@ -208,7 +212,6 @@ def prepare(
     _check(numerics, viewmats, width, per_camera, extra_width, extra_per_camera)(
         max(n, n_images),
         BLOCK,
-        CPU_LONG_BLOCK,
         **fields,
         colors=colors,
         extra_signals=extra_signals,

@@ -80,17 +80,15 @@ class _Project(torch.autograd.Function):
         needs_gaussians, needs = regroup(flags, Gaussians3D, ctx.cameras_type)
         *v_rows, v_colors = v
         given = ProjectedGradients(**{f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v_rows) if t is not None})
-        v_means = v_centers = v_coeffs = None
+        v_centers = v_coeffs = None
         with full_precision(radii.device):
-            if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
-                v_means, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
-                    gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
-                    degree=ctx.degree, needs_centers=needs_centers,
-                )  # fmt: skip
             backward = ctx.launch.surfels_bwd if settings.surfels else ctx.launch.projection_bwd
             v_gaussians, v_cameras = backward(gaussians, cameras, row_of, radii, given, settings, needs)
-            if v_means is not None:
-                v_gaussians.means.add_(v_means)
+            if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
+                _, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
+                    gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
+                    degree=ctx.degree, needs_centers=needs_centers, v_means=v_gaussians.means,
+                )  # fmt: skip
         return None, None, None, v_centers, v_coeffs, *v_gaussians, *v_cameras
 
 

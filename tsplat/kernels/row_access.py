@@ -1,0 +1,74 @@
+"""Loads and stores of many values of each lane, which are side by side in memory, such as coefficients of a Gaussian.
+
+A CPU gathers one value of all lanes in as many accesses as there are lanes. So it loads some values of one lane at a
+time, and turns the tile of lanes and values by shuffles. Values are moved only, so bits do not change.
+"""
+
+import triton
+import triton.language as tl
+
+ROW = tl.constexpr(16)
+"""Values of a lane that are loaded or stored at a time."""
+
+
+@triton.jit
+def _columns(tile, N: tl.constexpr):
+    """The N columns of a tile [lanes, N], a power of two."""
+    if N == 1:
+        return (tl.reshape(tile, [tile.shape[0]]),)
+    else:
+        even, odd = tl.split(tl.reshape(tile, [tile.shape[0], N // 2, 2]))
+        even, odd = _columns(even, N // 2), _columns(odd, N // 2)
+        columns = ()
+        for k in tl.static_range(N // 2):
+            columns = columns + (even[k], odd[k])
+        return columns
+
+
+@triton.jit
+def _from_columns(columns):
+    """The tile of which :func:`_columns` are the columns."""
+    N: tl.constexpr = len(columns)
+    if N == 1:
+        return tl.reshape(columns[0], [columns[0].shape[0], 1])
+    else:
+        even = ()
+        odd = ()
+        for k in tl.static_range(N // 2):
+            even = even + (columns[2 * k],)
+            odd = odd + (columns[2 * k + 1],)
+        tile = tl.join(_from_columns(even), _from_columns(odd))
+        return tl.reshape(tile, [columns[0].shape[0], N])
+
+
+@triton.jit
+def load_row(pointer, N: tl.constexpr, mask):
+    """Returns what ``load_tuple`` does with a stride of 1."""
+    values = ()
+    for first in tl.static_range(0, N, ROW):
+        place = (first + tl.arange(0, ROW))[None, :]
+        tile = tl.load(pointer[:, None] + place, mask=mask[:, None] & (place < N), other=0.0)
+        values = values + _columns(tile, ROW)
+    return values
+
+
+@triton.jit
+def store_row(pointer, values, mask):
+    """Does what ``store_tuple`` does with a stride of 1."""
+    for first in tl.static_range(0, len(values), ROW):
+        columns = ()
+        for k in tl.static_range(first, first + ROW):
+            columns = columns + (values[k] if k < len(values) else tl.zeros_like(values[0]),)
+        place = (first + tl.arange(0, ROW))[None, :]
+        tl.store(pointer[:, None] + place, _from_columns(columns), mask=mask[:, None] & (place < len(values)))
+
+
+@triton.jit
+def row_within(pointer, N: tl.constexpr, mask, bound):
+    """Whether no value of N side by side is NaN or exceeds a bound in magnitude. In a loop, as there can be many."""
+    found = mask
+    for first in range(0, N, ROW):
+        place = (first + tl.arange(0, ROW))[None, :]
+        tile = tl.load(pointer[:, None] + place, mask=mask[:, None] & (place < N), other=0.0).to(tl.float32)
+        found = found & (tl.min((tl.abs(tile) <= bound).to(tl.int32), 1) != 0)
+    return found
