@@ -125,23 +125,25 @@ def _l1_ssim_fwd_kernel(
 @kernel
 def _l1_ssim_means_kernel(
     sums,  # [2, n_programs]
-    means,  # [3], output: L1, SSIM and the loss
+    l1_mean,  # [], output, as the next two
+    ssim_mean,
+    loss,
     n_programs: "Int", n_values: "Int", n_windows: "Int", ssim_weight: tl.float64,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    dtype = means.dtype.element_ty
+    dtype = sums.dtype.element_ty
     l1 = tl.zeros([BLOCK], dtype)
     ssim = tl.zeros([BLOCK], dtype)
     for start in range(0, n_programs, BLOCK):
         program = start + tl.arange(0, BLOCK)
         l1 += tl.load(sums + program, mask=program < n_programs, other=0.0)
         ssim += tl.load(sums + n_programs + program, mask=program < n_programs, other=0.0)
-    l1_mean = tl.sum(l1) / tl.full([], n_values, dtype)
-    ssim_mean = tl.sum(ssim) / tl.full([], n_windows, dtype)
-    tl.store(means, l1_mean)
-    tl.store(means + 1, ssim_mean)
+    of_l1 = tl.sum(l1) / tl.full([], n_values, dtype)
+    of_ssim = tl.sum(ssim) / tl.full([], n_windows, dtype)
+    tl.store(l1_mean, of_l1)
+    tl.store(ssim_mean, of_ssim)
     weight = tl.full([], ssim_weight, dtype)
-    tl.store(means + 2, tl.full([], 1.0 - ssim_weight, dtype) * l1_mean + weight * (1.0 - ssim_mean))
+    tl.store(loss, tl.full([], 1.0 - ssim_weight, dtype) * of_l1 + weight * (1.0 - of_ssim))
 
 
 @triton.jit
@@ -215,7 +217,7 @@ def _l1_ssim_bwd_kernel(
 
 def l1_ssim_fwd(
     image: Tensor, target: Tensor, *, valid: bool, n_windows: int, ssim_weight: float, dtype: torch.dtype
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Computes the mean of |x - y|, the mean of SSIM, and their loss.
 
     Args:
@@ -226,12 +228,13 @@ def l1_ssim_fwd(
         dtype: To compute in.
 
     Returns:
-        [3] L1, SSIM and the loss, and what the backward pass needs: image and target, as the kernels read them, and
-        maps [3, B, C, H, W], the derivatives of SSIM with respect to the windowed means of x, x^2 and xy.
+        L1, SSIM and the loss, [] each; and what the backward pass needs: image and target, as the kernels read them,
+        and maps [3, B, C, H, W], the derivatives of SSIM with respect to the windowed means of x, x^2 and xy.
     """
     n_batch, height, width, n_channels = image.shape
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
-    means = torch.empty(3, dtype=dtype, device=image.device)
+    # Not three values of one tensor: autograd takes longer for views.
+    l1, ssim, loss = (maps.new_empty(()) for _ in range(3))
     if is_compiled_for_cpu(image):  # neighbors are loaded as vectors
         image, target = (t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for t in (image, target))
     blocks = _n_programs(image)
@@ -247,14 +250,16 @@ def l1_ssim_fwd(
     _l1_ssim_means_kernel.launch(
         1,
         sums=sums,
-        means=means,
+        l1_mean=l1,
+        ssim_mean=ssim,
+        loss=loss,
         n_programs=blocks,
         n_values=image.numel(),
         n_windows=n_windows,
         ssim_weight=ssim_weight,
         BLOCK=block_size(image, SUM_BLOCK),
     )
-    return means, (image, target, maps)
+    return (l1, ssim, loss), (image, target, maps)
 
 
 def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:
@@ -269,7 +274,7 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
         [B, H, W, C], channel-major in memory, so that neighboring pixels are stored, and later loaded, side by side.
     """
     image, _, maps = kept
-    v_image = torch.empty_like(maps[0])
+    v_image = maps.new_empty(maps.shape[1:])
     v_l1, v_ssim, v_loss = v
     _l1_ssim_bwd_kernel.launch(
         _n_programs(image),

@@ -207,9 +207,11 @@ def launch_first(
 
 def current_gpu(tensor: Tensor) -> int | None:
     """Returns the number of the current GPU, on which Triton launches; None if the tensor is on another one."""
-    if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
+    number: int = tensor.get_device()
+    if number < 0:  # on an emulated GPU
+        number = triton.runtime.driver.active.get_current_device()
+    elif number != torch.cuda.current_device():
         return None
-    number: int = triton.runtime.driver.active.get_current_device()
     return number
 
 

@@ -22,7 +22,7 @@ def _blur(maps: Tensor, padding: int) -> Tensor:
 
 def l1_ssim_fwd(
     image: Tensor, target: Tensor, *, valid: bool, n_windows: int, ssim_weight: float, dtype: torch.dtype
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     # The order of a sum depends on the strides.
     x, y = (rearrange(i.contiguous().to(dtype), "b h w c -> b c h w") for i in (image, target))
     stacked = torch.cat([x, y, x * x, y * y, x * y], 1)
@@ -37,7 +37,7 @@ def l1_ssim_fwd(
     maps = torch.stack([by_mean, -ssim / d_structure, 2 * luminance / d_structure])
     means = (x - y).abs().sum() / x.numel(), ssim.sum() / n_windows
     loss = (1 - ssim_weight) * means[0] + ssim_weight * (1 - means[1])
-    return torch.stack([*means, loss]), (image, target, pad(maps, (RADIUS,) * 4) if valid else maps)
+    return (*means, loss), (image, target, pad(maps, (RADIUS,) * 4) if valid else maps)
 
 
 def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:

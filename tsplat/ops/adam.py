@@ -117,7 +117,8 @@ class Adam(torch.optim.Adam):
         t = _count(state)
         beta1, beta2 = group["betas"]
         rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
-        gradient = gradient.to(parameter.dtype).contiguous()
+        if gradient.dtype != parameter.dtype or not gradient.is_contiguous():
+            gradient = gradient.to(parameter.dtype).contiguous()
         return parameter, gradient, state["exp_avg"], state["exp_avg_sq"], [1 - beta1, beta2, 1 - beta2, *rates]
 
 
@@ -148,25 +149,25 @@ def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> No
 
 def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> None:
     """Raises unless a step can update a parameter; see :meth:`Adam.step`."""
-    if parameter.dtype not in (torch.float32, torch.float64):
-        raise UnsupportedError(f"params: {parameter.dtype} is not implemented; keep parameters in fp32")
+    dtype, device, shape = parameter.dtype, parameter.device, parameter.shape
+    if dtype not in (torch.float32, torch.float64):
+        raise UnsupportedError(f"params: {dtype} is not implemented; keep parameters in fp32")
     if not parameter.is_contiguous():
         raise ArgumentError(f"params: expected contiguous tensors, found strides {parameter.stride()}")
     if visible is not None:
-        check_tensor("visible", visible, parameter.shape[:1], "[N] as the parameter", dtypes=BOOLS)
+        check_tensor("visible", visible, shape[:1], "[N] as the parameter", dtypes=BOOLS)
         check_devices({"params": parameter, "visible": visible})
     for name in ("exp_avg", "exp_avg_sq"):
         moment = state.get(name)
-        if moment is not None and (moment.dtype != parameter.dtype or moment.device != parameter.device):
+        if moment is None:
+            continue
+        if moment.dtype != dtype or moment.device != device:
             raise DtypeError(
-                f"params: expected {name} {parameter.dtype} on {parameter.device} as the parameter, found "
-                f"{moment.dtype} on {moment.device}"
+                f"params: expected {name} {dtype} on {device} as the parameter, found {moment.dtype} on {moment.device}"
             )
-        if moment is not None and (
-            moment.shape != parameter.shape or plain(name, moment) is not moment or not moment.is_contiguous()
-        ):
+        if moment.shape != shape or plain(name, moment) is not moment or not moment.is_contiguous():
             raise ShapeError(
-                f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
+                f"params: expected contiguous {name} {list(shape)} as the parameter, found "
                 f"{list(moment.shape)} with strides {moment.stride()}"
             )
 

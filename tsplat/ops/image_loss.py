@@ -33,14 +33,15 @@ class _L1Ssim(torch.autograd.Function):
         margin = len(SSIM_TAPS) - 1 if valid else 0
         n_batch, height, width, channels = image.shape
         ctx.weights = dict(n_windows=n_batch * (height - margin) * (width - margin) * channels, ssim_weight=ssim_weight)
+        outputs: tuple[Tensor, ...]
         with full_precision(image.device):
-            means, kept = launchers(image.device, backend).l1_ssim_fwd(
+            outputs, kept = launchers(image.device, backend).l1_ssim_fwd(
                 image, target, valid=valid, dtype=compute_dtype(image, target), **ctx.weights
             )
         ctx.save_for_backward(image, *kept)
         ctx.set_materialize_grads(False)
         ctx.backend = backend
-        return means[0], means[1], means[2]
+        return outputs
 
     @staticmethod
     @once_differentiable
