@@ -204,7 +204,7 @@ def _spherical_harmonics(vendor: str) -> Labeled:
         with recorded(vendor) as launches:
             _, clamped = kernels.spherical_harmonics_fwd(*inputs, ids, radii, degree=degree, clamp=True)
             kernels.spherical_harmonics_bwd(
-                *inputs, ids.to(torch.int32), radii, clamped, v, degree=degree, needs_centers=True, v_means=means
+                *inputs, ids.to(torch.int32), radii, clamped, v, degree=degree, needs_centers=True, others=means
             )
         yield from ((f"degree {degree}", call) for call in launches)
 

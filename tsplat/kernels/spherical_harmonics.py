@@ -197,11 +197,12 @@ def _sh_bwd_kernel(
     radii,  # [nnz, 2] int32 or None
     clamped,  # [nnz] int8 or None, as in the forward pass
     v_colors,  # [nnz, 3], rows `v_stride` apart
-    v_means,  # [B, N, 3], output, added to if ADD
+    others,  # [B, N, 3], other gradients of means to add, or None
+    v_means,  # [B, N, 3], output
     v_centers,  # [blocks, I, 3], output, or None
     v_coeffs,  # [B, N, n_bases, 3], output
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
-    DEGREE: tl.constexpr, ON_CPU: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
@@ -264,9 +265,9 @@ def _sh_bwd_kernel(
         if v_centers is not None:
             for k in tl.static_range(3):
                 tl.store(v_centers + (block.to(tl.int64) * n_images + image) * 3 + k, -tl.sum(v_dir[k]))
-    if ADD:
-        others = load_tuple(v_means + gaussian * 3, 1, 3, mask)
-        v_mean = (others[0] + v_mean[0], others[1] + v_mean[1], others[2] + v_mean[2])
+    if others is not None:
+        other = load_tuple(others + gaussian * 3, 1, 3, mask)
+        v_mean = (other[0] + v_mean[0], other[1] + v_mean[1], other[2] + v_mean[2])
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
     if ON_CPU:
         store_row(v_coeffs + own, v_coeff, mask)
@@ -281,8 +282,8 @@ def _forward(degree: int, on_cpu: bool) -> Launch:
 
 
 @kept
-def _backward(degree: int, on_cpu: bool, block: int, add: bool) -> Launch:
-    return fix(_sh_bwd_kernel, DEGREE=degree, ON_CPU=on_cpu, BLOCK=block, ADD=add, num_warps=2, enable_fp_fusion=False)
+def _backward(degree: int, on_cpu: bool, block: int) -> Launch:
+    return fix(_sh_bwd_kernel, DEGREE=degree, ON_CPU=on_cpu, BLOCK=block, num_warps=2, enable_fp_fusion=False)
 
 
 def spherical_harmonics_fwd(
@@ -341,29 +342,28 @@ def spherical_harmonics_bwd(
     *,
     degree: int,
     needs_centers: bool,
-    v_means: Tensor | None = None,
+    others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Computes the gradients of means, centers (None if not needed) and coefficients.
 
     Args:
         row_of: [B, C, N], packed row of each entry, -1 where it has none; None if not packed.
         clamped: From the forward pass.
-        v_means: Other gradients of means, to which those of colors are added, and which are returned then; or None.
+        others: Other gradients of means, to which those of colors are added; or None.
     """
     n_gaussians, n_bases, _ = coeffs.shape[-3:]
     n_batches, n_cameras, _ = centers.shape
     n_images = n_batches * n_cameras
     if v_colors.stride(1) != 1:
         v_colors = v_colors.contiguous()
-    add = v_means is not None
-    v_means = torch.empty_like(means) if v_means is None else v_means
+    v_means = torch.empty_like(means)
     # Bases above the degree in use have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     v_coeffs = make(coeffs.shape)
     block = block_size(means, BLOCK, CPU_LONG_BLOCK if needs_centers else CPU_BLOCK)  # on which sums of centers depend
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
-    _backward(degree, is_compiled_for_cpu(means), block, add)(
+    _backward(degree, is_compiled_for_cpu(means), block)(
         programs(n_batches * blocks, 1),
         means=means,
         centers=centers,
@@ -372,6 +372,7 @@ def spherical_harmonics_bwd(
         radii=radii,
         clamped=clamped,
         v_colors=v_colors,
+        others=others,
         v_means=v_means,
         v_centers=block_sums,
         v_coeffs=v_coeffs,

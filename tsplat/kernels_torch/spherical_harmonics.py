@@ -90,7 +90,7 @@ def spherical_harmonics_bwd(
     *,
     degree: int,
     needs_centers: bool,
-    v_means: Tensor | None = None,
+    others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     n_gaussians, n_bases, _ = coeffs.shape[-3:]
     n_batches, n_cameras, _ = centers.shape
@@ -102,14 +102,14 @@ def spherical_harmonics_bwd(
     with torch.enable_grad():
         colors, own = _colors(means, centers, coeffs, gaussians, images, degree)
     # Degree 0 does not depend on the direction.
-    v_own, v_centers, v_coeffs = torch.autograd.grad(
+    v_means, v_centers, v_coeffs = torch.autograd.grad(
         colors, own, v_colors[rows], allow_unused=True, materialize_grads=True
     )
     n_used = (degree + 1) ** 2
     v_bases = sum_by_id(v_coeffs, gaussians, n_batches * n_gaussians).view(*means.shape[:-1], n_used, 3)
-    v_own = sum_by_id(v_own, gaussians, n_batches * n_gaussians).view(means.shape)
+    v_means = sum_by_id(v_means, gaussians, n_batches * n_gaussians).view(means.shape)
     return (
-        v_own if v_means is None else v_means.add_(v_own),
+        v_means if others is None else others + v_means,
         sum_by_id(v_centers, images, n_batches * n_cameras).view(centers.shape) if needs_centers else None,
         torch.nn.functional.pad(v_bases, (0, 0, 0, n_bases - n_used)).to(coeffs.dtype),
     )

@@ -85,10 +85,11 @@ class _Project(torch.autograd.Function):
             backward = ctx.launch.surfels_bwd if settings.surfels else ctx.launch.projection_bwd
             v_gaussians, v_cameras = backward(gaussians, cameras, row_of, radii, given, settings, needs)
             if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
-                _, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
+                v_means, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
                     gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
-                    degree=ctx.degree, needs_centers=needs_centers, v_means=v_gaussians.means,
+                    degree=ctx.degree, needs_centers=needs_centers, others=v_gaussians.means,
                 )  # fmt: skip
+                v_gaussians = v_gaussians._replace(means=v_means)
         return None, None, None, v_centers, v_coeffs, *v_gaussians, *v_cameras
 
 
