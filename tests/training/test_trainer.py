@@ -42,12 +42,12 @@ def adam_steps(monkeypatch):
     """Records (parameter, its gradient, parameter group) of every step of an optimizer."""
     steps = []
 
-    def recorded(optimizers):
+    def recorded(optimizers, visible):
         for optimizer in optimizers:
             group = dict(optimizer.param_groups[0])
             (parameter,) = group["params"]
             steps.append((parameter, None if parameter.grad is None else parameter.grad.clone(), group))
-        step_all(optimizers)
+        step_all(optimizers, visible=visible)
 
     monkeypatch.setattr(gradient_step, "step_all", recorded)
     return steps

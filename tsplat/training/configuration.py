@@ -73,6 +73,8 @@ class Config:
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
         exposure_rate: Learning rate of the maps' entries.
         gains: Estimate gains of the color channels of each training view, for photographs with varying exposure.
+        visible_adam: Update only the Gaussians that a step's views show, for captures whose views show a small part of
+            the scene; Adam overshoots where most gradients are zero.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
         max_gaussians: Maximum number of Gaussians; the strategy's `cap_max`, if it is smaller, and scarce memory
@@ -111,6 +113,7 @@ class Config:
     exposure: bool = False
     exposure_rate: float = 1e-3
     gains: bool = False
+    visible_adam: bool = False
     clip_gradients: float = 0.0
     parallel: Parallel = "shard"
     max_gaussians: int = 1_000_000

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError
-from ..ops.adam import step_all
+from ..ops.adam import Adam, step_all
 from ..stages.process_group import RankGroup
 from .configuration import Precision
 from .observers import DivergedError
@@ -42,6 +42,7 @@ class GradientStep:
     Args:
         sharded: Whether each rank holds other Gaussians; otherwise gradients of the Gaussians are summed over ranks.
         clip: Maximum norm of each parameter's gradient; 0 for no limit.
+        visible_only: Whether to update only Gaussians whose means have a gradient other than zero.
         autocast: The dtype of autocast; fp16 enables gradient scaling.
 
     Attributes:
@@ -56,6 +57,7 @@ class GradientStep:
         *,
         sharded: bool,
         clip: float,
+        visible_only: bool,
         autocast: torch.dtype | None,
         device: torch.device,
     ) -> None:
@@ -65,6 +67,7 @@ class GradientStep:
         self._ranks = ranks
         self._sharded = sharded
         self._clip = clip
+        self._visible_only = visible_only
         self._device = device
 
     def backward(self, loss: Tensor) -> None:
@@ -87,14 +90,24 @@ class GradientStep:
         if warning is None:
             for name in optimizers if self._clip else ():
                 self._clip_gradient(name)
-            if self.scaler.is_enabled():
-                for optimizer in optimizers.values():
-                    self.scaler.step(optimizer)
-            else:
-                step_all(optimizers.values())
+            for group, visible in self._groups():
+                if self.scaler.is_enabled():
+                    for optimizer in group:
+                        self.scaler.step(optimizer, visible=visible)
+                else:
+                    step_all(group, visible=visible)
         self.scaler.update()
         self._parameters.clear_gradients()
         return warning
+
+    def _groups(self) -> list[tuple[list[Adam], Tensor | None]]:
+        """Optimizers, each group with the rows that it is to update, [N] bool, or None for all."""
+        optimizers, names = self._parameters.optimizers, self._parameters.gaussian_names
+        gradient = self._parameters.params["means"].grad
+        if not self._visible_only or gradient is None:
+            return [([*optimizers.values()], None)]
+        others = [optimizer for name, optimizer in optimizers.items() if name not in names]
+        return [([optimizers[name] for name in names], gradient.ne(0).any(-1)), (others, None)]
 
     def _sum_over_ranks(self) -> None:
         if self._ranks.world_size == 1:

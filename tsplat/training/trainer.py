@@ -117,6 +117,7 @@ class Trainer:
             ranks,
             sharded=self.sharded,
             clip=config.clip_gradients,
+            visible_only=config.visible_adam,
             autocast=self._autocast,
             device=self.device,
         )
