@@ -140,9 +140,9 @@ METHOD = """
 - "eval3d" is evaluation in 3D, against gsplat's `rasterize_to_pixels_eval3d`; "2dgs" are 2D Gaussians, with color,
   depth, normals, distortion and median, against `rasterize_to_pixels_2dgs`. The clouds' 24 tiles do not fill a GPU; the
   garden has 1,107.
-- **2D Gaussians are hardly faster than gsplat's where tiles fill the GPU:** of the garden at 648×420 they are predicted at
-  0.76 / 0.89 on an A100 (806 + 2,099 us against 1,056 + 2,347 us), as both execute about as many instructions. This is
-  not in the tables, since normals differ by 1.9e-3 of the largest, above the 1e-3 that `--peer` accepts.
+- **2D Gaussians are hardly faster than gsplat's where tiles fill the GPU:** of the garden at 648×420 they are predicted
+  at 0.76 / 0.89 on an A100 (806 + 2,099 us against 1,056 + 2,347 us), as both execute about as many instructions. This
+  is not in the tables, since normals differ by 1.9e-3 of the largest, above the 1e-3 that `--peer` accepts.
 - gsplat's kernel for evaluation in 3D is compiled for pinhole cameras with a global shutter, without the code for
   others that it would not execute here, which favors gsplat.
 - A sector is 32 bytes of global memory that one instruction of one warp accesses. Sectors that a cache holds count as
