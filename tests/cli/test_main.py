@@ -265,7 +265,7 @@ def test_help_and_version(capsys):
 
 
 HUGE_PAGES = """
-import ctypes, sys
+import sys
 from tsplat.cli import main
 try:
     main(["--version"])

@@ -9,6 +9,7 @@ parallelize each operation. One thread per tile is slower, as many small operati
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -37,6 +38,10 @@ BLOCK = 256
 
 Pixels = tuple[Tensor, Tensor] | Tensor
 """Of a tile: x [w] and y [h] of centers, or rays [6, P]."""
+
+Block = tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]
+"""Rows [K] of a tile; their weights [P, K], how many of them each pixel passed [P], and the transmittance behind [P],
+negative if stopped; and where pixels are in the Gaussians."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +117,15 @@ def _alphas(
     return at, torch.threshold_(alpha, below, 0.0), clamped
 
 
-def blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _locate(
+    records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Where pixels are in the Gaussians of rows [K], and alpha [P, K]."""
+    at, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
+    return at, alpha
+
+
+def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weights [P, K] front to back, how many of the K each pixel passed, and transmittance, negative if stopped."""
     after = (1 - alpha).cumprod(-1).mul_(transmittance[:, None])
     weight = alpha.clone()
@@ -133,23 +146,19 @@ def blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def walk(
     tile: Tile,
     flatten_ids: Tensor,
-    records: Tensor,
-    centers: tuple[Tensor, Tensor],
     transmittance: Tensor,
-    settings: CompositingSettings,
-    rays: Rays | None = None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]]:
+    find: Callable[[Tensor], tuple[tuple[Tensor, ...], Tensor]],
+) -> Iterator[Block]:
     """Walks a tile's list front to back, a block of K at a time, until all of its pixels have stopped.
 
-    Yields:
-        Rows [K]; then as :func:`blend`, whose ``transmittance`` [P] is given for the first block; then as
-        :func:`_alphas`, where pixels are in Gaussians.
+    Args:
+        transmittance: [P] in front of the list.
+        find: Rows [K] -> where pixels are in Gaussians, and alpha [P, K].
     """
-    pixels = _pixels(tile, centers, rays)
     for start in range(tile.start, tile.end, BLOCK):
         rows = flatten_ids[start : min(start + BLOCK, tile.end)]
-        at, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
-        weight, passed, transmittance = blend(alpha, transmittance)
+        at, alpha = find(rows)
+        weight, passed, transmittance = _blend(alpha, transmittance)
         yield rows, weight, passed, transmittance, at
         if float(transmittance.amax()) <= 0:
             break
@@ -175,8 +184,8 @@ def composite_fwd(
         color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
         in_front = InFront.nothing(transmittance)
-        blocks = walk(tile, intersections.flatten_ids, records, centers, transmittance, settings, rays)
-        for rows, weight, passed, behind, at in blocks:
+        locate = functools.partial(_locate, records, pixels=_pixels(tile, centers, rays), settings=settings)
+        for rows, weight, passed, behind, at in walk(tile, intersections.flatten_ids, transmittance, locate):
             transmittance = behind
             feature = features.take(rows)
             if settings.normals or settings.hits:
@@ -336,7 +345,7 @@ def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
 
 def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]:
     records = pack_records(splats, settings)
-    return lambda rows, centers: _alphas(records.index_select(1, rows), centers, settings)[1]
+    return lambda rows, centers: _locate(records, rows, centers, settings)[1]
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from ..data import CompositingSettings, Intersections, Splats
-from ..kernels_torch.compositing import BLOCK, Tile, blend, pixel_centers, tiles
+from ..kernels_torch.compositing import Block, pixel_centers, tiles, walk
 from .backend import launchers
-
-Block = tuple[Tensor, Tensor, Tensor]
-"""Rows [K] of a tile, their weights [P, K] at its pixels, and the transmittances [P] behind, negative if stopped."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +42,7 @@ class Contributions:
         counts = torch.zeros(self.n_pixels, dtype=torch.int32, device=self.places.device)
         transmittances = self.splats.means2d.new_ones(self.n_pixels)
         for places, chosen, blocks in self._tiles():
-            for _, weights, transmittance in blocks:
+            for _, weights, _, transmittance, _ in blocks:
                 counts[places] += (weights > 0).sum(-1, dtype=torch.int32)[chosen]
                 transmittances[places] = transmittance.abs()[chosen]
         return counts, 1 - transmittances
@@ -60,7 +57,7 @@ class Contributions:
         weights = self.splats.means2d.new_zeros(self.n_pixels, n_listed)
         for places, chosen, blocks in self._tiles():
             found: Iterable[tuple[Tensor, Tensor]] = (
-                (ids.expand(weight.shape)[chosen], weight[chosen]) for ids, weight, _ in blocks
+                (ids.expand(weight.shape)[chosen], weight[chosen]) for ids, weight, *_ in blocks
             )
             if largest:
                 found = _largest(found, n_listed)
@@ -89,7 +86,7 @@ class Contributions:
         """
         places, rows = [self.places.new_zeros(0)], [self.places.new_zeros(0)]
         for own, chosen, blocks in self._tiles((first, end), transmittances):
-            for ids, weights, _ in blocks:
+            for ids, weights, *_ in blocks:
                 pixels, columns = (weights[chosen] > 0).nonzero(as_tuple=True)
                 places.append(own[pixels])
                 rows.append(ids[columns].to(torch.int64))
@@ -112,17 +109,16 @@ class Contributions:
             places = self.places[here].flatten()
             chosen = (places >= 0).nonzero().squeeze(1)
             in_front = x.new_ones(len(places)) if transmittances is None else transmittances[here].flatten()
-            alphas = functools.partial(find_alphas, centers=(x[tile.pixels[1]], y[tile.pixels[0]]))
-            yield places[chosen], chosen, self._walk(tile, alphas, in_front)
+            centers = x[tile.pixels[1]], y[tile.pixels[0]]
+            find = functools.partial(_find, find_alphas, centers)
+            yield places[chosen], chosen, walk(tile, self.intersections.flatten_ids, in_front, find)
 
-    def _walk(self, tile: Tile, find_alphas: Callable[[Tensor], Tensor], transmittance: Tensor) -> Iterator[Block]:
-        """Walks a tile's list front to back until all of its pixels have stopped, from a transmittance [P]."""
-        for start in range(tile.start, tile.end, BLOCK):
-            rows = self.intersections.flatten_ids[start : min(start + BLOCK, tile.end)]
-            weights, _, transmittance = blend(find_alphas(rows), transmittance)
-            yield rows, weights, transmittance
-            if float(transmittance.amax()) <= 0:
-                break
+
+def _find(
+    find_alphas: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor], centers: tuple[Tensor, Tensor], rows: Tensor
+) -> tuple[tuple[()], Tensor]:
+    """Alphas [P, K] as :func:`walk` asks for them, without where pixels are in Gaussians."""
+    return (), find_alphas(rows, centers)
 
 
 def _largest(blocks: Iterable[tuple[Tensor, Tensor]], n_kept: int) -> Iterator[tuple[Tensor, Tensor]]:
