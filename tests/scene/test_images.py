@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from tsplat.scene import FileError, images
 from tsplat.scene.images import downscale, read_image, read_image_info, read_mask, rotate_by_exif, write_png
@@ -162,6 +162,29 @@ def test_exif_orientation_is_ignored_and_can_be_applied(tmp_path, suffix, orient
     Image.fromarray(pixels).save(tmp_path / "b.png", exif=exif)
     upright = np.array(ImageOps.exif_transpose(Image.open(tmp_path / "b.png")))
     assert np.array_equal(rotate_by_exif(stored, orientation).numpy(), upright)
+
+
+def _move_behind_pixels(content, kind):
+    """A PNG with a chunk moved to its end."""
+    start = content.index(kind) - 4
+    end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+    return content[:start] + content[end:-12] + content[start:end] + content[-12:]
+
+
+def test_exif_orientation_behind_the_pixels_of_a_png_is_found(tmp_path):
+    exif = Image.Exif()
+    exif[0x112] = 6
+    Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / "a.png", exif=exif)
+    (tmp_path / "b.png").write_bytes(_move_behind_pixels((tmp_path / "a.png").read_bytes(), b"eXIf"))
+    assert read_image_info(tmp_path / "b.png").orientation == 6
+
+
+@pytest.mark.parametrize("metadata", [{}, {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}])
+def test_header_of_a_png_is_read_without_its_pixels(tmp_path, monkeypatch, metadata):
+    Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / "a.png", **metadata)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: pytest.fail("decoded"))
+    info = read_image_info(tmp_path / "a.png")
+    assert (info.width, info.height, info.orientation) == (4, 3, 1)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])

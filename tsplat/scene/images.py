@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ STRIP_PIXELS = 1 << 20
 
 PNG = b"\x89PNG\r\n\x1a\n"
 """The first bytes of a PNG."""
+
+PNG_METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+"""Chunks of a PNG that may have an EXIF orientation."""
 
 EXIF_ORIENTATION = 0x112
 SWAPPED_ORIENTATIONS = (5, 6, 7, 8)
@@ -148,12 +152,34 @@ def rotate_by_exif(image: Tensor, orientation: int) -> Tensor:
 
 def _orientation(image: Any) -> int:
     """Returns the EXIF orientation of an opened image, 1 if it has none or it cannot be read."""
+    from PIL import Image
+
+    # Pillow decodes the pixels of a PNG to find metadata behind them.
+    ahead = image.format == "PNG" and not _has_metadata_behind_pixels(image.fp)
     try:
-        orientation = image.getexif().get(EXIF_ORIENTATION, 1)
+        orientation = (Image.Image.getexif(image) if ahead else image.getexif()).get(EXIF_ORIENTATION, 1)
     # Pillow raises errors of many types for damaged metadata.
     except Exception:
         return 1
     return int(orientation) if orientation in range(1, 9) else 1
+
+
+def _has_metadata_behind_pixels(file: BinaryIO) -> bool:
+    """Whether a PNG has chunks behind its pixels that may have an EXIF orientation, or is damaged."""
+    position, pixels = file.tell(), False
+    file.seek(len(PNG))
+    try:
+        while len(start := file.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", start)
+            if kind == b"IEND":
+                return False
+            if pixels and kind in PNG_METADATA:
+                return True
+            pixels |= kind == b"IDAT"
+            file.seek(length + 4, io.SEEK_CUR)  # the checksum, too
+        return True
+    finally:
+        file.seek(position)
 
 
 def _load(image: Any, path: str | os.PathLike[str]) -> Any:
