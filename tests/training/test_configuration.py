@@ -92,6 +92,7 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others, hu
         "rates_decay": 0.05,
         "gains": True,
         "max_elongation": 3.0,
+        "visible_adam": "auto",
         "strategy": scale_schedule(LongAxisStrategy(growth=config.strategy.growth), steps, 96),
         "means_rate": pytest.approx(hurry * means * mcmc.means_rate),
         **{name: pytest.approx(hurry * getattr(mcmc, name)) for name in ("quats_rate", "opacities_rate")},

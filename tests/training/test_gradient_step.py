@@ -28,7 +28,7 @@ def test_gradients_are_clipped(scene, monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("visible_adam", [False, True])
+@pytest.mark.parametrize("visible_adam", ["off", "on"])
 def test_gaussians_out_of_sight_are_updated_only_without_visible_adam(scene, visible_adam, precision):
     """The mean opacity in the loss moves all of them. Poses are updated in any case."""
     gaussians, views = scene
@@ -42,7 +42,7 @@ def test_gaussians_out_of_sight_are_updated_only_without_visible_adam(scene, vis
         trainer.advance()
     assert not torch.equal(trainer._parameters.params["motions"], motions)
     moved = trainer.gaussians.opacity_logits != gaussians.opacity_logits
-    assert bool(moved[0]) is not visible_adam and moved[1:].sum() > len(moved) / 2
+    assert bool(moved[0]) is (visible_adam == "off") and moved[1:].sum() > len(moved) / 2
     assert torch.equal(trainer.gaussians.means[0], means[0])
 
 

@@ -20,7 +20,10 @@ Precision = Literal["fp32", "bf16", "fp16", "auto"]
 DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
 Primitive = Literal["3dgs", "2dgs"]
-CapacityChoice = Literal["auto", "on", "off"]
+Switch = Literal["auto", "on", "off"]
+FOUND_OUT = ("background", "views_per_step", "visible_adam")
+"""Settings that a run finds out, if they are not given, and keeps when it is resumed."""
+
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {
     "default": DefaultStrategy,
     "mcmc": MCMCStrategy,
@@ -73,8 +76,8 @@ class Config:
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
         exposure_rate: Learning rate of the maps' entries.
         gains: Estimate gains of the color channels of each training view, for photographs with varying exposure.
-        visible_adam: Update only the Gaussians that a step's views show, for captures whose views show a small part of
-            the scene; Adam overshoots where most gradients are zero.
+        visible_adam: Update only the Gaussians that a step's views show. Adam overshoots where most gradients are zero.
+            auto is on if views show less than a third of the initial Gaussians in the mean.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
         max_gaussians: Maximum number of Gaussians; the strategy's `cap_max`, if it is smaller, and scarce memory
@@ -99,7 +102,7 @@ class Config:
     antialiased: bool = False
     backend: Backend = "auto"
     precision: Precision = "fp32"
-    capacity: CapacityChoice = "auto"
+    capacity: Switch = "auto"
     opacity_weight: float = 0.0
     scale_weight: float = 0.0
     max_elongation: float = 0.0
@@ -113,7 +116,7 @@ class Config:
     exposure: bool = False
     exposure_rate: float = 1e-3
     gains: bool = False
-    visible_adam: bool = False
+    visible_adam: Switch = "off"
     clip_gradients: float = 0.0
     parallel: Parallel = "shard"
     max_gaussians: int = 1_000_000
@@ -129,7 +132,8 @@ class Config:
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
-        check_choice("capacity", self.capacity, get_args(CapacityChoice))
+        for name in ("capacity", "visible_adam"):
+            check_choice(name, getattr(self, name), get_args(Switch))
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {describe(self.seed)}")
         rates = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_rate", "_weight"))]

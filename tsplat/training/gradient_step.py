@@ -1,6 +1,7 @@
 """The optimizer step: sums gradients over ranks, unscales, checks and clips them, and updates the parameters."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor
 
 from ..errors import BackendError
 from ..ops.adam import Adam, step_all
+from ..scene.cameras import Camera, project_points
+from ..scene.capture.views import View
 from ..stages.process_group import RankGroup
-from .configuration import Precision
+from .configuration import Precision, Switch
 from .observers import DivergedError
 from .parameters import Parameters
 
@@ -18,6 +21,12 @@ CHECK_INTERVAL = 100
 
 SKIPPED_MAX = 10
 """Number of consecutive steps with non-finite gradients after which training has diverged."""
+
+SMALL_PART = 1 / 3
+"""Mean share of the Gaussians that views show, below which only those that a step's views show are updated."""
+
+N_CENTERS, N_VIEWS = 5000, 100
+"""About how many centers are projected to how many views, to estimate that share."""
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,6 +43,30 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
     if not torch.amp.is_autocast_available(device.type):
         raise BackendError(f"precision: {precision} needs autocast, which {device.type} does not support; use fp32")
     return DTYPES[precision]
+
+
+def resolve_visible_adam(visible_adam: Switch, means: Tensor, views: Sequence[View], ranks: RankGroup) -> Switch:
+    """Returns whether a step updates only the Gaussians that its views show. ``"auto"`` is a collective call.
+
+    Args:
+        means: [N, 3] initial centers of this rank, in the world frame.
+        views: All training views.
+    """
+    if visible_adam != "auto":
+        return visible_adam
+    return "on" if shown_share(means, [view.camera for view in views], ranks) < SMALL_PART else "off"
+
+
+def shown_share(means: Tensor, cameras: Sequence[Camera], ranks: RankGroup) -> float:
+    """Mean share of the centers [N, 3] of all ranks that are inside the image of a camera, of some of both.
+
+    Centers are projected without the distortion of lenses, by the first pose of a rolling shutter.
+    """
+    some = means.detach()[:: max(1, len(means) // N_CENTERS)]
+    cameras = cameras[:: max(1, len(cameras) // N_VIEWS)]
+    shown = torch.stack([project_points(camera, some)[3].sum() for camera in cameras]).sum()
+    shown, total = ranks.all_reduce(torch.stack([shown, shown.new_tensor(len(some) * len(cameras))])).tolist()
+    return float(shown / total)
 
 
 class GradientStep:

@@ -108,6 +108,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         rates_decay=0.05,
         gains=True,
         max_elongation=MAX_ELONGATION,
+        visible_adam="auto",
     )
 
 

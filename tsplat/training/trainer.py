@@ -22,7 +22,7 @@ from ..stages.process_group import RankGroup
 from ..strategies.sharding import count
 from .configuration import Config
 from .densification import Densification, merge_info
-from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype
+from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
 from .losses import GeometryLoss, loss, psnr
 from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters, check_geometry
@@ -92,7 +92,9 @@ class Trainer:
         self.observers = list(observers)
         for observer in observers:
             observer.check_ranks(ranks.world_size)
-        self.config = config = dataclasses.replace(config, views_per_step=config.views_per_step or ranks.world_size)
+        found_out: dict[str, Any] = {"views_per_step": config.views_per_step or ranks.world_size}
+        found_out["visible_adam"] = resolve_visible_adam(config.visible_adam, gaussians.means, views, ranks)
+        self.config = config = dataclasses.replace(config, **found_out)
         self.device = gaussians.means.device
         self.step = 0
         self.n_gaussians = n
@@ -106,18 +108,16 @@ class Trainer:
         self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and pays) else None
         self._autocast = autocast_dtype(config.precision, self.device)
         if self.sharded and self._autocast is torch.float16:
-            raise UnsupportedError(
-                "precision: fp16 is not implemented for sharded scenes; use bf16 or parallel='replicate'"
-            )
-        own = slice(None) if is_shard else self._own_rows(n)
-        self._parameters = Parameters(gaussians.select(own), views, self._extent, config)
+            raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
+        own = gaussians.select(slice(None) if is_shard else self._own_rows(n))
+        self._parameters = Parameters(own, views, self._extent, config)
         self._densification = Densification(self._parameters, config, self._extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
             self._parameters,
             ranks,
             sharded=self.sharded,
             clip=config.clip_gradients,
-            visible_only=config.visible_adam,
+            visible_only=config.visible_adam == "on",
             autocast=self._autocast,
             device=self.device,
         )

@@ -73,6 +73,7 @@ def configuration(kind):
         rates_decay=0.1,
         gains=True,
         max_elongation=3.0,
+        visible_adam={"fixed": "on", "long-axis": "auto"}.get(kind, "off"),
         sky=60 * (kind == "long-axis"),
         opacity_weight=0.01,
         scale_weight=0.01,
@@ -103,6 +104,7 @@ def test_resume_is_bit_exact(kind, tmp_path):
     train(config, tmp_path / "uninterrupted")
     tensors, figures, metrics = results(tmp_path / "uninterrupted")
     assert figures["trainer"]["step"] == STEPS
+    assert read_newest(tmp_path / "uninterrupted")[1].config.visible_adam == ("on" if kind == "fixed" else "off")
     torch.set_rng_state(state[0])
     np.random.set_state(state[1])
     random.setstate(state[2])

@@ -21,7 +21,7 @@ from ...stages.process_group import RankGroup
 from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...viewing.run_cameras import CONFIG
-from ..configuration import RunConfig, read_config
+from ..configuration import FOUND_OUT, RunConfig, read_config
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks, own_rows
 from ..trainer import Trainer
@@ -113,7 +113,7 @@ def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) 
 def changed_settings(configure: RunConfig | Configure, found: RunConfig) -> list[str]:
     """Names of the settings that differ from those of a run; not those that it found out by itself."""
     given = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(found.steps))
-    names = {field.name for field in dataclasses.fields(found)} - {"background", "views_per_step"}
+    names = {field.name for field in dataclasses.fields(found)} - set(FOUND_OUT)
     return sorted(name for name in names if getattr(given, name) != getattr(found, name))
 
 

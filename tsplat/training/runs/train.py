@@ -23,7 +23,7 @@ from ...viewing.devices import reserve_threads
 from ...viewing.outputs import check_output
 from ...viewing.run_cameras import CAMERAS, CONFIG
 from ...viewing.trajectories import describe_cameras
-from ..configuration import RunConfig, read_config, to_json
+from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
 from ..parameters import scene_tensors
@@ -194,7 +194,7 @@ def _run(
         trainer = Trainer(initial, capture.train, config, ranks, is_shard=True)
         print(description)
         if found is None:
-            config = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
+            config = dataclasses.replace(config, **{name: getattr(trainer.config, name) for name in FOUND_OUT})
         else:
             tensors = found.tensors | scene_tensors(found.gaussians)
             trainer.restore(tensors, found.figures["trainer"], is_shard=True)
