@@ -112,10 +112,10 @@ class Gaussians:
         return dataclasses.replace(self, log_scales=log_scales, antialiased=False, surfels=True)
 
     def recognized(self, least: float) -> "Gaussians":
-        """Returns them as 2D Gaussians if all third log scales, but not all others, are what :data:`FLAT` is in a file
-        without a mark, `least`."""
-        flat = (self.log_scales - least).abs() < 1e-4
-        return self.as_surfels() if bool(flat[:, 2].all()) and not bool(flat.all()) else self
+        """Returns them as 2D Gaussians if all third log scales, but not all first or second ones, are what :data:`FLAT`
+        is in a file without a mark, `least`."""
+        flat = ((self.log_scales - least).abs() < 1e-4).all(0).tolist()
+        return self.as_surfels() if flat == [False, False, True] else self
 
     @property
     def n_scales(self) -> int:

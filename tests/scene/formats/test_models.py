@@ -152,7 +152,9 @@ def test_2d_gaussians_are_recognized(tmp_path, format):
         assert (tmp_path / name).read_bytes() == content
     one_small = given.log_scales.clone()
     one_small[0, 2] = -10.0
-    for log_scales in (torch.full_like(one_small, -10.0), one_small):
+    needles = given.log_scales.clone()
+    needles[:, 1:] = -10.0
+    for log_scales in (torch.full_like(one_small, -10.0), one_small, needles):
         assert not dataclasses.replace(given, log_scales=log_scales).recognized(-10.0).surfels
 
 
