@@ -1076,6 +1076,7 @@ MUTANTS = [
         (".all(0).tolist()", ".any(0).tolist()", "one small scale makes discs"),
         ("flat == [False, False, True]", "flat[2]", "dots and needles taken for discs"),
         ("flat == [False, False, True]", "flat[2] and not all(flat)", "needles taken for discs"),
+        (" and not self.antialiased", "", "antialiased Gaussians taken for discs"),
         ("return 2 if self.surfels else 3", "return 3", "files of 2DGS with three scales"),
     ),
     *_in("scene/formats/ply.py", ("tests/scene/formats/test_models.py", "-k", "2d"),

@@ -113,9 +113,9 @@ class Gaussians:
 
     def recognized(self, least: float) -> "Gaussians":
         """Returns them as 2D Gaussians if all third log scales, but not all first or second ones, are what :data:`FLAT`
-        is in a file without a mark, `least`."""
+        is in a file without a mark, `least`. Antialiased ones are no 2D Gaussians."""
         flat = ((self.log_scales - least).abs() < 1e-4).all(0).tolist()
-        return self.as_surfels() if flat == [False, False, True] else self
+        return self.as_surfels() if flat == [False, False, True] and not self.antialiased else self
 
     @property
     def n_scales(self) -> int:
