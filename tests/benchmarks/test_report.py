@@ -40,7 +40,7 @@ def test_records_have_both_passes_of_tsplat_on_both_gpus():
         assert set(by_implementation) <= set(report.IMPLEMENTATIONS)
         for gpu in ("a100", "h100"):
             assert report.both_passes(by_implementation[report.TSPLAT], gpu), scene
-    assert sum(len(by_implementation) > 1 for by_implementation in predictions.values()) == 9
+    assert sum(len(by_implementation) > 1 for by_implementation in predictions.values()) == 10
 
 
 def _records(scene, implementation, instructions, microseconds):

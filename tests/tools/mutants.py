@@ -71,6 +71,7 @@ SEEN = (
 SEEN_TORCH = ("-m", "not triton", "tests/stages/test_ray_features.py")
 DISTANCE = ("-k", "depth_is or planes", "tests/stages/test_ray_features.py")
 SURFELS = ("-k", "not gpu", "tests/stages/test_surfels.py")
+CONICS = ("tests/kernels/compositing/test_conics.py",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,10 +444,18 @@ MUTANTS = [
         ("u = first[k] - t0 * third[k]", "u = first[k]", "tilt is not in the gradient"),
         ("v_mean = (sums[8] * SHARPNESS, sums[9] * SHARPNESS)", "v_mean = (sums[8], sums[9])",
          "gradient of the filter's center halved"),
-        ("r = level * (2.0 / LOG2_E) + 1e-3", "r = level * (1.0 / LOG2_E) + 1e-3", "parts at the edge of a disc lost"),
-        ("to_center = -r * inverse", "to_center = r * inverse", "parts of tilted discs lost"),
+    ),
+    *_in("kernels/compositing/footprints/surfel.py", CONICS,
+        ("level * (2.0 / LOG2_E), 0.0)", "level * (1.0 / LOG2_E), 0.0)", "parts at the edge of a disc lost"),
+        ("yy = a * a + b * b - n1 * n1", "yy = a * a + b * b", "parts of tilted discs lost"),
+        ("rounding = 1e-6 * (far", "rounding = 0.0 * (far", "parts that only rounding reaches"),
+        ("4e-6 * (most_p", "0.0 * (most_p", "parts lost by rounding of the form"),
+        ("v = BOTTOM if end else Y", "v = Y", "discs that cross the lower side of a part only"),
+        ("far_x * (1 - 2 * end)", "far_x * (2 * end - 1)", "corners of hyperbolas"),
+        ("reached = reached | ((qx >= X)", "reached = reached | ((qx > RIGHT)", "discs inside a part"),
         ("square = level * (2.0 / (SHARPNESS * LOG2_E)) + 1e-3", "square = level / LOG2_E - 2.0",
          "parts of tiny discs lost"),
+        ("tl.where(xx > 0.0, -0.5 / ", "tl.where(xx > 1e30, -0.5 / ", "upper and lower sides by their corners only"),
     ),
     *_in("kernels/compositing/distortion.py", SURFELS,
         ("added & (weight > 0.0) & (transmittance > 0.5)", "added & (transmittance > 0.5)",

@@ -61,6 +61,17 @@ def test_other_footprints_agree_with_those_of_tsplat(wheel, option, names):
     assert [e.phase for e in peer_run.launches] == ["forward", "backward"]
 
 
+def test_single_values_of_images_may_be_at_the_threshold_of_alpha():
+    image, other = torch.ones(100_000), torch.full((100_000,), 1.0 + 1e-6)
+    other[7] = 1.003
+    assert peer.differences({"colors": other}, {"colors": image})["colors"] == pytest.approx(1e-6, rel=0.1)
+    assert peer.differences({"v_means2d": other}, {"v_means2d": image})["v_means2d"] == pytest.approx(3e-3, rel=1e-3)
+    other[8] = 1.002
+    assert peer.differences({"colors": other}, {"colors": image})["colors"] == pytest.approx(2e-3, rel=1e-3)
+    other[7] = 1.005
+    assert peer.differences({"colors": other}, {"colors": image})["colors"] == pytest.approx(5e-3, rel=1e-3)
+
+
 def test_kernels_along_rays_are_compiled_for_pinhole_cameras():
     parameters = "".join(f"    {parameter},\n" for parameter in gsplat_footprints.CONSTANTS)
     source = f"__global__ void kernel(\n{parameters}    int32_t *last_ids\n) {{\n    work();\n}}\n"

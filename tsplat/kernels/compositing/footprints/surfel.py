@@ -21,7 +21,6 @@ import triton.language as tl
 from ....config import FILTER_VARIANCE
 from ...device_math import constant
 from .ellipse import LARGE
-from .ellipse import _reaches as _reaches_ellipse
 from .interface import Footprint
 
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -88,49 +87,76 @@ def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
 
 @triton.jit
 def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """What the ellipse's ``_reaches`` needs for the edge of the disc, |s|^2 = r, and for the low-pass filter's circle.
+    """The conic |p|^2 - r (D - t . p)^2 <= 0 of the disc's edge |s|^2 = r, and the low-pass filter's circle.
 
-    |p|^2 <= r (D - t . p)^2 is (p - c)^T (1 - r t t^T) (p - c) <= r D^2 / (1 - r |t|^2) with
-    c = -r D t / (1 - r |t|^2): an ellipse if r |t|^2 < 1.
+    With the offset (u, v) from the tile's first pixel, it is the form xx u^2 + xy u v + yy v^2 + x u + y v + constant.
     """
     level = record[11] - constant(LOG2_ALPHA_MIN, record[11])
-    r = level * (2.0 / LOG2_E) + 1e-3
+    is_rendered = level > -1.0
+    root = tl.sqrt(tl.where(is_rendered, level * (2.0 / LOG2_E), 0.0) + 1e-3)
     a = record[2]
     b = record[3]
     c = record[4]
     d = record[5]
-    t0 = record[7]
-    t1 = record[8]
-    det = a * d - b * c
-    left = 1.0 - r * (t0 * t0 + t1 * t1)
-    # Rounding is amplified close to a parabola, and in thin ellipses. Where it is, all is reached.
-    is_ellipse = (left > 0.01) & (tl.abs(det) > 0.01)
-    inverse = 1.0 / tl.where(is_ellipse, left, 1.0)
-    to_center = -r * inverse * record[6] / tl.where(is_ellipse, det, 1.0)
-    n0 = t0 * d - t1 * c
-    n1 = t1 * a - t0 * b
-    xx = d * d + c * c - r * n0 * n0
-    xy = -2.0 * (b * d + a * c + r * n0 * n1)
-    yy = a * a + b * b - r * n1 * n1
-    from_x = x - record[0] - to_center * (a * t0 + b * t1)
-    from_y = y - record[1] - to_center * (c * t0 + d * t1)
-    far_x = tl.maximum(tl.abs(from_x), tl.abs(from_x + (TILE - 1)))
-    far_y = tl.maximum(tl.abs(from_y), tl.abs(from_y + (TILE - 1)))
-    # Room for the rounding of this test and of compositing, which grows with the terms that cancel.
-    terms = xx * far_x * far_x + tl.abs(xy) * far_x * far_y + yy * far_y * far_y
-    most = tl.where(is_ellipse, 1.001 * r * record[6] * record[6] * inverse + terms * 1e-5, float("inf"))
-    slope_x = tl.where(xx > 0.0, -0.5 * xy / tl.where(xx > 0.0, xx, 1.0), 0.0)
-    slope_y = tl.where(yy > 0.0, -0.5 * xy / tl.where(yy > 0.0, yy, 1.0), 0.0)
-    ellipse = (xx, xy, yy, from_x, from_y, most, slope_x, slope_y)
-    one = tl.full(x.shape, 1.0, x.dtype)
-    zero = tl.zeros_like(x)
+    from_x = x - record[0]
+    from_y = y - record[1]
+    p0 = d * from_x - b * from_y
+    p1 = a * from_y - c * from_x
+    # The root of r times D - t . p, and what it falls by along x and y.
+    w = root * (record[6] - record[7] * p0 - record[8] * p1)
+    n0 = root * (record[7] * d - record[8] * c)
+    n1 = root * (record[8] * a - record[7] * b)
+    xx = d * d + c * c - n0 * n0
+    xy = -2.0 * (b * d + a * c + n0 * n1)
+    yy = a * a + b * b - n1 * n1
+    by_x = 2.0 * (d * p0 - c * p1 + w * n0)
+    by_y = 2.0 * (a * p1 - b * p0 + w * n1)
+    # Room for the rounding of the form, and for that of compositing, where p and D - t . p are differences of terms
+    # that grow with the offset from q.
+    far = tl.abs(from_x) + tl.abs(from_y) + 2 * TILE
+    rounding = 1e-6 * (far + root * (tl.abs(record[6]) + (tl.abs(record[7]) + tl.abs(record[8])) * far))
+    most_p = tl.abs(p0) + tl.abs(p1) + TILE * (tl.abs(a) + tl.abs(b) + tl.abs(c) + tl.abs(d))
+    most_w = tl.abs(w) + TILE * (tl.abs(n0) + tl.abs(n1))
+    most = (2.0 * most_w + rounding) * rounding + 4e-6 * (most_p * most_p + most_w * most_w)
+    # Along a line, a convex form is lowest where its derivative is zero, and another one at an end: see ``_reaches``.
+    far_end = constant(1e30, x)
+    half_x = tl.where(xx > 0.0, -0.5 / tl.where(xx > 0.0, xx, 1.0), 0.0)
+    half_y = tl.where(yy > 0.0, -0.5 / tl.where(yy > 0.0, yy, 1.0), 0.0)
+    conic = (
+        xx, xy, yy, by_x, by_y, p0 * p0 + p1 * p1 - w * w, tl.where(is_rendered, most, -float("inf")),
+        half_x, half_y, tl.where(xx > 0.0, 0.0, far_end), tl.where(yy > 0.0, 0.0, far_end),
+        tl.where(is_rendered, -from_x, float("inf")), -from_y,
+    )  # fmt: skip
     square = level * (2.0 / (SHARPNESS * LOG2_E)) + 1e-3
-    return ellipse, (one, zero, one, x - record[9], y - record[10], square, zero, zero)
+    return conic, (record[9] - x, record[10] - y, square)
 
 
 @triton.jit
 def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    return _reaches_ellipse(bound[0], X, Y, WIDTH, HEIGHT) | _reaches_ellipse(bound[1], X, Y, WIDTH, HEIGHT)
+    """A conic that reaches a rectangle crosses one of its four sides, or is an ellipse inside, around q.
+
+    Where the form is concave along a side it is lowest at a corner. Each side then tests another one.
+    """
+    xx, xy, yy, by_x, by_y, rest, most, half_x, half_y, far_x, far_y, qx, qy = bound[0]
+    RIGHT: tl.constexpr = X + WIDTH - 1
+    BOTTOM: tl.constexpr = Y + HEIGHT - 1
+    lowest = rest + float("inf")
+    for end in tl.static_range(2):
+        u = RIGHT if end else X
+        slope = xy * u + by_y
+        v = tl.minimum(tl.maximum(slope * half_y + far_y * (2 * end - 1), Y), BOTTOM)
+        lowest = tl.minimum(lowest, (yy * v + slope) * v + ((xx * u + by_x) * u + rest))
+        v = BOTTOM if end else Y
+        slope = xy * v + by_x
+        u = tl.minimum(tl.maximum(slope * half_x + far_x * (1 - 2 * end), X), RIGHT)
+        lowest = tl.minimum(lowest, (xx * u + slope) * u + ((yy * v + by_y) * v + rest))
+    # True if NaN.
+    reached = (lowest > most) == 0
+    reached = reached | ((qx >= X) & (qx <= RIGHT) & (qy >= Y) & (qy <= BOTTOM))
+    mx, my, square = bound[1]
+    dx = tl.maximum(tl.maximum(X - mx, mx - RIGHT), 0.0)
+    dy = tl.maximum(tl.maximum(Y - my, my - BOTTOM), 0.0)
+    return reached | (dx * dx + dy * dy <= square)
 
 
 @triton.jit
