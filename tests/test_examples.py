@@ -19,6 +19,7 @@ SMALL = {
     "depth_supervision": {"STEPS": 25},
     "export_and_view": {"STEPS": 50, "FRAMES": 3},
     "feature_distillation": {"STEPS": 60},
+    "fisheye_and_surfaces": {"STEPS": 120},
     "fit_image": {"STEPS": 30},
     "many_gpus": {"STEPS": 40},
     "mixed_precision": {"STEPS": 40},
