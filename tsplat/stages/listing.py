@@ -184,11 +184,16 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
 
 
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well."""
-    if values.device.type != "cpu" or values.numel() <= FEW_ROWS:
+    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well. They must not
+    need a gradient."""
+    if values.device.type != "cpu":
         return values.sort(stable=True)
-    indices = stable_argsort(values)
-    return values[indices], indices
+    keys = values.numpy()
+    if keys.size <= FEW_ROWS:
+        indices = keys.argsort(kind="stable")
+        return torch.from_numpy(keys[indices]), torch.from_numpy(indices)
+    order = stable_argsort(values)
+    return values[order], order
 
 
 def stable_argsort(values: Tensor) -> Tensor:
