@@ -19,3 +19,6 @@ def test_longest_first_sorts_by_length(monkeypatch):
     # Lengths beyond 16 bits count as equal.
     assert order([2**40, 1, 2**20, 2**41]).tolist() == [0, 2, 3, 1]
     assert order([1, 2, 3]) is None
+    # Lists that follow each other need no ends.
+    assert launch.longest_first(torch.tensor([0, 5, 36, 36, 236])).tolist() == [3, 1, 0, 2]
+    assert launch.longest_first(torch.tensor([0, 5, 36, 40])) is None

@@ -232,18 +232,20 @@ def indices_of(flags: Tensor) -> Tensor:
     return flags.nonzero().squeeze(1)
 
 
-def longest_first(starts: Tensor, ends: Tensor) -> Tensor | None:
+def longest_first(starts: Tensor, ends: Tensor | None = None) -> Tensor | None:
     """Orders lists of tiles or of their parts by length, so that a launch does not end with a long list.
 
     Lengths count in steps of ``GRAIN``; among equals the order remains. Returns None if order does not matter.
 
     Args:
-        starts, ends: [lists] integers each.
+        starts: [lists] integers, or [lists + 1] without ends: where each list begins, and where the last one ends.
+        ends: [lists] integers, or None.
     """
-    if starts.numel() <= RESIDENT:
+    if starts.numel() - int(ends is None) <= RESIDENT:
         return None
+    lengths = starts.diff() if ends is None else ends - starts
     # Radix sort needs two passes over 16 bits. Lists of over two million entries count as equally long.
-    grains = ((ends - starts) // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
+    grains = (lengths // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
     return grains.sort(descending=True, stable=True).indices
 
 
@@ -260,9 +262,9 @@ def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
     if offsets.numel() - 1 <= RESIDENT:
         return None
     if not is_compiled_for_cpu(offsets):
-        return longest_first(offsets[:-1], offsets[1:])
+        return longest_first(offsets)
     n_tiles = isect_offsets.numel() - 1
-    order = longest_first(isect_offsets[:-1], isect_offsets[1:])
+    order = longest_first(isect_offsets)
     tiles = torch.arange(n_tiles, device=offsets.device) if order is None else order
     parts = torch.arange(0, offsets.numel() - 1, max(n_tiles, 1), device=offsets.device)
     return (tiles[:, None] + parts).flatten()

@@ -18,8 +18,8 @@ def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
     original = launch.longest_first
     runs = [[]]
 
-    def recorded(starts, ends):
-        runs[-1].append(original(starts, ends))
+    def recorded(*bounds):
+        runs[-1].append(original(*bounds))
         return runs[-1][-1]
 
     monkeypatch.setattr(launch, "longest_first", recorded)  # for the forward pass

@@ -263,15 +263,15 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
     together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
     if together > 1:
         entries, slot_starts = _shared_entries(lists, intersections, order), order.place_starts
-        v_slots = records.new_zeros(intersections.flatten_ids.numel(), columns)
-        starts, ends = isect_offsets[:-1], isect_offsets[1:]
+        v_slots, longest = records.new_zeros(intersections.flatten_ids.numel(), columns), longest_first(isect_offsets)
     else:
-        starts, ends = lists.offsets[:-1], lists.offsets[1:] if lists.ends is None else lists.ends
+        ends = lists.offsets[1:] if lists.ends is None else lists.ends
         entries, slot_starts = _entries(lists, intersections, order, ends)
         allocate = records.new_zeros if lists.ends is None else records.new_empty
         v_slots = allocate(lists.n_entries, columns)  # to know that there are fewer takes a synchronization
+        longest = longest_first(lists.offsets[:-1], ends)
     n_programs = programs(lists.n_chunks + n_lists // together, 1)
-    return PartSlots(entries, slot_starts, v_slots, longest_first(starts, ends), together, n_programs)
+    return PartSlots(entries, slot_starts, v_slots, longest, together, n_programs)
 
 
 def _shared_entries(lists: PartLists, intersections: Intersections, order: GaussianMajor) -> Tensor:
