@@ -201,7 +201,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     scenes.add_arguments(parser, SCENES)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
     parser.add_argument("--mode", choices=MODES, default="eager", help="graph is not implemented")
-    parser.add_argument("--repeats", type=int, default=100, help="of which the best time on the host counts")
+    parser.add_argument("--repeats", type=int, default=1000, help="of which the best time on the host counts")
     parser.add_argument("--base", metavar="REF", help="also run another commit")
     parser.add_argument("--write", action="store_true", help="replace the recorded results and write the page")
     peer.add_argument(parser)

@@ -27,7 +27,7 @@ NOTES = f"""
 - Operators: those of PyTorch that launch or wait, without views and allocations. Assumed are {OPERATOR_US:g} us each
   on the device, and the traffic of their results read and written at {BANDWIDTH["a100"] / 1e6:g} TB/s (A100) or
   {BANDWIDTH["h100"] / 1e6:g} TB/s (H100). A sort is a radix sort of 8 bits a pass.
-- Host: Python's thread CPU time on this project's CPU, the best of 100 runs, for 20 Gaussians at 16×16 pixels on the
+- Host: Python's thread CPU time on this project's CPU, the best of 1,000 runs, for 20 Gaussians at 16×16 pixels on the
   emulated driver, without the kernels; and an assumed {LAUNCH_US:g} us for each launch and operator, for what is below
   Python. Times on the host vary by a factor of two with the load of the machine; those of both implementations are
   measured by one process.
