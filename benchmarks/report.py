@@ -142,8 +142,8 @@ METHOD = """
   garden has 1,107.
 - 2D Gaussians: gsplat evaluates what the boxes of discs contain. Those of discs that reach the plane of the camera, or
   are seen from the side, are the largest: 1 % of the discs of garden-648x420 make 61 % of its intersections. Lists of
-  parts test the outline of a disc, a conic, and hold a tenth of what gsplat's warps evaluate. The discs of this scene have
-  random rotations; models with fewer such discs gain less.
+  parts test the outline of a disc, a conic, and hold a tenth of what gsplat's warps evaluate. The discs of this scene
+  have random rotations; models with fewer such discs gain less.
 - gsplat's kernel for evaluation in 3D is compiled for pinhole cameras with a global shutter, without the code for
   others that it would not execute here, which favors gsplat.
 - A sector is 32 bytes of global memory that one instruction of one warp accesses. Sectors that a cache holds count as
