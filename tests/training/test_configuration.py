@@ -81,10 +81,16 @@ def test_presets_of_gsplats_strategies_have_the_constants_of_its_trainer():
 
 
 @pytest.mark.parametrize(
-    ("steps", "means", "others", "hurry"),
-    [(375, 4.308869, 8.944272, 2), (1500, 2.714418, 4.472136, 1), (30_000, 1.0, 1.0, 1), (60_000, 1.0, 1.0, 1)],
+    ("steps", "means", "others", "hurry", "weight"),
+    [
+        (375, 4.308869, 8.944272, 2, 1),
+        (1500, 2.714418, 4.472136, 1, 1),
+        (3750, 2, 2.828427, 1, 0.632456),
+        (30_000, 1, 1, 1, 0.5),
+        (60_000, 1, 1, 1, 0.5),
+    ],
 )
-def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others, hurry):
+def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others, hurry, weight):
     config, mcmc = preset("standard", steps), preset("mcmc", steps)
     expected = {
         "start_scale": 0.3,
@@ -97,6 +103,7 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others, hu
         "means_rate": pytest.approx(hurry * means * mcmc.means_rate),
         **{name: pytest.approx(hurry * getattr(mcmc, name)) for name in ("quats_rate", "opacities_rate")},
         **{name: pytest.approx(others * getattr(mcmc, name)) for name in ("scales_rate", "sh0_rate", "shN_rate")},
+        "scale_weight": pytest.approx(weight * mcmc.scale_weight),
     }
     fields = {field.name for field in dataclasses.fields(config)}
     assert {name: getattr(config, name) for name in expected} == expected

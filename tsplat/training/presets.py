@@ -50,7 +50,8 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
 
     Runs of "standard" with s < 30,000 steps have higher learning rates than :class:`Config`: that of the means is
     multiplied by (30,000 / s)^(1/3), those of the scales and of the spherical harmonics by (30,000 / s)^(1/2). With
-    s < 1,500, those of the means, rotations and opacities are multiplied by (1,500 / s)^(1/2) as well.
+    s < 1,500, those of the means, rotations and opacities are multiplied by (1,500 / s)^(1/2) as well. With s > 1,500,
+    the weight of scales in the loss is, but not by less than 1/2.
 
     Args:
         name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
@@ -102,6 +103,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         means_rate=mcmc.means_rate * shortness ** (1 / 3) * hurry,
         quats_rate=mcmc.quats_rate * hurry,
         opacities_rate=mcmc.opacities_rate * hurry,
+        scale_weight=mcmc.scale_weight * max(0.5, min(1.0, HURRY_STEPS / steps) ** 0.5),
         scales_rate=mcmc.scales_rate * shortness**0.5,
         sh0_rate=mcmc.sh0_rate * shortness**0.5,
         shN_rate=mcmc.shN_rate * shortness**0.5,

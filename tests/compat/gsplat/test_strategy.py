@@ -241,7 +241,8 @@ for ours, theirs, settings in cases:
         assert found == expected, (ours, found, expected)
         assert len(set(found)) > 2
         if ours is DefaultStrategy:
-            for name in params:
+            # Means of halves are drawn with other random numbers.
+            for name in params.keys() - {"means"}:
                 torch.testing.assert_close(params[name], expected_params[name], rtol=1e-5, atol=1e-6, msg=name)
         print(ours.__name__, found[-1])
 """
