@@ -1,6 +1,6 @@
 """Measures a capture of thousands of views: memory, time to load it, and time that steps wait for its images.
 
-    python -m benchmarks.many_views [--views 5000] [--photographs 100] [--width 640] [--height 480] [--steps 200]
+    python -m benchmarks.many_views [--views 5000] [--photographs 20] [--width 640] [--height 480] [--steps 200]
         [--points 20000]
 
 The photographs are traced once; the views are hard links to them, which are read and decoded one by one like others.
@@ -67,7 +67,7 @@ def measure(folder: Path, steps: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    sizes = dict(views=5000, photographs=100, width=640, height=480, steps=200, points=20_000)
+    sizes = dict(views=5000, photographs=20, width=640, height=480, steps=200, points=20_000)
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()

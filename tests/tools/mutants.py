@@ -1238,7 +1238,7 @@ def main() -> int:
             if verdict == SURVIVED:
                 survivors.append(mutant.name)
     caught = len(chosen) - len(survivors)
-    print(f"{caught} of {len(chosen)} caught, {verdicts[HUNG]} of them because a test took {TIMEOUT} s")
+    print(f"{caught} of {len(chosen)} caught, {verdicts[HUNG]} of them because their tests took {TIMEOUT} s")
     if arguments.write:
         # Mutants that were not run this time keep their verdict.
         older = json.loads(RESULTS.read_text()).get("mutants", {}).get("survivors", []) if RESULTS.exists() else []

@@ -18,7 +18,7 @@ def statements_of(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", SAMPLED, ids=lambda m: m.name)
-def test_mutant_judge(mutant):
+def test_mutant_is_caught(mutant):
     assert judge(mutant)[0] != SURVIVED
 
 

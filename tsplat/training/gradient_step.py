@@ -1,4 +1,4 @@
-"""The optimizer step: sums gradients over ranks, unscales, checks and clips them, and updates the parameters."""
+"""The optimizer step: sums, unscales, checks and clips gradients, and updates all Gaussians or the visible ones."""
 
 import math
 from collections.abc import Sequence
