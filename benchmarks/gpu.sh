@@ -1,23 +1,33 @@
 #!/bin/sh
 # Runs every test and benchmark that needs a GPU, in at most nine minutes; writes to ${OUT:-benchmarks/results}.
 #
-#     benchmarks/gpu.sh [--emulated]
+#     benchmarks/gpu.sh [--emulated] [PART ...]
 #
-# A part that fails or runs out of time does not stop the others. The last lines say which parts passed, failed, were cut
+# Parts, by default all: tests run profile counts memcheck racecheck peers. A part that fails or runs out of time does not stop the others. The last lines say which parts passed, failed, were cut
 # off, and did not run. Exit status: 0 if all passed, 1 if one failed or was cut off, 2 if PyTorch finds no GPU. Records
 # of a run whose tests do not pass say so, and do not count. With --emulated, all parts run on an emulated GPU, with one
 # test and tiny scenes: to try out this script.
 set -u
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/results}
-jobs=${JOBS:-8}
+jobs=${JOBS:-$(nproc)}
 mkdir -p "$out"
 passed="" failed="" cut="" skipped=""
 device=cuda scenes="cloud dense-tile" patience=1
 if [ "${1:-}" = --emulated ]; then
+    shift
     device=emulated scenes=tiny jobs=1 patience=10
     export EMULATE=sm_80 PYTEST_ADDOPTS="-p tests.emulator.plugin -k 'test_numbers_of_channels_match_reference and 3'"
 fi
+
+parts=${*:-tests run profile counts memcheck racecheck peers}
+
+chosen() { # part
+    case " $parts " in
+        *" $1 "*) ;;
+        *) false ;;
+    esac
+}
 
 # Python reports and writes what it has when it is interrupted; it is killed if that takes longer than 10 seconds.
 # The limits are those of a GPU. Busy machines that emulate one get ten times as long.
@@ -35,10 +45,11 @@ note() { # name, exit status
     esac
 }
 
-part() {
+part() { # name, seconds, command
     name=$1
     limit=$2
     shift 2
+    chosen "$name" || return
     echo "== $name"
     limited "$limit" "$@" > "$out/$name.log" 2>&1
     status=$?
@@ -54,7 +65,7 @@ part() {
 tests() {
     echo "== tests"
     rm -f "$out"/tests.*
-    files=$(grep -rl --include='test_*.py' --exclude-dir=emulator '^pytestmark = pytest.mark.gpu\|^@pytest.mark.gpu' tests)
+    files=$(grep -rl --include='test_*.py' --exclude-dir=emulator '^\(pytestmark = \|@\|    \)pytest.mark.gpu' tests)
     # shellcheck disable=SC2086
     if ! limited 45 python -m pytest -q --collect-only -m gpu -p no:cacheprovider $files > "$out/tests.log" 2>&1; then
         tail -n 15 "$out/tests.log"
@@ -66,7 +77,7 @@ tests() {
     for group in $(seq 1 "$jobs"); do
         awk "NR % $jobs == $group - 1" "$out/tests.all" > "$out/tests.$group"
         test -s "$out/tests.$group" || continue
-        limited 180 python -m pytest -q -m gpu -p no:cacheprovider --junitxml="$out/tests.$group.xml" \
+        limited "${TEST_SECONDS:-180}" python -m pytest -q -m gpu -p no:cacheprovider --junitxml="$out/tests.$group.xml" \
             "@$out/tests.$group" > "$out/tests.$group.log" 2>&1 &
         running="$running $group:$!"
     done
@@ -78,6 +89,7 @@ tests() {
 }
 
 sanitize() { # tool
+    chosen "$1" || return
     if [ "$device" = emulated ] || ! command -v compute-sanitizer > /dev/null; then
         skipped="$skipped $1 (no compute-sanitizer, or no GPU)"
         return
@@ -99,15 +111,17 @@ sanitize() { # tool
 
 # gsplat compiles its kernels at first use; do it beside the tests.
 compiling=""
-if [ "$device" = cuda ] && python -c 'import gsplat' 2> /dev/null; then
+if chosen peers && [ "$device" = cuda ] && python -c 'import gsplat' 2> /dev/null; then
     TORCH_CUDA_ARCH_LIST=$(python -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')
     export TORCH_CUDA_ARCH_LIST MAX_JOBS=8
     limited 235 python -c 'from gsplat.cuda._backend import _C; assert _C is not None' > "$out/gsplat.log" 2>&1 &
     compiling=$!
 fi
-tests
-export TSPLAT_GPU_TESTS=passed
-[ -z "$failed$cut" ] || TSPLAT_GPU_TESTS=failed
+if chosen tests; then
+    tests
+    export TSPLAT_GPU_TESTS=passed
+    [ -z "$failed$cut" ] || TSPLAT_GPU_TESTS=failed
+fi
 compiled=1
 if [ -n "$compiling" ]; then
     wait "$compiling"
@@ -119,10 +133,12 @@ part profile 20 python -m benchmarks.run --device "$device" --profile "$out/prof
 part counts 35 python -m benchmarks.hardware_counts --scene $scenes --json "$out/counts.jsonl"
 sanitize memcheck
 sanitize racecheck
-if [ -z "$compiling" ]; then
+if ! chosen peers; then
+    :
+elif [ -z "$compiling" ]; then
     skipped="$skipped peers (needs a GPU and gsplat)"
 elif [ "$compiled" -eq 0 ]; then
-    part peers 75 python -m benchmarks.peers --json "$out/peers.jsonl"
+    part peers 200 python -m benchmarks.peers --json "$out/peers.jsonl"
 else
     skipped="$skipped peers (gsplat was not compiled, see gsplat.log)"
 fi
@@ -131,5 +147,5 @@ echo "passed:${passed:- none}"
 echo "failed:${failed:- none}"
 echo "cut off:${cut:- none}"
 echo "not run:${skipped:- none}"
-[ "$TSPLAT_GPU_TESTS" = passed ] || echo "timings and counts of this run do not count: its tests did not pass"
+[ "${TSPLAT_GPU_TESTS:-passed}" = passed ] || echo "timings and counts of this run do not count: its tests did not pass"
 [ -z "$failed$cut" ]

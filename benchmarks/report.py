@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, measured_page
 from benchmarks.compositing_limit import share
 from benchmarks.gpu_timing.ratios import RATIOS, ratios
 from benchmarks.predicted_tables import amd_table, details_table, sensitivity_table
@@ -20,6 +20,8 @@ PREDICTED = RESULTS / "predicted"
 SENSITIVITY = PREDICTED / "sensitivity.jsonl"
 STEPS = PREDICTED / "step.jsonl"
 AMD = RESULTS / "executed" / "amd.jsonl"
+MEASURED = RESULTS / "measured" / "peers.jsonl"
+COUNTS = RESULTS / "measured" / "counts.jsonl"
 PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
 TSPLAT = "tsplat"
@@ -343,6 +345,17 @@ def read_measurements() -> dict[str, list[dict[str, Any]]]:
     return by_device
 
 
+def measured(records: list[dict[str, Any]]) -> str:
+    """Returns the section of what was measured on a GPU."""
+    names = {TSPLAT: "tsplat", GSPLAT: "gsplat"}
+    predicted = {
+        (r["scene"], names[implementation], r["pass"]): r["predicted_us"]
+        for r in records
+        if r["gpu"] == "h100" and (implementation := r.get("implementation", TSPLAT)) in names
+    }
+    return measured_page.section(_read(MEASURED), predicted, [r for r in _read(COUNTS) if r["ncu"]])
+
+
 def page() -> str:
     """Returns the text of docs/performance.md."""
     by_device = read_measurements()
@@ -350,10 +363,8 @@ def page() -> str:
     for device, records in by_device.items():
         cpu = f"CPU: {records[0]['cpu']}\n\n" if records[0].get("cpu") else ""
         text += f"\n## {device}, torch {records[0]['torch']}\n\n{cpu}{table(records)}"
-    if not any("NVIDIA" in device or "AMD" in device for device in by_device):
-        text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
     records = read_records()
-    text += LIMIT + limit_table(_read(LIMITS)) + LIMIT_NOTE + section(_read(STEPS))
+    text += measured(records) + LIMIT + limit_table(_read(LIMITS)) + LIMIT_NOTE + section(_read(STEPS))
     text += PREDICTION + predicted_table(by_scene(records)) + NOTES + details_table(records)
     text += SENSITIVITY_TEXT + sensitivity_table(_read(SENSITIVITY)) + RATIO_TEXT + ratio_table(records) + METHOD
     text += AMD_TEXT + amd_table(_read(AMD)) + AMD_NOTE
