@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu_timing import counting
+from emulator.package import tsplat_emulated
+from tests.emulator.targets import each_target
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import ArgumentError, ShapeError, UnsupportedError
@@ -80,6 +82,23 @@ def test_kernels_match_plain_pytorch(batch, width, height, channels, planar, pad
 @pytest.mark.triton
 def test_kernels_match_plain_pytorch_for_images_smaller_than_a_window():
     assert_matches_plain_pytorch((), 3, 1, 2, 0, False, "same", "triton")
+
+
+@pytest.mark.slow
+@each_target
+def test_gradients_of_zero_change_no_bit_on_gpus(target, code):
+    """Graphs of torch.compile pass zeros for outputs that are not used, and eager calls nothing."""
+    generator = torch.Generator().manual_seed(0)
+    given, target_image = torch.rand(2, 40, 150, 3, generator=generator)
+    zero, one, gradients = torch.zeros(()), torch.ones(()), []
+    with tsplat_emulated(target, code):
+        for v in ((None, None, one), (zero, zero, one)):
+            image = given.clone().requires_grad_()
+            outputs = _l1_ssim_and_loss(image, target_image, 0.2, "same", "triton")
+            used = [(output, of_output) for output, of_output in zip(outputs, v) if of_output is not None]
+            outputs, v = zip(*used)
+            gradients += torch.autograd.grad(outputs, image, v)
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -211,7 +211,8 @@ def _l1_ssim_bwd_kernel(
     sign = tl.where(a > b, 1.0, tl.where(a < b, -1.0, 0.0)).to(dtype)
     l1_scale = _scale(v_l1, v_loss, tl.full([], 1.0 - ssim_weight, dtype), size)
     ssim_scale = _scale(v_ssim, v_loss, tl.full([], -ssim_weight, dtype), n_windows)
-    v = l1_scale * sign + ssim_scale * (by_mean + 2.0 * a * by_square + b * by_product)
+    # Explicit, as contraction would depend on which gradients there are.
+    v = tl.fma(l1_scale, sign, ssim_scale * (by_mean + 2.0 * a * by_square + b * by_product))
     tl.store(v_image + (plane * height + r) * width + c, v, mask=inside)
 
 

@@ -141,11 +141,20 @@ def fix({", ".join(fixed)}):
 """
     for vendor, test in (("none", "if vendor_ == 'none'"), ("amd", "elif vendor_ == 'amd'"), ("nvidia", "else")):
         key, values = _key_and_values(kernel, vendor, fixed)
-        device = "-1" if vendor == "none" else "module_.current_gpu(first_)"
+        if vendor == "none":
+            source += f"""
+    {test}:
+        key_ = (kind_, -1, {", ".join(key)},)
+        values_ = ({", ".join(values)},)
+"""
+            continue
+        # Addresses as numbers: Triton asks the driver about each tensor. The emulator needs tensors.
         source += f"""
     {test}:
-        key_ = (kind_, {device}, {", ".join(key)},)
-        values_ = ({", ".join(values)},)
+        {"; ".join(f"{name}_ = None if {name} is None else {name}.data_ptr()" for name in tensors) or "pass"}
+        key_ = (kind_, module_.current_gpu(first_), {", ".join(key)},)
+        values_ = ({", ".join(f"{name}_" if name in tensors else name for name in values)},) if first_.is_cuda else (
+          {", ".join(values)},)
 """
     arguments = ", ".join(f"{name}={name}" for name in (*names, *OPTIONS))
     source += f"""
@@ -169,7 +178,8 @@ def _key_and_values(kernel: Any, vendor: Vendor, fixed: tuple[str, ...]) -> tupl
 
     The key holds the dtypes of tensors, whether integers fit into 32 bits, constants and their types, and on GPUs
     options and what else Triton specializes on. A tensor that is not contiguous although the kernel needs it is part of
-    the key, which then is never found.
+    the key, which then is never found. On GPUs, a variable that is named like a tensor, with an underscore, has its
+    address.
     """
     key, values, on_cpu = [], [], vendor == "none"
     for parameter in kernel.params:
@@ -184,7 +194,8 @@ def _key_and_values(kernel: Any, vendor: Vendor, fixed: tuple[str, ...]) -> tupl
             contiguous = "True" if name in kernel.strided else f"{name}.is_contiguous()"
             key.append(f"None if {name} is None else {name}.dtype if {contiguous} else {name}")
             if not on_cpu:
-                key.append(f"{name} is not None and not {name}.data_ptr() % 16")
+                address = f"{name}_" if is_free else f"{name}.data_ptr()"
+                key.append(f"{name} is not None and not {address} % 16")
             if vendor == "amd":
                 key.append(f"{name} is not None and {name}.untyped_storage().nbytes() <= {SMALL_STORAGE}")
             # An empty string takes no space among the arguments of machine code.
@@ -203,20 +214,21 @@ def _fixed_key(kernel: Any, fixed: tuple[str, ...]) -> list[str]:
 def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> Run:
     """Launches a kernel as Triton does, and returns the function that launches it again.
 
-    The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.5 to 3.9. While a profiler
-    hooks launches, Triton launches.
+    The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.5 to 3.9, also while a
+    profiler hooks launches.
     """
     compiled = kernel[(n_programs,)](**arguments)
     runtime, driver = triton.knobs.runtime, triton.runtime.driver.active
     device = driver.get_current_device()
-    options = {name: value for name, value in arguments.items() if name not in kernel.arg_names}
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
 
     def launch(n_programs: int, values: Values) -> None:
-        if _is_hooked(runtime.launch_enter_hook) or _is_hooked(runtime.launch_exit_hook):
-            kernel[(n_programs,)](**dict(zip(kernel.arg_names, values)), **options)
+        stream = driver.get_current_stream(device)
+        enter, exit_ = runtime.launch_enter_hook, runtime.launch_exit_hook
+        if _is_hooked(enter) or _is_hooked(exit_):
+            launched = compiled.launch_metadata((n_programs, 1, 1), stream, *values)
+            run(n_programs, 1, 1, stream, function, metadata, launched, enter, exit_, *values)
         else:
-            stream = driver.get_current_stream(device)
             run(n_programs, 1, 1, stream, function, metadata, None, None, None, *values)
 
     return launch

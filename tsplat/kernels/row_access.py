@@ -1,7 +1,8 @@
 """Loads and stores of many values of each lane, which are side by side in memory, such as coefficients of a Gaussian.
 
-A CPU gathers one value of all lanes in as many accesses as there are lanes. So it loads some values of one lane at a
-time, and turns the tile of lanes and values by shuffles. Values are moved only, so bits do not change.
+One value of all lanes takes a CPU as many accesses as there are lanes, and a GPU as many sectors, of each of which it
+uses an eighth. So some values of each lane are accessed together, and the tile of lanes and values is turned by
+shuffles. Values are moved only, so bits do not change.
 """
 
 import triton

@@ -166,16 +166,14 @@ def _sh_fwd_kernel(
     if not ON_CPU or tl.max(mask.to(tl.int32)) > 0:
         unit, _ = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
-        if ON_CPU:
+        if ON_CPU or DEGREE > 0:
             own = load_row(coeffs + gaussian * n_bases * 3, 3 * len(basis), mask)
+        else:
+            own = load_tuple(coeffs + gaussian * n_bases * 3, 1, 3 * len(basis), mask)
         for channel in tl.static_range(3):
             total = tl.zeros_like(unit[0])
             for k in tl.static_range(len(basis)):
-                if ON_CPU:
-                    coeff = own[3 * k + channel]
-                else:
-                    coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
-                total = tl.fma(basis[k], coeff.to(total.dtype), total)
+                total = tl.fma(basis[k], own[3 * k + channel].to(total.dtype), total)
             if clamped is not None:
                 total += 0.5
                 bits |= tl.where(total >= 0.0, 0, 1 << channel).to(tl.int8)
@@ -269,7 +267,7 @@ def _sh_bwd_kernel(
         other = load_tuple(others + gaussian * 3, 1, 3, mask)
         v_mean = (other[0] + v_mean[0], other[1] + v_mean[1], other[2] + v_mean[2])
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
-    if ON_CPU:
+    if ON_CPU or DEGREE > 0:
         store_row(v_coeffs + own, v_coeff, mask)
     else:
         store_tuple(v_coeffs + own, 1, v_coeff, mask)

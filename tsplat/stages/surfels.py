@@ -121,7 +121,7 @@ def arrange_images(
     options, images, colors, leading = request.options, rendering.surfels, rendering.colors, request.image_shape[:-2]
     assert images is not None and rendering.cameras is not None
     cameras = request.own(rendering.cameras)
-    to_world = torch.linalg.inv(cameras.viewmats).view(*leading, 4, 4)
+    to_world = torch.linalg.inv_ex(cameras.viewmats).inverse.view(*leading, 4, 4)
     normals = images.normals @ to_world[..., None, :3, :3].transpose(-1, -2)
     surface = None
     if options.renders_depth and options.renders_color:
