@@ -186,7 +186,7 @@ def test_number_of_modules_and_imports():
     assert len(found) <= MAX_IMPORTS, f"{len(found)} imports between modules: {sorted(found)}"
 
 
-@pytest.mark.parametrize(("module", "max_modules", "max_imports"), [("training", 20, 50), ("kernels", 13, 30)])
+@pytest.mark.parametrize(("module", "max_modules", "max_imports"), [("training", 20, 54), ("kernels", 13, 30)])
 def test_number_of_modules_and_imports_inside(module, max_modules, max_imports):
     """Inside of a module, a module is a file or folder directly in it."""
     folder = PACKAGE / module

@@ -21,7 +21,7 @@ def render_views(
     cameras: Sequence[Camera],
     *,
     n_cameras: int | None = None,
-    background: Color = (0.0, 0.0, 0.0),
+    background: Color | Tensor = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
     group: ProcessGroup | None = None,
     **options: Any,
@@ -35,7 +35,7 @@ def render_views(
         gaussians: On the device to render on.
         cameras: C cameras of equal size and model, on any device.
         n_cameras: Number of cameras to render; all if None. With 0, a rank joins a collective call without a camera.
-        background: RGB in [0, 1]; used if `render_mode` has RGB.
+        background: RGB in [0, 1], or a tensor [3] on the device; used if `render_mode` has RGB.
         sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' if None.
         group: Process group over which Gaussians and cameras are distributed; None for a single process.
         options: Other arguments of :func:`tsplat.rasterization`, or of :func:`tsplat.rasterization_2dgs`, such as
@@ -56,7 +56,8 @@ def render_views(
     degree = gaussians.sh_degree if sh_degree is None else sh_degree
     backgrounds = None
     if "RGB" in options.get("render_mode", "RGB"):
-        backgrounds = gaussians.means.new_tensor(background).expand(len(cameras[:n_cameras]), 3)
+        color = background if isinstance(background, Tensor) else gaussians.means.new_tensor(background)
+        backgrounds = color.expand(len(cameras[:n_cameras]), 3)
     call: dict[str, Any] = {
         **gaussians.rasterization_arguments(degree),
         **views,

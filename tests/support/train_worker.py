@@ -114,9 +114,9 @@ def train(ranks, folder):
     return results
 
 
-def recorded(capacities, render, index, background, capacity, **options):
+def recorded(capacities, render, step, camera, background, capacity, **options):
     capacities.append(capacity)
-    return render(index, background, capacity, **options)
+    return render(step, camera, background, capacity, **options)
 
 
 def train_with_capacity(ranks, folder):
@@ -126,7 +126,8 @@ def train_with_capacity(ranks, folder):
     for choice in ("off", "on"):
         config = dataclasses.replace(configuration("default", "shard"), capacity=choice)
         trainer = Trainer(start(scene), scene.train, config, ranks)
-        trainer._render = functools.partial(recorded, capacities, trainer._render)
+        gradients = trainer._view_gradients
+        gradients._render = functools.partial(recorded, capacities, gradients._render)
         for _ in range(STEPS):
             trainer.advance()
         states.append(gathered_state(trainer, ranks))

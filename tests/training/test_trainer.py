@@ -19,8 +19,17 @@ from tsplat.scene.capture.views import StoredView
 from tsplat.scene.gaussians import FLAT
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy
-from tsplat.training import Config, DivergedError, Trainer, evaluate, fit, gradient_step, preset, scene_extent
-from tsplat.training import trainer as trainer_module
+from tsplat.training import (
+    Config,
+    DivergedError,
+    Trainer,
+    evaluate,
+    fit,
+    gradient_step,
+    preset,
+    scene_extent,
+    view_gradients,
+)
 from tsplat.training.presets import PRESETS, for_surfels
 from tsplat.training.view_corrections import apply_exposure, move_camera
 
@@ -62,7 +71,7 @@ def renders(monkeypatch):
         calls.append({"cameras": cameras, **options})
         return render_views(gaussians, cameras, **options)
 
-    monkeypatch.setattr(trainer_module, "render_views", recorded)
+    monkeypatch.setattr(view_gradients, "render_views", recorded)
     return calls
 
 

@@ -59,6 +59,9 @@ class Config:
             gradient scaling; auto is bf16 on GPUs that support it, and fp32 elsewhere.
         capacity: Render without waiting for the device to count intersections, in memory for as many as earlier steps
             needed; a step that needs more is computed again. The result is the same. auto is on for GPUs.
+        graph: Replay rendering, loss and gradients of a view as a CUDA graph, which saves most of Python's time. The
+            result is the same. Needs `capacity`, and takes its memory twice. auto is on for GPUs, for one view a step,
+            without masks, learned corrections of views, and losses of depths and normals.
         opacity_weight: Weight of the mean opacity in the loss.
         scale_weight: Weight of the mean scale in the loss.
         max_elongation: Limit of the longest axis of a Gaussian, in units of its second, at least 1, where its standard
@@ -103,6 +106,7 @@ class Config:
     backend: Backend = "auto"
     precision: Precision = "fp32"
     capacity: Switch = "auto"
+    graph: Switch = "auto"
     opacity_weight: float = 0.0
     scale_weight: float = 0.0
     max_elongation: float = 0.0
@@ -132,7 +136,7 @@ class Config:
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
-        for name in ("capacity", "visible_adam"):
+        for name in ("capacity", "graph", "visible_adam"):
             check_choice(name, getattr(self, name), get_args(Switch))
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {describe(self.seed)}")

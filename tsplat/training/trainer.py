@@ -11,30 +11,24 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
-from ..rendering import render_views
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
-from ..stages.backend import full_precision, launchers
-from ..stages.capacity import Capacity, any_overflow, deferred
+from ..stages.backend import launchers
 from ..stages.process_group import RankGroup
 from ..strategies.sharding import count
 from .configuration import Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
-from .losses import GeometryLoss, loss, psnr
 from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters, check_geometry
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
-from .view_corrections import ViewGains, apply_exposure
+from .view_gradients import ViewGradients
 
 PREFETCHED = 8
 """Steps whose images are read ahead."""
-
-GAINS_START = 0.1
-"""Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
 
 
 class Trainer:
@@ -61,8 +55,6 @@ class Trainer:
         step: Number of steps taken.
         n_gaussians: Number of Gaussians of all ranks.
         device: Device of the Gaussians.
-        received_rows: Number of rows of projected Gaussians that this rank received since this object was created,
-            including its own. 0 unless sharded.
         observers: As given; others can be appended.
 
     Raises:
@@ -98,16 +90,11 @@ class Trainer:
         self.device = gaussians.means.device
         self.step = 0
         self.n_gaussians = n
-        self.received_rows = 0
         self._views = views
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
         self._extent = scene_extent(views)
-        self._sh_degree = gaussians.sh_degree
-        self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
-        pays = self.device.type == "cuda" and config.backend != "reference"
-        self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and pays) else None
-        self._autocast = autocast_dtype(config.precision, self.device)
-        if self.sharded and self._autocast is torch.float16:
+        autocast = autocast_dtype(config.precision, self.device)
+        if self.sharded and autocast is torch.float16:
             raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
         own = gaussians.select(slice(None) if is_shard else self._own_rows(n))
         self._parameters = Parameters(own, views, self._extent, config)
@@ -118,14 +105,29 @@ class Trainer:
             sharded=self.sharded,
             clip=config.clip_gradients,
             visible_only=config.visible_adam == "on",
-            autocast=self._autocast,
+            autocast=autocast,
             device=self.device,
         )
-        self._gains = ViewGains(len(views), self._parameters.params["means"].detach()) if config.gains else None
-        weights = (config.depth_weight * self._extent, config.normal_weight, config.distortion_weight / self._extent)
-        self._geometry_loss = GeometryLoss(*weights, gaussians.surfels)
+        self._view_gradients = ViewGradients(
+            views,
+            self._parameters,
+            self._densification,
+            self._gradient_step,
+            config,
+            ranks,
+            sharded=self.sharded,
+            extent=self._extent,
+            autocast=autocast,
+        )
+        self._gains = self._view_gradients.gains
         self._sampler = ViewSampler(len(views), config.seed)
         self._background_generator = torch.Generator().manual_seed(config.seed)
+
+    @property
+    def received_rows(self) -> int:
+        """Number of rows of projected Gaussians that this rank received since this object was created, including its
+        own. 0 unless sharded."""
+        return self._view_gradients.received_rows
 
     @property
     def gaussians(self) -> Gaussians:
@@ -164,7 +166,7 @@ class Trainer:
         if self._cache is not None:
             self._prefetch(self._cache, views)
         backgrounds = [self._draw_background() for _ in views]
-        figures, metas = self._compute_gradients(views, backgrounds)
+        figures, metas = self._view_gradients.compute(self.step, views, backgrounds)
         loss_scale = self._gradient_step.scaler.get_scale()
         self._regularize(loss_scale)
         warning = self._gradient_step.take(self.step)
@@ -195,116 +197,11 @@ class Trainer:
         own = [self._views[index] for index in indices[self.ranks.rank :: self.ranks.world_size]]
         cache.prefetch(view.source for view in own if isinstance(view, StoredView))
 
-    @property
-    def _progress(self) -> float:
-        """Fraction of the run that is done."""
-        return self.step / self.config.steps
-
     def _draw_background(self) -> Color:
         if not self.config.random_background:
             return self.config.backdrop
         r, g, b = torch.rand(3, generator=self._background_generator).tolist()
         return r, g, b
-
-    def _compute_gradients(
-        self, views: Sequence[int], backgrounds: Sequence[Color]
-    ) -> tuple[Tensor, list[dict[str, Any]]]:
-        """Renders this rank's views and computes the gradients of their losses; again if a capacity was too small.
-
-        A GPU then still computes the backward pass while this waits for the forward pass.
-
-        Returns:
-            Sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
-        """
-        if self._capacity is None:
-            return self._accumulate_gradients(views, backgrounds, None)
-        with deferred() as calls:
-            found = self._accumulate_gradients(views, backgrounds, self._capacity)
-        if not any(self.ranks.any([any_overflow(calls)], self.device)):
-            return found
-        self._parameters.clear_gradients()
-        if self._gains is not None:
-            self._gains.discard()
-        return self._accumulate_gradients(views, backgrounds, None)
-
-    def _accumulate_gradients(
-        self, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
-    ) -> tuple[Tensor, list[dict[str, Any]]]:
-        """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`_compute_gradients`."""
-        figures, metas = [self._parameters.params["means"].new_zeros(2)], []
-        for first in range(0, len(views), self.ranks.world_size):
-            own = first + self.ranks.rank
-            if own < len(views):
-                view_figures, meta = self._fit_view(views[own], backgrounds[own], capacity)
-                figures.append(view_figures)
-            else:
-                meta = self._join_render(views[first], capacity)
-            metas.append(meta)
-        return torch.stack(figures).sum(0), metas
-
-    def _fit_view(self, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, dict[str, Any]]:
-        """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
-        config, view = self.config, self._views[index]
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            images, alphas, meta = self._render(index, background, capacity)
-            image = images[0, ..., :3]
-            target = view.pixels
-            if self._gains is not None:
-                if self.step >= GAINS_START * config.steps:
-                    self._gains.observe(index, image.detach(), target, view.mask)
-                image = self._gains.apply(index, image)
-            if config.exposure:
-                image = apply_exposure(image, self._parameters.params["exposures"][index])
-            if view.mask is not None:
-                image = torch.where(view.mask[..., None], image, target)
-            image_loss = loss(image, target)
-            total = image_loss + self._geometry_loss(self._progress, images, alphas, meta, view)
-        self._densification.before_backward(self.step, meta)
-        self._gradient_step.backward(total / config.views_per_step)
-        return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)]), meta
-
-    def _join_render(self, index: int, capacity: Capacity) -> dict[str, Any]:
-        """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
-
-        Args:
-            index: One of the views that the other ranks render, which all have the same size and camera model.
-
-        Returns:
-            ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
-        """
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            images, _, meta = self._render(index, self.config.backdrop, capacity, n_cameras=0)
-        self._densification.before_backward(self.step, meta)
-        self._gradient_step.backward(images.sum())
-        return meta
-
-    def _render(
-        self, index: int, background: Color, capacity: Capacity, *, n_cameras: int | None = None
-    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
-
-        Returns:
-            As :func:`render_views`.
-        """
-        config = self.config
-        with full_precision(self.device):
-            camera = self._parameters.camera_of(index, self._views[index].camera)
-        needs_depth = self._geometry_loss.needs_depth(self._progress)
-        images, alphas, meta = render_views(
-            self._parameters.gaussians(),
-            [camera],
-            n_cameras=n_cameras,
-            background=background,
-            sh_degree=min(self._sh_degree, self.step // self._sh_interval),
-            render_mode="RGB+ED" if needs_depth else "RGB",
-            absgrad=getattr(self._densification.strategy, "absgrad", False),
-            group=self.ranks.group if self.sharded else None,
-            backend=config.backend,
-            capacity=capacity,
-        )
-        if self.sharded:
-            self.received_rows += len(meta["received"]["camera_ids"])
-        return images, alphas, meta
 
     def _regularize(self, loss_scale: float) -> None:
         """Adds the gradients of the mean opacity and the mean scale, over the Gaussians of all ranks."""
@@ -385,7 +282,7 @@ class Trainer:
         self._densification.restore(tensors, figures)
         self._gradient_step.restore(figures)
         if self._gains is not None:
-            self._gains.logs = tensors["gains/logs"]
+            self._gains.logs.copy_(tensors["gains/logs"])
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
 

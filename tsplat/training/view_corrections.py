@@ -114,23 +114,24 @@ class ViewGains:
         like: Tensor with the dtype and device of the gains.
 
     Attributes:
-        logs: [n_views, 3] logarithms of the gains.
+        logs: [n_views, 3] logarithms of the gains, updated in place.
     """
 
     def __init__(self, n_views: int, like: Tensor) -> None:
         self.logs = like.new_zeros(n_views, 3)
         self._changes = torch.zeros_like(self.logs)
 
-    def apply(self, index: int, image: Tensor) -> Tensor:
-        """Multiplies the rendered image [H, W, 3] of a view by its gains."""
+    def apply(self, index: int | Tensor, image: Tensor) -> Tensor:
+        """Multiplies the rendered image [H, W, 3] of a view by its gains. The index may be a tensor [] int64."""
         squared = self.logs.square().mean() ** 2
         return image * (squared / (squared + GAIN_SPREAD**4) * self.logs[index]).exp()
 
     @torch.no_grad()
-    def observe(self, index: int, image: Tensor, target: Tensor, mask: Tensor | None) -> None:
+    def observe(self, index: int | Tensor, image: Tensor, target: Tensor, mask: Tensor | None) -> None:
         """Estimates the gains of a view from its rendered image without gains and its photograph, [H, W, 3].
 
         Args:
+            index: Of the view; may be a tensor [] int64.
             mask: [H, W] bool, the pixels to use; None for all.
         """
         if mask is not None:
@@ -141,10 +142,10 @@ class ViewGains:
 
     def discard(self) -> None:
         """Forgets the estimates since the last update."""
-        self._changes = torch.zeros_like(self.logs)
+        self._changes.zero_()
 
     def update(self, ranks: RankGroup) -> None:
         """Adds the estimates of all ranks since the last update. A collective call."""
-        self.logs = self.logs + ranks.all_reduce(self._changes)
+        self.logs += ranks.all_reduce(self._changes)
         self.logs -= self.logs.mean(0)
         self.discard()

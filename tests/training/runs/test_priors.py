@@ -99,7 +99,10 @@ def test_training_follows_a_prior(capture, kind, is_flat):
 
     @torch.no_grad()
     def measure():
-        each = [trainer._geometry_loss(0.1, *render_views(trainer.gaussians, [v.camera], **options), v) for v in views]
+        each = [
+            trainer._view_gradients.geometry_loss(0.1, *render_views(trainer.gaussians, [v.camera], **options), v)
+            for v in views
+        ]
         return sum(map(float, each))
 
     before = measure()

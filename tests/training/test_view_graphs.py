@@ -1,0 +1,171 @@
+"""Gradients of views by CUDA graphs. Without a GPU, a graph that computes again stands in for one that is replayed."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.training_scenes import make_gaussians, make_views
+from tsplat import UnsupportedError
+from tsplat.stages import capacity
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy
+from tsplat.training import Config, Trainer, view_graphs
+from tsplat.training.view_gradients import ViewGradients
+
+pytestmark = pytest.mark.triton
+
+REFINED = dict(refine_start_iter=4, refine_every=6, refine_stop_iter=20)
+CONFIG = Config(
+    steps=30, strategy=LongAxisStrategy(cap_max=100, **REFINED), backend="triton", capacity="on", gains=True,
+    scales_rate=0.1, sh_interval=5, scale_weight=0.01, random_background=True,
+)  # fmt: skip
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "lift_fresh", "_linalg_check_errors")
+"""Operators that wait for the device, or read memory of the CPU, which a capture does not allow."""
+
+
+class Forbidden(TorchDispatchMode):
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        assert function.overloadpacket.__name__ not in WAITS, function
+        return function(*args, **(kwargs or {}))
+
+
+def capture(function, _pool):
+    """Returns results that a replay computes again; the first one is done, as a captured function does not run."""
+
+    def run():
+        with capacity.deferred():
+            return function()
+
+    results, replays = run(), []
+
+    def replay():
+        replays.append(None)
+        for own, new in zip(tensors(results), tensors(run()), strict=True) if len(replays) > 1 else ():
+            own.copy_(new)
+
+    return results, replay
+
+
+def tensors(results):
+    return [results.figures, results.overflow, *(g for g in results.gradients if g is not None)]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Makes trainers on a CPU use graphs; returns the captured ones and the replays."""
+    found = {"captures": 0, "replays": 0}
+    monkeypatch.setattr(capacity, "_automatic", {})
+    monkeypatch.setattr(view_graphs, "memory_pool", lambda: object())
+    monkeypatch.setattr(ViewGradients, "_without_graphs", lambda self, weights: "")
+
+    def counted(function, pool):
+        found["captures"] += 1
+        results, replay = capture(function, pool)
+
+        def replayed():
+            found["replays"] += 1
+            replay()
+
+        return results, replayed
+
+    monkeypatch.setattr(view_graphs, "capture", counted)
+    return found
+
+
+def trained(config, noise=0.05):
+    gaussians = make_gaussians(sh_degree=2)
+    views = make_views(gaussians)
+    start = dataclasses.replace(gaussians, means=gaussians.means + noise * torch.randn(gaussians.means.shape))
+    trainer = Trainer(start, views, config)
+    while trainer.step < config.steps:
+        progress = trainer.advance()
+    return trainer.state(), progress
+
+
+def assert_same(one, other):
+    (tensors, figures), progress = one
+    (tensors_found, figures_found), progress_found = other
+    assert figures == figures_found and tensors.keys() == tensors_found.keys()
+    assert all(torch.equal(tensors[name], tensors_found[name]) for name in tensors)
+    assert torch.equal(progress.loss, progress_found.loss) and torch.equal(progress.psnr, progress_found.psnr)
+
+
+def test_training_by_graphs_gives_the_same_bits(graphs):
+    torch.manual_seed(0)
+    expected = trained(dataclasses.replace(CONFIG, graph="off"))
+    assert not graphs["captures"]
+    torch.manual_seed(0)
+    assert_same(trained(CONFIG), expected)
+    # Each refinement and each degree of spherical harmonics needs another graph.
+    assert 4 <= graphs["captures"] <= 12
+    assert graphs["replays"] >= CONFIG.steps - 12
+
+
+def test_a_view_that_needs_more_room_is_computed_again(graphs, monkeypatch):
+    torch.manual_seed(0)
+    expected = trained(dataclasses.replace(CONFIG, graph="off"))
+    monkeypatch.setattr(view_graphs, "HEADROOM", 0.9)
+    torch.manual_seed(0)
+    assert_same(trained(CONFIG), expected)
+    assert graphs["captures"] > 6
+
+
+def test_an_error_in_a_capture_ends_the_use_of_graphs(graphs, monkeypatch, caplog):
+    def fail(function, pool):
+        raise RuntimeError("not permitted when stream is capturing")
+
+    monkeypatch.setattr(view_graphs, "capture", fail)
+    torch.manual_seed(0)
+    found = trained(CONFIG)
+    torch.manual_seed(0)
+    assert_same(found, trained(dataclasses.replace(CONFIG, graph="off")))
+    assert caplog.text.count("training without CUDA graphs: not permitted") == 1
+
+
+def test_nothing_waits_in_a_graph(graphs, monkeypatch):
+    waiting = capture
+
+    def forbidden(function, pool):
+        def checked():
+            with Forbidden():
+                return function()
+
+        return waiting(checked, pool)
+
+    monkeypatch.setattr(view_graphs, "capture", forbidden)
+    as_on_a_gpu = lambda values: values.sort(stable=True)  # noqa: E731
+    monkeypatch.setattr("tsplat.stages.listing.stable_sort", as_on_a_gpu)
+    monkeypatch.setattr("tsplat.stages.listing.stable_argsort", lambda values: as_on_a_gpu(values)[1])
+    trained(dataclasses.replace(CONFIG, steps=8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (dict(), "on cpu"),
+    ],
+)
+def test_what_cannot_be_captured_raises(changes, reason):
+    gaussians = make_gaussians()
+    with pytest.raises(UnsupportedError, match=f"graph: not implemented {reason}"):
+        Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, graph="on", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (dict(), ""),
+        (dict(views_per_step=2), "for several views"),
+        (dict(capacity="off"), "without capacity"),
+        (dict(strategy=DefaultStrategy()), "with DefaultStrategy"),
+        (dict(exposure=True), "with exposure"),
+        (dict(depth_weight=0.1), "with losses of depths"),
+    ],
+)
+def test_reasons(changes, reason):
+    gaussians = make_gaussians()
+    trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, **changes))
+    found = trainer._view_gradients
+    found._device = torch.device("cuda")
+    assert found._without_graphs([trainer.config.depth_weight]).startswith(reason)

@@ -1,0 +1,263 @@
+"""What a training step computes for a view: its rendering, the loss, and the gradients of all parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from ..rendering import render_views
+from ..scene.cameras import Camera
+from ..scene.capture.views import Color, View
+from ..stages.backend import full_precision
+from ..stages.capacity import Capacity, any_overflow, deferred
+from ..stages.process_group import RankGroup
+from ..strategies import MCMCStrategy
+from .configuration import Config
+from .densification import Densification
+from .gradient_step import GradientStep
+from .losses import GeometryLoss, loss, psnr
+from .parameters import Parameters
+from .view_corrections import ViewGains, apply_exposure
+from .view_graphs import ViewGraphs, ViewInputs, ViewResults
+
+Meta = dict[str, Any]
+
+GAINS_START = 0.1
+"""Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
+
+
+class ViewGradients:
+    """Renders the views of a step, and adds the gradients of their losses to the parameters.
+
+    Args:
+        views: All training views.
+        parameters, densification, gradient_step: Of the trainer.
+        config: Settings of training, with ``views_per_step`` set.
+        ranks: The ranks that train together.
+        sharded: Whether each rank holds other Gaussians.
+        extent: Extent of the scene, in world units.
+        autocast: The dtype of autocast, or None.
+
+    Attributes:
+        gains: The gains of the views, or None.
+        geometry_loss: The losses of depths and normals.
+        received_rows: Number of rows of projected Gaussians that this rank received, including its own. 0 unless
+            sharded.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[View],
+        parameters: Parameters,
+        densification: Densification,
+        gradient_step: GradientStep,
+        config: Config,
+        ranks: RankGroup,
+        *,
+        sharded: bool,
+        extent: float,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self._views = views
+        self._parameters = parameters
+        self._densification = densification
+        self._gradient_step = gradient_step
+        self._config = config
+        self._ranks = ranks
+        self._sharded = sharded
+        self._autocast = autocast
+        gaussians = parameters.gaussians()
+        self._device = gaussians.means.device
+        self._sh_degree = gaussians.sh_degree
+        self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
+        on_gpu = self._device.type == "cuda" and config.backend != "reference"
+        self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and on_gpu) else None
+        weights = (config.depth_weight * extent, config.normal_weight, config.distortion_weight / extent)
+        self.geometry_loss = GeometryLoss(*weights, gaussians.surfels)
+        self.gains = ViewGains(len(views), gaussians.means.detach()) if config.gains else None
+        self.received_rows = 0
+        reason = self._without_graphs(weights)
+        if config.graph == "on" and reason:
+            raise UnsupportedError(f"graph: not implemented {reason}; use auto or off")
+        self._graphs = None if config.graph == "off" or reason else ViewGraphs(self._differentiate)
+        self._step = 0
+
+    def compute(self, step: int, views: Sequence[int], backgrounds: Sequence[Color]) -> tuple[Tensor, list[Meta]]:
+        """Renders this rank's views and computes the gradients of their losses; again if a capacity was too small.
+
+        A GPU then still computes the backward pass while this waits for the forward pass.
+
+        Args:
+            step: Number of steps taken.
+            views: Indices of the views of all ranks.
+            backgrounds: RGB in [0, 1] of each.
+
+        Returns:
+            Sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
+        """
+        if self._capacity is None:
+            return self._accumulate(step, views, backgrounds, None)
+        if self._graphs is not None and (found := self._replay(self._graphs, step, views[0], backgrounds[0])):
+            return found
+        with deferred() as calls:
+            found = self._accumulate(step, views, backgrounds, self._capacity)
+        if not any(self._ranks.any([any_overflow(calls)], self._device)):
+            if self._graphs is not None and calls:
+                self._graphs.learn(self._kind(step, views[0]), int(calls[0].needed.max()))
+            return found
+        self._parameters.clear_gradients()
+        if self.gains is not None:
+            self.gains.discard()
+        return self._accumulate(step, views, backgrounds, None)
+
+    def _accumulate(
+        self, step: int, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
+    ) -> tuple[Tensor, list[Meta]]:
+        """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`compute`."""
+        figures, metas = [self._parameters.params["means"].new_zeros(2)], []
+        for first in range(0, len(views), self._ranks.world_size):
+            own = first + self._ranks.rank
+            if own < len(views):
+                view_figures, meta = self._fit(step, views[own], backgrounds[own], capacity)
+                figures.append(view_figures)
+            else:
+                meta = self._join(step, views[first], capacity)
+            metas.append(meta)
+        return torch.stack(figures).sum(0), metas
+
+    def _fit(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
+        """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
+        view = self._views[index]
+        with full_precision(self._device):
+            camera = self._parameters.camera_of(index, view.camera)
+        with self._autocasting():
+            images, alphas, meta = self._render(step, camera, background, capacity)
+            image, target = images[0, ..., :3], view.pixels
+            if self.gains is not None:
+                if self._observes(step):
+                    self.gains.observe(index, image.detach(), target, view.mask)
+                image = self.gains.apply(index, image)
+            if self._config.exposure:
+                image = apply_exposure(image, self._parameters.params["exposures"][index])
+            if view.mask is not None:
+                image = torch.where(view.mask[..., None], image, target)
+            image_loss = loss(image, target)
+            total = image_loss + self.geometry_loss(step / self._config.steps, images, alphas, meta, view)
+        self._densification.before_backward(step, meta)
+        self._gradient_step.backward(total / self._config.views_per_step)
+        return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)]), meta
+
+    def _join(self, step: int, index: int, capacity: Capacity) -> Meta:
+        """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
+
+        Args:
+            index: One of the views that the other ranks render, which all have the same size and camera model.
+
+        Returns:
+            ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
+        """
+        with full_precision(self._device):
+            camera = self._parameters.camera_of(index, self._views[index].camera)
+        with self._autocasting():
+            images, _, meta = self._render(step, camera, self._config.backdrop, capacity, n_cameras=0)
+        self._densification.before_backward(step, meta)
+        self._gradient_step.backward(images.sum())
+        return meta
+
+    def _render(
+        self, step: int, camera: Camera, background: Color | Tensor, capacity: Capacity, *, n_cameras: int | None = None
+    ) -> tuple[Tensor, Tensor, Meta]:
+        """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
+
+        Returns:
+            As :func:`render_views`.
+        """
+        needs_depth = self.geometry_loss.needs_depth(step / self._config.steps)
+        images, alphas, meta = render_views(
+            self._parameters.gaussians(),
+            [camera],
+            n_cameras=n_cameras,
+            background=background,
+            sh_degree=self._degree(step),
+            render_mode="RGB+ED" if needs_depth else "RGB",
+            absgrad=getattr(self._densification.strategy, "absgrad", False),
+            group=self._ranks.group if self._sharded else None,
+            backend=self._config.backend,
+            capacity=capacity,
+        )
+        if self._sharded:
+            self.received_rows += len(meta["received"]["camera_ids"])
+        return images, alphas, meta
+
+    def _degree(self, step: int) -> int:
+        return min(self._sh_degree, step // self._sh_interval)
+
+    def _observes(self, step: int) -> bool:
+        """Whether gains are estimated."""
+        return step >= GAINS_START * self._config.steps
+
+    def _autocasting(self) -> torch.autocast:
+        return torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None)
+
+    # --- graphs
+
+    def _without_graphs(self, weights: Sequence[float]) -> str:
+        """Why gradients cannot be computed by graphs, as the end of a sentence; empty if they can."""
+        config = self._config
+        if self._device.type != "cuda":
+            return f"on {self._device.type}"
+        if self._ranks.world_size > 1 or config.views_per_step > 1:
+            return "for several views in a step"
+        if self._capacity is None or config.backend not in ("auto", "triton") or self._autocast is torch.float16:
+            return "without capacity and Triton, and with fp16"
+        if not isinstance(config.strategy, MCMCStrategy | None):
+            return f"with {type(config.strategy).__name__}, which reads what was rendered"
+        learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]
+        if learned or any(weights):
+            return f"with {learned[0] if learned else 'losses of depths and normals'}"
+        return "for views with masks" if any(view.mask is not None for view in self._views) else ""
+
+    def _kind(self, step: int, index: int) -> tuple[Any, ...]:
+        """All that the gradients of a view depend on but tensors."""
+        camera = self._views[index].camera
+        has = [name for name, value in vars(camera).items() if isinstance(value, Tensor)]
+        size = (camera.width, camera.height, camera.model, camera.readout, *has)
+        return (*size, self._degree(step), self._observes(step))
+
+    def _replay(self, graphs: ViewGraphs, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
+        """Computes the gradients of a view by a graph, if there can be one yet. Returns as :meth:`compute`."""
+        view, parameters = self._views[index], [*self._parameters.params.values()]
+        like = self._parameters.params["means"].detach()
+        self._step = step
+        inputs = ViewInputs(
+            torch.tensor([index], device=self._device), view.camera, view.pixels, like.new_tensor(background)
+        )
+        found = graphs.results(self._kind(step, index), inputs, parameters)
+        if found is None:
+            if self.gains is not None:
+                self.gains.discard()  # what a rendering without room has changed
+            return None
+        for parameter, gradient in zip(parameters, found.gradients, strict=True):
+            parameter.grad = gradient
+        return found.figures.clone(), [found.meta]
+
+    def _differentiate(self, inputs: ViewInputs, capacity: int) -> ViewResults:
+        """Renders a view, and computes the gradients of its loss, without waiting for the device."""
+        with self._autocasting():
+            images, _, meta = self._render(self._step, inputs.camera, inputs.background, capacity)
+            image = images[0, ..., :3]
+            if self.gains is not None:
+                if self._observes(self._step):
+                    self.gains.observe(inputs.index, image.detach(), inputs.pixels, None)
+                image = self.gains.apply(inputs.index, image)
+            image_loss = loss(image, inputs.pixels)
+        self._densification.before_backward(self._step, meta)
+        parameters = [*self._parameters.params.values()]
+        gradients = torch.autograd.grad(image_loss, parameters, allow_unused=True)
+        figures = torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), inputs.pixels)])
+        return ViewResults(figures, gradients, meta["overflow"], meta)

@@ -1,0 +1,156 @@
+"""CUDA graphs of what a training step computes for a view: rendering, loss and gradients.
+
+Python needs several milliseconds for that, the GPU a fraction of one. A graph holds all of it, and is replayed by one
+call. It reads its view from tensors that it owns, and the parameters where they lie: it is captured again whenever a
+strategy has replaced them, and for each kind of view.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..scene.cameras import Camera
+from ..stages.capacity import HEADROOM
+
+KINDS_MAX = 4
+"""Graphs that are kept; each holds the memory of a call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewInputs:
+    """What the gradients of a view depend on besides the parameters.
+
+    Attributes:
+        index: [1] int64, of the view.
+        camera: Of the view, with its corrections.
+        pixels: [H, W, 3] in [0, 1].
+        background: [3] in [0, 1].
+    """
+
+    index: Tensor
+    camera: Camera
+    pixels: Tensor
+    background: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors, in an order that depends on the kind of camera only."""
+        found = [value for value in vars(self.camera).values() if isinstance(value, Tensor)]
+        return [self.index, self.pixels, self.background, *found]
+
+    def clone(self) -> "ViewInputs":
+        """Returns a copy with memory of its own."""
+        camera: dict[str, Any] = {
+            name: value.clone() for name, value in vars(self.camera).items() if isinstance(value, Tensor)
+        }
+        copied = (self.index.clone(), dataclasses.replace(self.camera, **camera))
+        return ViewInputs(*copied, self.pixels.clone(), self.background.clone())
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewResults:
+    """What is computed for a view.
+
+    Attributes:
+        figures: [2] loss and PSNR.
+        gradients: Of each parameter, or None.
+        overflow: [] bool, whether lists had no room, so that the others are wrong.
+        meta: Of the rendering. What it computes when it is asked is that of the first view.
+    """
+
+    figures: Tensor
+    gradients: Sequence[Tensor | None]
+    overflow: Tensor
+    meta: dict[str, Any]
+
+
+Compute = Callable[[ViewInputs, int], ViewResults]
+"""Computes the results of a view with room for a number of intersections. Must not wait for the device."""
+
+
+class _Graph:
+    """A captured call, with the tensors that it reads and writes."""
+
+    def __init__(self, compute: Compute, inputs: ViewInputs, capacity: int, pool: Any) -> None:
+        self._inputs = inputs.clone()
+        self.results, self._replay = capture(lambda: compute(self._inputs, capacity), pool)
+
+    def replay(self, inputs: ViewInputs) -> ViewResults:
+        for own, given in zip(self._inputs.tensors(), inputs.tensors(), strict=True):
+            own.copy_(given)
+        self._replay()
+        return self.results
+
+
+class ViewGraphs:
+    """Computes the results of views by graphs, as soon as it is known how many intersections a kind of view needs."""
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._parameters: tuple[int, ...] = ()
+        self._needed: dict[Hashable, int] = {}
+        self._works = True
+        self._pool: Any = None
+
+    def results(self, kind: Hashable, inputs: ViewInputs, parameters: Sequence[Tensor]) -> ViewResults | None:
+        """The results of a view, which the next call replaces; None if they have to be computed without a graph.
+
+        Waits for the device, to know whether lists had room.
+
+        Args:
+            kind: All that the computation depends on but tensors.
+            parameters: Whose gradients are computed.
+        """
+        if not self._works or kind not in self._needed:
+            return None
+        addresses = tuple(parameter.data_ptr() for parameter in parameters)
+        old, graph = self._graphs, self._graphs.get(kind)
+        if addresses != self._parameters:
+            old, self._graphs, self._parameters, graph = self._graphs, {}, addresses, None
+        if graph is None:
+            if len(self._graphs) >= KINDS_MAX:
+                self._graphs.pop(next(iter(self._graphs)))
+            if self._pool is None:
+                self._pool = memory_pool()
+            try:
+                graph = _Graph(self._compute, inputs, int(HEADROOM * self._needed[kind]) + 1, self._pool)
+            except Exception as error:  # what cannot be captured works without a graph
+                self._works, self._graphs = False, {}
+                logging.getLogger("tsplat").warning("tsplat: training without CUDA graphs: %s", error)
+                return None
+            self._graphs[kind] = graph
+        del old  # only now, so that graphs share memory
+        results = graph.replay(inputs)
+        if results.overflow:
+            del self._graphs[kind], self._needed[kind]
+            return None
+        return results
+
+    def learn(self, kind: Hashable, needed: int) -> None:
+        """Tells how many intersections a view of a kind needed."""
+        self._needed[kind] = max(needed, self._needed.get(kind, 0))
+
+
+def memory_pool() -> Any:
+    """The memory that graphs share."""
+    return torch.cuda.graph_pool_handle()
+
+
+def capture(function: Callable[[], ViewResults], pool: Any) -> tuple[ViewResults, Callable[[], None]]:
+    """Captures a function in a CUDA graph. Returns its results, which are valid after a replay, and what replays it."""
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        # Other threads may read photographs meanwhile.
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            results = function()
+        finally:
+            graph.capture_end()
+    current.wait_stream(stream)
+    return results, graph.replay
