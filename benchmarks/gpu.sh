@@ -1,12 +1,13 @@
 #!/bin/sh
-# Runs every test and benchmark that needs a GPU, in at most nine minutes; writes to ${OUT:-benchmarks/results}.
+# Runs every test and benchmark that needs a GPU; writes to ${OUT:-benchmarks/results}.
 #
 #     benchmarks/gpu.sh [--emulated] [PART ...]
 #
-# Parts, by default all: tests run profile counts memcheck racecheck peers. A part that fails or runs out of time does not stop the others. The last lines say which parts passed, failed, were cut
-# off, and did not run. Exit status: 0 if all passed, 1 if one failed or was cut off, 2 if PyTorch finds no GPU. Records
-# of a run whose tests do not pass say so, and do not count. With --emulated, all parts run on an emulated GPU, with one
-# test and tiny scenes: to try out this script.
+# Parts, by default all: tests run profile counts memcheck racecheck peers. Each ends by itself, the tests, which compile
+# hundreds of kernels, after ${TEST_SECONDS:-420} seconds. A part that fails or runs out of time does not stop the others.
+# The last lines say which parts passed, failed, were cut off, and did not run. Exit status: 0 if all passed, 1 if one
+# failed or was cut off, 2 if PyTorch finds no GPU. Records of a run whose tests do not pass say so, and do not count. With
+# --emulated, all parts run on an emulated GPU, with one test and tiny scenes: to try out this script.
 set -u
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/results}
@@ -77,7 +78,7 @@ tests() {
     for group in $(seq 1 "$jobs"); do
         awk "NR % $jobs == $group - 1" "$out/tests.all" > "$out/tests.$group"
         test -s "$out/tests.$group" || continue
-        limited "${TEST_SECONDS:-180}" python -m pytest -q -m gpu -p no:cacheprovider --junitxml="$out/tests.$group.xml" \
+        limited "${TEST_SECONDS:-420}" python -m pytest -q -m gpu -p no:cacheprovider --junitxml="$out/tests.$group.xml" \
             "@$out/tests.$group" > "$out/tests.$group.log" 2>&1 &
         running="$running $group:$!"
     done

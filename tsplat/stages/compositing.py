@@ -148,9 +148,11 @@ class _Composite(torch.autograd.Function):
             if depths is not None:
                 v_depths = v_splats.v_features[:, -1]
             if backgrounds is not None:
-                # Contiguous, as the order of PyTorch's sums depends on strides.
+                # Contiguous and image by image, as the order of PyTorch's sums depends on strides and, on a GPU, on how
+                # many there are.
                 weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
-                v_backgrounds = weighted.sum((1, 2))
+                sums = [of_image.sum((0, 1)) for of_image in weighted]
+                v_backgrounds = torch.stack(sums) if sums else weighted.new_zeros(0, n_colors)
         if ctx.absgrad_target is not None:
             assert v_splats.absgrad is not None
             ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)

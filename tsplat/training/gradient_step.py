@@ -104,8 +104,9 @@ class GradientStep:
         self._device = device
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of a loss."""
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        """Adds the gradients of a loss, in this thread: on a GPU, handing over to another one takes 0.6 ms."""
+        with torch.autograd.set_multithreading_enabled(False):
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def take(self, step: int) -> str | None:
         """Updates the parameters and clears their gradients.

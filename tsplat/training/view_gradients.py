@@ -244,7 +244,7 @@ class ViewGradients:
             return None
         for parameter, gradient in zip(parameters, found.gradients, strict=True):
             parameter.grad = gradient
-        return found.figures.clone(), [found.meta]
+        return found.figures.clone(), [{"n_cameras": 1}]
 
     def _differentiate(self, inputs: ViewInputs, capacity: int) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
@@ -256,8 +256,7 @@ class ViewGradients:
                     self.gains.observe(inputs.index, image.detach(), inputs.pixels, None)
                 image = self.gains.apply(inputs.index, image)
             image_loss = loss(image, inputs.pixels)
-        self._densification.before_backward(self._step, meta)
         parameters = [*self._parameters.params.values()]
         gradients = torch.autograd.grad(image_loss, parameters, allow_unused=True)
         figures = torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), inputs.pixels)])
-        return ViewResults(figures, gradients, meta["overflow"], meta)
+        return ViewResults(figures, gradients, meta["overflow"])

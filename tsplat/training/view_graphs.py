@@ -58,13 +58,11 @@ class ViewResults:
         figures: [2] loss and PSNR.
         gradients: Of each parameter, or None.
         overflow: [] bool, whether lists had no room, so that the others are wrong.
-        meta: Of the rendering. What it computes when it is asked is that of the first view.
     """
 
     figures: Tensor
     gradients: Sequence[Tensor | None]
     overflow: Tensor
-    meta: dict[str, Any]
 
 
 Compute = Callable[[ViewInputs, int], ViewResults]
