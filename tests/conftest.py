@@ -94,7 +94,7 @@ def training_forks():
     """Runs code in new processes that have imported what examples, and ranks of a training, import."""
     from tests.support.forked_ranks import MODULES
 
-    forks = Forks(("matplotlib.pyplot", *MODULES))
+    forks = Forks(("torch", "matplotlib.pyplot", *MODULES))
     yield forks
     forks.close()
 

@@ -1,4 +1,5 @@
-"""New processes with PyTorch imported, and nothing of tsplat: forked from one process, as the import takes seconds.
+"""New processes with PyTorch or other modules imported, and nothing of tsplat: forked from one process, as imports take
+seconds.
 
 ``python -m tests.support.forks MODULE...`` is that process. It imports the modules, reads requests from its standard
 input, one JSON object per line, and answers each with an exit status and the output.
@@ -19,9 +20,9 @@ from tests.support.paths import ROOT
 
 
 class Forks:
-    """Runs code in forked processes, one at a time, with PyTorch and some modules imported."""
+    """Runs code in forked processes, one at a time, with some modules imported."""
 
-    def __init__(self, modules=()):
+    def __init__(self, modules=("torch",)):
         self.modules = modules
         self.server = None
 
@@ -101,11 +102,11 @@ def answer(request):
         os.killpg(child, signal.SIGKILL)
     for reading in found:
         os.close(reading)
-    return os.waitstatus_to_exitcode(status), *(content.decode() for content in found.values())
+    return os.waitstatus_to_exitcode(status), *(content.decode(errors="replace") for content in found.values())
 
 
 def main():
-    for module in ("torch", *sys.argv[1:]):
+    for module in sys.argv[1:]:
         importlib.import_module(module)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)

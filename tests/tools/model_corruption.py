@@ -4,14 +4,19 @@ A damaged model has to be rejected with a typed error that names its file, or be
 5 seconds and within twice its size plus 200 MB. Where the format has checksums, what is read has to be the intact
 model.
 `tests.tools.corruption` has more kinds of damage for PLY files and checkpoints.
+
+OpenUSD is read in forked processes within the limit of docs/decisions/0032. Their exit statuses (a negative one is a
+signal) and the largest memory of one are printed.
 """
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from tests.support.forked_usd import forked_usd
 from tests.support.model_files import (
     compressed_ply_bytes,
     ply_bytes,
@@ -170,4 +175,9 @@ def _equal(one: Gaussians, other: Gaussians) -> bool:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(__doc__ or "", Model, FORMATS))
+    with forked_usd() as statuses:
+        status = run(__doc__ or "", Model, FORMATS)
+    if statuses:
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+        print(f"exit statuses of USD's processes: {dict(statuses)}; largest memory {peak:.0f} MB")
+    raise SystemExit(status)

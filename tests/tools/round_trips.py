@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.support.forked_usd import forked_usd
 from tests.support.round_trips import check_round_trip
 from tsplat.errors import ArgumentError
 from tsplat.scene import Gaussians, read_model, set_sh_degree, write_model
@@ -117,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--formats", nargs="+", choices=DEGREES_MAX, default=DEGREES_MAX, help="formats (all)")
     options = parser.parse_args(arguments)
     outcomes: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, forked_usd():
         for seed in range(options.seed, options.seed + options.count):
             gaussians = random_model(np.random.default_rng(seed), 4)
             for format in options.formats:

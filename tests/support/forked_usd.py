@@ -1,0 +1,32 @@
+"""OpenUSD stages read in processes that are forked from one: importing usd-core takes ten times as long as reading."""
+
+import collections
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from tests.support.forks import Forks
+from tsplat.scene.formats.interchange import usd
+
+
+@contextlib.contextmanager
+def forked_usd(timeout=10):
+    """Runs ``usd_process.py`` in forks for a while, each for at most so many seconds, after which SIGALRM ends it.
+
+    Yields how often a fork ended with which status; a negative one is a signal.
+    """
+    forks, statuses = Forks(("numpy", "pxr.Usd", "pxr.UsdGeom")), collections.Counter()
+
+    def run(command, env, **pipes):
+        *_, script, stage, folder = command
+        result = forks.run(Path(script).read_text(), stage, folder, environment=env, timeout=timeout)
+        statuses[result.returncode] += 1
+        result.stderr = result.stderr.encode()
+        return result
+
+    try:
+        with mock.patch.object(usd, "subprocess", SimpleNamespace(run=run, DEVNULL=None)):
+            yield statuses
+    finally:
+        forks.close()
