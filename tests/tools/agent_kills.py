@@ -4,7 +4,7 @@
 
 Two agents with two ranks each train a small scene, as docs/distributed.md has it. The second agent and its ranks are
 killed by SIGKILL; the ranks of the first must resume within a minute, from the newest checkpoint or a later one. Then
-another second agent joins. Prints a line for each kill. A busy machine needs more time.
+another second agent joins. Every other one has rank 0. Prints a line for each kill. A busy machine needs more time.
 """
 
 import argparse
@@ -49,10 +49,12 @@ class Agents:
             f"-m tsplat train {self.scene} --out {self.run} "
             "--device cpu --steps 1000000 --save-every 10 --eval-every 1000000 --keep 3"
         )
+        # Ranks are in the order of addresses, then of process ids.
+        address = "127.0.0.1" if self.n % 2 else "localhost"
         with open(self.folder / f"agent_{self.n}.txt", "wb") as output:
             self.n += 1
             return subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *command.split()],
+                [sys.executable, "-m", "torch.distributed.run", "--local-addr", address, *command.split()],
                 env=os.environ | REJOIN | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                 stdout=output,
                 stderr=output,
@@ -72,12 +74,16 @@ class Agents:
         """Steps at which the ranks of the first agent resumed; with a number of ranks for each start."""
         return list(map(int, re.findall(r"resumed from step_\d+: step (\d+) of", self.output())))
 
-    def starts(self) -> list[int]:
-        """Numbers of ranks with which the first agent's ranks have started to train."""
-        return list(map(int, re.findall(r"(\d+) ranks with sharded Gaussians", self.output())))
+    def starts(self, agent: int = 0) -> list[int]:
+        """Numbers of ranks that have started to train, of which rank 0 was one of an agent."""
+        return list(map(int, re.findall(r"(\d+) ranks with sharded Gaussians", self.output(agent))))
 
-    def output(self) -> str:
-        return (self.folder / "agent_0.txt").read_text(errors="replace")
+    def leader(self) -> int | None:
+        """The agent that has rank 0 of the four that train; None if four do not."""
+        return next((agent for agent in (0, self.n - 1) if self.starts(agent)[-1:] == [4]), None)
+
+    def output(self, agent: int = 0) -> str:
+        return (self.folder / f"agent_{agent}.txt").read_text(errors="replace")
 
 
 def kill(agent: subprocess.Popen[bytes]) -> None:
@@ -101,11 +107,12 @@ def main() -> None:
             wait_for(agents.is_open, 300, 0.1)
             for i in range(options.kills):
                 second = agents.start()
-                wait_for(lambda: agents.starts()[-1:] == [4], 300, 0.1)
+                wait_for(lambda: agents.leader() is not None, 300, 0.1)
                 before = agents.saved()
                 wait_for(lambda before=before: agents.saved() > before, 300, 0.1)
                 time.sleep(draws.uniform(0, 5))
                 saved, n_starts, n_resumes = agents.saved(), len(agents.starts()), len(agents.resumes())
+                has_rank_0 = agents.leader() != 0
                 kill(second)
                 start = time.monotonic()
                 wait_for(lambda n=n_starts: len(agents.starts()) > n, 300, 0.1)
@@ -117,7 +124,8 @@ def main() -> None:
                 wait_for(lambda step=resumed[-1]: agents.saved() > step, 300, 0.1)
                 times.append(restart)
                 print(
-                    f"kill {i + 1}: step {saved} was saved; 2 ranks resumed at {resumed[-1]} after {restart:.1f} s, "
+                    f"kill {i + 1}{' of rank 0' if has_rank_0 else ''}: step {saved} was saved; "
+                    f"2 ranks resumed at {resumed[-1]} after {restart:.1f} s, "
                     f"and saved the next step after {time.monotonic() - start:.1f} s",
                     flush=True,
                 )
