@@ -15,10 +15,9 @@ TEXT = """
 
 What a user waits for is more than kernels: Python, launches, PyTorch's operators, and waits for the device.
 `python -m benchmarks.step --peer gsplat` predicts all of it. **All times of this section are predicted**, in
-microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host was about 3 times as long for tsplat, and 5
-times for gsplat. A call is `rasterization()` forward and backward, packed; a training step is
-rasterization, L1 + SSIM loss, backward and Adam. Step time is the larger of host and device time, plus waits. Ratios
-are tsplat / gsplat.
+microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host was about 3 times as long for tsplat,
+and 5 times for gsplat. A call is `rasterization()` forward and backward, packed; a training step is rasterization, L1 +
+SSIM loss, backward and Adam. Step time is the larger of host and device time, plus waits. Ratios are tsplat / gsplat.
 
 """
 

@@ -43,8 +43,8 @@ are defined in `tests/support/properties.py`.
 FOOT = """
 The largest error over its bound is 0 for properties that compare bits. "Emulated" means that the code which Triton
 compiles for a GPU was executed on a CPU, on small scenes in fp32; see [GPU code without a GPU](emulation.md). Only the
-rows "on a GPU" are about hardware. The 8 violations there are bits of the gradient of the backgrounds: PyTorch's sum over
-pixels depended on the number of images. It no longer does; this was not run on a GPU again.
+rows "on a GPU" are about hardware. The 8 violations there are bits of the gradient of the backgrounds: PyTorch's sum
+over pixels depended on the number of images. It no longer does; this was not run on a GPU again.
 """
 
 
