@@ -114,9 +114,9 @@ def train(ranks, folder):
     return results
 
 
-def recorded(capacities, render, step, camera, background, capacity, **options):
+def recorded(capacities, render, camera, background, capacity, degree, **options):
     capacities.append(capacity)
-    return render(step, camera, background, capacity, **options)
+    return render(camera, background, capacity, degree, **options)
 
 
 def train_with_capacity(ranks, folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,20 @@ Meta = dict[str, Any]
 
 GAINS_START = 0.1
 """Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
+
+
+class Kind(NamedTuple):
+    """All that the gradients of a view depend on but tensors.
+
+    Attributes:
+        camera: Size, model and shutter of the camera, and which tensors it has.
+        degree: Of the spherical harmonics in use.
+        observes: Whether gains are estimated.
+    """
+
+    camera: tuple[Any, ...]
+    degree: int
+    observes: bool
 
 
 class ViewGradients:
@@ -85,7 +99,6 @@ class ViewGradients:
         if config.graph == "on" and reason:
             raise UnsupportedError(f"graph: not implemented {reason}; use auto or off")
         self._graphs = None if config.graph == "off" or reason else ViewGraphs(self._differentiate)
-        self._step = 0
 
     def compute(self, step: int, views: Sequence[int], backgrounds: Sequence[Color]) -> tuple[Tensor, list[Meta]]:
         """Renders this rank's views and computes the gradients of their losses; again if a capacity was too small.
@@ -136,7 +149,7 @@ class ViewGradients:
         with full_precision(self._device):
             camera = self._parameters.camera_of(index, view.camera)
         with self._autocasting():
-            images, alphas, meta = self._render(step, camera, background, capacity)
+            images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
             image, target = images[0, ..., :3], view.pixels
             if self.gains is not None:
                 if self._observes(step):
@@ -164,15 +177,26 @@ class ViewGradients:
         with full_precision(self._device):
             camera = self._parameters.camera_of(index, self._views[index].camera)
         with self._autocasting():
-            images, _, meta = self._render(step, camera, self._config.backdrop, capacity, n_cameras=0)
+            backdrop, degree = self._config.backdrop, self._degree(step)
+            images, _, meta = self._render(camera, backdrop, capacity, degree, step=step, n_cameras=0)
         self._densification.before_backward(step, meta)
         self._gradient_step.backward(images.sum())
         return meta
 
     def _render(
-        self, step: int, camera: Camera, background: Color | Tensor, capacity: Capacity, *, n_cameras: int | None = None
+        self,
+        camera: Camera,
+        background: Color | Tensor,
+        capacity: Capacity,
+        degree: int,
+        *,
+        step: int = 0,
+        n_cameras: int | None = None,
     ) -> tuple[Tensor, Tensor, Meta]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
+
+        Args:
+            step: Number of steps taken, on which losses of depths and normals depend.
 
         Returns:
             As :func:`render_views`.
@@ -183,7 +207,7 @@ class ViewGradients:
             [camera],
             n_cameras=n_cameras,
             background=background,
-            sh_degree=self._degree(step),
+            sh_degree=degree,
             render_mode="RGB+ED" if needs_depth else "RGB",
             absgrad=getattr(self._densification.strategy, "absgrad", False),
             group=self._ranks.group if self._sharded else None,
@@ -222,18 +246,16 @@ class ViewGradients:
             return f"with {learned[0] if learned else 'losses of depths and normals'}"
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 
-    def _kind(self, step: int, index: int) -> tuple[Any, ...]:
-        """All that the gradients of a view depend on but tensors."""
+    def _kind(self, step: int, index: int) -> Kind:
         camera = self._views[index].camera
         has = [name for name, value in vars(camera).items() if isinstance(value, Tensor)]
-        size = (camera.width, camera.height, camera.model, camera.readout, *has)
-        return (*size, self._degree(step), self._observes(step))
+        described = (camera.width, camera.height, camera.model, camera.readout, *has)
+        return Kind(described, self._degree(step), self._observes(step))
 
     def _replay(self, graphs: ViewGraphs, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
         """Computes the gradients of a view by a graph, if there can be one yet. Returns as :meth:`compute`."""
         view, parameters = self._views[index], [*self._parameters.params.values()]
         like = self._parameters.params["means"].detach()
-        self._step = step
         inputs = ViewInputs(
             torch.tensor([index], device=self._device), view.camera, view.pixels, like.new_tensor(background)
         )
@@ -246,13 +268,13 @@ class ViewGradients:
             parameter.grad = gradient
         return found.figures.clone(), [{"n_cameras": 1}]
 
-    def _differentiate(self, inputs: ViewInputs, capacity: int) -> ViewResults:
+    def _differentiate(self, kind: Kind, inputs: ViewInputs, capacity: int) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
         with self._autocasting():
-            images, _, meta = self._render(self._step, inputs.camera, inputs.background, capacity)
+            images, _, meta = self._render(inputs.camera, inputs.background, capacity, kind.degree)
             image = images[0, ..., :3]
             if self.gains is not None:
-                if self._observes(self._step):
+                if kind.observes:
                     self.gains.observe(inputs.index, image.detach(), inputs.pixels, None)
                 image = self.gains.apply(inputs.index, image)
             image_loss = loss(image, inputs.pixels)

@@ -65,16 +65,17 @@ class ViewResults:
     overflow: Tensor
 
 
-Compute = Callable[[ViewInputs, int], ViewResults]
-"""Computes the results of a view with room for a number of intersections. Must not wait for the device."""
+Compute = Callable[[Any, ViewInputs, int], ViewResults]
+"""Computes the results of a view of a kind, with room for a number of intersections. Must not wait for the device, and
+must not depend on anything else that changes but parameters."""
 
 
 class _Graph:
     """A captured call, with the tensors that it reads and writes."""
 
-    def __init__(self, compute: Compute, inputs: ViewInputs, capacity: int, pool: Any) -> None:
+    def __init__(self, compute: Compute, kind: Hashable, inputs: ViewInputs, capacity: int, pool: Any) -> None:
         self._inputs = inputs.clone()
-        self.results, self._replay = capture(lambda: compute(self._inputs, capacity), pool)
+        self.results, self._replay = capture(lambda: compute(kind, self._inputs, capacity), pool)
 
     def replay(self, inputs: ViewInputs) -> ViewResults:
         for own, given in zip(self._inputs.tensors(), inputs.tensors(), strict=True):
@@ -115,7 +116,7 @@ class ViewGraphs:
             if self._pool is None:
                 self._pool = memory_pool()
             try:
-                graph = _Graph(self._compute, inputs, int(HEADROOM * self._needed[kind]) + 1, self._pool)
+                graph = _Graph(self._compute, kind, inputs, int(HEADROOM * self._needed[kind]) + 1, self._pool)
             except Exception as error:  # what cannot be captured works without a graph
                 self._works, self._graphs = False, {}
                 logging.getLogger("tsplat").warning("tsplat: training without CUDA graphs: %s", error)
