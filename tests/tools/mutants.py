@@ -1153,7 +1153,7 @@ MUTANTS = [
     ),
     *_in("training/view_graphs.py", ("tests/training/test_view_graphs.py",),
         ("if results.overflow:", "if False:", "images of graphs without room used"),
-        ("if addresses != self._parameters:", "if not self._parameters:", "graphs of parameters that were replaced"),
+        ("if places != self._places:", "if not self._places:", "graphs of parameters that were replaced"),
         ("own.copy_(given)", "pass", "a graph of one view for all"),
     ),
     *_in("training/view_gradients.py", ("tests/training/test_trainer_ranks.py", "-k", "capacity"),

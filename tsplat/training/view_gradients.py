@@ -238,7 +238,7 @@ class ViewGradients:
         if self._ranks.world_size > 1 or config.views_per_step > 1:
             return "for several views in a step"
         if self._capacity is None or config.backend not in ("auto", "triton") or self._autocast is torch.float16:
-            return "without capacity and Triton, and with fp16"
+            return "with capacity off, another backend than Triton, or fp16"
         if not isinstance(config.strategy, MCMCStrategy | None):
             return f"with {type(config.strategy).__name__}, which reads what was rendered"
         learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]

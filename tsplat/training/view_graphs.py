@@ -90,7 +90,7 @@ class ViewGraphs:
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
         self._graphs: dict[Hashable, _Graph] = {}
-        self._parameters: tuple[int, ...] = ()
+        self._places: tuple[Any, ...] = ()
         self._needed: dict[Hashable, int] = {}
         self._works = True
         self._pool: Any = None
@@ -106,10 +106,10 @@ class ViewGraphs:
         """
         if not self._works or kind not in self._needed:
             return None
-        addresses = tuple(parameter.data_ptr() for parameter in parameters)
+        places = tuple((parameter.data_ptr(), parameter.shape) for parameter in parameters)
         old, graph = self._graphs, self._graphs.get(kind)
-        if addresses != self._parameters:
-            old, self._graphs, self._parameters, graph = self._graphs, {}, addresses, None
+        if places != self._places:
+            self._graphs, self._places, graph = {}, places, None
         if graph is None:
             if len(self._graphs) >= KINDS_MAX:
                 self._graphs.pop(next(iter(self._graphs)))
