@@ -53,7 +53,11 @@ class Launcher:
         grid = grid_x, grid_y, grid_z
         launch = launch_of(self.source, self.programs[version], grid, given, driver.shadow, self.key)
         launch.module = self.module
+        if enter_hook is not None:
+            enter_hook(launch_metadata)
         machine.run(self.programs[version], launch)
+        if exit_hook is not None:
+            exit_hook(launch_metadata)
 
 
 class Utils:
