@@ -119,9 +119,10 @@ class ViewGradients:
             return found
         with deferred() as calls:
             found = self._accumulate(step, views, backgrounds, self._capacity)
-        if not any(self._ranks.any([any_overflow(calls)], self._device)):
-            if self._graphs is not None and calls:
-                self._graphs.learn(self._kind(step, views[0]), int(calls[0].needed.max()))
+        overflow = any(self._ranks.any([any_overflow(calls)], self._device))
+        if self._graphs is not None and calls:
+            self._graphs.learn(self._kind(step, views[0]), int(calls[0].needed.max()))
+        if not overflow:
             return found
         self._parameters.clear_gradients()
         if self.gains is not None:

@@ -74,6 +74,7 @@ class _Graph:
     """A captured call, with the tensors that it reads and writes."""
 
     def __init__(self, compute: Compute, kind: Hashable, inputs: ViewInputs, capacity: int, pool: Any) -> None:
+        self.capacity = capacity
         self._inputs = inputs.clone()
         self.results, self._replay = capture(lambda: compute(kind, self._inputs, capacity), pool)
 
@@ -107,12 +108,8 @@ class ViewGraphs:
         if not self._works or kind not in self._needed:
             return None
         places = tuple((parameter.data_ptr(), parameter.shape) for parameter in parameters)
-        old, graph = self._graphs, self._graphs.get(kind)
-        if places != self._places:
-            self._graphs, self._places, graph = {}, places, None
-        if graph is None:
-            if len(self._graphs) >= KINDS_MAX:
-                self._graphs.pop(next(iter(self._graphs)))
+        graph = self._graphs.get(kind) if places == self._places else None
+        if graph is None or graph.capacity < self._needed[kind]:
             if self._pool is None:
                 self._pool = memory_pool()
             try:
@@ -121,13 +118,11 @@ class ViewGraphs:
                 self._works, self._graphs = False, {}
                 logging.getLogger("tsplat").warning("tsplat: training without CUDA graphs: %s", error)
                 return None
-            self._graphs[kind] = graph
-        del old  # only now, so that graphs share memory
+            # Only now may others go: PyTorch cannot capture into a pool of memory whose last graph is gone.
+            others = list(self._graphs.items())[1 - KINDS_MAX :] if places == self._places else []
+            self._graphs, self._places = {**dict(others), kind: graph}, places
         results = graph.replay(inputs)
-        if results.overflow:
-            del self._graphs[kind], self._needed[kind]
-            return None
-        return results
+        return None if results.overflow else results
 
     def learn(self, kind: Hashable, needed: int) -> None:
         """Tells how many intersections a view of a kind needed."""
