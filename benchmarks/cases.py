@@ -108,6 +108,11 @@ def load(case: Case, device: torch.device, garden: Path = GARDEN, kettle: Path =
         scene = _model(LUMA_SEAL, case)
     else:
         return None
+    return on_device(scene, device)
+
+
+def on_device(scene: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
+    """Returns the arguments of a scene with its tensors on a device."""
     return {name: t.to(device) if isinstance(t, Tensor) else t for name, t in scene.items()}
 
 

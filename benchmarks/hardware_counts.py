@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.cases import EMULATED_CASES
+from benchmarks.cases import EMULATED_CASES, on_device
 from benchmarks.gpu_timing import scenes
 from benchmarks.predicted_time import COUNTS
 from benchmarks.timing_worker import forward_backward
@@ -115,7 +115,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.step:
         scene = SCENES[options.step](scenes.Data())
-        forward_backward({k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in scene.items()})
+        forward_backward(on_device(scene, "cuda"))
         torch.cuda.synchronize()
         return 0
     if reason := build.missing():

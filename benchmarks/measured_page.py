@@ -86,7 +86,7 @@ def table(records: list[dict[str, Any]]) -> str:
     names = ("call", "host", "device", "compositing", "memory, MB", "ratio, call", "ratio, device")
     lines = [f"| scene | implementation | {' | '.join(names)} |", "| --- | --- |" + " ---: |" * len(names)]
     peers = {record["scene"]: record for record in records if record["implementation"] != "tsplat"}
-    for r in sorted(records, key=lambda r: list(peers).index(r["scene"]) if r["scene"] in peers else len(peers)):
+    for r in records:
         parts = r["compositing_us"]
         cells = [r["scene"], label(r), *(f"{r[f'{name}_us']:,.0f}" for name in ("call", "host", "device"))]
         cells.append(f"{parts['forward']:,.0f} + {parts['backward']:,.0f}")

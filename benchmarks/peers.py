@@ -32,7 +32,7 @@ from torch import Tensor
 
 import tsplat
 from benchmarks import machine
-from benchmarks.cases import Case
+from benchmarks.cases import Case, on_device
 from benchmarks.gpu_timing import host, scenes
 from tsplat.kernels import compositing as package
 
@@ -64,16 +64,12 @@ class Implementation:
         self.scene = scene
         self.leaves = {key: scene[key].detach().clone().requires_grad_() for key in scenes.LEAVES}
         self.v: list[Tensor] = []
+        self.graph: Any = None
 
     def outputs(self) -> list[Tensor]:
-        """Images with a gradient, in the order of gsplat."""
+        """Images with a gradient: colors and alphas, and of 2D Gaussians normals and distortion."""
         found = self.render(**self.scene | self.leaves)
-        if "distloss" in self.render.keywords:  # gsplat's 2D Gaussians
-            (colors, alphas, normals, _, distortion, _, _) = found
-            return [colors, alphas, normals, distortion]
-        if len(found) > 3:  # tsplat's
-            return [found[0], found[1], found[2], found[4]]
-        return [*found[:2]]
+        return [found[i] for i in ((0, 1, 2, 4) if len(found) > 3 else (0, 1))]
 
     def forward(self) -> None:
         with torch.no_grad():
@@ -89,13 +85,25 @@ class Implementation:
             leaf.grad = None
         torch.autograd.backward(outputs, self.v)
 
+    def capture(self) -> None:
+        """Captures calls in a CUDA graph."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.call()
+        torch.cuda.current_stream().wait_stream(stream)
+        tsplat.check_overflow()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.call()
+
+    def replay(self) -> None:
+        self.graph.replay()
+
     def gradients(self) -> dict[str, Tensor]:
         self.call()
         return {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
-
-
-def _on_gpu(scene: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.cuda() if isinstance(value, Tensor) else value for name, value in scene.items()}
 
 
 def implementations(scene: dict[str, Any], peer: Any) -> list[Implementation]:
@@ -106,8 +114,8 @@ def implementations(scene: dict[str, Any], peer: Any) -> list[Implementation]:
         scene["colors"] = scene["colors"][None]  # gsplat concatenates them with the depths of cameras
         found = [Implementation("tsplat", tsplat.rasterization_2dgs, scene, render_mode="RGB+D")]
         if peer is not None:
-            render = functools.partial(peer.rasterization_2dgs, render_mode="RGB+D")
-            found.append(Implementation("gsplat", render, scene, distloss=True))
+            options = {"render_mode": "RGB+D", "distloss": True}
+            found.append(Implementation("gsplat", peer.rasterization_2dgs, scene, **options))
         return found
     found = [Implementation("tsplat", tsplat.rasterization, scene)]
     if peer is not None:
@@ -125,22 +133,8 @@ def in_mode(ours: Implementation, mode: str) -> Call:
     sized = Implementation(mode, ours.render, ours.scene, packed=False, capacity=2 * count + 1000)
     if mode == "capacity":
         return sized.call
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            sized.call()
-    torch.cuda.current_stream().wait_stream(stream)
-    tsplat.check_overflow()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        sized.call()
-
-    def replay() -> None:
-        graph.replay()
-
-    replay.kept = sized  # type: ignore[attr-defined]
-    return replay
+    sized.capture()
+    return sized.replay
 
 
 def microseconds(call: Call, seconds: float) -> float:
@@ -208,7 +202,7 @@ def differences(ours: Implementation, theirs: Implementation) -> dict[str, float
 def measure(name: str, modes: Iterable[str], peer: Any, seconds: float) -> list[dict[str, Any]]:
     """Returns a record for each implementation and mode of a scene, and prints them."""
     scene = SCENES[name](scenes.Data())
-    found, small = (implementations(_on_gpu(given), peer) for given in (scene, host.tiny(scene)))
+    found, small = (implementations(on_device(given, "cuda"), peer) for given in (scene, host.tiny(scene)))
     compared = differences(*found) if len(found) == 2 else {}
     if compared.get("image", 0.0) > DIFFERENCE_MAX:
         print(f"{name}: images differ by {compared['image']:.2g} on average, more than {DIFFERENCE_MAX}; not measured")

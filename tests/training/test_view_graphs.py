@@ -62,7 +62,7 @@ def graphs(monkeypatch):
     found, captured, alive = {"captures": 0, "replays": 0}, [], []
     monkeypatch.setattr(capacity, "_automatic", {})
     monkeypatch.setattr(view_graphs, "memory_pool", lambda: object())
-    monkeypatch.setattr(ViewGradients, "_without_graphs", lambda self, weights: "")
+    monkeypatch.setattr(ViewGradients, "_without_graphs", lambda self: "")
 
     def counted(function, pool):
         found["captures"] += 1
@@ -175,4 +175,4 @@ def test_what_graphs_cannot_do_has_a_reason(changes, reason):
     trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, **changes))
     found = trainer._view_gradients
     found._device = torch.device("cuda")
-    assert found._without_graphs([trainer.config.depth_weight]).startswith(reason)
+    assert found._without_graphs().startswith(reason)

@@ -166,7 +166,7 @@ def _sh_fwd_kernel(
     if not ON_CPU or tl.max(mask.to(tl.int32)) > 0:
         unit, _ = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
-        if ON_CPU or DEGREE > 0:
+        if ON_CPU or DEGREE > 0:  # three values alone are a fraction of a row
             own = load_row(coeffs + gaussian * n_bases * 3, 3 * len(basis), mask)
         else:
             own = load_tuple(coeffs + gaussian * n_bases * 3, 1, 3 * len(basis), mask)

@@ -52,12 +52,18 @@ class Camera:
         viewmat = self.viewmat.double()
         return -viewmat[:3, :3].T @ viewmat[:3, 3]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Camera":
+        """Returns a camera with the results of a function of each tensor."""
+        changed: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return dataclasses.replace(self, **changed)
+
     def to(self, device: torch.device | str) -> "Camera":
         """Returns a copy on another device."""
-        tensors: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return dataclasses.replace(self, **tensors)
+        return self.map(lambda tensor: tensor.to(device))
 
 
 def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -95,7 +95,7 @@ class ViewGradients:
         self.geometry_loss = GeometryLoss(*weights, gaussians.surfels)
         self.gains = ViewGains(len(views), gaussians.means.detach()) if config.gains else None
         self.received_rows = 0
-        reason = self._without_graphs(weights)
+        reason = self._without_graphs()
         if config.graph == "on" and reason:
             raise UnsupportedError(f"graph: not implemented {reason}; use auto or off")
         self._graphs = None if config.graph == "off" or reason else ViewGraphs(self._differentiate)
@@ -151,20 +151,31 @@ class ViewGradients:
             camera = self._parameters.camera_of(index, view.camera)
         with self._autocasting():
             images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
-            image, target = images[0, ..., :3], view.pixels
-            if self.gains is not None:
-                if self._observes(step):
-                    self.gains.observe(index, image.detach(), target, view.mask)
-                image = self.gains.apply(index, image)
-            if self._config.exposure:
-                image = apply_exposure(image, self._parameters.params["exposures"][index])
-            if view.mask is not None:
-                image = torch.where(view.mask[..., None], image, target)
-            image_loss = loss(image, target)
+            target = view.pixels
+            image, image_loss = self._compare(index, images, target, view.mask, observes=self._observes(step))
             total = image_loss + self.geometry_loss(step / self._config.steps, images, alphas, meta, view)
         self._densification.before_backward(step, meta)
         self._gradient_step.backward(total / self._config.views_per_step)
-        return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)]), meta
+        return _figures(image_loss, image, target), meta
+
+    def _compare(
+        self, index: int | Tensor, images: Tensor, target: Tensor, mask: Tensor | None, *, observes: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Applies the corrections of a view to its rendering [1, H, W, D], and compares it with its photograph.
+
+        Returns:
+            The image [H, W, 3] that was compared, and the loss [].
+        """
+        image = images[0, ..., :3]
+        if self.gains is not None:
+            if observes:
+                self.gains.observe(index, image.detach(), target, mask)
+            image = self.gains.apply(index, image)
+        if self._config.exposure:
+            image = apply_exposure(image, self._parameters.params["exposures"][index])
+        if mask is not None:
+            image = torch.where(mask[..., None], image, target)
+        return image, loss(image, target)
 
     def _join(self, step: int, index: int, capacity: Capacity) -> Meta:
         """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
@@ -231,7 +242,7 @@ class ViewGradients:
 
     # --- graphs
 
-    def _without_graphs(self, weights: Sequence[float]) -> str:
+    def _without_graphs(self) -> str:
         """Why gradients cannot be computed by graphs, as the end of a sentence; empty if they can."""
         config = self._config
         if self._device.type != "cuda":
@@ -243,14 +254,13 @@ class ViewGradients:
         if not isinstance(config.strategy, MCMCStrategy | None):
             return f"with {type(config.strategy).__name__}, which reads what was rendered"
         learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]
-        if learned or any(weights):
+        if learned or config.depth_weight or config.normal_weight or config.distortion_weight:
             return f"with {learned[0] if learned else 'losses of depths and normals'}"
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 
     def _kind(self, step: int, index: int) -> Kind:
         camera = self._views[index].camera
-        has = [name for name, value in vars(camera).items() if isinstance(value, Tensor)]
-        described = (camera.width, camera.height, camera.model, camera.readout, *has)
+        described = (camera.width, camera.height, camera.model, camera.readout, *camera.tensors())
         return Kind(described, self._degree(step), self._observes(step))
 
     def _replay(self, graphs: ViewGraphs, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
@@ -273,13 +283,12 @@ class ViewGradients:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
         with self._autocasting():
             images, _, meta = self._render(inputs.camera, inputs.background, capacity, kind.degree)
-            image = images[0, ..., :3]
-            if self.gains is not None:
-                if kind.observes:
-                    self.gains.observe(inputs.index, image.detach(), inputs.pixels, None)
-                image = self.gains.apply(inputs.index, image)
-            image_loss = loss(image, inputs.pixels)
+            image, image_loss = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
         parameters = [*self._parameters.params.values()]
         gradients = torch.autograd.grad(image_loss, parameters, allow_unused=True)
-        figures = torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), inputs.pixels)])
-        return ViewResults(figures, gradients, meta["overflow"])
+        return ViewResults(_figures(image_loss, image, inputs.pixels), gradients, meta["overflow"])
+
+
+def _figures(image_loss: Tensor, image: Tensor, target: Tensor) -> Tensor:
+    """Loss and PSNR, [2], without gradients."""
+    return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)])

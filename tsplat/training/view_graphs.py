@@ -38,16 +38,12 @@ class ViewInputs:
 
     def tensors(self) -> list[Tensor]:
         """The tensors, in an order that depends on the kind of camera only."""
-        found = [value for value in vars(self.camera).values() if isinstance(value, Tensor)]
-        return [self.index, self.pixels, self.background, *found]
+        return [self.index, self.pixels, self.background, *self.camera.tensors().values()]
 
     def clone(self) -> "ViewInputs":
         """Returns a copy with memory of its own."""
-        camera: dict[str, Any] = {
-            name: value.clone() for name, value in vars(self.camera).items() if isinstance(value, Tensor)
-        }
-        copied = (self.index.clone(), dataclasses.replace(self.camera, **camera))
-        return ViewInputs(*copied, self.pixels.clone(), self.background.clone())
+        camera = self.camera.map(Tensor.clone)
+        return ViewInputs(self.index.clone(), camera, self.pixels.clone(), self.background.clone())
 
 
 @dataclasses.dataclass(frozen=True)
