@@ -15,9 +15,10 @@ NOTES = """
   16×16 pixels, whose kernels take next to no time. Device: all kernels and copies, as PyTorch's profiler counts them;
   of these, compositing forward + backward. Memory is what a call allocates at most, above inputs.
 - tsplat counts intersections first, as gsplat does. "graph" is a replay of the CUDA graph of a call with room for twice
-  as many, see [CUDA graphs](howto/compile.md#cuda-graphs).
+  as many, see [CUDA graphs](howto/compile.md#cuda-graphs-by-hand).
 - **An eager call takes longer than gsplat's for scenes of this size, although its kernels take a quarter to a half of
-  the time**: the GPU waits for Python. By a graph, a call takes about as long as its kernels.
+  the time**: the GPU waits for Python. By a graph, a call takes about as long as its kernels. [Graphed
+  calls](howto/compile.md#calls-that-replay-graphs) replay graphs in any training loop; they were not run there.
 - PyTorch runs the backward pass of a GPU in a thread of its own. Inside of
   `torch.autograd.set_multithreading_enabled(False)`, the call with 20 Gaussians took 1,705 us instead of 2,346, and
   gsplat's 1,370 instead of 1,521.

@@ -12,8 +12,8 @@ are, in microseconds:
   and backward.
 
 Modes of tsplat: `eager`, which counts intersections first, as gsplat does; `capacity`, which has room for twice as
-many, and waits for nothing; `graph`, replays of the CUDA graph of such a call. A scene is measured only if images of
-both agree.
+many, and waits for nothing; `graph`, replays of the CUDA graph of such a call; `graphed`, calls by `tsplat.graphed`. A
+scene is measured only if images of both agree.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ROUNDS = 5
 """Rounds in which all are measured; the median counts."""
 UNAVAILABLE = 3
 """Exit status without a GPU or without gsplat."""
-MODES = ("eager", "capacity", "graph")
+MODES = ("eager", "capacity", "graph", "graphed")
 PEER_COMPOSITING = "rasterize_to_pixels"
 """What names of gsplat's compositing kernels contain."""
 SCENES: dict[str, Callable[[scenes.Data], dict[str, Any]]] = scenes.SCENES | {
@@ -129,6 +129,8 @@ def in_mode(ours: Implementation, mode: str) -> Call:
     """Returns a function that makes a call in a mode."""
     if mode == "eager":
         return ours.call
+    if mode == "graphed":
+        return Implementation(mode, tsplat.graphed(ours.render), ours.scene).call
     count = ours.render(**ours.scene)[-1]["memory"]["n_intersections"]
     sized = Implementation(mode, ours.render, ours.scene, packed=False, capacity=2 * count + 1000)
     if mode == "capacity":

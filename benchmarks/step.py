@@ -1,6 +1,6 @@
 """Predicts how long a call of `rasterization` and a training step take on an A100 or H100, without a GPU.
 
-    python -m benchmarks.step [--scene NAME ...] [--gpu a100 h100] [--mode MODE] [--peer gsplat] [--base REF]
+    python -m benchmarks.step [--scene NAME ...] [--gpu a100 h100] [--mode MODE ...] [--peer gsplat] [--base REF]
                               [--json FILE] [--write]
 
 A call is forward and backward; a step is rasterization, loss, backward and Adam. The emulator and its timing model
@@ -8,10 +8,12 @@ predict every kernel; PyTorch's operators and sorts have assumed times (gpu_timi
 Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, plus an assumed time for each wait.
 Nothing of this was measured on a GPU.
 
-Mode `capacity` calls rasterization with `packed=False` and a capacity of twice the scene's intersections.
+Mode `capacity` calls rasterization with `packed=False` and room for 1.5 times the scene's intersections. Mode `graph`
+replays the graphs of such calls by `tsplat.graphed`: each replay is a launch, and copies are operators.
 
 `--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
-REF` also runs another commit. `--write` replaces the recorded results of these scenes, and writes docs/performance.md.
+REF` also runs another commit, eagerly. `--write` replaces the recorded results of these scenes, and writes
+docs/performance.md.
 """
 
 import argparse
@@ -28,7 +30,7 @@ import torch
 
 import tsplat
 from benchmarks import report
-from benchmarks.gpu_timing import counting, gsplat_kernels, gsplat_step, host, peer, scenes
+from benchmarks.gpu_timing import counting, graphs, gsplat_kernels, gsplat_step, host, peer, scenes
 from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
 from emulator.package import tsplat_emulated
@@ -38,6 +40,8 @@ from tsplat.stages import capacity, listing
 ROOT = Path(__file__).parents[1]
 SCENES = ("cloud", "kettle-400x300", "garden-648x420", "garden-1296x840")
 MODES = ("eager", "capacity", "graph")
+RECORDED = ["eager", "graph"]
+"""Modes whose results are recorded."""
 
 
 def step_us(host_us: float, device_us: float, waits: int) -> float:
@@ -91,7 +95,7 @@ def record(
     operators_us = sum(operator.device_us(gpu) for operator in operators)
     device_us = sum(kernels.values()) + operators_us
     return {
-        "mode": "eager", "launches": len(launches), "operators": len(operators), "waits": waits, "host_us": host_us,
+        "launches": len(launches), "operators": len(operators), "waits": waits, "host_us": host_us,
         "device_us": device_us, "step_us": step_us(host_us, device_us, waits), "python_us": python_us,
         "launch_us": launch_us, "launch_us_max": max(python.launch_us),
         "cpu_target_us": sum(python.cpu_us[phase] for phase in phases),
@@ -100,34 +104,73 @@ def record(
     }  # fmt: skip
 
 
-def records(
-    name: str, scene: dict[str, Any], gpus: list[str], wheel: Path | None, repeats: int, mode: str = "eager"
-) -> list[dict[str, Any]]:
-    """Returns a record for each GPU and pass, and with a peer's wheel one of the peer before it.
+def by_pass(
+    mode: str, predictor: counting.Predictor, operators: counting.Operators, python: host.Host, gpu: str
+) -> dict[str, dict[str, Any]]:
+    """Returns the figures of each pass."""
+    found = {}
+    for of, phases in PASSES.items():
+        found[of] = record(predictor.found, operators.found, python, phases, gpu)
+        found[of] |= {"mode": mode, "allocations": sum(phase in phases for phase in operators.allocations)}
+    return found
 
-    Those of tsplat have `allocations`, and with a peer `ratio_device` and `ratio_step`. The peer's have
-    `implementation`.
+
+def by_graphs(around: graphs.Around, figures: dict[str, dict[str, Any]], gpu: str) -> dict[str, dict[str, Any]]:
+    """Returns the figures of each pass with a graphed call, given those without graphs."""
+    copies_us, n = sum(operator.device_us(gpu) for operator in around.operators), len(around.operators)
+    python_us, launches = sum(around.python_us.values()), sum(graphs.REPLAYS.values())
+    own = {
+        "launches": launches, "operators": n, "waits": sum(operator.waits for operator in around.operators),
+        "host_us": python_us + (launches + n) * host.LAUNCH_US, "python_us": python_us,
+    }  # fmt: skip
+    found = {}
+    for of, given in figures.items():
+        # The rest of a step has no graph.
+        changed = {name: own[name] + given[name] - figures["call"][name] for name in own}
+        device_us = given["device_us"] + copies_us
+        changed |= {"device_us": device_us, "step_us": step_us(changed["host_us"], device_us, changed["waits"])}
+        found[of] = given | changed | {"operators_us": given["operators_us"] + copies_us, "mode": "graph"}
+        for name in ("allocations", "function_calls", "cpu_target_us"):
+            del found[of][name]
+    return found
+
+
+def records(
+    name: str, scene: dict[str, Any], gpus: list[str], wheel: Path | None, repeats: int, modes: list[str]
+) -> list[dict[str, Any]]:
+    """Returns a record for each GPU, pass and mode, and with a peer's wheel one of the peer before them.
+
+    Those of tsplat have `allocations` unless by graphs, and with a peer `ratio_device` and `ratio_step`. The peer's
+    have `implementation`.
     """
     other = None if wheel is None else gsplat_step.measure(scene, wheel, repeats)
-    if mode == "capacity":
-        _, _, meta = tsplat.rasterization(**scene)
-        scene = scene | {"packed": False, "capacity": 2 * meta["memory"]["n_intersections"]}
-    python = host.measure(scene, repeats)
-    step, predictor, operators = execute(scene, gpus)
+    count = tsplat.rasterization(**scene)[-1]["memory"]["n_intersections"]
+    sized = scene | {"packed": False, "capacity": int(capacity.HEADROOM * count) + 1}
+    figures: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    for mode in modes:
+        given = scene if mode == "eager" else sized
+        python = host.measure(given, repeats)
+        step, predictor, operators = execute(given, gpus)
+        figures[mode] = {gpu: by_pass(mode, predictor, operators, python, gpu) for gpu in gpus}
+        if mode == "graph":
+            around = graphs.measure(scene, repeats)
+            figures[mode] = {gpu: by_graphs(around, figures[mode][gpu], gpu) for gpu in gpus}
+        if mode == modes[0]:
+            meta = step.meta
     found = []
     for gpu in gpus:
-        by_pass = {of: record(predictor.found, operators.found, python, phases, gpu) for of, phases in PASSES.items()}
-        for of, ours in by_pass.items():
-            labels = {"scene": name, "gpu": gpu, "pass": of}
-            ours["mode"] = mode
-            ours["allocations"] = sum(phase in PASSES[of] for phase in operators.allocations)
+        for of in PASSES:
+            labels, theirs = {"scene": name, "gpu": gpu, "pass": of}, None
             if other is not None and (compositing := gsplat_step.compositing_us(name, gpu)) is not None:
-                device = gsplat_step.device_us(scene, other, step.meta, compositing, gpu)
-                theirs = peer_record(other, scene, device, by_pass, of)
+                device = gsplat_step.device_us(scene, other, meta, compositing, gpu)
+                theirs = peer_record(other, scene, device, figures[modes[0]][gpu], of)
                 found.append({"implementation": gsplat_kernels.NAME, **labels, **theirs})
-                ours["ratio_device"] = ours["device_us"] / theirs["device_us"]
-                ours["ratio_step"] = ours["step_us"] / theirs["step_us"]
-            found.append(labels | ours)
+            for mode in modes:
+                ours = figures[mode][gpu][of]
+                if theirs is not None:
+                    ours["ratio_device"] = ours["device_us"] / theirs["device_us"]
+                    ours["ratio_step"] = ours["step_us"] / theirs["step_us"]
+                found.append(labels | ours)
     return found
 
 
@@ -153,7 +196,8 @@ def peer_record(
 
 def line(found: dict[str, Any]) -> str:
     """Returns a record as text."""
-    label = f"{found['scene']:16} {found['gpu']} {found['pass']:4} {found.get('implementation', 'tsplat'):14}"
+    name = found.get("implementation", f"tsplat {found['mode']}")
+    label = f"{found['scene']:16} {found['gpu']} {found['pass']:4} {name:15}"
     counts = f"{found['launches']:3} launches {found['operators']:3} operators {found['waits']} waits"
     times = " ".join(f"{what} {found[f'{what}_us']:8.1f}" for what in ("host", "device", "step"))
     ratio = "".join(
@@ -200,16 +244,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     scenes.add_arguments(parser, SCENES)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
-    parser.add_argument("--mode", choices=MODES, default="eager", help="graph is not implemented")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=RECORDED, help="default: eager graph")
     parser.add_argument("--repeats", type=int, default=1000, help="of which the best time on the host counts")
     parser.add_argument("--base", metavar="REF", help="also run another commit")
     parser.add_argument("--write", action="store_true", help="replace the recorded results and write the page")
     peer.add_argument(parser)
     options = parser.parse_args(arguments)
-    if options.mode == "graph":
-        parser.error("--mode graph: not implemented, tsplat has no graph mode")
-    if options.mode != "eager" and (options.write or options.base):
-        parser.error(f"--mode {options.mode}: recorded results and --base are of mode eager")
+    if options.write and options.mode != RECORDED:
+        parser.error(f"--mode {' '.join(options.mode)}: recorded results are of --mode {' '.join(RECORDED)}")
     return options
 
 
@@ -229,7 +271,8 @@ def main() -> None:
             print(line(entry), flush=True)
             found.append(entry)
     if options.base:
-        arguments = ["--scene", *options.scene, "--gpu", *options.gpu, "--repeats", str(options.repeats)]
+        arguments = ["--mode", "eager", "--scene", *options.scene, "--gpu", *options.gpu]
+        arguments += ["--repeats", str(options.repeats)]
         arguments += ["--garden", str(options.garden), "--kettle", str(options.kettle)]
         base = base_records(options.base, arguments)
         print("\n".join(line(entry) for entry in base))

@@ -19,6 +19,7 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
+from .ops.graphed_calls import graphed
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .rasterization import rasterization, rasterization_2dgs
 from .stages.capacity import check_overflow
@@ -58,6 +59,7 @@ __all__ = [
     "fully_fused_projection",
     "fully_fused_projection_2dgs",
     "fully_fused_projection_with_ut",
+    "graphed",
     "isect_offset_encode",
     "isect_tiles",
     "l1_and_ssim",

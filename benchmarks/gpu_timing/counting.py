@@ -94,7 +94,8 @@ class Operators(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        results = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        written = args[0] if name == "_foreach_copy_" else result
+        results = [value for value in tree_leaves(written) if isinstance(value, Tensor)]
         old = {tensor.untyped_storage()._cdata for tensor in given}
         if any(tensor.untyped_storage()._cdata not in old for tensor in results):
             self.allocations.append(self.phase)
@@ -152,7 +153,8 @@ class Predictor(Recorder):
 class Step:
     """A training step of a scene: rasterization, L1 + SSIM loss, backward, Adam. Its learning rate is zero."""
 
-    def __init__(self, scene: dict[str, Any]) -> None:
+    def __init__(self, scene: dict[str, Any], render: Callable[..., Any] = tsplat.rasterization) -> None:
+        self.render = render
         self.leaves = {name: scene[name].detach().clone().requires_grad_() for name in LEAVES}
         self.arguments: dict[str, Any] = scene | self.leaves | {"backend": "triton"}
         self.optimizer = ops.Adam([{"params": [leaf]} for leaf in self.leaves.values()], lr=0.0, backend="triton")
@@ -163,7 +165,7 @@ class Step:
     def run(self, enter: Callable[[str], None]) -> None:
         """Runs a step. Calls `enter` with the name of each phase before it begins, and with "" at the end."""
         enter("forward")
-        colors, _, self.meta = tsplat.rasterization(**self.arguments)
+        colors, _, self.meta = self.render(**self.arguments)
         enter("loss")
         image = colors.detach().requires_grad_()
         torch.autograd.backward(ops.l1_ssim_loss(image, self.target, backend="triton").sum())

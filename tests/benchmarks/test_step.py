@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import report, step, step_page
-from benchmarks.gpu_timing import counting, gsplat_step, host, scenes
+from benchmarks.gpu_timing import counting, graphs, gsplat_step, host, scenes
 from tests.emulator.targets import needs_emulator
 
 PYTHON = host.Host(
@@ -65,22 +65,33 @@ def test_record_adds_phases():
     assert call["kernels"] == {"a": 15.0, "b": 20.0}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--mode", "graph"], "tsplat has no graph mode"),
-        (["--mode", "capacity", "--write"], "--mode capacity: recorded results and --base are of mode eager"),
-    ],
-)
-def test_modes_that_cannot_be_run_are_refused_by_name(arguments, message, capsys):
+def test_recorded_results_are_of_all_recorded_modes(capsys):
     with pytest.raises(SystemExit):
-        step.parse(arguments)
-    assert message in capsys.readouterr().err
+        step.parse(["--mode", "capacity", "--write"])
+    assert "--mode capacity: recorded results are of --mode eager graph" in capsys.readouterr().err
+
+
+def test_graphs_take_the_place_of_a_call():
+    around = graphs.Around(
+        {"forward": 30.0, "backward": 20.0},
+        [counting.Operator("forward", "clone"), counting.Operator("forward", "nonzero", waits=True)],
+    )
+    predictor, operators = counting.Predictor([]), counting.Operators()
+    predictor.found, operators.found = LAUNCHES, [counting.Operator("adam", "add")]
+    eager = step.by_pass("capacity", predictor, operators, PYTHON, "a100")
+    found = step.by_graphs(around, eager, "a100")
+    call, whole = found["call"], found["step"]
+    assert (call["launches"], call["operators"], call["waits"], call["mode"]) == (2, 2, 1, "graph")
+    assert call["host_us"] == pytest.approx(50 + 4 * host.LAUNCH_US)
+    assert call["device_us"] == pytest.approx(35 + 2 * counting.OPERATOR_US)
+    assert call["step_us"] == pytest.approx(max(call["host_us"], call["device_us"]) + step_page.WAIT_US)
+    for name in ("host_us", "launches", "operators"):  # loss and Adam have no graph
+        assert whole[name] - call[name] == pytest.approx(eager["step"][name] - eager["call"][name])
 
 
 def test_write_replaces_scenes_and_keeps_others(tmp_path):
     record = {"gpu": "a100", "pass": "call"} | step.record(LAUNCHES, [], PYTHON, ("forward",), "a100")
-    record["allocations"] = 3
+    record |= {"allocations": 3, "mode": "eager"}
     records, page = tmp_path / "step.jsonl", tmp_path / "page.md"
     records.write_text("".join(json.dumps({"scene": name} | record) + "\n" for name in step.SCENES[:2]))
     with mock.patch.multiple(report, STEPS=records, PAGE=page):
@@ -101,11 +112,15 @@ def test_peer_has_recorded_compositing_of_every_scene():
 @pytest.mark.slow
 def test_step_of_a_small_scene():
     scene = scenes.SCENES["cloud"](scenes.Data())
-    found = {r["pass"]: r for r in step.records("cloud", host.tiny(scene), ["a100"], None, 2)}
-    call, whole = found["call"], found["step"]
+    records = step.records("cloud", host.tiny(scene), ["a100"], None, 3, step.RECORDED)
+    found = {(r["pass"], r["mode"]): r for r in records}
+    call, whole, graphed = found["call", "eager"], found["step", "eager"], found["call", "graph"]
     assert 0 < call["launches"] < whole["launches"]
     assert {"_composite_fwd_kernel", "_composite_bwd_kernel", "_projection_bwd_kernel"} <= call["kernels"].keys()
     assert {"_adam_kernel", "_l1_ssim_fwd_kernel"} <= whole["kernels"].keys() - call["kernels"].keys()
     assert (call["launches"], call["operators"], call["waits"]) == (16, 11, 2)
     assert 0 < call["device_us"] < whole["device_us"] < whole["step_us"]
     assert 0 < call["python_us"] < call["host_us"] < whole["host_us"]
+    assert (graphed["launches"], graphed["waits"]) == (2, 1)
+    assert 0 < graphed["python_us"] < call["python_us"] / 2
+    assert graphed["device_us"] > graphed["operators_us"] > 0

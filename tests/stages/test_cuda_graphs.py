@@ -8,7 +8,7 @@ import torch
 import triton
 
 from tests.support import scenes
-from tsplat import check_overflow, l1_ssim_loss, rasterization, rasterization_2dgs
+from tsplat import check_overflow, graphed, l1_ssim_loss, rasterization, rasterization_2dgs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -133,6 +133,27 @@ def test_graphed_callables_give_the_bits_of_eager_calls():
         loss, overflow = graphed(*leaves)
         assert not overflow
         assert_same([loss, *torch.autograd.grad(loss, leaves)], eager(scene, target, values))
+
+
+@pytest.mark.parametrize("render", [rasterization, rasterization_2dgs])
+def test_graphed_calls_give_the_bits_of_eager_calls(render):
+    scene, target = make()
+    if render is rasterization_2dgs:
+        scene = {name: value for name, value in scene.items() if name not in ("covars", "camera_model")}
+    replayed = graphed(render)
+    key = "means2d" if render is rasterization else "gradient_2dgs"
+
+    def results(function, values, **options):
+        leaves = [value.clone().requires_grad_() for value in values]
+        image, alpha, *_, meta = function(**scene | dict(zip(NAMES, leaves)), absgrad=True, **options)
+        meta[key].retain_grad()
+        (l1_ssim_loss(image, target) + alpha.mean()).backward()
+        return [image, alpha, meta["radii"], meta[key].grad, meta[key].absgrad, *(leaf.grad for leaf in leaves)]
+
+    for values in [*moved(scene)] * 3:
+        assert_same(results(replayed, values), results(render, values, packed=False))
+    (kind,) = replayed._kinds.values()
+    assert len(kind.calls) == 1
 
 
 def test_hooks_of_profilers_see_launches():

@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.graphs import FakeRecorder, Forbidden
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import UnsupportedError
 from tsplat.stages import capacity
@@ -22,64 +22,37 @@ CONFIG = Config(
     steps=30, strategy=LongAxisStrategy(cap_max=100, **REFINED), backend="triton", capacity="on", gains=True,
     scales_rate=0.1, sh_interval=5, scale_weight=0.01, random_background=True,
 )  # fmt: skip
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "lift_fresh", "_linalg_check_errors")
-"""Operators that wait for the device, or read memory of the CPU, which a capture does not allow."""
 
 
-class Forbidden(TorchDispatchMode):
-    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
-        assert function.overloadpacket.__name__ not in WAITS, function
-        return function(*args, **(kwargs or {}))
+class CountingRecorder(FakeRecorder):
+    """Counts captures. PyTorch cannot capture into a pool of memory whose last graph is gone."""
 
+    def __init__(self):
+        super().__init__(skips_first=True)
+        self._graphs, self.alive = [], []
 
-def capture(function, _pool):
-    """Returns results that a replay computes again; the first one is done, as a captured function does not run."""
+    def record(self, function):
+        gc.collect()  # what stands in for a graph is part of a cycle
+        self.alive.append(sum(graph() is not None for graph in self._graphs))
 
-    def run():
-        with capacity.deferred():
-            return function()
+        def deferred():
+            with capacity.deferred():
+                return function()
 
-    results, replays = run(), []
-
-    def replay():
-        replays.append(None)
-        for own, new in zip(tensors(results), tensors(run()), strict=True) if len(replays) > 1 else ():
-            own.copy_(new)
-
-    return results, replay
-
-
-def tensors(results):
-    return [results.figures, results.overflow, *(g for g in results.gradients if g is not None)]
+        results, replay = super().record(deferred)
+        self._graphs.append(weakref.ref(replay))
+        return results, replay
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Makes trainers on a CPU use graphs; returns the captured ones and the replays.
-
-    PyTorch cannot capture into a pool of memory whose last graph is gone.
-    """
-    found, captured, alive = {"captures": 0, "replays": 0}, [], []
+    """Makes trainers on a CPU use graphs; returns what captures them."""
+    made: list[CountingRecorder] = []
     monkeypatch.setattr(capacity, "_automatic", {})
-    monkeypatch.setattr(view_graphs, "memory_pool", lambda: object())
+    monkeypatch.setattr(view_graphs, "GraphRecorder", lambda: made.append(CountingRecorder()) or made[-1])
     monkeypatch.setattr(ViewGradients, "_without_graphs", lambda self: "")
-
-    def counted(function, pool):
-        found["captures"] += 1
-        gc.collect()  # what stands in for a graph is part of a cycle
-        alive.append(sum(graph() is not None for graph in captured))
-        results, replay = capture(function, pool)
-
-        def replayed():
-            found["replays"] += 1
-            replay()
-
-        captured.append(weakref.ref(replayed))
-        return results, replayed
-
-    monkeypatch.setattr(view_graphs, "capture", counted)
-    yield found
-    assert all(alive[1:]), "the pool of memory is gone"
+    yield made
+    assert all(all(capture.alive[1:]) for capture in made), "the pool of memory is gone"
 
 
 def trained(config, noise=0.05):
@@ -103,12 +76,12 @@ def assert_same(one, other):
 def test_training_by_graphs_gives_the_same_bits(graphs):
     torch.manual_seed(0)
     expected = trained(dataclasses.replace(CONFIG, graph="off"))
-    assert not graphs["captures"]
+    assert not graphs
     torch.manual_seed(0)
     assert_same(trained(CONFIG), expected)
     # Each refinement and each degree of spherical harmonics needs another graph.
-    assert 4 <= graphs["captures"] <= 12
-    assert graphs["replays"] >= CONFIG.steps - 12
+    assert 4 <= len(graphs[0].replays) <= 12
+    assert sum(graphs[0].replays) >= CONFIG.steps - 12
 
 
 @pytest.mark.parametrize(
@@ -121,14 +94,14 @@ def test_a_view_that_needs_more_room_is_computed_again(graphs, monkeypatch, chan
     monkeypatch.setattr(view_graphs, "HEADROOM", 0.9)
     torch.manual_seed(0)
     assert_same(trained(config), expected)
-    assert graphs["captures"] > 6
+    assert len(graphs[0].replays) > 6
 
 
 def test_an_error_in_a_capture_ends_the_use_of_graphs(graphs, monkeypatch, caplog):
-    def fail(function, pool):
+    def fail(self, function):
         raise RuntimeError("not permitted when stream is capturing")
 
-    monkeypatch.setattr(view_graphs, "capture", fail)
+    monkeypatch.setattr(CountingRecorder, "record", fail)
     torch.manual_seed(0)
     found = trained(CONFIG)
     torch.manual_seed(0)
@@ -137,16 +110,16 @@ def test_an_error_in_a_capture_ends_the_use_of_graphs(graphs, monkeypatch, caplo
 
 
 def test_nothing_waits_in_a_graph(graphs, monkeypatch):
-    waiting = capture
+    record = CountingRecorder.record
 
-    def forbidden(function, pool):
+    def forbidden(self, function):
         def checked():
             with Forbidden():
                 return function()
 
-        return waiting(checked, pool)
+        return record(self, checked)
 
-    monkeypatch.setattr(view_graphs, "capture", forbidden)
+    monkeypatch.setattr(CountingRecorder, "record", forbidden)
     as_on_a_gpu = lambda values: values.sort(stable=True)  # noqa: E731
     monkeypatch.setattr("tsplat.stages.listing.stable_sort", as_on_a_gpu)
     monkeypatch.setattr("tsplat.stages.listing.stable_argsort", lambda values: as_on_a_gpu(values)[1])

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ..ops.cuda_graphs import GraphRecorder
 from ..scene.cameras import Camera
 from ..stages.capacity import HEADROOM
 
@@ -69,10 +69,12 @@ must not depend on anything else that changes but parameters."""
 class _Graph:
     """A captured call, with the tensors that it reads and writes."""
 
-    def __init__(self, compute: Compute, kind: Hashable, inputs: ViewInputs, capacity: int, pool: Any) -> None:
+    def __init__(
+        self, compute: Compute, kind: Hashable, inputs: ViewInputs, capacity: int, recorder: GraphRecorder
+    ) -> None:
         self.capacity = capacity
         self._inputs = inputs.clone()
-        self.results, self._replay = capture(lambda: compute(kind, self._inputs, capacity), pool)
+        self.results, self._replay = recorder.record(lambda: compute(kind, self._inputs, capacity))
 
     def replay(self, inputs: ViewInputs) -> ViewResults:
         for own, given in zip(self._inputs.tensors(), inputs.tensors(), strict=True):
@@ -90,7 +92,7 @@ class ViewGraphs:
         self._places: tuple[Any, ...] = ()
         self._needed: dict[Hashable, int] = {}
         self._works = True
-        self._pool: Any = None
+        self._recorder: GraphRecorder | None = None
 
     def results(self, kind: Hashable, inputs: ViewInputs, parameters: Sequence[Tensor]) -> ViewResults | None:
         """The results of a view, which the next call replaces; None if they have to be computed without a graph.
@@ -106,10 +108,10 @@ class ViewGraphs:
         places = tuple((parameter.data_ptr(), parameter.shape) for parameter in parameters)
         graph = self._graphs.get(kind) if places == self._places else None
         if graph is None or graph.capacity < self._needed[kind]:
-            if self._pool is None:
-                self._pool = memory_pool()
             try:
-                graph = _Graph(self._compute, kind, inputs, int(HEADROOM * self._needed[kind]) + 1, self._pool)
+                if self._recorder is None:
+                    self._recorder = GraphRecorder()
+                graph = _Graph(self._compute, kind, inputs, int(HEADROOM * self._needed[kind]) + 1, self._recorder)
             except Exception as error:  # what cannot be captured works without a graph
                 self._works, self._graphs = False, {}
                 logging.getLogger("tsplat").warning("tsplat: training without CUDA graphs: %s", error)
@@ -123,24 +125,3 @@ class ViewGraphs:
     def learn(self, kind: Hashable, needed: int) -> None:
         """Tells how many intersections a view of a kind needed."""
         self._needed[kind] = max(needed, self._needed.get(kind, 0))
-
-
-def memory_pool() -> Any:
-    """The memory that graphs share."""
-    return torch.cuda.graph_pool_handle()
-
-
-def capture(function: Callable[[], ViewResults], pool: Any) -> tuple[ViewResults, Callable[[], None]]:
-    """Captures a function in a CUDA graph. Returns its results, which are valid after a replay, and what replays it."""
-    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        # Other threads may read photographs meanwhile.
-        graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            results = function()
-        finally:
-            graph.capture_end()
-    current.wait_stream(stream)
-    return results, graph.replay

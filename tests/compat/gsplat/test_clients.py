@@ -8,10 +8,14 @@ import pytest
 import torch
 import tyro
 
+from tests.compat.gsplat import clients
 from tests.compat.gsplat.clients import HEIGHT, REFINE, WIDTH, N, SimpleTrainer, Splatfacto, make_data
+from tests.support.graphs import FakeRecorder
+from tsplat import graphed
 from tsplat.compat.gsplat.compression import PngCompression
 from tsplat.compat.gsplat.exporter import export_splats
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy
+from tsplat.ops import graphed_calls
 from tsplat.scene import read_model
 
 
@@ -84,6 +88,43 @@ def test_simple_trainer(name, capsys):
         trainer.scene.validate()
     assert all(optimizer.param_groups[0]["name"] == name for name, optimizer in trainer.optimizers.items())
     assert trainer.optimizers["means"].param_groups[0]["lr"] < trainer.optimizers["means"].param_groups[0]["initial_lr"]
+
+
+def trained(name):
+    torch.manual_seed(0)
+    options = {"strategy": default} | TRAINER[name]
+    trainer = SimpleTrainer(**options | {"strategy": options["strategy"]()})
+    trainer.train()
+    return trainer.splats
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    "name",
+    [
+        "default",
+        "mcmc",
+        "with_ut_and_eval3d",
+        "absgrad",
+        "visible_adam",
+        "pose_opt",
+        "depth_loss",
+        "batch_of_2",
+        "2dgs",
+    ],
+)
+def test_simple_trainer_with_graphed_calls(name, monkeypatch):
+    expected = trained(name)
+    captures: list[FakeRecorder] = []
+    monkeypatch.setattr(graphed_calls, "can_capture", lambda means: True)
+    monkeypatch.setattr(graphed_calls, "GraphRecorder", lambda: captures.append(FakeRecorder()) or captures[-1])
+    for function in ("rasterization", "rasterization_2dgs"):
+        monkeypatch.setattr(clients, function, graphed(getattr(clients, function)))
+    found = trained(name)
+    for key, parameter in expected.items():
+        assert torch.equal(found[key], parameter)
+    # After refinements, and for another degree of spherical harmonics, calls are captured again.
+    assert sum(capture.replays[0] for capture in captures) > 5
 
 
 @pytest.mark.parametrize(

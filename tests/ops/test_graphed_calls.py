@@ -1,0 +1,364 @@
+"""Graphed calls give the bits of eager calls. Without a GPU, a graph that computes again stands in for one."""
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import scenes
+from tests.support.graphs import FakeRecorder, Forbidden
+from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
+from tsplat.ops import graphed_calls as graphs
+
+pytestmark = pytest.mark.triton
+
+ROWS = ("radii", "means2d", "depths", "conics", "opacities")
+STRUCTURE = scenes.Structure(n=60, cameras=2, width=40, height=30, sh_degree=2, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def captures(monkeypatch):
+    """Lets calls on a CPU be captured; returns what captured each of them."""
+    made: list[FakeRecorder] = []
+    monkeypatch.setattr(graphs, "can_capture", lambda means: not torch.compiler.is_compiling())
+    monkeypatch.setattr(graphs, "GraphRecorder", lambda: made.append(FakeRecorder()) or made[-1])
+    return made
+
+
+def make(structure=STRUCTURE, **changes):
+    """A scene of which the tensors that may require gradients do."""
+    scene = scenes.make(structure, torch.float32)
+    return {
+        name: value.requires_grad_() if name in scenes.DIFFERENTIABLE and value is not None else value
+        for name, value in (scene | changes).items()
+    }
+
+
+def moved(scene, shift):
+    """Another scene of the same kind."""
+    return {
+        name: (value.detach() + shift * (name == "means")).requires_grad_(value.requires_grad)
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in scene.items()
+    }
+
+
+def differentiated(render, scene, weights=(1.0, 0.5), **options):
+    """Images, tensors of `meta` and all gradients of a call."""
+    *images, meta = render(**scene, **options)
+    centers = meta["gradient_2dgs" if "gradient_2dgs" in meta else "means2d"]
+    if centers.requires_grad:
+        centers.retain_grad()
+    generator = torch.Generator().manual_seed(3)
+    loss = 0
+    for weight, image in zip(weights, images):
+        loss = loss + weight * (image * torch.rand(image.shape, generator=generator)).sum()
+    leaves = {name: t for name, t in scene.items() if isinstance(t, torch.Tensor) and t.requires_grad}
+    for leaf in leaves.values():
+        leaf.grad = None
+    loss.backward()
+    found = {f"image {i}": image for i, image in enumerate(images)}
+    found |= {f"v_{name}": leaf.grad for name, leaf in leaves.items()}
+    found |= {name: meta[name] for name in (*ROWS, "n_invalid") if name in meta}
+    found |= {"v_centers": centers.grad, "absgrad": getattr(centers, "absgrad", None)}
+    return {name: None if t is None else t.detach().clone() for name, t in found.items()}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, t in expected.items():
+        assert (t is None and found[name] is None) or torch.equal(found[name], t), name
+
+
+SURFELS = {"covars": None, "camera_model": None}
+
+
+@pytest.mark.parametrize(
+    ("structure", "options"),
+    [
+        (STRUCTURE, {}),
+        (STRUCTURE, {"absgrad": True, "render_mode": "RGB+ED"}),
+        (scenes.Structure(n=40, channels=20, batch=(2,), per_camera_colors=True), {"rasterize_mode": "antialiased"}),
+        (scenes.Structure(n=40, covars=True, camera_model="fisheye"), {"render_mode": "D"}),
+        (STRUCTURE, {"with_eval3d": True, "with_ut": True, "return_normals": True, "validate": "off"}),
+    ],
+)
+def test_same_bits_as_eager_calls(captures, structure, options):
+    render = graphed(rasterization)
+    for i in range(5):
+        scene = moved(make(structure), 0.02 * i)
+        expected = differentiated(rasterization, scene, packed=False, **options)
+        assert_same(differentiated(render, scene, **options), expected)
+    assert [capture.replays for capture in captures] == [[4, 4]]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(structure=scenes.structures(), options=scenes.modes(), seed=st.integers(0, 2**16))
+def test_random_scenes(structure, options, seed):
+    render = graphed(rasterization)
+    for i in range(3):
+        scene = moved(make(dataclasses.replace(structure, seed=seed)), 0.02 * i)
+        assert_same(
+            differentiated(render, scene, **options), differentiated(rasterization, scene, packed=False, **options)
+        )
+
+
+def test_same_bits_as_eager_calls_of_2d_gaussians(captures):
+    render = graphed(rasterization_2dgs)
+    for i in range(4):
+        scene = {name: t for name, t in moved(make(), 0.02 * i).items() if name not in SURFELS}
+        arguments = dict(weights=(1.0, 0.5, 0.3, 0.0, 0.2), render_mode="RGB+ED", distloss=True, absgrad=True)
+        expected = differentiated(rasterization_2dgs, scene, packed=False, **arguments)
+        assert_same(differentiated(render, scene, **arguments), expected)
+    assert [capture.replays for capture in captures] == [[3, 3]]
+
+
+def test_kinds_of_calls_have_graphs_of_their_own(captures):
+    render, scene = graphed(rasterization), make()
+    frozen = scene | {"means": scene["means"].detach(), "scales": scene["scales"].detach()}
+    variants = [(scene, {}), (scene, {"near_plane": 3.0}), (frozen, {}), (scene, {"sh_degree": 1})]
+    for _ in range(3):
+        for changed, options in variants:
+            given = changed | options
+            assert_same(differentiated(render, given), differentiated(rasterization, given, packed=False))
+    assert [capture.replays for capture in captures] == [[2, 2]] * 4
+    with torch.no_grad():
+        for _ in range(3):
+            image = render(**scene)[0]
+            assert torch.equal(image, rasterization(**scene)[0]) and not image.requires_grad
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(render(**scene)[0], rasterization(**scene)[0])
+    assert [capture.replays for capture in captures[4:]] == [[4]]
+
+
+def test_values_of_other_types_are_other_kinds():
+    render, scene = graphed(rasterization), make() | {"sh_degree": 1}
+    for _ in range(2):
+        render(**scene)
+    with pytest.raises(ArgumentError, match="sh_degree"):
+        render(**scene | {"sh_degree": True})
+
+
+def test_kinds_used_least_recently_go(captures):
+    render, scene = graphed(rasterization), make()
+    for _ in range(2):
+        render(**scene)
+    for i in range(graphs.KINDS_MAX + 2):
+        render(**scene, near_plane=0.02 * (i + 1))
+        render(**scene)
+        gc.collect()
+    assert len(render._kinds) == graphs.KINDS_MAX and len(captures) == 1
+
+
+@pytest.mark.parametrize("sh_degree", [None, 1])
+def test_only_colors_require_gradients(captures, sh_degree):
+    scene = make(scenes.Structure(n=30, sh_degree=sh_degree))
+    scene |= {name: t.detach() for name, t in scene.items() if isinstance(t, torch.Tensor) and name != "colors"}
+    render = graphed(rasterization)
+    for _ in range(3):
+        assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
+    assert captures[0].replays == [2, 2]
+
+
+def test_calls_wait_for_their_backward_passes(captures):
+    render = graphed(rasterization)
+    several = [moved(make(), 0.02 * i) for i in range(4)]
+    expected = [differentiated(rasterization, scene, packed=False) for scene in several]
+    for _ in range(3):
+        images = [render(**scene)[:2] for scene in several]
+        for (colors, alphas), scene, of_scene in zip(images, several, expected):
+            leaf = scene["means"]
+            generator = torch.Generator().manual_seed(3)
+            loss = sum(
+                w * (i * torch.rand(i.shape, generator=generator)).sum() for w, i in ((1.0, colors), (0.5, alphas))
+            )
+            (v,) = torch.autograd.grad(loss, leaf)
+            assert torch.equal(v, of_scene["v_means"])
+        del images, colors, alphas, loss
+    assert len(captures) == graphs.CALLS_MAX
+
+
+def test_images_without_a_backward_pass_ahead_free_their_graph(captures):
+    render, scene = graphed(rasterization), make()
+    for _ in range(5):
+        render(**scene)  # dropped
+        gc.collect()
+    kept = []
+    for _ in range(4):
+        kept.append(render(**scene)[0].sum())
+        kept[-1].backward()
+    assert len(captures) == 1
+
+
+def test_results_are_kept_by_later_calls(captures):
+    render, kept = graphed(rasterization), []
+    several = [moved(make(), 0.02 * i) for i in range(5)]
+    for scene in several:
+        image, alpha, meta = render(**scene)
+        (v_means,) = torch.autograd.grad(image.sum() + alpha.sum(), scene["means"], retain_graph=True)
+        kept.append((image, alpha, meta["means2d"], v_means))
+    for scene, results in zip(several, kept):
+        image, alpha, meta = rasterization(**scene, packed=False)
+        expected = (image, alpha, meta["means2d"], torch.autograd.grad(image.sum() + alpha.sum(), scene["means"])[0])
+        for one, other in zip(results, expected, strict=True):
+            assert torch.equal(one, other)
+    assert sum(capture.replays[0] for capture in captures) == 4
+
+
+def test_backward_twice(captures):
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        image, alpha, _ = render(**scene)
+        expected_image, expected_alpha, _ = rasterization(**scene, packed=False)
+        for one, other in ((image, expected_image), (alpha, expected_alpha), (image, expected_image)):
+            found = torch.autograd.grad(one.square().sum(), scene["means"], retain_graph=True)
+            assert torch.equal(
+                found[0], torch.autograd.grad(other.square().sum(), scene["means"], retain_graph=True)[0]
+            )
+    render(**moved(scene, 0.1))
+    with pytest.raises(UnsupportedError, match="backward: a later call has replaced"):
+        image.sum().backward()
+
+
+def test_images_without_room_are_rendered_again(captures, monkeypatch):
+    monkeypatch.setattr(graphs, "HEADROOM", 0.3)
+    render, scene = graphed(rasterization), make()
+    expected = differentiated(rasterization, scene, packed=False)
+    for _ in range(6):
+        assert_same(differentiated(render, scene), expected)
+    assert len(captures) >= 2 and captures[-1].replays[1] > 0
+
+
+def test_another_number_of_gaussians_releases_graphs(captures):
+    render = graphed(rasterization)
+    for n in (60, 50, 60):
+        scene = make(scenes.Structure(n=n))
+        for _ in range(2):
+            assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
+        assert len(render._kinds) == 1
+    assert len(captures) == 3
+    render.clear()
+    assert not render._kinds
+
+
+def test_an_error_in_a_capture_gives_eager_calls(captures, monkeypatch, caplog):
+    def fail(self, function):
+        raise RuntimeError("not permitted when stream is capturing")
+
+    monkeypatch.setattr(FakeRecorder, "record", fail)
+    render, scene = graphed(rasterization), make()
+    for _ in range(4):
+        assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
+    assert caplog.text.count("rendering without a CUDA graph: not permitted") == 1
+    assert len(captures) == 1
+
+
+def test_nothing_waits_in_a_capture(monkeypatch):
+    record = FakeRecorder.record
+
+    def forbidden(self, function):
+        def checked():
+            with Forbidden():
+                return function()
+
+        return record(self, checked)
+
+    monkeypatch.setattr(FakeRecorder, "record", forbidden)
+    as_on_a_gpu = lambda values: values.sort(stable=True)  # noqa: E731
+    monkeypatch.setattr("tsplat.stages.listing.stable_sort", as_on_a_gpu)
+    monkeypatch.setattr("tsplat.stages.listing.stable_argsort", lambda values: as_on_a_gpu(values)[1])
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        differentiated(render, scene)
+
+
+def test_meta():
+    render, scene = graphed(rasterization), make()
+    *_, eager = rasterization(**scene, packed=False)
+    for _ in range(3):
+        *_, meta = render(**scene)
+    assert meta["means2d"].requires_grad and meta["gaussian_ids"] is None and not meta["overflow"]
+    for name in ("width", "height", "tile_size", "tile_width", "tile_height", "n_cameras", "n_batches"):
+        assert meta[name] == eager[name]
+    assert "memory" not in meta and "isect_ids" not in meta
+    kept = meta.copy()
+    render(**moved(scene, 0.5))
+    assert torch.equal(kept["radii"], eager["radii"])
+
+
+def test_meta_of_an_earlier_call_raises():
+    render, scene = graphed(rasterization), make()
+    with torch.no_grad():
+        metas = [render(**scene)[2] for _ in range(4)]
+    with pytest.raises(UnsupportedError, match=r"meta\['radii'\]: a later graphed call has replaced it"):
+        metas[2]["radii"]
+    assert metas[3]["radii"].shape == (2, 60, 2)
+
+
+@pytest.mark.parametrize("name", [*ROWS[1:], "hook"])
+def test_other_gradients_raise(name):
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        image, _, meta = render(**scene)
+    loss = image.sum()
+    if name == "hook":
+        meta["means2d"].register_hook(lambda v: 2 * v)
+    else:
+        loss = loss + meta[name].sum()
+    with pytest.raises(UnsupportedError, match="in a graphed call only images have gradients"):
+        loss.backward()
+
+
+def test_freed_memory_is_refused():
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        render(**scene)
+    scene["quats"] = scene["quats"].detach().clone().requires_grad_()
+    scene["quats"].untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match=r"quats: .*freed"):
+        render(**scene)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"packed": True}, "packed: must be False in a graphed call, found True"),
+        ({"capacity": 100}, "capacity: must be None"),
+        ({"distributed": True}, "distributed: must be False"),
+        ({"sparse_grad": True}, "sparse_grad: must be False"),
+        ({"validate": "error"}, "validate: must be 'cull' or 'off'"),
+        ({"backend": "torch"}, "backend: must be 'auto' or 'triton'"),
+        ({"ftheta_coeffs": [1.0]}, "ftheta_coeffs: must be hashable"),
+    ],
+)
+def test_what_graphs_cannot_do_raises(argument, message):
+    with pytest.raises(UnsupportedError, match=message):
+        graphed(rasterization)(**make(), **argument)
+
+
+def test_wrong_calls_raise_as_the_function_does():
+    render, scene = graphed(rasterization), make()
+    with pytest.raises(TypeError, match="multiple values"):
+        render(scene["means"], **scene)
+    with pytest.raises(TypeError, match="missing"):
+        render()
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        render(**scene, color=1)
+    with pytest.raises(TypeError, match="positional"):
+        render(*range(100))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at what a call returns
+def test_parts_of_compiled_functions(captures):
+    scene = make(scenes.Structure(n=20, backgrounds=False))
+    torch.compiler.reset()
+    render = graphed(rasterization)
+    compiled = torch.compile(lambda **given: render(**given)[0].square(), backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(**scene), rasterization(**scene, packed=False)[0].square())
+    assert not captures
