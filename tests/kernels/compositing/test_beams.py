@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import random
+import sys
 
 import pytest
 import torch
@@ -114,6 +115,12 @@ def test_parts_do_not_change_the_bits_of_images_and_gradients(shape, dtype, entr
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     share = sum(entries[::2]) / sum(entries[1::2])
     assert share < {"huge": 0.8, "inside": 0.8}.get(shape, 0.35)
+
+
+def test_images_with_one_column_of_pixels(entries, monkeypatch):
+    """Their rays have no slope along rows."""
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 1)
+    test_parts_do_not_change_the_bits_of_images_and_gradients("plain", torch.float32, entries, monkeypatch)
 
 
 def _grazing(shape):

@@ -45,6 +45,21 @@ def test_slots_are_those_of_entries_that_pixels_added(tile_size, width, height, 
         assert {rows_of_slots[slot] for slot in range(begin, end)} <= {row}
 
 
+def test_more_spans_than_intersections():
+    """Faint needles between two columns of pixel centers meet rows of tiles, and no tile."""
+    n = 300
+    scene = scenes.make(scenes.Structure(n=n, cameras=1, width=20, height=17, seed=2), torch.float32)
+    scene |= {"viewmats": torch.eye(4)[None], "Ks": torch.tensor([[[20.0, 0, 10], [0, 20, 8.5], [0, 0, 1]]])}
+    scene["means"] = torch.tensor([0.0, 0.0, 5.0]).repeat(n, 1)
+    scene["scales"] = torch.full((n, 3), 1e-3)
+    scene["opacities"] = torch.full((n,), 1.1 / 255).index_fill(0, torch.tensor([n - 1]), 0.5)
+    found, meta = run(scene, backend="triton", tile_size=4)
+    assert meta["memory"]["n_intersections"] < 10 and int((meta["radii"] > 0).all(-1).sum()) == n
+    expected, _ = run(scene, backend="torch", tile_size=4)
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name], t, rtol=1e-4, atol=1e-5)
+
+
 def test_backward_pass_reads_the_records_of_the_forward_pass(monkeypatch):
     from tsplat.kernels import compositing
 

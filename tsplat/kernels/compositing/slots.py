@@ -90,26 +90,34 @@ def _part_entries_kernel(
     totals,  # [parts n_words] int32, or None
     ends,  # [parts * tiles] int32
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections
+    place_starts,  # [S + 1] int32, see ``GaussianMajor``
     entries,  # [MARGIN + K + MARGIN] int64, output
-    n_words: "Int", first_key: "Int", tiles: "Int",
+    slot_starts,  # [S + 1] int32, output, first slot of each span
+    n: "Int", n_words: "Int", first_key: "Int", tiles: "Int", n_spans: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Writes row and slot of each entry of each list. One lane per intersection.
+    """Writes row and slot of each entry of each list, and where the slots of spans begin.
 
-    Entries without a slot are written as well, as walks load rows ahead. What their slot is does not matter.
+    One lane per intersection, one per span, and one for the end of the last span. Entries without a slot are written as
+    well, as walks load rows ahead. What their slot is does not matter.
     """
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n_listed = tl.load(isect_offsets + tiles)
-    inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
-    places, reached, has_slot, count = _find_slots(
-        keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX
-    )
-    slot = tl.load(starts + tl.load(places_by_gaussian + inside), mask=count > 0, other=0)
-    entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + inside).to(tl.int64)
-    for part in tl.static_range(PARTS):
-        tl.store(entries + MARGIN + places[part], entry, mask=(index < n_listed) & (reached[part] != 0))
-        entry += has_slot[part].to(tl.int64) << 32
-    store_margins(entries, index, number_of_entries(isect_offsets, totals, n_words, tiles, PARTS))
+    first_index = tl.program_id(0) * BLOCK
+    index = first_index + tl.arange(0, BLOCK)
+    if first_index < n:
+        n_listed = tl.load(isect_offsets + tiles)
+        inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
+        places, reached, has_slot, count = _find_slots(
+            keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX
+        )
+        slot = tl.load(starts + tl.load(places_by_gaussian + inside), mask=count > 0, other=0)
+        entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + inside).to(tl.int64)
+        for part in tl.static_range(PARTS):
+            tl.store(entries + MARGIN + places[part], entry, mask=(index < n_listed) & (reached[part] != 0))
+            entry += has_slot[part].to(tl.int64) << 32
+        store_margins(entries, index, number_of_entries(isect_offsets, totals, n_words, tiles, PARTS))
+    is_span = index <= n_spans
+    first = tl.load(place_starts + index, mask=is_span, other=0)
+    tl.store(slot_starts + index, tl.load(starts + first, mask=is_span, other=0), mask=is_span)
 
 
 @triton.jit
@@ -291,6 +299,7 @@ def _entries(
     n = order.places.numel()
     counts = ends.new_empty(n + 1)
     arguments = {
+        "n": n,
         "places_by_gaussian": order.places,
         "keys": tile_keys(intersections),
         "words": lists.words,
@@ -303,18 +312,22 @@ def _entries(
         "PARTS": parts,
         "PTX": has_ptx(ends),
     }
-    _slot_counts_kernel.launch_elementwise(n, BLOCK, counts=counts, n=n, **arguments)
+    _slot_counts_kernel.launch_elementwise(n, BLOCK, counts=counts, **arguments)
     starts = counts.cumsum(0, dtype=torch.int32)
     entries = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
+    slot_starts, n_spans = torch.empty_like(order.place_starts), order.place_starts.numel() - 1
     _part_entries_kernel.launch_elementwise(
-        n,
+        max(n, n_spans + 1),
         BLOCK,
         flatten_ids=intersections.flatten_ids,
         starts=starts,
+        place_starts=order.place_starts,
         entries=entries,
+        slot_starts=slot_starts,
+        n_spans=n_spans,
         **arguments,
     )
-    return entries[MARGIN.value : -MARGIN.value], starts[order.place_starts]
+    return entries[MARGIN.value : -MARGIN.value], slot_starts
 
 
 def sum_slots(
@@ -376,25 +389,11 @@ def sum_slots(
 
 @planned
 def _sum_rows(
-    settings: CompositingSettings,
-    _: Tensor,
-    width: int,
-    sums_width: int,
-    columns: int,
-    unroll: int,
-    add: bool,
+    settings: CompositingSettings, _: Tensor, width: int, sums_width: int, columns: int, unroll: int, add: bool,
     spans_first: bool,
-) -> Launch:
+) -> Launch:  # fmt: skip
     return fix(
-        _row_sum_kernel,
-        FOOTPRINT=FOOTPRINTS[settings.footprint],
-        WIDTH=width,
-        SUMS_WIDTH=sums_width,
-        COLUMNS=columns,
-        UNROLL=unroll,
-        LANES=LANES,
-        FINISHED=triton.next_power_of_2(LANES // columns),
-        ADD=add,
-        SPANS_SUMMED=spans_first,
-        num_warps=1,
-    )
+        _row_sum_kernel, FOOTPRINT=FOOTPRINTS[settings.footprint], WIDTH=width, SUMS_WIDTH=sums_width, COLUMNS=columns,
+        UNROLL=unroll, LANES=LANES, FINISHED=triton.next_power_of_2(LANES // columns), ADD=add,
+        SPANS_SUMMED=spans_first, num_warps=1,
+    )  # fmt: skip
