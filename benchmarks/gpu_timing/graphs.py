@@ -43,7 +43,7 @@ def measure(scene: dict[str, Any], repeats: int) -> Around:
     try:
         with (
             mock.patch.object(graphed_calls, "can_capture", return_value=True),
-            mock.patch.object(graphed_calls, "GraphRecorder", _Nothing),
+            mock.patch.object(graphed_calls, "LaunchRecorder", _Nothing),
         ):
             clock, step = Clock(), Step(tiny(scene), tsplat.graphed(tsplat.rasterization))
             for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""Graphed calls give the bits of eager calls. Without a GPU, a graph that computes again stands in for one."""
+"""Graphed calls give the bits of eager calls. On a CPU, what is recorded and replayed stands for CUDA graphs."""
 
 import dataclasses
 import gc
@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import scenes
-from tests.support.graphs import FakeRecorder, Forbidden
 from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
 from tsplat.ops import graphed_calls as graphs
+from tsplat.stages.recording import LaunchRecorder
 
 pytestmark = pytest.mark.triton
 
@@ -19,12 +19,29 @@ ROWS = ("radii", "means2d", "depths", "conics", "opacities")
 STRUCTURE = scenes.Structure(n=60, cameras=2, width=40, height=30, sh_degree=2, seed=1)
 
 
+class Recorder(LaunchRecorder):
+    """Counts the replays of each recorded function."""
+
+    def __init__(self):
+        self.replays = []
+
+    def record(self, function):
+        results, replay = super().record(function)
+        i = len(self.replays)
+        self.replays.append(0)
+
+        def counted():
+            self.replays[i] += 1
+            replay()
+
+        return results, counted
+
+
 @pytest.fixture(autouse=True)
 def captures(monkeypatch):
-    """Lets calls on a CPU be captured; returns what captured each of them."""
-    made: list[FakeRecorder] = []
-    monkeypatch.setattr(graphs, "can_capture", lambda means: not torch.compiler.is_compiling())
-    monkeypatch.setattr(graphs, "GraphRecorder", lambda: made.append(FakeRecorder()) or made[-1])
+    """Returns what recorded each call."""
+    made: list[Recorder] = []
+    monkeypatch.setattr(graphs, "LaunchRecorder", lambda: made.append(Recorder()) or made[-1])
     return made
 
 
@@ -250,31 +267,12 @@ def test_an_error_in_a_capture_gives_eager_calls(captures, monkeypatch, caplog):
     def fail(self, function):
         raise RuntimeError("not permitted when stream is capturing")
 
-    monkeypatch.setattr(FakeRecorder, "record", fail)
+    monkeypatch.setattr(Recorder, "record", fail)
     render, scene = graphed(rasterization), make()
     for _ in range(4):
         assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
     assert caplog.text.count("rendering without a CUDA graph: not permitted") == 1
     assert len(captures) == 1
-
-
-def test_nothing_waits_in_a_capture(monkeypatch):
-    record = FakeRecorder.record
-
-    def forbidden(self, function):
-        def checked():
-            with Forbidden():
-                return function()
-
-        return record(self, checked)
-
-    monkeypatch.setattr(FakeRecorder, "record", forbidden)
-    as_on_a_gpu = lambda values: values.sort(stable=True)  # noqa: E731
-    monkeypatch.setattr("tsplat.stages.listing.stable_sort", as_on_a_gpu)
-    monkeypatch.setattr("tsplat.stages.listing.stable_argsort", lambda values: as_on_a_gpu(values)[1])
-    render, scene = graphed(rasterization), make()
-    for _ in range(3):
-        differentiated(render, scene)
 
 
 def test_meta():
@@ -362,3 +360,11 @@ def test_parts_of_compiled_functions(captures):
     for _ in range(3):
         assert torch.equal(compiled(**scene), rasterization(**scene, packed=False)[0].square())
     assert not captures
+
+
+def test_many_gaussians_are_not_recorded(captures, monkeypatch):
+    monkeypatch.setattr(graphs, "FEW", 59)
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        render(**scene)
+    assert not captures and not render._kinds

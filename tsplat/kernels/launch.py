@@ -180,6 +180,10 @@ kinds: dict[Any, int] = {}
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""
 
+launched: Callable[[Run, int, Values], None] | None = None
+"""Called with what launched a kernel on a CPU, its number of programs and its values, while launches are recorded and
+observed."""
+
 
 @untraced
 def launch_first(
@@ -203,6 +207,8 @@ def launch_first(
         if vendor != "none":
             return  # Triton has launched it
     prepared[key](n_programs, values)
+    if launched is not None:
+        launched(prepared[key], n_programs, values)
 
 
 def current_gpu(tensor: Tensor) -> int | None:
@@ -280,6 +286,11 @@ def vendor(tensor: Tensor) -> Vendor:
 def is_compiled_for_cpu(tensor: Tensor) -> bool:
     """Returns whether kernels on this tensor are compiled for the CPU, neither run on a GPU nor interpreted."""
     return vendor(tensor) == "none" and not INTERPRETED
+
+
+def is_recorded() -> bool:
+    """Returns whether launches are recorded, so that none may depend on values."""
+    return launched is not None
 
 
 def block_size(tensor: Tensor, gpu: int, cpu: int = CPU_BLOCK) -> int:

@@ -1,6 +1,6 @@
-"""Rendering calls that replay CUDA graphs: captured once for each kind of call, and replayed without their Python.
+"""Rendering calls that replay graphs: captured once for each kind of call, and replayed without their Python.
 
-A graph reads and writes tensors of its own. A call copies its arguments there, replays the forward pass, and copies the
+Graphs are those of CUDA; on a CPU, recorded launches. A graph reads and writes tensors of its own. A call copies its arguments there, replays the forward pass, and copies the
 images; its backward pass does the same with gradients. Two nodes of autograd stand for what was captured. Between them
 are the projected centers, whose gradients strategies read.
 """
@@ -20,8 +20,10 @@ from torch import Tensor
 from ..arguments import kind_of
 from ..errors import UnsupportedError
 from ..stages.autograd import Gradients, apply, once_differentiable
+from ..stages.backend import choose
 from ..stages.capacity import HEADROOM, deferred
 from ..stages.meta import Meta
+from ..stages.recording import LaunchRecorder
 from .cuda_graphs import GraphRecorder
 
 KINDS_MAX = 4
@@ -29,6 +31,9 @@ KINDS_MAX = 4
 
 CALLS_MAX = 2
 """Calls of a kind that may wait for their backward passes; each has a graph and memory of its own."""
+
+FEW = 20_000
+"""Number of Gaussians up to which calls are recorded on a CPU. With more, Python takes little of their time."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "packed": (False,), "capacity": (None,), "sparse_grad": (False,), "distributed": (False,),
@@ -41,15 +46,18 @@ IDS = dict.fromkeys(("batch_ids", "camera_ids", "gaussian_ids"))
 
 
 def graphed(rasterization: Callable[..., Any]) -> "Graphed":
-    """Makes a rendering function replay CUDA graphs, so that Python takes a fraction of the time.
+    """Makes a rendering function replay graphs of its calls, so that Python takes a fraction of the time.
 
     The result is called like the function, in any training loop, and gives the same bits. There are graphs for each
     kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
     first call of a kind counts intersections, the second is captured, with room for 1.5 times as many, and later ones
     are replayed. Each waits once, to know whether there was room; if not, it runs again without a graph, and the next
-    one is captured with twice the room. Calls run without a graph as well on a CPU, inside of ``torch.compile`` or
-    another capture, and while two others of their kind wait for their backward passes. Graphs are released when the
-    number of Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind run without.
+    one is captured with twice the room. Calls run without a graph as well inside of ``torch.compile`` or another
+    capture, and while two others of their kind wait for their backward passes. Graphs are released when the number of
+    Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind run without.
+
+    On a GPU, these are CUDA graphs. On a CPU, launches and PyTorch's operators are recorded, of up to 20,000 Gaussians:
+    with more, Python takes little of the time.
 
     Args:
         rasterization: :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`.
@@ -142,7 +150,8 @@ class Graphed:
                 return None
             try:
                 with torch.cuda.device_of(means):  # type: ignore[no-untyped-call]
-                    call = _Call(self._function, arguments, kind.capacity)
+                    recorder = GraphRecorder() if means.is_cuda else LaunchRecorder()
+                    call = _Call(self._function, arguments, kind.capacity, recorder)
             except Exception as error:  # what cannot be captured works without a graph
                 kind.capacity = None
                 if not self._has_warned:
@@ -184,9 +193,16 @@ class _Call:
         function: The rendering function.
         arguments: Of a call; its tensors are copied.
         capacity: Number of intersections to have room for.
+        recorder: What captures it.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], capacity: int) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        capacity: int,
+        recorder: GraphRecorder | LaunchRecorder,
+    ) -> None:
         self.capacity = capacity
         self._function = function
         self._turn, self._is_spent = 0, False
@@ -200,9 +216,9 @@ class _Call:
         self._arguments: dict[str, Any] = {**arguments, **own, "capacity": capacity}
         self._inputs = list(own.values())
         with torch.inference_mode(False), torch.set_grad_enabled(enabled):
-            self._capture(GraphRecorder())
+            self._capture(recorder)
 
-    def _capture(self, recorder: GraphRecorder) -> None:
+    def _capture(self, recorder: GraphRecorder | LaunchRecorder) -> None:
         recorder.warm_up(self._try)
         self._run, self._replay_forward = recorder.record(self._forward)
         if self._v:
@@ -348,10 +364,18 @@ class _Undifferentiable(torch.autograd.Function):
 
 
 def can_capture(means: Tensor) -> bool:
-    """Returns whether calls on these means can be captured in a CUDA graph."""
-    if torch.compiler.is_compiling() or not means.is_cuda or not means.numel():
+    """Returns whether calls on these means can be captured in a CUDA graph, or recorded on a CPU."""
+    if torch.compiler.is_compiling() or not means.numel():
         return False
-    return not torch.cuda.is_current_stream_capturing()
+    if means.is_cuda:
+        return not torch.cuda.is_current_stream_capturing()
+    return means.numel() <= 3 * FEW and means.is_cpu and _is_compiled()
+
+
+@functools.cache
+def _is_compiled() -> bool:
+    """Returns whether kernels are compiled for the CPU."""
+    return choose(torch.device("cpu"))[0] == "triton"
 
 
 def _stream(tensor: Tensor) -> int:

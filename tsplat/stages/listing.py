@@ -17,6 +17,7 @@ from ..data import GaussianMajor, Intersections, IntersectionSettings, ScreenGau
 from ..errors import ArgumentError, MemoryBudgetError
 from .backend import launchers
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
+from .recording import recordable
 
 Band = tuple[int, int]
 """First and end flat tile row."""
@@ -183,6 +184,7 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
     return keys[indices], indices
 
 
+@recordable
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well. They must not
     need a gradient."""
@@ -196,6 +198,7 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     return values[order], order
 
 
+@recordable
 def stable_argsort(values: Tensor) -> Tensor:
     """Returns the indices of values [n] without NaN in ascending order, of equal ones by index. [n] int64"""
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):

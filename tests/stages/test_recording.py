@@ -1,0 +1,101 @@
+"""Recorded calls compute again what the function did, with what its memory holds then."""
+
+import threading
+
+import pytest
+import torch
+
+from tests.support import scenes
+from tsplat import UnsupportedError, rasterization
+from tsplat.stages.capacity import deferred
+from tsplat.stages.listing import stable_argsort
+from tsplat.stages.recording import LaunchRecorder
+
+pytestmark = pytest.mark.triton
+
+
+def values(n=6):
+    return torch.arange(float(n)).flip(0)
+
+
+def test_operators():
+    x, kept = values(), values()
+
+    def function():
+        kept.add_(x.view(2, 3).flatten())  # in place
+        sums = x[:4].cumsum(0) + kept[2:].sum()
+        zeros = torch.zeros(2)
+        zeros += sums[0]
+        return {"sums": sums, "sorted": x.sort(stable=True), "zeros": zeros, "view": x[1:], "order": stable_argsort(x)}
+
+    found, replay = LaunchRecorder().record(function)
+    for _ in range(2):
+        x.copy_(torch.randn(6))
+        expected_kept = kept + x
+        replay()
+        assert torch.equal(kept, expected_kept)
+        assert torch.equal(found["sums"], x[:4].cumsum(0) + kept[2:].sum())
+        assert torch.equal(found["sorted"].values, x.sort().values) and torch.equal(found["order"], x.argsort())
+        assert torch.equal(found["zeros"], found["sums"][:1].expand(2)) and torch.equal(found["view"], x[1:])
+
+
+@pytest.mark.parametrize("tile_size", [4, 16])
+def test_launches_of_both_passes(tile_size):
+    scene = scenes.leaves(scenes.make(scenes.Structure(n=30, width=40, height=30), torch.float32))
+    options = dict(packed=False, capacity=5_000, tile_size=tile_size, backend="triton")
+    recorder = LaunchRecorder()
+    with deferred():
+        (image, alpha, meta), forward = recorder.record(lambda: rasterization(**scene, **options))
+        overflow, read = recorder.record(lambda: meta["overflow"])
+    v = torch.ones_like(image)
+    (found,), backward = recorder.record(lambda: torch.autograd.grad(image, scene["means"], v))
+    for i in range(2):
+        with torch.no_grad():
+            scene["means"] += 0.1
+            v.fill_(i + 0.5)
+        forward()
+        read()
+        backward()
+        expected, expected_alpha, _ = rasterization(**scene, packed=False, tile_size=tile_size, backend="triton")
+        assert torch.equal(image, expected) and torch.equal(alpha, expected_alpha) and not overflow
+        assert torch.equal(found, torch.autograd.grad(expected, scene["means"], v)[0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.nonzero(),
+        lambda x: x.numpy().sum(),
+        lambda x: x.tolist(),
+        lambda x: x[x > 2],
+    ],
+)
+def test_what_depends_on_values_is_refused(function):
+    x = values()
+    with pytest.raises(UnsupportedError, match="what depends on values cannot be recorded"):
+        LaunchRecorder().record(lambda: function(x))
+    assert function(x) is not None  # not recorded
+
+
+def test_other_threads_are_not_recorded():
+    x, y = values(), values()
+    scene = scenes.make(scenes.Structure(n=9, width=20, height=20), torch.float32)
+    image = torch.zeros(2, 20, 20, 3)
+
+    def elsewhere():
+        y.add_(1.0)
+        image.copy_(rasterization(**scene, backend="triton")[0])
+
+    def function():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return x + 1
+
+    found, replay = LaunchRecorder().record(function)
+    expected = image.clone()
+    scene["means"] += 1.0
+    x.fill_(5.0)
+    replay()
+    assert torch.equal(found, torch.full((6,), 6.0)) and torch.equal(y, values() + 1) and torch.equal(image, expected)
