@@ -14,7 +14,7 @@ from tsplat import graphed
 from tsplat.compat.gsplat.compression import PngCompression
 from tsplat.compat.gsplat.exporter import export_splats
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy
-from tsplat.ops import graphed_calls
+from tsplat.ops import captured_calls
 from tsplat.scene import read_model
 
 
@@ -114,8 +114,8 @@ def trained(name):
 )
 def test_simple_trainer_with_graphed_calls(name, monkeypatch):
     expected = trained(name)
-    replays, render = [], graphed_calls._Call.render
-    monkeypatch.setattr(graphed_calls._Call, "render", lambda *given: replays.append(None) or render(*given))
+    replays, render = [], captured_calls.CapturedCall.render
+    monkeypatch.setattr(captured_calls.CapturedCall, "render", lambda *given: replays.append(None) or render(*given))
     for function in ("rasterization", "rasterization_2dgs"):
         monkeypatch.setattr(clients, function, graphed(getattr(clients, function)))
     found = trained(name)

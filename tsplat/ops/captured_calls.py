@@ -1,0 +1,243 @@
+"""A rendering call that is captured in graphs: those of CUDA or, on a CPU, recorded launches.
+
+Graphs read and write tensors of their own. A call copies its arguments there, replays the forward pass, and copies the
+images; its backward pass does the same with gradients. Two nodes of autograd stand for what was captured. Between them
+are the projected centers, whose gradients strategies read.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from ..stages.autograd import Gradients, apply, once_differentiable
+from ..stages.capacity import deferred
+from ..stages.meta import Meta
+from ..stages.recording import LaunchRecorder
+from .cuda_graphs import GraphRecorder
+
+IDS = dict.fromkeys(("batch_ids", "camera_ids", "gaussian_ids"))
+"""What ``meta`` has of rows that are not packed."""
+
+
+class _Run(NamedTuple):
+    """What a captured forward pass returns: images, some of which may be None; values of ``meta``; and projected
+    centers, or what stands for them in gradients, which is one of these values."""
+
+    images: list[Tensor | None]
+    values: dict[str, Any]
+    centers: Tensor
+
+
+class _Lease:
+    """Lives as long as a backward pass may need what a call saved."""
+
+
+class CapturedCall:
+    """A captured call, with the tensors that it reads and writes.
+
+    Args:
+        function: The rendering function.
+        arguments: Of a call; its tensors are copied.
+        capacity: Number of intersections to have room for.
+        recorder: What captures it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        capacity: int,
+        recorder: GraphRecorder | LaunchRecorder,
+    ) -> None:
+        self.capacity = capacity
+        self._function = function
+        self._turn, self._is_spent = 0, False
+        self._lease: weakref.ref[_Lease] | None = None
+        self._v_centers: Tensor | None = None
+        enabled = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.no_grad():
+            own = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}
+        for name, tensor in own.items():
+            tensor.requires_grad_(enabled and arguments[name].requires_grad)
+        self._arguments: dict[str, Any] = {**arguments, **own, "capacity": capacity}
+        self._inputs = list(own.values())
+        with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+            self._capture(recorder)
+
+    def _capture(self, recorder: GraphRecorder | LaunchRecorder) -> None:
+        recorder.warm_up(self._try)
+        self._run, self._replay_forward = recorder.record(self._forward)
+        if self._v:
+            gradients, self._replay_backward = recorder.record(self._backward)
+            *self._gradients, self._own_v_centers, self._absgrad = gradients
+        self._later = {
+            name: functools.partial(_read, name)
+            for name, value in self._run.values.items()
+            if isinstance(value, Tensor) and value is not self._run.centers
+        }
+
+    def _try(self) -> None:
+        """Renders, and computes gradients."""
+        self._v = [torch.zeros_like(image) for image in _roots(self._forward())]
+        if self._v:
+            self._backward()
+
+    def _forward(self) -> _Run:
+        with deferred():
+            *images, meta = self._function(**self._arguments)
+        # Without what depends on the number of intersections.
+        values = dict(dict.items(meta)) | {name: meta[name] for name in ("n_invalid", "overflow")}
+        centers: Tensor = values["gradient_2dgs" if "gradient_2dgs" in values else "means2d"]
+        self._last = _Run(images, values, centers)
+        return self._last
+
+    def _backward(self) -> list[Tensor | None]:
+        """The gradients of inputs that require one, and of centers; and absgrad."""
+        run = self._last
+        inputs = [t for t in (*self._inputs, run.centers) if t.requires_grad]
+        with torch.autograd.set_multithreading_enabled(False):
+            found = torch.autograd.grad(_roots(run), inputs, self._v, allow_unused=True)
+        v_centers = found if run.centers.requires_grad else (*found, None)
+        return [*v_centers, getattr(run.centers, "absgrad", None)]
+
+    def is_free(self) -> bool:
+        """Whether no backward pass may need what the last call saved."""
+        return self._lease is None or self._lease() is None
+
+    def render(self, tensors: list[Tensor]) -> tuple[Any, ...] | None:
+        """Renders with other tensors of the same kind; None if there was no room. Waits for the device."""
+        self._turn, self._is_spent = self._turn + 1, False
+        with torch.no_grad():
+            torch._foreach_copy_(self._inputs, tensors)
+        self._replay_forward()
+        run = self._run
+        if self._v:
+            needed = [t for t, own in zip(tensors, self._inputs) if own.requires_grad]
+            token, *rest = apply(_Inputs, self, *needed)
+            centers = rest[0] if rest else self.copy_centers()
+            roots = iter(apply(_Images, self, token, centers))
+            images = [
+                next(roots) if image is not None and image.requires_grad else _copy(image) for image in run.images
+            ]
+        else:
+            images, centers = [_copy(image) for image in run.images], self.copy_centers()
+        if run.values["overflow"]:
+            return None
+        values = {name: value for name, value in run.values.items() if name not in self._later} | IDS
+        values["gradient_2dgs" if "gradient_2dgs" in values else "means2d"] = centers
+        return *images, Meta(values, self._later, (self, self._turn))
+
+    def copy_centers(self) -> Tensor:
+        centers = self._run.centers
+        return centers.detach().clone().requires_grad_(centers.is_leaf and centers.requires_grad)
+
+    def lend(self) -> tuple[_Lease, int]:
+        """What a backward pass keeps, so that the call stays what it needs; and its turn."""
+        lease = _Lease()
+        self._lease = weakref.ref(lease)
+        return lease, self._turn
+
+    def differentiate(self, turn: int, v: Sequence[Tensor | None], centers: Tensor) -> Tensor | None:
+        """Computes all gradients, given those of the images. Returns that of the centers."""
+        if turn != self._turn:
+            raise UnsupportedError(
+                "backward: a later call has replaced what this one saved; differentiate an image once, before its loss "
+                "is released, or call the function that is not graphed"
+            )
+        if self._is_spent:
+            self._replay_forward()  # the backward pass reuses its memory
+        self._is_spent = True
+        for own, given in zip(self._v, v, strict=True):
+            own.zero_() if given is None else own.copy_(given)
+        self._replay_backward()
+        self._v_centers = _copy(self._own_v_centers)
+        if self._absgrad is not None:
+            centers.absgrad = self._absgrad.clone()  # type: ignore[attr-defined]
+        return self._v_centers
+
+    def input_gradients(self, v_centers: Tensor | None) -> list[Tensor | None]:
+        """The gradients of the inputs that require one, given what :meth:`differentiate` has returned."""
+        if v_centers is not None and v_centers is not self._v_centers:
+            raise _refusal("means2d")
+        gradients = [_copy(gradient) for gradient in self._gradients]
+        self._lease = None
+        return gradients
+
+
+class _Inputs(torch.autograd.Function):
+    """From the inputs of a call to a tensor without elements, and to the projected centers if they depend on them."""
+
+    @staticmethod
+    def forward(ctx: Any, call: CapturedCall, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        token, centers = inputs[0].new_empty(0), call._run.centers
+        return (token,) if centers.is_leaf else (token, centers.detach().clone())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
+        return None, *ctx.call.input_gradients(v[1] if len(v) > 1 else None)
+
+
+class _Images(torch.autograd.Function):
+    """From projected centers to images."""
+
+    @staticmethod
+    def forward(ctx: Any, call: CapturedCall, _token: Tensor, centers: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.centers = call, centers
+        ctx.lease, ctx.turn = call.lend()
+        ctx.set_materialize_grads(False)
+        return tuple([image.detach().clone() for image in _roots(call._run)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
+        return None, None, ctx.call.differentiate(ctx.turn, v, ctx.centers)
+
+
+class _Undifferentiable(torch.autograd.Function):
+    """A copy of a tensor of ``meta``, which depends on an input."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, value: Tensor, _input: Tensor) -> Tensor:
+        ctx.name = name
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_v: Tensor) -> Gradients:
+        raise _refusal(ctx.name)
+
+
+def _read(name: str, source: tuple[CapturedCall, int]) -> Tensor:
+    """Returns a tensor of ``meta``, as it is computed when it is read."""
+    call, turn = source
+    if turn != call._turn:
+        raise UnsupportedError(f"meta[{name!r}]: a later graphed call has replaced it; read it before the next call")
+    value: Tensor = call._run.values[name]
+    if not value.requires_grad:
+        return value.clone()
+    read: Tensor = apply(_Undifferentiable, name, value.detach(), next(t for t in call._inputs if t.requires_grad))
+    return read
+
+
+def _refusal(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"meta[{name!r}]: in a graphed call only images have gradients; call the function itself for losses of others"
+    )
+
+
+def _roots(run: _Run) -> list[Tensor]:
+    """The images that have gradients."""
+    return [image for image in run.images if image is not None and image.requires_grad]
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
