@@ -122,6 +122,7 @@ def by_graphs(around: graphs.Around, figures: dict[str, dict[str, Any]], gpu: st
     own = {
         "launches": launches, "operators": n, "waits": sum(operator.waits for operator in around.operators),
         "host_us": python_us + (launches + n) * host.LAUNCH_US, "python_us": python_us,
+        "cpu_target_us": sum(around.cpu_us.values()),
     }  # fmt: skip
     found = {}
     for of, given in figures.items():
@@ -130,7 +131,7 @@ def by_graphs(around: graphs.Around, figures: dict[str, dict[str, Any]], gpu: st
         device_us = given["device_us"] + copies_us
         changed |= {"device_us": device_us, "step_us": step_us(changed["host_us"], device_us, changed["waits"])}
         found[of] = given | changed | {"operators_us": given["operators_us"] + copies_us, "mode": "graph"}
-        for name in ("allocations", "function_calls", "cpu_target_us"):
+        for name in ("allocations", "function_calls"):
             del found[of][name]
     return found
 

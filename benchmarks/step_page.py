@@ -67,11 +67,17 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def host_table(records: list[dict[str, Any]]) -> str:
     """Returns what costs time on the host, of tsplat's calls, as Markdown."""
-    names = ("Python", "launch", "launch, at most", "function calls", "allocations", "tiny call, CPU target")
+    names = (
+        "Python", "launch", "launch, at most", "function calls", "allocations", "tiny call, CPU target",
+        "Python, graphed", "tiny call, graphed",
+    )  # fmt: skip
     lines = [f"| scene | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
-    calls = [r for r in records if r["pass"] == "call" and r["mode"] == "eager" and "implementation" not in r]
-    for r in {r["scene"]: r for r in calls}.values():
+    own = [r for r in records if r["pass"] == "call" and "implementation" not in r]
+    graphed = {r["scene"]: r for r in own if r["mode"] == "graph"}
+    for r in {r["scene"]: r for r in own if r["mode"] == "eager"}.values():
         cells = [f"{r['python_us']:,.0f}", f"{r['launch_us']:.1f}", f"{r['launch_us_max']:.1f}"]
         cells += [f"{r['function_calls']:,}", str(r["allocations"]), f"{r['cpu_target_us']:,.0f}"]
+        replayed = graphed.get(r["scene"])
+        cells += ["" if replayed is None else f"{replayed[f'{name}_us']:,.0f}" for name in ("python", "cpu_target")]
         lines.append(f"| {r['scene']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -74,6 +74,7 @@ def test_recorded_results_are_of_all_recorded_modes(capsys):
 def test_graphs_take_the_place_of_a_call():
     around = graphs.Around(
         {"forward": 30.0, "backward": 20.0},
+        {"forward": 40.0, "backward": 30.0},
         [counting.Operator("forward", "clone"), counting.Operator("forward", "nonzero", waits=True)],
     )
     predictor, operators = counting.Predictor([]), counting.Operators()
@@ -85,7 +86,8 @@ def test_graphs_take_the_place_of_a_call():
     assert call["host_us"] == pytest.approx(50 + 4 * host.LAUNCH_US)
     assert call["device_us"] == pytest.approx(35 + 2 * counting.OPERATOR_US)
     assert call["step_us"] == pytest.approx(max(call["host_us"], call["device_us"]) + step_page.WAIT_US)
-    for name in ("host_us", "launches", "operators"):  # loss and Adam have no graph
+    assert call["cpu_target_us"] == 70
+    for name in ("host_us", "launches", "operators", "cpu_target_us"):  # loss and Adam have no graph
         assert whole[name] - call[name] == pytest.approx(eager["step"][name] - eager["call"][name])
 
 
@@ -118,7 +120,7 @@ def test_step_of_a_small_scene():
     assert 0 < call["launches"] < whole["launches"]
     assert {"_composite_fwd_kernel", "_composite_bwd_kernel", "_projection_bwd_kernel"} <= call["kernels"].keys()
     assert {"_adam_kernel", "_l1_ssim_fwd_kernel"} <= whole["kernels"].keys() - call["kernels"].keys()
-    assert (call["launches"], call["operators"], call["waits"]) == (16, 11, 2)
+    assert (call["launches"], call["operators"], call["waits"]) == (16, 10, 2)
     assert 0 < call["device_us"] < whole["device_us"] < whole["step_us"]
     assert 0 < call["python_us"] < call["host_us"] < whole["host_us"]
     assert (graphed["launches"], graphed["waits"]) == (2, 1)
