@@ -41,8 +41,8 @@ def test_operators():
 
 @pytest.mark.parametrize("tile_size", [4, 16])
 def test_launches_of_both_passes(tile_size):
-    scene = scenes.leaves(scenes.make(scenes.Structure(n=30, width=40, height=30), torch.float32))
-    options = dict(packed=False, capacity=5_000, tile_size=tile_size, backend="triton")
+    scene = scenes.leaves(scenes.make(scenes.Structure(n=30, width=40, height=30, size=0.5), torch.float32))
+    options = dict(packed=False, capacity=20_000, tile_size=tile_size, backend="triton")
     recorder = LaunchRecorder()
     with deferred():
         (image, alpha, meta), forward = recorder.record(lambda: rasterization(**scene, **options))
@@ -52,6 +52,7 @@ def test_launches_of_both_passes(tile_size):
     for i in range(2):
         with torch.no_grad():
             scene["means"] += 0.1
+            scene["scales"] *= 3.0  # Gaussians become large, see ``large`` of slots
             v.fill_(i + 0.5)
         forward()
         read()

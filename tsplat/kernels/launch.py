@@ -288,11 +288,6 @@ def is_compiled_for_cpu(tensor: Tensor) -> bool:
     return vendor(tensor) == "none" and not INTERPRETED
 
 
-def is_recorded() -> bool:
-    """Returns whether launches are recorded, so that none may depend on values."""
-    return launched is not None
-
-
 def block_size(tensor: Tensor, gpu: int, cpu: int = CPU_BLOCK) -> int:
     """Returns the elements of a program: ``gpu`` on GPUs and in the interpreter, ``cpu`` on CPUs."""
     return cpu if is_compiled_for_cpu(tensor) else gpu

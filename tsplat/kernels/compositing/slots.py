@@ -24,7 +24,6 @@ from ..launch import (
     fix,
     has_ptx,
     is_compiled_for_cpu,
-    is_recorded,
     kernel,
     longest_first,
     planned,
@@ -353,7 +352,7 @@ def sum_slots(
     unroll = 1 if is_compiled_for_cpu(large) else UNROLL  # a Gaussian has few slots there, as parts share them
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
     spans_first = band.grid.tiles_per_image > LARGE.value
-    if is_compiled_for_cpu(large) and spans_first and not is_recorded():
+    if is_compiled_for_cpu(large) and spans_first:
         spans_first = large.numpy().nonzero()[0].size > 0  # any() takes ten times as long
     if spans_first:
         columns = min(1 << (width - 1).bit_length(), 16)
