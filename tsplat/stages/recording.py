@@ -141,7 +141,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """Refuses methods that read values and are not dispatched on a CPU. Not active inside of ``torch.autograd.grad``."""
+    """Refuses methods that read values and are not dispatched on a CPU, but inside of ``torch.autograd.grad``."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(_recording, "steps", None) is not None:
