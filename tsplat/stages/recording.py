@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,18 +49,22 @@ class LaunchRecorder:
         Raises:
             UnsupportedError: The function reads a value or a size that depends on values.
         """
-        steps: list[Step] = []
-        kept: list[Any] = []
-        with _steps(steps), _launches(steps, kept), _Operators(steps, kept), _Methods():
+        recording = _Recording([], [])
+        with _steps(recording.steps), _launches(recording), _Operators(recording), _Methods():
             results = function()
+        return results, recording.replay
 
-        def replay() -> None:
-            with torch.no_grad():
-                for step in steps:
-                    step()
 
-        replay.kept = kept  # type: ignore[attr-defined]  # as long as what uses its memory
-        return results, replay
+class _Recording(NamedTuple):
+    """Steps, and the tensors in whose memory they read and write."""
+
+    steps: list[Step]
+    kept: list[Any]
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            for step in self.steps:
+                step()
 
 
 def recordable(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -92,8 +96,8 @@ def _steps(steps: list[Step]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _launches(steps: list[Step], kept: list[Any]) -> Iterator[None]:
-    """Adds the launches of this thread to steps, and keeps their tensors."""
+def _launches(recording: _Recording) -> Iterator[None]:
+    """Records the launches of this thread."""
     from ..kernels import launch
 
     thread, observer = threading.get_ident(), launch.observer
@@ -102,11 +106,11 @@ def _launches(steps: list[Step], kept: list[Any]) -> Iterator[None]:
         if observer is not None:
             observer(kernel, n_programs, arguments)
         if threading.get_ident() == thread:
-            kept.append(arguments)
+            recording.kept.append(arguments)
 
     def launched(run: Callable[..., None], n_programs: int, values: tuple[Any, ...]) -> None:
         if threading.get_ident() == thread:
-            steps.append(functools.partial(run, n_programs, values))
+            recording.steps.append(functools.partial(run, n_programs, values))
 
     launch.observer, launch.launched = observe, launched
     try:
@@ -116,11 +120,11 @@ def _launches(steps: list[Step], kept: list[Any]) -> Iterator[None]:
 
 
 class _Operators(TorchDispatchMode):
-    """Adds operators to steps, but for views and allocations."""
+    """Records operators, but for views and allocations."""
 
-    def __init__(self, steps: list[Step], kept: list[Any]) -> None:
+    def __init__(self, recording: _Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._own_steps, self._kept = steps, kept
+        self._recording = recording
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,13 +134,13 @@ class _Operators(TorchDispatchMode):
         by_mask = name == "index" and any(t.dtype == torch.bool for t in _tensors(args[1]))
         _refuse_reads("masked_select" if by_mask else name)
         result = function(*args, **kwargs)
-        self._kept.append(result)
+        self._recording.kept.append(result)
         if name in ZEROS:
-            self._own_steps.append(result.zero_)
+            self._recording.steps.append(result.zero_)
         elif function._schema.is_mutable:
-            self._own_steps.append(functools.partial(function, *args, **kwargs))
+            self._recording.steps.append(functools.partial(function, *args, **kwargs))
         elif name not in ALLOCATIONS and not _storages(result) <= _storages((args, kwargs)):
-            self._own_steps.append(_again(function, args, kwargs, result))
+            self._recording.steps.append(_again(function, args, kwargs, result))
         return result
 
 
