@@ -1,7 +1,9 @@
 """Graphed calls give the bits of eager calls. On a CPU, what is recorded and replayed stands for CUDA graphs."""
 
+import concurrent.futures
 import dataclasses
 import gc
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from tests.support import scenes
 from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
 from tsplat.ops import graphed_calls as graphs
 from tsplat.stages.recording import LaunchRecorder
+
+launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
 
 pytestmark = pytest.mark.triton
 
@@ -273,7 +277,7 @@ def test_an_error_in_a_capture_gives_eager_calls(captures, monkeypatch, caplog):
     render, scene = graphed(rasterization), make()
     for _ in range(4):
         assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
-    assert caplog.text.count("rendering without a CUDA graph: not permitted") == 1
+    assert caplog.text.count("rendering without a graph: not permitted") == 1
     assert len(captures) == 1
 
 
@@ -300,18 +304,117 @@ def test_meta_of_an_earlier_call_raises():
     assert metas[3]["radii"].shape == (2, 60, 2)
 
 
-@pytest.mark.parametrize("name", [*ROWS[1:], "hook"])
+@pytest.mark.parametrize("name", [*ROWS[1:], "hook", "hook in place"])
 def test_other_gradients_raise(name):
     render, scene = graphed(rasterization), make()
     for _ in range(3):
         image, _, meta = render(**scene)
     loss = image.sum()
-    if name == "hook":
-        meta["means2d"].register_hook(lambda v: 2 * v)
+    if "hook" in name:
+        meta["means2d"].register_hook((lambda v: 2 * v) if name == "hook" else (lambda v: v.mul_(2)))
     else:
         loss = loss + meta[name].sum()
     with pytest.raises(UnsupportedError, match="in a graphed call only images have gradients"):
         loss.backward()
+
+
+def test_a_loss_of_centers_without_a_gradient(captures):
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x.sum()
+
+        @staticmethod
+        def backward(_ctx, _v):
+            return None
+
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        render(**scene)[0].sum().backward()
+    _, _, meta = render(**scene)
+    found = torch.autograd.grad(Nothing.apply(meta["means2d"]), scene["means"], allow_unused=True)
+    assert found == (None,)
+
+
+def test_gradients_with_a_graph_of_their_own():
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        (found,) = torch.autograd.grad(render(**scene)[0].square().sum(), scene["means"], create_graph=True)
+    image = rasterization(**scene, packed=False)[0]
+    assert torch.equal(found, torch.autograd.grad(image.square().sum(), scene["means"])[0])
+
+
+def test_autocast(captures):
+    render, scene = graphed(rasterization_2dgs), {k: t for k, t in make().items() if k not in SURFELS}
+    for _ in range(4):
+        found = []
+        for function, options in ((render, {}), (rasterization_2dgs, {"packed": False})):
+            with torch.autocast("cpu"):
+                *images, _ = function(**scene, render_mode="RGB+ED", distloss=True, **options)
+            found.append(
+                [*images, *torch.autograd.grad(images[2].sum() + images[0].sum(), [scene["means"], scene["quats"]])]
+            )
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one, other)
+    assert captures[0].replays == [3, 3]
+
+
+def test_hooks_of_saved_tensors(captures):
+    render, scene, packed = graphed(rasterization), make(), []
+    for _ in range(4):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: packed.append(t.detach().numpy()) or packed[-1], torch.from_numpy
+        ):
+            image, _, _ = render(**scene)
+        image.sum().backward()
+    assert packed and not captures
+
+
+def test_gradient_checkpointing(captures):
+    render, scene = graphed(rasterization), make()
+    expected = torch.autograd.grad(rasterization(**scene, packed=False)[0].sum(), scene["means"])
+    for _ in range(4):
+        loss = torch.utils.checkpoint.checkpoint(lambda: render(**scene)[0].sum(), use_reentrant=False)
+        assert torch.equal(torch.autograd.grad(loss, scene["means"])[0], expected[0])
+
+
+def test_2d_gaussians_without_gradients_of_inputs():
+    scene = {k: t.detach() if isinstance(t, torch.Tensor) else t for k, t in make().items() if k not in SURFELS}
+    render = graphed(rasterization_2dgs)
+    for _ in range(3):
+        image, *_, meta = render(**scene)
+        image.sum().backward()
+    *_, expected = images = rasterization_2dgs(**scene, packed=False)
+    images[0].sum().backward()
+    assert torch.equal(meta["gradient_2dgs"].grad, expected["gradient_2dgs"].grad)
+
+
+def test_numbers_in_tensors(captures):
+    render, scene = graphed(rasterization), make()
+    for near in (0.1, 3.0, 4.0):
+        given = scene | {"near_plane": torch.tensor(near)}
+        assert torch.equal(render(**given)[0], rasterization(**given)[0])
+    assert not captures
+
+
+def test_threads():
+    """Each with a function of its own, as recordings observe all launches."""
+    several = [moved(make(), 0.02 * i) for i in range(3)]
+    expected = [differentiated(rasterization, scene, packed=False) for scene in several]
+
+    def work(i):
+        render = graphed(rasterization)
+        for _ in range(6):
+            assert_same(differentiated(render, several[i]), expected[i])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert launch.observer is None and launch.launched is None
 
 
 def test_freed_memory_is_refused():
@@ -333,7 +436,8 @@ def test_freed_memory_is_refused():
         ({"sparse_grad": True}, "sparse_grad: must be False"),
         ({"validate": "error"}, "validate: must be 'cull' or 'off'"),
         ({"backend": "torch"}, "backend: must be 'auto' or 'triton'"),
-        ({"ftheta_coeffs": [1.0]}, "ftheta_coeffs: must be hashable"),
+        ({"ftheta_coeffs": [1.0]}, "ftheta_coeffs: a graphed call needs a value that is hashed by its content"),
+        ({"ftheta_coeffs": object()}, "ftheta_coeffs: a graphed call needs a value that is hashed by its content"),
     ],
 )
 def test_what_graphs_cannot_do_raises(argument, message):

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ def test_operators():
         sums = x[:4].cumsum(0) + kept[2:].sum()
         zeros = torch.zeros(2)
         zeros += sums[0]
+        zeros += torch.tensor([1.0, 2.0]).mul_(sums[1])
         return {"sums": sums, "sorted": x.sort(stable=True), "zeros": zeros, "view": x[1:], "order": stable_argsort(x)}
 
     found, replay = LaunchRecorder().record(function)
@@ -36,7 +38,8 @@ def test_operators():
         assert torch.equal(kept, expected_kept)
         assert torch.equal(found["sums"], x[:4].cumsum(0) + kept[2:].sum())
         assert torch.equal(found["sorted"].values, x.sort().values) and torch.equal(found["order"], x.argsort())
-        assert torch.equal(found["zeros"], found["sums"][:1].expand(2)) and torch.equal(found["view"], x[1:])
+        assert torch.equal(found["zeros"], found["sums"][0] + found["sums"][1] * torch.tensor([1.0, 2.0]))
+        assert torch.equal(found["view"], x[1:])
 
 
 @pytest.mark.parametrize("tile_size", [4, 16])
@@ -69,6 +72,8 @@ def test_launches_of_both_passes(tile_size):
         lambda x: x.nonzero(),
         lambda x: x.numpy().sum(),
         lambda x: x.tolist(),
+        lambda x: np.asarray(x),
+        lambda x: x.int().bincount(),
         lambda x: x[x > 2],
     ],
 )

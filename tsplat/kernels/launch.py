@@ -196,8 +196,9 @@ def launch_first(
         with torch.cuda.device(tensor.device):  # Triton launches on the current device
             kernel.launch(n_programs, **arguments)
         return
-    if observer is not None:
-        observer(kernel, n_programs, arguments)
+    observe, note = observer, launched  # another thread may change them
+    if observe is not None:
+        observe(kernel, n_programs, arguments)
     if INTERPRETED:
         check_contiguous(kernel, arguments)
         kernel[(n_programs,)](**arguments)
@@ -207,8 +208,8 @@ def launch_first(
         if vendor != "none":
             return  # Triton has launched it
     prepared[key](n_programs, values)
-    if launched is not None:
-        launched(prepared[key], n_programs, values)
+    if note is not None:
+        note(prepared[key], n_programs, values)
 
 
 def current_gpu(tensor: Tensor) -> int | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..stages.autograd import Gradients, apply, once_differentiable
+from ..stages.backend import full_precision
 from ..stages.capacity import deferred
 from ..stages.meta import Meta
 from ..stages.recording import LaunchRecorder
@@ -60,7 +61,7 @@ class CapturedCall:
         self._function = function
         self._turn, self._is_spent = 0, False
         self._lease: weakref.ref[_Lease] | None = None
-        self._v_centers: Tensor | None = None
+        self._v_centers: tuple[int, Tensor | None, int] = (0, None, 0)
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.no_grad():
             own = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}
@@ -68,7 +69,7 @@ class CapturedCall:
             tensor.requires_grad_(enabled and arguments[name].requires_grad)
         self._arguments: dict[str, Any] = {**arguments, **own, "capacity": capacity}
         self._inputs = list(own.values())
-        with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+        with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision(self._inputs[0].device):
             self._capture(recorder)
 
     def _capture(self, recorder: GraphRecorder | LaunchRecorder) -> None:
@@ -120,7 +121,7 @@ class CapturedCall:
         run = self._run
         if self._v:
             needed = [t for t, own in zip(tensors, self._inputs) if own.requires_grad]
-            token, *rest = apply(_Inputs, self, *needed)
+            token, *rest = apply(_Inputs, self, *needed) if needed else [run.centers.new_empty(0)]
             centers = rest[0] if rest else self.copy_centers()
             roots = iter(apply(_Images, self, token, centers))
             images = [
@@ -157,15 +158,21 @@ class CapturedCall:
         for own, given in zip(self._v, v, strict=True):
             own.zero_() if given is None else own.copy_(given)
         self._replay_backward()
-        self._v_centers = _copy(self._own_v_centers)
+        v_centers = _copy(self._own_v_centers)
+        self._v_centers = turn, v_centers, 0 if v_centers is None else v_centers._version
         if self._absgrad is not None:
             centers.absgrad = self._absgrad.clone()  # type: ignore[attr-defined]
-        return self._v_centers
+        return v_centers
 
-    def input_gradients(self, v_centers: Tensor | None) -> list[Tensor | None]:
+    def input_gradients(self, turn: int, v_centers: Tensor | None) -> list[Tensor | None]:
         """The gradients of the inputs that require one, given what :meth:`differentiate` has returned."""
-        if v_centers is not None and v_centers is not self._v_centers:
-            raise _refusal("means2d")
+        own_turn, own, version = self._v_centers
+        if v_centers is not None:
+            is_own = own_turn == turn and own is not None and own.data_ptr() == v_centers.data_ptr()
+            if not is_own or v_centers._version != version:
+                raise _refusal("means2d")
+        elif own_turn != turn:
+            return [None] * len(self._gradients)
         gradients = [_copy(gradient) for gradient in self._gradients]
         self._lease = None
         return gradients
@@ -176,7 +183,7 @@ class _Inputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: CapturedCall, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
+        ctx.call, ctx.turn = call, call._turn
         ctx.set_materialize_grads(False)
         token, centers = inputs[0].new_empty(0), call._run.centers
         return (token,) if centers.is_leaf else (token, centers.detach().clone())
@@ -184,7 +191,7 @@ class _Inputs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
-        return None, *ctx.call.input_gradients(v[1] if len(v) > 1 else None)
+        return None, *ctx.call.input_gradients(ctx.turn, v[1] if len(v) > 1 else None)
 
 
 class _Images(torch.autograd.Function):

@@ -1,8 +1,10 @@
 """Captures functions in CUDA graphs, which are replayed without Python."""
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -10,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class GraphRecorder:
-    """A stream and a pool of memory for functions that are captured one after the other.
+    """Captures functions one after the other, on the current device, with a pool of memory for their graphs.
 
     A backward pass runs on the stream of its forward pass: capture both with the same object. PyTorch cannot capture
     into a pool whose last graph is gone.
@@ -18,7 +20,7 @@ class GraphRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(torch.cuda.current_device())
 
     def warm_up(self, function: Callable[[], object]) -> None:
         """Calls a function whose kernels may have to be compiled, which a capture does not allow."""
@@ -40,7 +42,18 @@ class GraphRecorder:
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
         current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
+        with _lock:
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                yield
+            current.wait_stream(self._stream)
+
+
+_lock = threading.Lock()
+"""Of one capture at a time, as all have the same stream."""
+
+
+@functools.cache
+def _stream_of(device: int) -> Any:
+    """The stream of captures on a device. PyTorch keeps the memory of calls before them for the stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

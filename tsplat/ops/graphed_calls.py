@@ -42,9 +42,10 @@ def graphed(rasterization: Callable[..., Any]) -> "Graphed":
     kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
     first call of a kind counts intersections, the second is captured, with room for 1.5 times as many, and later ones
     are replayed. Each waits once, to know whether there was room; if not, it runs again without a graph, and the next
-    one is captured with twice the room. Calls run without a graph as well inside of ``torch.compile`` or another
-    capture, and while two others of their kind wait for their backward passes. Graphs are released when the number of
-    Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind run without.
+    one is captured with twice the room. Calls run without a graph as well inside of ``torch.compile``, another capture,
+    or gradient checkpointing, and while two others of their kind wait for their backward passes. Graphs are kept of the
+    four kinds that were called last, until the number of Gaussians changes. If one cannot be captured, a warning says
+    why, and calls of its kind run without.
 
     On a GPU, these are CUDA graphs. On a CPU, launches and PyTorch's operators are recorded, of up to 20,000 Gaussians:
     with more, Python takes little of the time.
@@ -54,15 +55,16 @@ def graphed(rasterization: Callable[..., Any]) -> "Graphed":
 
     Returns:
         A function of the same arguments, with ``packed=False`` by default, and with a method ``clear()`` that releases
-        all graphs. Images and gradients are those of the function. ``meta`` is without ``memory`` and lists of
+        all graphs. Images and gradients are those of the function, but for gradients of zero in place of None where
+        only images that are not used depend on an input. ``meta`` is without ``memory`` and lists of
         intersections; read it before the next call. ``meta["means2d"]``, or ``meta["gradient_2dgs"]`` of 2D Gaussians,
         has the gradients that strategies read, and ``absgrad``; no tensor of ``meta`` can be part of a loss.
 
     Raises:
         NotImplementedError: By a call, for ``packed=True``, a ``capacity``, ``sparse_grad``, ``distributed``,
-            ``validate="error"``, another backend than Triton, and values that cannot be hashed; by ``meta`` of an
-            earlier call; and by a backward pass, from tensors of ``meta``, or if later calls have replaced what it
-            needs.
+            ``validate="error"``, another backend than Triton, and objects that are not hashed by their content; by
+            ``meta`` of an earlier call; and by a backward pass, from tensors of ``meta``, or if later calls have
+            replaced what it needs.
 
     Example::
 
@@ -86,7 +88,9 @@ class Graphed:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._names = tuple(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        self._names = tuple(parameter.name for parameter in parameters)
+        self._numbers = {parameter.name for parameter in parameters if "Tensor" not in str(parameter.annotation)}
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._size: torch.Size | None = None
         self._has_warned = False
@@ -121,7 +125,13 @@ class Graphed:
             self._kinds.clear()
             self._size = means.shape
         described = [_describe(name, value) for name, value in arguments.items()]
-        if None in described:
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+        # A number in a tensor is read by the function.
+        if (
+            None in described
+            or tensors.keys() & self._numbers
+            or any(t.device != means.device for t in tensors.values())
+        ):
             return None
         key = (torch.is_grad_enabled(), _stream(means), *arguments, *described)
         kind = self._kinds.get(key)
@@ -145,11 +155,11 @@ class Graphed:
             except Exception as error:  # what cannot be captured works without a graph
                 kind.capacity = None
                 if not self._has_warned:
-                    logging.getLogger("tsplat").warning("tsplat: rendering without a CUDA graph: %s", error)
+                    logging.getLogger("tsplat").warning("tsplat: rendering without a graph: %s", error)
                 self._has_warned = True
                 return None
             kind.calls.append(call)
-        rendered = call.render([value for value in arguments.values() if isinstance(value, Tensor)])
+        rendered = call.render(list(tensors.values()))
         if rendered is None:
             kind.capacity, kind.calls = 2 * call.capacity, []
         return rendered
@@ -167,15 +177,18 @@ def can_capture(means: Tensor) -> bool:
     """Returns whether calls on these means can be captured in a CUDA graph, or recorded on a CPU."""
     if torch.compiler.is_compiling() or not means.numel():
         return False
+    # What a backward pass needs is kept by the graph; others want to keep, or to compute it again.
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return False
     if means.is_cuda:
-        return not torch.cuda.is_current_stream_capturing()
-    return means.numel() <= 3 * FEW and means.is_cpu and _is_compiled()
+        return _is_compiled(means.device) and not torch.cuda.is_current_stream_capturing()
+    return means.numel() <= 3 * FEW and means.is_cpu and _is_compiled(means.device)
 
 
 @functools.cache
-def _is_compiled() -> bool:
-    """Returns whether kernels are compiled for the CPU."""
-    return choose(torch.device("cpu"))[0] == "triton"
+def _is_compiled(device: torch.device) -> bool:
+    """Returns whether Triton's kernels run on a device."""
+    return choose(device)[0] == "triton"
 
 
 def _stream(tensor: Tensor) -> int:
@@ -189,8 +202,12 @@ def _describe(name: str, value: Any) -> Hashable:
         return None if is_freed else kind_of(value)
     try:
         hash(value)
+        is_value = value is None or type(value).__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
     except TypeError:
+        is_value = False
+    if not is_value:
         raise UnsupportedError(
-            f"{name}: must be hashable in a graphed call, found a {type(value).__name__}; call the function itself"
-        ) from None
+            f"{name}: a graphed call needs a value that is hashed by its content, found a {type(value).__name__}; call "
+            "the function itself"
+        )
     return type(value), value

@@ -289,7 +289,7 @@ def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -
 
 def _largest_angle(radial: Tensor) -> Tensor:
     """The angle at which theta (1 + k1 theta^2 + ... + k4 theta^8) stops to grow, at most pi. [..., 4] -> [...]"""
-    coefficients = radial.double() * torch.tensor([3.0, 5, 7, 9], dtype=torch.float64, device=radial.device)
+    coefficients = radial.double() * torch.arange(3, 10, 2, dtype=torch.float64, device=radial.device)
 
     def grows(angle: Tensor) -> Tensor:
         square, slope = angle * angle, torch.zeros_like(angle)

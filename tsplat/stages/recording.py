@@ -19,18 +19,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
+from .backend import full_precision
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Step = Callable[[], object]
 
+CPU = torch.device("cpu")
+
 READS = {
-    "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "tolist", "numpy",
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive",
+    "bincount", "repeat_interleave", "tensor_split", "tolist", "numpy", "__array__", "__dlpack__",
 }  # fmt: skip
 """Operators and methods whose result is known to Python, or has a size that depends on values."""
 
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
+
+_lock = threading.Lock()
+"""Of one recording at a time, as launches are observed in all threads."""
 
 _recording = threading.local()
 """Of each thread, the ``steps`` of what is recorded."""
@@ -50,7 +57,7 @@ class LaunchRecorder:
             UnsupportedError: The function reads a value or a size that depends on values.
         """
         recording = _Recording([], [])
-        with _steps(recording.steps), _launches(recording), _Operators(recording), _Methods():
+        with _lock, _steps(recording.steps), _launches(recording), _Operators(recording), _Methods():
             results = function()
         return results, recording.replay
 
@@ -62,7 +69,7 @@ class _Recording(NamedTuple):
     kept: list[Any]
 
     def replay(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(CPU):
             for step in self.steps:
                 step()
 
@@ -135,7 +142,9 @@ class _Operators(TorchDispatchMode):
         _refuse_reads("masked_select" if by_mask else name)
         result = function(*args, **kwargs)
         self._recording.kept.append(result)
-        if name in ZEROS:
+        if name == "lift_fresh":  # of torch.tensor
+            self._recording.steps.append(functools.partial(result.copy_, result.clone()))
+        elif name in ZEROS:
             self._recording.steps.append(result.zero_)
         elif function._schema.is_mutable:
             self._recording.steps.append(functools.partial(function, *args, **kwargs))
