@@ -1165,7 +1165,7 @@ MUTANTS = [
         ("means.numel() <= 3 * FEW and", "", "recordings of any size"),
         ("if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:", "if False:",
          "recordings of what hooks pack"),
-        ("or tensors.keys() & self._numbers ", "", "numbers of the first call for all"),
+        ("tensors.keys() & self._numbers or", "", "numbers of the first call for all"),
         ("is_value = value is None or type(value).__hash__ is not object.__hash__", "is_value = True",
          "objects that may change are captured"),
         ("is_freed = value.numel()", "is_freed = False", "a graph copies memory that was freed"),

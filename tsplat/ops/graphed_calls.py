@@ -127,11 +127,8 @@ class Graphed:
         described = [_describe(name, value) for name, value in arguments.items()]
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         # A number in a tensor is read by the function.
-        if (
-            None in described
-            or tensors.keys() & self._numbers
-            or any(t.device != means.device for t in tensors.values())
-        ):
+        others = tensors.keys() & self._numbers or any(tensor.device != means.device for tensor in tensors.values())
+        if None in described or others:
             return None
         key = (torch.is_grad_enabled(), _stream(means), *arguments, *described)
         kind = self._kinds.get(key)
