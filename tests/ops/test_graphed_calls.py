@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import gc
 import sys
+import threading
 
 import pytest
 import torch
@@ -401,11 +402,14 @@ def test_threads():
     """Each with a function of its own, as recordings observe all launches."""
     several = [moved(make(), 0.02 * i) for i in range(3)]
     expected = [differentiated(rasterization, scene, packed=False) for scene in several]
+    barrier = threading.Barrier(3, timeout=20)
 
     def work(i):
-        render = graphed(rasterization)
-        for _ in range(6):
-            assert_same(differentiated(render, several[i]), expected[i])
+        for _ in range(8):
+            render = graphed(rasterization)
+            for _ in range(3):
+                barrier.wait()
+                assert_same(differentiated(render, several[i]), expected[i])
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

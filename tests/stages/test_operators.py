@@ -203,12 +203,16 @@ def test_operators_pass_the_checks_of_pytorch(backend):
     image = torch.rand(1, 12, 14, 3)
     tensors, needs, settings = (image, image.square()), [True, False], (0.2, "same", backend)
     check(torch.ops.tsplat.l1_ssim_and_loss, tensors, needs, settings, 3)
-    scene = make() | dict(capacity=4000, packed=False, backend=backend, extra_signals=None)
+    scene = make() | dict(capacity=4000, packed=False, backend=backend, backgrounds=None)
+    scene["extra_signals"] = torch.rand(*scene["means"].shape[:-1], 2)
     operator = operator_of(rasterization)
     arguments = operator.bind((), scene)
     tensors = [arguments[name] for name in operator._tensors]
-    needs = [name in scenes.DIFFERENTIABLE and t is not None for name, t in zip(operator._tensors, tensors)]
-    check(torch.ops.tsplat.rasterization, tensors, needs, [arguments[name] for name in operator._settings], 2)
+    needs = [
+        name in (*scenes.DIFFERENTIABLE, "extra_signals") and t is not None
+        for name, t in zip(operator._tensors, tensors)
+    ]
+    check(torch.ops.tsplat.rasterization, tensors, needs, [arguments[name] for name in operator._settings], 3)
 
 
 def operator_of(function):
@@ -219,6 +223,7 @@ def operator_of(function):
 def check(operator, tensors, needs, settings, n):
     torch.library.opcheck(operator, (tensors, needs, *settings))
     outputs = operator(tensors, needs, *settings)
+    assert all(t.is_contiguous() and t.nbytes == t.untyped_storage().nbytes() for t in outputs)
     backward = getattr(torch.ops.tsplat, f"{operator.__name__}_backward")
     v = [torch.rand_like(t) for t in outputs[:n]]
     torch.library.opcheck(backward, (v, outputs, tensors, needs, *settings))
