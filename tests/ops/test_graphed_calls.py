@@ -249,13 +249,21 @@ def test_backward_twice(captures):
         image.sum().backward()
 
 
-def test_images_without_room_are_rendered_again(captures, monkeypatch):
-    monkeypatch.setattr(graphs, "HEADROOM", 0.3)
+def test_images_without_room_are_rendered_again(captures):
+    render, scene = graphed(rasterization), make(scenes.Structure(n=60, width=40, height=30, size=0.5))
+    for scale in (1.0, 1.0, 1.0, 20.0, 20.0, 20.0):
+        given = scene | {"scales": (scale * scene["scales"].detach()).requires_grad_()}
+        assert_same(differentiated(render, given), differentiated(rasterization, given, packed=False))
+    # The fourth call has no room, the fifth is captured again.
+    assert [capture.replays for capture in captures] == [[3, 2], [2, 2]]
+
+
+def test_lists_of_parts_that_need_more_room_than_intersections(captures, monkeypatch):
+    monkeypatch.setattr(graphs, "HEADROOM", 0.3)  # of intersections
     render, scene = graphed(rasterization), make()
-    expected = differentiated(rasterization, scene, packed=False)
-    for _ in range(6):
-        assert_same(differentiated(render, scene), expected)
-    assert len(captures) >= 2 and captures[-1].replays[1] > 0
+    for _ in range(4):
+        assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
+    assert [capture.replays for capture in captures] == [[3, 3]]
 
 
 def test_another_number_of_gaussians_releases_graphs(captures):

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.backend import full_precision
-from ..stages.capacity import deferred
+from ..stages.capacity import HEADROOM, any_overflow, deferred
 from ..stages.meta import Meta
 from ..stages.recording import LaunchRecorder
 from .cuda_graphs import GraphRecorder
@@ -67,13 +67,16 @@ class CapturedCall:
             own = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}
         for name, tensor in own.items():
             tensor.requires_grad_(enabled and arguments[name].requires_grad)
-        self._arguments: dict[str, Any] = {**arguments, **own, "capacity": capacity}
+        self._arguments: dict[str, Any] = {name: own.get(name, value) for name, value in arguments.items()}
         self._inputs = list(own.values())
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision(self._inputs[0].device):
             self._capture(recorder)
 
     def _capture(self, recorder: GraphRecorder | LaunchRecorder) -> None:
         recorder.warm_up(self._try)
+        while any_overflow(self._calls):  # the lists of parts may need more than intersections do
+            self.capacity = int(HEADROOM * int(self._calls[0].needed.max())) + 1
+            recorder.warm_up(self._try)
         self._run, self._replay_forward = recorder.record(self._forward)
         if self._v:
             gradients, self._replay_backward = recorder.record(self._backward)
@@ -91,8 +94,8 @@ class CapturedCall:
             self._backward()
 
     def _forward(self) -> _Run:
-        with deferred():
-            *images, meta = self._function(**self._arguments)
+        with deferred() as self._calls:
+            *images, meta = self._function(**self._arguments, capacity=self.capacity)
         # Without what depends on the number of intersections.
         values = dict(dict.items(meta)) | {name: meta[name] for name in ("n_invalid", "overflow")}
         centers: Tensor = values["gradient_2dgs" if "gradient_2dgs" in values else "means2d"]

@@ -124,6 +124,7 @@ class Graphed:
         if means.shape != self._size:
             self._kinds.clear()
             self._size = means.shape
+        arguments.pop("capacity", None)
         described = [_describe(name, value) for name, value in arguments.items()]
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         # A number in a tensor is read by the function.
