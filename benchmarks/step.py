@@ -8,8 +8,9 @@ predict every kernel; PyTorch's operators and sorts have assumed times (gpu_timi
 Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, plus an assumed time for each wait.
 Nothing of this was measured on a GPU.
 
-Mode `capacity` calls rasterization with `packed=False` and room for 1.5 times the scene's intersections. Mode `graph`
-replays the graphs of such calls by `tsplat.graphed`: each replay is a launch, and copies are operators.
+Mode `capacity` calls rasterization with `packed=False` and room for 1.5 times the scene's intersections, doubled until
+its lists fit. Mode `graph` replays the graphs of such calls by `tsplat.graphed`: each replay is a launch, and copies
+are operators.
 
 `--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
 REF` also runs another commit, eagerly. `--write` replaces the recorded results of these scenes, and writes

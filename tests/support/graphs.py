@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,18 +22,14 @@ class FakeRecorder:
     """Takes the place of `tsplat.ops.cuda_graphs.GraphRecorder`: a replay calls the function again, and copies its
     results to those of the first time.
 
+    The first replay does nothing: the function has run then, which a capture does not do, and may change what it uses.
+
     Attributes:
         replays: How often each recorded function was replayed.
-        skips_first: Whether the first replay does nothing, as the function has run, which a capture does not do. For
-            functions whose inputs do not change in between, and that change anything.
     """
 
-    def __init__(self, *, skips_first=False):
+    def __init__(self):
         self.replays = []
-        self.skips_first = skips_first
-
-    def warm_up(self, function):
-        function()
 
     def record(self, function):
         results, i = function(), len(self.replays)
@@ -42,17 +37,11 @@ class FakeRecorder:
 
         def replay():
             self.replays[i] += 1
-            if self.skips_first and self.replays[i] == 1:
+            if self.replays[i] == 1:
                 return
-            with torch.no_grad():
-                for own, new in zip(tensors(results), tensors(run()), strict=True):
-                    own.copy_(new)
+            for own, new in zip(tensors(results), tensors(function()), strict=True):
+                own.copy_(new)
 
-        def run():
-            with torch.enable_grad() if is_enabled else torch.no_grad():
-                return function()
-
-        is_enabled = torch.is_grad_enabled()
         return results, replay
 
 

@@ -28,7 +28,7 @@ class CountingRecorder(FakeRecorder):
     """Counts captures. PyTorch cannot capture into a pool of memory whose last graph is gone."""
 
     def __init__(self):
-        super().__init__(skips_first=True)
+        super().__init__()
         self._graphs, self.alive = [], []
 
     def record(self, function):
