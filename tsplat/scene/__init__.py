@@ -11,49 +11,33 @@
 
 from ..errors import FileError, MissingExtraError
 from .cameras import Camera, intrinsics, look_at, orbit, rasterization_arguments
-from .capture import (
-    Block,
-    BlockPlan,
-    Capture,
-    Color,
-    Prepared,
-    View,
-    normalize_capture,
-    plan_blocks,
-    prepare,
-    procedural_capture,
-    read_capture,
-    read_colmap,
-    read_plan,
-    read_transforms,
-    write_plan,
-)
+from .capture.block_plans import Block, BlockPlan, plan_blocks, read_plan, write_plan
+from .capture.captures import read_capture
+from .capture.colmap import read_colmap
+from .capture.normalization import normalize_capture
+from .capture.procedural import procedural_capture
+from .capture.structure_from_motion import Prepared, prepare
+from .capture.transforms import read_transforms
+from .capture.views import Capture, Color, View
 from .cropping import crop_gaussians, crop_sphere
-from .editing import decimate_gaussians, merge_models, prune_gaussians, set_sh_degree
-from .formats import (
-    CheckpointError,
-    OrbitLimits,
-    open_model,
-    read_gltf,
-    read_model,
-    read_orbit_limits,
-    read_ply,
-    read_sog,
-    read_splat,
-    read_spz,
-    read_streamed_sog,
-    read_torch_checkpoint,
-    read_usd,
-    write_compressed_ply,
-    write_gltf,
-    write_model,
-    write_ply,
-    write_sog,
-    write_splat,
-    write_spz,
-    write_streamed_sog,
-    write_usd,
-)
+from .editing.decimation import decimate_gaussians
+from .editing.joining import merge_models, set_sh_degree
+from .editing.pruning import prune_gaussians
+from .formats.checkpoints import CheckpointError, open_model
+from .formats.interchange.gltf import read_gltf
+from .formats.interchange.gltf_writer import write_gltf
+from .formats.interchange.usd import read_usd, write_usd
+from .formats.models import read_model, write_model
+from .formats.ply import read_ply, write_compressed_ply, write_ply
+from .formats.sog import read_sog
+from .formats.sog_writer import write_sog
+from .formats.splat import read_splat, write_splat
+from .formats.spz import read_orbit_limits, read_spz
+from .formats.spz_extensions import OrbitLimits
+from .formats.spz_writer import write_spz
+from .formats.streaming.streamed_sog import read_streamed_sog
+from .formats.streaming.streamed_sog_writer import write_streamed_sog
+from .formats.torch_checkpoints import read_torch_checkpoint
 from .gaussians import AlreadyActivatedError, Gaussians
 from .morton import morton_order
 from .rotation import rotate_gaussians, transform_gaussians

@@ -19,7 +19,7 @@ from ..arguments import check_choice
 from ..errors import ArgumentError, MissingExtraError
 from ..scene.capture.views import Color
 from ..scene.cropping import Box, crop_gaussians, raise_if_empty
-from ..scene.formats import open_model
+from ..scene.formats.checkpoints import open_model
 from ..scene.formats.ply import compressed_ply_content
 from ..scene.formats.sog_writer import sog_content
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size

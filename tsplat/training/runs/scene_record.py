@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...errors import FileError
-from ...scene.capture import read_capture
 from ...scene.capture.block_plans import read_plan, select_block
+from ...scene.capture.captures import read_capture
 from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture
 from ..configuration import RunConfig

@@ -11,7 +11,7 @@ import numpy as np
 from ...config import MAGNITUDE_MAX
 from ...errors import ArgumentError
 from ...scene.cropping import Box, crop_option, raise_if_empty
-from ...scene.formats import write_model
+from ...scene.formats.models import write_model
 from ..scene_pages import is_page, write_page
 from ..start_views import StartView
 from .callbacks import ON_SERVER, Page, name_in

@@ -14,11 +14,10 @@ import torch
 from ...config import Backend
 from ...errors import ArgumentError
 from ...scene.cameras import Camera, look_at
-from ...scene.capture import read_capture
-from ...scene.capture.captures import is_capture
+from ...scene.capture.captures import is_capture, read_capture
 from ...scene.capture.views import Color, View
 from ...scene.cropping import Corner
-from ...scene.formats import open_model
+from ...scene.formats.checkpoints import open_model
 from ...scene.gaussians import Gaussians, drop_invalid
 from ..run_cameras import find_background, find_cameras
 from ..start_views import SIZE, frame_start
