@@ -16,6 +16,9 @@ from ..support.extras import require
 PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
 """Names of the tensors of :class:`Gaussians`."""
 
+GSPLAT_NAMES = dict(zip(PARAMETERS, ("means", "scales", "quats", "opacities", "sh0", "shN"), strict=True))
+"""Parameter -> its name in gsplat, which strategies and checkpoints use, too."""
+
 INITIAL_OPACITY = 0.1
 NEIGHBORS = 3
 

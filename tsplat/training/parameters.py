@@ -13,13 +13,10 @@ from ..errors import ArgumentError, UnsupportedError
 from ..ops.adam import Adam
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
-from ..scene.gaussians import FLAT, PARAMETERS, Gaussians
+from ..scene.gaussians import FLAT, GSPLAT_NAMES, Gaussians
 from .configuration import Config
 from .needles import limits_needles, shorten_needles
 from .view_corrections import Lenses, identity_exposures, identity_motions, move_poses
-
-STRATEGY_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
-"""Names of Gaussian parameters where strategies, which follow gsplat, have other names than :class:`Gaussians`."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -80,7 +77,7 @@ class Parameters:
             "surfels": gaussians.surfels,
         }
         for name, tensor in gaussians.tensors().items():
-            self._add(STRATEGY_NAMES.get(name, name), tensor)
+            self._add(GSPLAT_NAMES[name], tensor)
         self.gaussian_names = tuple(self.params)
         self._cameras = [view.camera for view in views]
         self.lenses = Lenses(self._cameras)
@@ -103,7 +100,7 @@ class Parameters:
 
     def gaussians(self) -> Gaussians:
         """The Gaussians, with gradients."""
-        tensors: dict[str, Any] = {name: self.params[STRATEGY_NAMES.get(name, name)] for name in PARAMETERS}
+        tensors: dict[str, Any] = {name: self.params[theirs] for name, theirs in GSPLAT_NAMES.items()}
         return Gaussians(**tensors, **self._flags)
 
     @torch.no_grad()
@@ -219,4 +216,4 @@ class Parameters:
 
 def scene_tensors(gaussians: Gaussians) -> dict[str, Tensor]:
     """The parameters of Gaussians under the names that :meth:`Parameters.state` has for them."""
-    return {f"params/{STRATEGY_NAMES.get(name, name)}": tensor for name, tensor in gaussians.tensors().items()}
+    return {f"params/{GSPLAT_NAMES[name]}": tensor for name, tensor in gaussians.tensors().items()}

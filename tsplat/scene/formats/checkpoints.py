@@ -32,7 +32,7 @@ from ...errors import ArgumentError, FileError
 from ...support.extras import require
 from ...support.files import utf8_path
 from ...support.reading import open_file, read_file, read_json, stays_inside
-from ..gaussians import Gaussians
+from ..gaussians import GSPLAT_NAMES, Gaussians
 from .foreign import listed
 from .models import read_model
 from .torch_checkpoints import DTYPES
@@ -44,9 +44,6 @@ SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors",
 ROWS = "rows"
 SCENE_PREFIX = "scene/"
 """Prefix of the raw parameters' names among the tensors in ``rows/``."""
-
-OF_GAUSSIANS = {"means", "scales", "quats", "opacities", "sh0", "shN"}
-"""Names of parameters that have a row per Gaussian; their moments have, too."""
 
 OwnRows = Callable[[int], slice]
 """Which of a number of Gaussians to read."""
@@ -190,7 +187,7 @@ def skipped_messages(errors: Sequence[str], used: Path) -> list[str]:
 def has_rows(name: str, tensor: Tensor, n: int) -> bool:
     """Whether a tensor of the state of training, such as ``adam/means/exp_avg``, has a row for each of n Gaussians."""
     kind, key = name.split("/")[:2]
-    return tensor.shape[:1] == (n,) if kind == "strategy" else key in OF_GAUSSIANS
+    return tensor.shape[:1] == (n,) if kind == "strategy" else key in GSPLAT_NAMES.values()
 
 
 def read_raw_checkpoint(

@@ -25,13 +25,13 @@ from ...errors import ArgumentError, FileError, ShapeError
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder, write_json
 from ...support.reading import read_file
-from ..gaussians import Gaussians
+from ..gaussians import GSPLAT_NAMES, Gaussians
 from .clustering import cluster
 from .foreign import Warn, note_ignored
 from .image_sets import META, META_MAX, ZIP_ERRORS, Meta, archive_loader, decode_image, is_file_name
 from .quantization import rounded
 
-PARAMETERS = dict(means="means", scales="log_scales", quats="quats", opacities="opacity_logits", sh0="sh0", shN="shN")
+PARAMETERS = {theirs: name for name, theirs in GSPLAT_NAMES.items()}
 """gsplat's name -> field of :class:`Gaussians`."""
 
 MEANS = "means"

@@ -25,7 +25,7 @@ from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
 from ...support.reading import open_file, read_file
-from ..gaussians import PARAMETERS, Gaussians
+from ..gaussians import GSPLAT_NAMES, PARAMETERS, Gaussians
 from .foreign import Warn, note_ignored
 from .image_sets import ZIP_ERRORS
 
@@ -38,13 +38,7 @@ PIECE = 1 << 22
 """Bytes read at a time to verify a checksum."""
 
 RANK = re.compile(r"(?P<stem>.*?)(?P<step>\d*)_rank(?P<rank>\d{1,6})\.pt")
-GSPLAT_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
-"""Names of gsplat's tensors, where they differ from ours."""
-
-GSPLAT_SPLATS = {GSPLAT_NAMES.get(name, name) for name in PARAMETERS}
-"""Names of gsplat's tensors."""
-
-NERFSTUDIO_NAMES = {**GSPLAT_NAMES, "sh0": "features_dc", "shN": "features_rest"}
+NERFSTUDIO_NAMES = GSPLAT_NAMES | {"sh0": "features_dc", "shN": "features_rest"}
 NERFSTUDIO_NAME = re.compile(r"(?:module\.)?_model\.(?:gauss_params\.)?(\w+)")
 """The state of nerfstudio's pipeline, also of several GPUs and of versions before 1.1."""
 
@@ -182,7 +176,7 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
         case {"splats": dict(splats)}:
             step = content.get("step")
             tensors = _select_gsplat(path, splats)
-            others = [str(name) for name in splats if name not in GSPLAT_SPLATS]
+            others = [str(name) for name in splats if name not in GSPLAT_NAMES.values()]
             others += [str(name) for name in content if name not in ("splats", "step")]
             note_ignored(path, "the parts", others, warn)
         case {"pipeline": dict(state)}:
@@ -258,24 +252,22 @@ def _check_records(path: Path) -> None:
 
 def _select_gsplat(path: Path, splats: dict[Any, Any]) -> dict[str, Tensor]:
     """Returns gsplat's tensors by their names in :class:`Gaussians`."""
-    wanted = {name: GSPLAT_NAMES.get(name, name) for name in PARAMETERS}
-    missing = [theirs for theirs in wanted.values() if theirs not in splats]
+    missing = [theirs for theirs in GSPLAT_NAMES.values() if theirs not in splats]
     if "features" in splats and "sh0" in missing:
         raise UnsupportedError(
             f"{path}: colors from a network (app_opt) are not implemented; only spherical harmonics are"
         )
     if missing:
         raise FileError(f"{path}: 'splats' lacks {', '.join(missing)}")
-    return {name: splats[theirs] for name, theirs in wanted.items()}
+    return {name: splats[theirs] for name, theirs in GSPLAT_NAMES.items()}
 
 
 def _select_nerfstudio(path: Path, state: dict[Any, Any]) -> dict[str, Any]:
     """Returns splatfacto's tensors by their names in :class:`Gaussians`."""
     found = {match[1]: tensor for name, tensor in state.items() if (match := NERFSTUDIO_NAME.fullmatch(str(name)))}
-    wanted = {name: NERFSTUDIO_NAMES.get(name, name) for name in PARAMETERS}
-    if missing := [theirs for theirs in wanted.values() if not isinstance(found.get(theirs), Tensor)]:
+    if missing := [theirs for theirs in NERFSTUDIO_NAMES.values() if not isinstance(found.get(theirs), Tensor)]:
         raise FileError(f"{path}: 'pipeline' lacks {', '.join(missing)} of splatfacto; other methods are not read")
-    tensors = {name: found[theirs] for name, theirs in wanted.items()}
+    tensors = {name: found[theirs] for name, theirs in NERFSTUDIO_NAMES.items()}
     if tensors["shN"].dim() == 3 and tensors["shN"].shape[1] == 0:
         # With SH degree 0, colors are the sigmoid.
         tensors["sh0"] = (tensors["sh0"].sigmoid() - 0.5) / SH_NORMS[0][0]
