@@ -1,11 +1,16 @@
 """``tsplat blocks``: commands that plan blocks of a scene, train them, and merge their models."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 
 from .. import ArgumentError
+from ..scene import plan_blocks, read_capture, read_plan, write_plan
+from ..scene.capture.block_plans import PLAN
+from ..scene.capture.block_plot import draw_plan
+from ..scene.model_rows import as_rows
+from ..support.extras import require
+from ..support.files import output_folder
+from ..support.progress import stage_display
 from .commands import launch, print_note
 from .large_models import warn_user
 from .model_commands import write
@@ -13,13 +18,6 @@ from .model_commands import write
 
 def plan(arguments: Namespace) -> int:
     """``tsplat blocks plan``."""
-    from ..scene import read_capture
-    from ..scene.capture.block_plans import PLAN, plan_blocks, write_plan
-    from ..scene.capture.block_plot import draw_plan
-    from ..support.extras import require
-    from ..support.files import output_folder
-    from ..support.progress import stage_display
-
     require("PIL", "matplotlib", "rich")
     with output_folder(arguments.out) as folder:
         trained = sorted(path.name for path in folder.glob("block_*"))
@@ -44,7 +42,6 @@ def plan(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """``tsplat blocks train``: indices of blocks, then options of ``tsplat train``."""
-    from ..scene.capture.block_plans import read_plan
     from ..training import train_blocks
     from ..training.runs.context import require_extras
     from ..training.runs.options import Options, parse, run_config, view_options
@@ -88,7 +85,6 @@ def train(arguments: Namespace) -> int:
 
 def merge(arguments: Namespace) -> int:
     """``tsplat blocks merge``."""
-    from ..scene.model_rows import as_rows
     from ..training import merge_blocks
 
     start = time.perf_counter()

@@ -1,7 +1,7 @@
 """The subcommands, each a function from parsed arguments to an exit status.
 
-What a subcommand needs is imported when it runs, so that ``tsplat --help`` is fast, and rendering, converting and
-describing a model import nothing of `tsplat.training`.
+The viewer and `tsplat.training` are imported when a subcommand needs them, so that ``tsplat --help`` is fast, and
+rendering, converting and describing a model import nothing of `tsplat.training`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,36 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
-from .large_models import open_large, read_smaller, warn_user
+from ..scene import Camera, Gaussians, View, intrinsics, open_model, summarize
+from ..scene import prepare as run_prepare
+from ..scene.formats.checkpoints import is_run
+from ..scene.gaussians import drop_invalid
+from ..scene.images import write_png
+from ..scene.model_rows import Rows, as_rows
+from ..support.extras import require
+from ..support.files import output_folder
+from ..support.progress import stage_display, track
+from ..viewing import path_along, read_cameras, render_frames, write_frames
+from ..viewing.devices import pick_device, reserve_threads
+from ..viewing.framing import place_cameras
+from ..viewing.outputs import check_output
+from ..viewing.run_cameras import complete_framing, find_background, find_cameras, find_run
+from ..viewing.slabs import render_large_frames
+from ..viewing.trajectories import choose_camera
+from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
+from .large_models import FRAMING, Task, open_large, read_smaller, warn_user
 
 if TYPE_CHECKING:
-    from ..scene import Camera, Gaussians
-    from ..scene.capture.views import View
-    from ..scene.model_rows import Rows
     from ..viewing.viewer import ViewedModel
-    from .large_models import Task
 
 
 def demo(arguments: Namespace) -> int:
@@ -36,12 +51,6 @@ def demo(arguments: Namespace) -> int:
 
 def prepare(arguments: Namespace) -> int:
     """``tsplat prepare``, whose arguments are named as those of the function."""
-    from inspect import signature
-
-    from ..scene import prepare as run_prepare
-    from ..support.extras import require
-    from ..support.progress import stage_display
-
     require("pycolmap", "PIL", "rich")
     with stage_display() as show:
         prepared = run_prepare(
@@ -68,19 +77,6 @@ def prepare(arguments: Namespace) -> int:
 
 def render(arguments: Namespace) -> int:
     """``tsplat render``."""
-    from ..scene.gaussians import drop_invalid
-    from ..scene.images import write_png
-    from ..support.extras import require
-    from ..support.files import output_folder
-    from ..support.progress import track
-    from ..viewing import render_frames, write_frames
-    from ..viewing.devices import pick_device, reserve_threads
-    from ..viewing.outputs import check_output
-    from ..viewing.run_cameras import find_background, find_cameras
-    from ..viewing.slabs import render_large_frames
-    from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
-    from .large_models import FRAMING
-
     out, placing = arguments.out, ("eye", "look_at", "up")
     if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
         # Along the cameras of a run, unless they are placed.
@@ -128,12 +124,6 @@ def render(arguments: Namespace) -> int:
 
 def view(arguments: Namespace) -> int:
     """``tsplat view``."""
-    import threading
-
-    from ..scene.formats.checkpoints import is_run
-    from ..support.extras import require
-    from ..viewing.devices import pick_device, reserve_threads
-    from ..viewing.run_cameras import find_run
     from ..viewing.viewer import Viewer, open_viewed
     from ..viewing.viewer.server import MODULES, open_in_browser, print_address
 
@@ -175,8 +165,6 @@ def _photographs(
     model: str | os.PathLike[str], scene: str | None, warn: Callable[[str], object]
 ) -> Callable[[], dict[str, View]] | None:
     """Returns a function that reads the photographs of a run's model; None for other models."""
-    from ..viewing.run_cameras import find_run
-
     run = find_run(model)
     if run is None:
         return None
@@ -187,12 +175,6 @@ def _photographs(
 
 def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
     """The cameras that ``tsplat render`` renders."""
-    from ..scene import Camera, intrinsics
-    from ..viewing import path_along, read_cameras
-    from ..viewing.framing import place_cameras
-    from ..viewing.run_cameras import complete_framing, find_cameras
-    from ..viewing.trajectories import choose_camera
-
     trajectory = arguments.trajectory
     if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
         return read_cameras(trajectory)
@@ -275,8 +257,6 @@ def report(arguments: Namespace) -> int:
 
 def info(arguments: Namespace) -> int:
     """``tsplat info``."""
-    from ..scene import summarize
-
     with open_rows_of(arguments, "info") as rows:
         summary = summarize(rows)
     print(summary.json() if arguments.json else "\n".join(summary.lines()))
@@ -285,16 +265,12 @@ def info(arguments: Namespace) -> int:
 
 def open_rows_of(arguments: Namespace, task: Task) -> Rows:
     """Opens the model of a command as rows: of a file if it is larger than memory, else of Gaussians."""
-    from ..scene.model_rows import as_rows
-
     large = open_large(arguments, task)
     return as_rows(open_model_of(arguments)) if large is None else large
 
 
 def open_model_of(arguments: Namespace) -> Gaussians:
     """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
-    from ..scene import open_model
-
     return open_model(arguments.model, warn=warn_user, **options_of(arguments, "force", "checkpoint"))
 
 

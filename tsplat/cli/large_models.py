@@ -9,13 +9,16 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .. import ArgumentError
-
-if TYPE_CHECKING:
-    from ..scene import Gaussians
-    from ..scene.model_rows import Rows
+from ..scene import FileError, Gaussians, merge_models
+from ..scene.editing.levels import decimate_rows
+from ..scene.formats.ply import open_ply_rows
+from ..scene.formats.quantization import valid_bounds
+from ..scene.model_rows import MemoryRows, Passes, Rows, gather
+from ..support.progress import duration, stage_display
+from ..support.reading import available_bytes
 
 Task = Literal["info", "ply", "spz", "spz4", "sog", "streamed-sog", "decimate", "render", "view"]
 
@@ -64,8 +67,6 @@ def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Ro
     Raises:
         FileError: Reading it range by range needs more, too; or as :func:`tsplat.scene.read_ply`.
     """
-    from ..scene.formats.ply import open_ply_rows
-
     path = arguments.model if path is None else path
     limit = _limit(arguments)
     if limit is None or not path.is_file() or path.suffix.lower() != ".ply":
@@ -113,9 +114,6 @@ def read_smaller(arguments: Namespace, path: Path) -> Gaussians | None:
 @contextlib.contextmanager
 def show_passes(rows: Rows) -> Iterator[None]:
     """Displays the progress of passes over rows that take long, unless they are in memory."""
-    from ..scene.model_rows import MemoryRows, Passes
-    from ..support.progress import stage_display
-
     if isinstance(rows, MemoryRows):
         yield
         return
@@ -126,16 +124,11 @@ def show_passes(rows: Rows) -> Iterator[None]:
 
 def _limit(arguments: Namespace) -> int | None:
     """The bytes of memory that a command may use; None if that is not known."""
-    from ..support.reading import available_bytes
-
     return available_bytes() if arguments.memory is None else int(arguments.memory * 1e9)
 
 
 def _tell(path: Path, rows: Rows, task: Task, limit: int) -> None:
     """Prints on stderr what a task is expected to need; raises FileError if that is more memory than `limit`."""
-    from ..scene import FileError
-    from ..support.progress import duration
-
     cost = COSTS[task]
     memory, disk = cost.memory + cost.memory_each * len(rows), cost.disk_each * len(rows)
     if memory > limit:
@@ -171,8 +164,6 @@ class LargeEdit:
 
     def finish(self) -> Rows:
         """Applies the operations, and returns the rows. Raises ArgumentError if none are left."""
-        from ..scene.model_rows import gather
-
         pending, self._pending = self._pending, []
         if not pending:
             return self.rows
@@ -194,9 +185,6 @@ class LargeEdit:
 
     def merge(self, other: Rows, warn: Callable[[str], object]) -> None:
         """Adds the rows of another model."""
-        from ..scene import merge_models
-        from ..scene.model_rows import gather
-
         first = self.finish()
         empty = merge_models([first.read(0, 0), other.read(0, 0)], warn=warn)
         parts = (merge_models([empty, part], warn=lambda _: None) for rows in (first, other) for part in rows.chunks())
@@ -206,9 +194,6 @@ class LargeEdit:
 
     def decimate(self, amount: int | float, option: str = "--decimate") -> None:
         """Decimates to a count, or to a share if `amount` is a float; `option` is for messages."""
-        from ..scene.editing.levels import decimate_rows
-        from ..scene.formats.quantization import valid_bounds
-
         before = len(self.finish())
         if not all(bool(part.valid.all()) for part in self.rows.chunks()):
             self.add("without invalid values", lambda part: part.select(part.valid))

@@ -1,25 +1,39 @@
 """``tsplat convert``, ``tsplat export`` and ``tsplat edit``: commands that read models and write one."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from .. import ArgumentError
+from ..scene import FileError
+from ..scene.cameras import Camera, move_camera
+from ..scene.cropping import Box, crop_gaussians, crop_sphere, raise_if_empty
+from ..scene.editing.decimation import decimate_gaussians
+from ..scene.editing.joining import merge_models, set_sh_degree
+from ..scene.editing.pruning import prune_gaussians
+from ..scene.formats.checkpoints import open_model
+from ..scene.formats.image_sets import META
+from ..scene.formats.models import STREAMED, format_of, write_model
+from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
+from ..scene.gaussians import Gaussians
+from ..scene.model_rows import MemoryRows, Rows, as_rows, gather
+from ..scene.rotation import axis_rotations, rotate_upright, similarity, transform_gaussians, upright
+from ..support.progress import stage_display
+from ..support.reading import read_file
+from ..viewing import export_page, read_cameras
+from ..viewing.devices import pick_device, reserve_threads
+from ..viewing.framing import cameras_around
+from ..viewing.outputs import check_output
+from ..viewing.run_cameras import find_cameras
+from ..viewing.scene_pages import is_page
 from .commands import open_model_of, open_rows_of, options_of, refuse
-from .large_models import show_passes, warn_user
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..scene import Camera, Gaussians
-    from ..scene.cropping import Box
-    from ..scene.model_rows import Rows
-    from .large_models import LargeEdit, Task
+from .large_models import LargeEdit, Task, open_large, raise_if_none_left, show_passes, warn_user
 
 MATRIX_BYTES_MAX = 1 << 16
 MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
@@ -27,12 +41,6 @@ MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
 
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
-    from ..scene.cropping import crop_gaussians, raise_if_empty
-    from ..scene.model_rows import gather
-    from ..scene.rotation import rotate_upright
-    from ..viewing.outputs import check_output
-    from ..viewing.scene_pages import is_page
-
     if is_page(arguments.out):
         refuse(arguments, ("memory",), "not for an output that ends in .html, which holds the whole model")
         return _export_page(arguments)
@@ -55,8 +63,6 @@ def convert(arguments: Namespace) -> int:
 
 def written_format(arguments: Namespace) -> Task:
     """The format that a command writes, for what it needs."""
-    from ..scene.formats.models import STREAMED, format_of
-
     found = format_of(arguments.out, arguments.format)
     return found if found in STREAMED else "ply"  # type: ignore[return-value]
 
@@ -68,12 +74,6 @@ def existing_folder(out: Path) -> Path:
 
 def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
     """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given."""
-    from ..scene import write_model
-    from ..scene.formats.image_sets import META
-    from ..scene.formats.models import format_of
-    from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
-    from ..scene.model_rows import MemoryRows
-
     out = arguments.out
     model = rows.gaussians if isinstance(rows, MemoryRows) else rows
     lost = write_model(out, model, format=arguments.format)
@@ -96,8 +96,6 @@ def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
 
 def _export_page(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export`` to an HTML file."""
-    from ..viewing import export_page
-
     options = options_of(arguments, "view", "up", "background", "title", "force", "checkpoint")
     page = export_page(
         arguments.model,
@@ -133,10 +131,6 @@ class Operation(argparse.Action):
 
 def edit(arguments: Namespace) -> int:
     """``tsplat edit``."""
-    from ..scene.model_rows import as_rows
-    from ..viewing.outputs import check_output
-    from .large_models import LargeEdit, open_large, raise_if_none_left
-
     start = time.perf_counter()
     operations = arguments.operations
     if not operations:
@@ -168,10 +162,6 @@ def edit(arguments: Namespace) -> int:
 
 def _edit_large(edited: LargeEdit, option: str, values: Any, arguments: Namespace) -> None:
     """Applies an operation to a model that is larger than memory."""
-    from ..scene import open_model
-    from ..scene.model_rows import as_rows
-    from .large_models import open_large
-
     if option == "--max-isolation":
         raise ArgumentError("--max-isolation: not for a model larger than memory; crop or decimate it first")
     if option == "--decimate":
@@ -187,40 +177,33 @@ def _edit_large(edited: LargeEdit, option: str, values: Any, arguments: Namespac
 
 def edit_each(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
     """Applies an operation that depends on no other Gaussian; see ``tsplat edit --help``."""
-    from .. import scene
-    from ..scene.cropping import crop_gaussians, crop_sphere
-
     match option, values:
         case "--crop", _:
             return crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
         case "--crop-sphere", (*center, radius):
             return crop_sphere(gaussians, center, radius)
         case "--min-opacity" | "--max-scale" | "--max-isolation", _:
-            return scene.prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
+            return prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
         case "--drop-invalid", _:
-            return scene.prune_gaussians(gaussians, drop_invalid=True)
+            return prune_gaussians(gaussians, drop_invalid=True)
         case "--sh-degree", _:
-            return scene.set_sh_degree(gaussians, values)
-    return scene.transform_gaussians(gaussians, _matrix(option, values))
+            return set_sh_degree(gaussians, values)
+    return transform_gaussians(gaussians, _matrix(option, values))
 
 
 class _Edited:
     """A model while it is edited."""
 
     def __init__(self, arguments: Namespace) -> None:
-        from ..scene.rotation import similarity
-
         self.arguments = arguments
         self.gaussians = open_model_of(arguments)
         self.moved = similarity()
         """[4, 4] fp64, from the frame of the file to that of the model now."""
 
     def apply(self, option: str, values: Any) -> None:
-        from .. import scene
-
         if option == "--merge":
-            other = scene.open_model(values, force=self.arguments.force, warn=warn_user)
-            self.gaussians = scene.merge_models([self.gaussians, other], warn=warn_user)
+            other = open_model(values, force=self.arguments.force, warn=warn_user)
+            self.gaussians = merge_models([self.gaussians, other], warn=warn_user)
         elif option == "--decimate":
             self._decimate(values)
         else:
@@ -230,11 +213,6 @@ class _Edited:
 
     def _decimate(self, amount: int | float) -> None:
         """Decimates to a count, or to a share if `amount` is a float."""
-        from ..scene import decimate_gaussians
-        from ..support.progress import stage_display
-        from ..viewing.devices import pick_device, reserve_threads
-        from ..viewing.framing import cameras_around
-
         arguments, gaussians = self.arguments, self.gaussians
         cameras = self._cameras() or cameras_around(gaussians)
         device, _ = pick_device(arguments.backend)
@@ -251,10 +229,6 @@ class _Edited:
 
     def _cameras(self) -> list[Camera]:
         """The cameras of a file or of the run, moved as the model was; none for other models."""
-        from ..scene.cameras import move_camera
-        from ..viewing import read_cameras
-        from ..viewing.run_cameras import find_cameras
-
         arguments = self.arguments
         cameras = read_cameras(arguments.cameras) if arguments.cameras else find_cameras(arguments.model)
         return [move_camera(camera, self.moved) for camera in cameras if not camera.is_test]
@@ -262,10 +236,6 @@ class _Edited:
 
 def _matrix(option: str, values: Any) -> Tensor:
     """The matrix [4, 4] fp64 of an option that moves the model."""
-    import torch
-
-    from ..scene.rotation import axis_rotations, similarity, upright
-
     match option:
         case "--translate":
             return similarity(translation=values)
@@ -283,9 +253,6 @@ def _matrix(option: str, values: Any) -> Tensor:
 
 def _read_numbers(path: Any) -> list[float]:
     """Reads the 16 or 12 numbers of a text file, which may be separated by commas and brackets, as in JSON."""
-    from ..scene import FileError
-    from ..support.reading import read_file
-
     text = read_file(path, MATRIX_BYTES_MAX).decode("utf-8", "replace")
     try:
         numbers = [float(word) for word in text.translate(dict.fromkeys(map(ord, ",;[]"), " ")).split()]
