@@ -206,7 +206,7 @@ def test_interrupted_write_leaves_no_folder_that_looks_complete(tmp_path, monkey
     def fail(path):
         raise OSError("disk full")
 
-    monkeypatch.setattr(png_images, "atomic_write", fail)
+    monkeypatch.setattr("tsplat.scene.formats.image_sets.atomic_write", fail)
     with pytest.raises(OSError, match="disk full"):
         write_png_images(tmp_path, random_tensors(16))
     with pytest.raises(FileError, match=r"cannot read meta\.json"):

@@ -95,7 +95,7 @@ def test_existing_folders_are_replaced(tmp_path):
 
 def test_folder_without_meta_json_is_left_by_a_failure(tmp_path, monkeypatch):
     write_sog(tmp_path / "a", random_gaussians(30))
-    monkeypatch.setattr("tsplat.scene.formats.sog_writer.atomic_write", lambda path: 1 / 0)
+    monkeypatch.setattr("tsplat.scene.formats.image_sets.atomic_write", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_sog(tmp_path / "a", random_gaussians(31))
     assert not (tmp_path / "a" / "meta.json").exists()

@@ -25,8 +25,10 @@ from .ply_file import PlyFile, Table
 from .quantization import (
     LOG_SCALE_MAX,
     Floats,
+    fractions_of,
+    gaussians_from_arrays,
+    interpolate,
     levels,
-    logits_from_opacities,
     ordered_arrays,
     quats_from_smallest_three,
     rotation_codes,
@@ -71,7 +73,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 
     def between(fractions: NDArray[np.float64], names: tuple[str, ...]) -> Floats:
         low, high = (np.stack([chunk[bound + name] for name in names], 1)[chunk_ids] for bound in bounds)
-        return _interpolate(fractions, low, high)
+        return interpolate(low, high, fractions).astype(np.float32)
 
     words = {name: vertex[name].astype(np.uint32) for name in VERTEX}
     with np.errstate(over="ignore", invalid="ignore"):
@@ -80,15 +82,8 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
         rgba = _unpack(words["packed_color"], (8, 8, 8, 8))
         colors = between(rgba[:, :3], RANGES[2]) if colored else rgba[:, :3]
         sh0 = sh0_from_colors(colors)
-    return Gaussians(
-        means=torch.from_numpy(means),
-        log_scales=torch.from_numpy(log_scales),
-        quats=torch.from_numpy(_decode_quats(words["packed_rotation"])),
-        opacity_logits=torch.from_numpy(logits_from_opacities(rgba[:, 3])),
-        sh0=torch.from_numpy(sh0)[:, None],
-        shN=torch.from_numpy(_decode_sh(ply, len(vertex))),
-        antialiased=antialiased,
-    )
+    quats, shN = _decode_quats(words["packed_rotation"]), _decode_sh(ply, len(vertex))
+    return gaussians_from_arrays(means, log_scales, quats, rgba[:, 3], sh0[:, None], shN, antialiased)
 
 
 def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) -> bytes:
@@ -119,10 +114,6 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) ->
     return "\n".join([*lines, "end_header", ""]).encode() + body
 
 
-def _interpolate(fractions: NDArray[np.float64], low: NDArray[Any], high: NDArray[Any]) -> Floats:
-    return (low * (1 - fractions) + high * fractions).astype(np.float32)
-
-
 def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[Floats, NDArray[np.uint32]]]:
     """Encodes means [N, 3] in Morton order. The order of means that are exact in it is kept.
 
@@ -141,7 +132,7 @@ def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:
     bounds, fractions = _normalize_chunks(means)
     words = _pack(fractions, VECTOR_BITS)
     per_row = bounds[np.arange(len(means)) // CHUNK]
-    stored = _interpolate(_unpack(words, VECTOR_BITS), per_row[:, :3], per_row[:, 3:])
+    stored = interpolate(per_row[:, :3], per_row[:, 3:], _unpack(words, VECTOR_BITS)).astype(np.float32)
     return (bounds, words) if np.array_equal(stored, means) else None
 
 
@@ -177,8 +168,7 @@ def _normalize_chunks(
     low, high = (bound.astype(np.float32) + 0 for bound in (chunks.min(1), chunks.max(1)))  # no -0
     if stored is not None:
         low, high = stored(low), stored(high)
-    size = (high.astype(np.float64) - low)[:, None]
-    fractions = (chunks - low[:, None].astype(np.float64)) / np.where(size > 0, size, 1)
+    fractions = fractions_of(low[:, None].astype(np.float64), high[:, None].astype(np.float64), chunks)
     return np.concatenate([low, high], 1), fractions.reshape(-1, 3)[:count]
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...arguments import to_float
 from ...errors import FileError
+from ...support.files import atomic_write
 from ...support.reading import check_memory, read_file
 from ..images import open_image
 from .quantization import Bytes
@@ -78,6 +79,14 @@ def archive_loader(path: Path, size_max: int | None = None) -> Load:
             raise FileError(f"{path}: {name} is damaged or cut short in the ZIP archive ({error})") from error
 
     return load
+
+
+def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Writes the files of a dataset atomically. A folder with ``meta.json``, which is to be the last, is complete."""
+    (folder / META).unlink(missing_ok=True)
+    for name, content in files:
+        with atomic_write(folder / name) as file:
+            file.write(content)
 
 
 def _refuse_constant(name: str) -> None:

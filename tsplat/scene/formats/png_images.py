@@ -12,7 +12,7 @@ import math
 import os
 import tokenize
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from ...errors import ArgumentError, FileError, ShapeError
 from ...support.extras import require
-from ...support.files import atomic_write, output_folder, write_json
+from ...support.files import output_folder, write_json
 from ...support.reading import read_file
 from ..gaussians import GSPLAT_NAMES, Gaussians
 from .clustering import cluster
 from .foreign import Warn, note_ignored
-from .image_sets import META, META_MAX, ZIP_ERRORS, Meta, archive_loader, decode_image, is_file_name
-from .quantization import rounded
+from .image_sets import META, META_MAX, ZIP_ERRORS, Load, Meta, archive_loader, decode_image, is_file_name, write_files
+from .quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
 
 PARAMETERS = {theirs: name for name, theirs in GSPLAT_NAMES.items()}
 """gsplat's name -> field of :class:`Gaussians`."""
@@ -42,9 +42,6 @@ BYTES = ("scales", "quats", "opacities", "sh0")
 
 N_CLUSTERS = 1 << 16
 CLUSTER_BITS = 6
-MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Number of channels -> Pillow's mode."""
-
 CHANNELS = {1: [0], 2: [0, 3], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
 """Number of channels -> their places in the decoded image."""
 
@@ -54,7 +51,6 @@ SIZE_MAX = 1 << 48
 """Maximum number of values of a parameter."""
 
 Array = NDArray[Any]
-Load = Callable[[str], bytes]
 
 
 def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
@@ -82,10 +78,7 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
         else:
             files[f"{name}.npz"] = _npz(arr=_array(tensor))
     with output_folder(folder) as path:
-        (path / META).unlink(missing_ok=True)
-        for file_name, content in files.items():
-            with atomic_write(path / file_name) as file:
-                file.write(content)
+        write_files(path, files.items())
         write_json(path / META, meta)
 
 
@@ -157,8 +150,8 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> int:
         _check_name(name, ArgumentError, "tensors")
         if tensor.dim() == 0 or len(tensor) != n:
             raise ShapeError(f"{name}: expected [N, ...] as {MEANS}, here [{n}, ...], found {list(tensor.shape)}")
-        if name in BYTES and n and tensor.numel() // n not in MODES:
-            raise ShapeError(f"{name}: expected 1 to {max(MODES)} channels, found {list(tensor.shape)}")
+        if name in BYTES and n and tensor.numel() // n not in CHANNELS:
+            raise ShapeError(f"{name}: expected 1 to {max(CHANNELS)} channels, found {list(tensor.shape)}")
         if name in (MEANS, CLUSTERED, *BYTES) and not tensor.isfinite().all():
             n_invalid = int((~tensor.reshape(n, -1).isfinite()).any(1).sum())
             raise ArgumentError(f"{name}: {n_invalid} of {n} Gaussians are not finite; remove them")
@@ -172,15 +165,14 @@ def _array(tensor: Tensor) -> Array:
 
 def _quantize(values: Array, low: Array, high: Array, bits: int) -> Array:
     """Scales values between their bounds to integers. Constant values become 0."""
-    fractions = (values - low) / np.where(high > low, high - low, 1)
-    return rounded(fractions * (2**bits - 1))
+    return rounded(fractions_of(low, high, values) * (2**bits - 1))
 
 
 def _encode_images(name: str, pixels: Array) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Encodes pixels [H, W, channels] as one or two PNG files. Returns them by name, and their bounds."""
     values = pixels.astype(np.float64)
     if name == MEANS:
-        values = np.copysign(np.log1p(np.abs(values)), values)
+        values = signed_log(values)
     low, high = values.min((0, 1)), values.max((0, 1))
     bounds = {"mins": low.tolist(), "maxs": high.tolist()}
     if name != MEANS:
@@ -204,15 +196,9 @@ def _decode_images(part: Meta, name: str, load: Load, shape: list[int]) -> Array
         return pixels[:, CHANNELS[n_channels]]
 
     if name != MEANS:
-        return _interpolate(low, high, levels(f"{name}.png") / 255)
+        return interpolate(low, high, levels(f"{name}.png") / 255)
     words = levels(f"{name}_u.png").astype(np.uint16) << 8 | levels(f"{name}_l.png")
-    logs = _interpolate(low, high, words / 65535)
-    return np.copysign(np.expm1(np.abs(logs)), logs)
-
-
-def _interpolate(low: Array | float, high: Array | float, fractions: Array) -> Array:
-    """Interpolates between bounds, which are exact at fractions of 0 and 1."""
-    return low * (1 - fractions) + high * fractions
+    return signed_exp(interpolate(low, high, words / 65535))
 
 
 def _png(levels: Array) -> bytes:
@@ -255,8 +241,7 @@ def _decode_clusters(part: Meta, path: Path, shape: list[int]) -> Array:
         )
     if int(labels.min()) < 0 or int(labels.max()) >= len(levels):
         raise FileError(f"{path}: expected labels from 0 to {len(levels) - 1}; it is damaged")
-    centroids: Array = _interpolate(low, high, levels / (2**bits - 1))
-    return np.take(centroids, labels, 0)
+    return np.take(interpolate(low, high, levels / (2**bits - 1)), labels, 0)
 
 
 def _npz(**arrays: Array) -> bytes:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...config import SH_NORMS
 from ...errors import ArgumentError, UnsupportedError
-from ..gaussians import Gaussians
+from ..gaussians import PARAMETERS, Gaussians
 from ..model_rows import Kind, Rows, as_rows
 
 Floats = NDArray[np.float32]
@@ -39,6 +40,43 @@ def logits_from_opacities(opacities: NDArray[Any]) -> Floats:
 def sh0_from_colors(colors: NDArray[Any]) -> Floats:
     """Converts RGB colors, of any shape, to spherical harmonics coefficients of degree 0."""
     return ((colors.astype(np.float64) - 0.5) / SH_NORMS[0][0]).astype(np.float32)
+
+
+def gaussians_from_arrays(
+    means: NDArray[Any],
+    log_scales: NDArray[Any],
+    quats: NDArray[Any],
+    opacities: NDArray[Any],
+    sh0: NDArray[Any],
+    shN: NDArray[Any],
+    antialiased: bool = False,
+) -> Gaussians:
+    """Returns float32 Gaussians of their parameters before activation, but for opacities [N] in [0, 1]."""
+    arrays = (means, log_scales, quats, logits_from_opacities(opacities), sh0, shN)
+    tensors = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in arrays)
+    return Gaussians(**dict[str, Any](zip(PARAMETERS, tensors, strict=True)), antialiased=antialiased)
+
+
+def signed_log(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns sign(x) log(1 + |x|), in which positions of a wide range are rounded."""
+    logs: NDArray[np.float64] = np.copysign(np.log1p(np.abs(values, dtype=np.float64)), values)
+    return logs
+
+
+def signed_exp(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the inverse of :func:`signed_log`."""
+    return np.copysign(np.expm1(np.abs(logs)), logs)
+
+
+def interpolate(low: NDArray[Any] | float, high: NDArray[Any] | float, fractions: NDArray[Any]) -> NDArray[Any]:
+    """Interpolates between bounds, which are exact at fractions of 0 and 1."""
+    return low * (1 - fractions) + high * fractions
+
+
+def fractions_of(low: NDArray[np.float64], high: NDArray[np.float64], values: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns where values are between bounds, the inverse of :func:`interpolate`; 0 between equal bounds."""
+    fractions: NDArray[np.float64] = (values - low) / np.where(high > low, high - low, 1)
+    return fractions
 
 
 def quats_from_smallest_three(others: NDArray[Any], largest: NDArray[Any]) -> Floats:

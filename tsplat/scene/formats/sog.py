@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...errors import FileError, UnsupportedError
@@ -21,7 +20,7 @@ from ...support.reading import read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
 from .image_sets import META, META_MAX, Load, Meta, archive_loader, decode_image
-from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
+from .quantization import Bytes, Floats, gaussians_from_arrays, interpolate, quats_from_smallest_three, signed_exp
 
 LARGEST_IS_W = 252
 """Alpha of a rotation whose largest component is w; 253 to 255 stand for x, y and z."""
@@ -87,24 +86,14 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
         part = meta.part("shN")
         centroids, labels = part.files(2)[:2]
         shN = _decode_sh(part, decode_image(path, centroids, load(centroids), count), pixels(labels))
-    gaussians = Gaussians(
-        means=torch.from_numpy(means),
-        log_scales=torch.from_numpy(log_scales),
-        quats=torch.from_numpy(quats),
-        opacity_logits=torch.from_numpy(logits_from_opacities(rgba[:, 3] / 255)),
-        sh0=torch.from_numpy(sh0)[:, None],
-        shN=torch.from_numpy(shN),
-        antialiased=meta.values.get("model") == "antialiased" or meta.values.get("antialias") is True,
-    )
+    antialiased = meta.values.get("model") == "antialiased" or meta.values.get("antialias") is True
+    gaussians = gaussians_from_arrays(means, log_scales, quats, rgba[:, 3] / 255, sh0[:, None], shN, antialiased)
     return gaussians.as_surfels() if meta.values.get("model") == "2dgs" else gaussians
 
 
 def decode_means(words: NDArray[Any], bounds: NDArray[np.float64]) -> Floats:
     """Decodes positions [N, 3] between bounds [2, 3] of sign(x) log(1 + |x|)."""
-    fractions = words / 65535
-    logs = bounds[0] * (1 - fractions) + bounds[1] * fractions
-    means: Floats = np.copysign(np.expm1(np.abs(logs)), logs).astype(np.float32)
-    return means
+    return signed_exp(interpolate(bounds[0], bounds[1], words / 65535)).astype(np.float32)
 
 
 def _look_up(part: Meta, indices: NDArray[Any]) -> Floats:

@@ -18,8 +18,18 @@ from ...support.files import atomic_write, output_folder
 from ..gaussians import Gaussians
 from ..model_rows import Place, Rows, as_rows, morton_sorted
 from .clustering import Clusters, cluster_values, nearest_values
-from .image_sets import META
-from .quantization import LOG_SCALE_MAX, Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
+from .image_sets import META, write_files
+from .quantization import (
+    LOG_SCALE_MAX,
+    Bytes,
+    Floats,
+    Rounding,
+    check_degree,
+    fractions_of,
+    rotation_codes,
+    signed_log,
+    valid_bounds,
+)
 from .sog import LARGEST_IS_W, PALETTE_WIDTH, decode_means, decode_quats
 
 EXACT_PALETTE = 1 << 14
@@ -98,14 +108,6 @@ def sorted_files(rows: Rows, folder: Path, lost: list[str]) -> Iterator[Iterator
     bounds = valid_bounds(rows)
     with morton_sorted(rows, placement(bounds), bounds, folder) as ordered:
         yield sog_files(ordered, bounds, lost)
-
-
-def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Writes the files of a dataset. A folder with ``meta.json``, which is written last, is complete."""
-    (folder / META).unlink(missing_ok=True)
-    for name, content in files:
-        with atomic_write(folder / name) as file:
-            file.write(content)
 
 
 def sog_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
@@ -201,15 +203,13 @@ def placement(bounds: Floats) -> Place:
 def _log_bounds(ends: Floats) -> NDArray[np.float64]:
     """Returns the logarithms of bounds. Not rounded to float32, which would move the bounds of a file that is written
     again."""
-    return np.copysign(np.log1p(np.abs(ends, dtype=np.float64)), ends) + 0  # no -0
+    return signed_log(ends) + 0  # no -0
 
 
 def _words(means: Floats, ends: Floats) -> Words:
     """Encodes means in 16 bits between bounds, and returns the logarithms of these."""
     bounds = _log_bounds(ends)
-    size = bounds[1] - bounds[0]
-    logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
-    fractions = (logs - bounds[0]) / np.where(size > 0, size, 1)
+    fractions = fractions_of(bounds[0], bounds[1], signed_log(means))
     return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), bounds
 
 

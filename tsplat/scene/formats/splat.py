@@ -14,7 +14,7 @@ from ...errors import FileError
 from ...support.files import atomic_write
 from ...support.reading import open_file
 from ..gaussians import FLAT, Gaussians
-from .quantization import check_valid, levels, logits_from_opacities, sh0_from_colors
+from .quantization import check_valid, gaussians_from_arrays, levels, sh0_from_colors
 
 NORM_TOLERANCE = 1 / 64
 """Quaternions whose norm differs from 1 by at most this are not normalized: those of a file have rounded components."""
@@ -40,14 +40,9 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
     with np.errstate(divide="ignore", invalid="ignore"):
         log_scales = np.log(records["scales"].astype(np.float64))
     rgba = records["rgba"] / 255
-    gaussians = Gaussians(
-        means=torch.from_numpy(records["means"].astype(np.float32)),
-        log_scales=torch.from_numpy(log_scales.astype(np.float32)),
-        quats=torch.from_numpy((records["quats"].astype(np.float32) - 128) / 128),
-        opacity_logits=torch.from_numpy(logits_from_opacities(rgba[:, 3])),
-        sh0=torch.from_numpy(sh0_from_colors(rgba[:, :3]))[:, None],
-        shN=torch.zeros(len(records), 0, 3),
-    )
+    quats = (records["quats"].astype(np.float32) - 128) / 128
+    sh0, shN = sh0_from_colors(rgba[:, None, :3]), np.zeros((len(records), 0, 3))
+    gaussians = gaussians_from_arrays(records["means"], log_scales, quats, rgba[:, 3], sh0, shN)
     return gaussians.recognized(FLAT)
 
 

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
-import torch
 
 from ...config import SH_DEGREE_MAX
 from ...errors import FileError, UnsupportedError
@@ -30,7 +29,7 @@ from ...support.reading import check_memory, read_file
 from ..gaussians import Gaussians
 from ..rotation import flip_axes, rotate_gaussians
 from .foreign import Warn, note_ignored
-from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
+from .quantization import Bytes, Floats, gaussians_from_arrays, quats_from_smallest_three
 from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, Axes, Extensions, OrbitLimits, parse_extensions
 
 GZIP, MAGIC = b"\x1f\x8b", b"NGSP"
@@ -236,15 +235,10 @@ def _decode(
     else:
         quats = decode_quats(np.ascontiguousarray(rotations).view("<u4").reshape(count))
     coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
-    gaussians = Gaussians(
-        means=torch.from_numpy(means.astype(np.float32)),
-        log_scales=torch.from_numpy(scales.reshape(count, 3).astype(np.float32) / 16 - 10),
-        quats=torch.from_numpy(quats),
-        opacity_logits=torch.from_numpy(logits_from_opacities(opacities.reshape(count) / 255)),
-        sh0=torch.from_numpy(((colors.reshape(count, 1, 3) / 255 - 0.5) / COLOR_SCALE).astype(np.float32)),
-        shN=torch.from_numpy(coefficients),
-        antialiased=bool(flags & ANTIALIASED),
-    )
+    log_scales = scales.reshape(count, 3).astype(np.float32) / 16 - 10
+    sh0 = (colors.reshape(count, 1, 3) / 255 - 0.5) / COLOR_SCALE
+    alphas, antialiased = opacities.reshape(count) / 255, bool(flags & ANTIALIASED)
+    gaussians = gaussians_from_arrays(means, log_scales, quats, alphas, sh0, coefficients, antialiased)
     gaussians = flip_axes(gaussians.recognized(-10.0), axes[:3])
     return rotate_gaussians(gaussians, QUARTER_TURN) if axes.turned else gaussians
 

@@ -13,7 +13,7 @@ from ...editing.joining import merge_models
 from ...gaussians import FLAT, Gaussians
 from ...rotation import flip_axes, transform_gaussians
 from ..foreign import Warn
-from ..quantization import LOG_SCALE_MAX, OPACITY_MARGIN, Floats, check_degree, check_valid, logits_from_opacities
+from ..quantization import LOG_SCALE_MAX, OPACITY_MARGIN, Floats, check_degree, check_valid, gaussians_from_arrays
 
 UNIT_TOLERANCE = 1e-6
 """Largest deviation from 1 of the norms of rotations that are not normalized: those of a file are rounded."""
@@ -60,21 +60,9 @@ def gaussians_from_linear(
 ) -> Gaussians:
     """Returns Gaussians of parameters after activation, with the shapes of :func:`linear_arrays`."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_scales = np.log(scales.astype(np.float64)).astype(np.float32)
-        logits = logits_from_opacities(opacities)
-    gaussians = Gaussians(
-        means=_tensor(means),
-        log_scales=_tensor(log_scales),
-        quats=_tensor(quats),
-        opacity_logits=_tensor(logits),
-        sh0=_tensor(coefficients[:, :1]),
-        shN=_tensor(coefficients[:, 1:]),
-    )
-    return gaussians.recognized(FLAT)
-
-
-def _tensor(values: Floats) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, np.float32))
+        log_scales = np.log(scales.astype(np.float64))
+        sh0, shN = coefficients[:, :1], coefficients[:, 1:]
+        return gaussians_from_arrays(means, log_scales, quats, opacities, sh0, shN).recognized(FLAT)
 
 
 def placed(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) -> Gaussians:

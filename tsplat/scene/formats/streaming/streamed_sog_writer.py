@@ -19,9 +19,9 @@ from ...editing.levels import detail_levels
 from ...gaussians import Gaussians
 from ...model_rows import RangeOfRows, Rows, as_rows, codes_of, morton_sorted
 from ...morton import BITS
-from ..image_sets import META
+from ..image_sets import META, write_files
 from ..quantization import LOG_SCALE_MAX, Floats, check_degree, valid_bounds
-from ..sog_writer import sog_files, write_files
+from ..sog_writer import sog_files
 from .streamed_sog import LOD_META, VERSION
 
 LEAF_MAX = 512 << 10
