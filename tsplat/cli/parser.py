@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import ArgumentError, __version__
+from ..scene.capture.colmap import PINHOLE_MODELS
+from ..scene.capture.structure_from_motion import MATCHINGS
+from ..scene.formats.models import WRITERS
 from ..support.suggestions import suggest, suggest_option
 from . import block_commands, commands, model_commands
 from .argument_types import (
@@ -33,10 +36,7 @@ MODEL = (
     "run folder, .ply, .splat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz; checkpoint "
     "or output folder of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
 )
-FORMATS = (
-    *("ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog"),
-    *("glb", "gltf", "usda", "usdc", "usdz"),
-)
+FORMATS, CAMERA_MODELS = tuple(WRITERS), tuple(PINHOLE_MODELS)
 ENDINGS = (
     ".ply, .compressed.ply, .splat, .spz, .sog, .glb, .gltf, .usda, .usdc or .usdz; folder/meta.json for SOG as single "
     "files; folder/lod-meta.json for Streamed SOG"
@@ -47,7 +47,6 @@ COUNT: dict[str, Any] = {"type": count, "metavar": "N"}
 SIZE: dict[str, Any] = {"type": size, "metavar": "N"}
 VECTOR: dict[str, Any] = {"type": number, "nargs": 3, "metavar": ("X", "Y", "Z")}
 BOX: dict[str, Any] = {"type": number, "nargs": 6, "metavar": ("X0", "Y0", "Z0", "X1", "Y1", "Z1")}
-CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
 
 class Parser(argparse.ArgumentParser):
@@ -133,7 +132,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
         "what to match each photograph with: all, those near in the order of names, or the most similar "
         "(auto: all of up to 200 photographs or 30 frames, then the most similar, or frames in sequence)"
     )
-    add("--matching", choices=("auto", "exhaustive", "sequential", "vocabulary-tree"), default="auto", help=matching)
+    add("--matching", choices=MATCHINGS, default="auto", help=matching)
     add("--frames", **COUNT, help="frames to take from a video (4 per second, 50 to 300)")
     masks = "folder of masks, a.png or a.jpg.png for a.jpg, or one image for all photographs; white is valid"
     add("--masks", type=path, metavar="MASKS", help=masks)

@@ -6,7 +6,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...arguments import check_choice, check_size
 from ...errors import ArgumentError, FileError
@@ -24,6 +24,7 @@ from .video_frames import VIDEO_SUFFIXES, Chosen, extract_frames
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV"]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 SEED_MAX = 2**31 - 1
+MATCHINGS = ("auto", *get_args(Matching))
 
 FEW_FEATURES = 100
 """Features below which a photograph shows too little to be registered."""
@@ -108,7 +109,7 @@ def prepare(
         require_ffmpeg("videos")
     check_size("max_size", max_size)
     check_choice("camera_model", camera_model, tuple(PINHOLE_MODELS))
-    check_choice("matching", matching, ("auto", "exhaustive", "sequential", "vocabulary-tree"))
+    check_choice("matching", matching, MATCHINGS)
     if not 0 <= seed <= SEED_MAX:
         raise ArgumentError(f"seed: expected an int from 0 to {SEED_MAX}, found {seed}")
     if frames is not None:
