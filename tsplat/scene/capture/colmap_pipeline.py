@@ -154,26 +154,21 @@ class Pipeline:
         """Returns, of each photograph by name, the number of its features, and that of photographs that it matches."""
         import pycolmap
 
-        database = pycolmap.Database.open(self.database)
-        try:
+        with contextlib.closing(pycolmap.Database.open(self.database)) as database:
             names = {image.image_id: image.name for image in database.read_all_images()}
             features = {name: database.num_keypoints_for_image(i) for i, name in names.items()}
             matches = dict.fromkeys(names.values(), 0)
             for pair, n_inliers in zip(*database.read_two_view_geometry_num_inliers(), strict=True):
                 for i in pycolmap.pair_id_to_image_pair(pair):
                     matches[names[i]] += n_inliers > 0
-        finally:
-            database.close()
         return features, matches
 
     def _has_features_of_tree(self) -> bool:
         """Whether there are enough features for a vocabulary tree. With fewer, all pairs are matched in a minute."""
         import pycolmap
 
-        database = pycolmap.Database.open(self.database)
-        enough = bool(database.num_descriptors() >= TREE_FEATURES)
-        database.close()
-        return enough
+        with contextlib.closing(pycolmap.Database.open(self.database)) as database:
+            return bool(database.num_descriptors() >= TREE_FEATURES)
 
     def _count_pairs(self) -> int:
         """Returns the number of pairs that are matched, or one that is not smaller."""
@@ -227,15 +222,12 @@ class Pipeline:
         import numpy as np
         import pycolmap
 
-        database = pycolmap.Database.open(self.database)
-        try:
+        parts = []
+        with contextlib.closing(pycolmap.Database.open(self.database)) as database:
             every = database.num_descriptors() / TREE_FEATURES
-            parts = []
             for image in database.read_all_images():
                 found = database.read_descriptors(image.image_id)
                 parts.append(found.data[np.arange(0, len(found.data), every).astype(int)])
-        finally:
-            database.close()
         features = pycolmap.FeatureDescriptorsFloat(found.type, np.concatenate(parts).astype(np.float32))
         options = pycolmap.VisualIndex.BuildOptions(
             num_visual_words=TREE_WORDS, num_iterations=10, num_rounds=1, num_threads=self.threads

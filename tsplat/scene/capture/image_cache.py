@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import threading
 import time
@@ -38,14 +39,14 @@ class ImageCache:
         self._kept: collections.OrderedDict[int, tuple[Future[Pixels], int]] = collections.OrderedDict()
         self._bytes = 0
 
-    def start(self, key: int, n_bytes: int, read: Callable[[], Pixels]) -> Future[Pixels]:
+    def start(self, pixels: CachedPixels) -> Future[Pixels]:
         """Starts to read an image unless it is in the cache, and makes it the last one to be dropped."""
         with self._lock:
-            found = self._kept.get(key)
+            found = self._kept.get(pixels.key)
             if found is None:
-                found = self._kept[key] = self._pool.submit(read), n_bytes
-                self._bytes += n_bytes
-            self._kept.move_to_end(key)
+                found = self._kept[pixels.key] = self._pool.submit(pixels.read), pixels.n_bytes
+                self._bytes += pixels.n_bytes
+            self._kept.move_to_end(pixels.key)
             while self._bytes > self.bytes_max and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1][1]
         return found[0]
@@ -57,11 +58,11 @@ class ImageCache:
             left -= pixels.n_bytes
             if left < 0:
                 break
-            self.start(pixels.key, pixels.n_bytes, pixels.read)
+            self.start(pixels)
 
-    def get(self, key: int, n_bytes: int, read: Callable[[], Pixels]) -> Pixels:
-        """Returns an image, when it is read; raises what `read` does."""
-        future = self.start(key, n_bytes, read)
+    def get(self, pixels: CachedPixels) -> Pixels:
+        """Returns an image, when it is read; raises what reading it does."""
+        future = self.start(pixels)
         if future.done():
             return future.result()
         started = time.perf_counter()
@@ -71,10 +72,11 @@ class ImageCache:
             self.waited += time.perf_counter() - started
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class CachedPixels:
     """The image and the mask of a view, in a cache.
 
-    Args:
+    Attributes:
         cache: Where they are kept.
         key: Which image of the cache they are.
         size: Width and height in pixels.
@@ -82,15 +84,11 @@ class CachedPixels:
         device: Where :meth:`get` returns them.
     """
 
-    def __init__(
-        self,
-        cache: ImageCache,
-        key: int,
-        size: tuple[int, int],
-        read: Callable[[], Pixels],
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.cache, self.key, self.size, self.read, self.device = cache, key, size, read, device
+    cache: ImageCache
+    key: int
+    size: tuple[int, int]
+    read: Callable[[], Pixels]
+    device: torch.device | str = "cpu"
 
     @property
     def n_bytes(self) -> int:
@@ -99,9 +97,9 @@ class CachedPixels:
 
     def get(self) -> Pixels:
         """Returns the image and the mask on the device."""
-        image, mask = self.cache.get(self.key, self.n_bytes, self.read)
+        image, mask = self.cache.get(self)
         return image.to(self.device), None if mask is None else mask.to(self.device)
 
     def to(self, device: torch.device | str) -> CachedPixels:
         """Returns them on another device; the cache stays in memory of the CPU."""
-        return CachedPixels(self.cache, self.key, self.size, self.read, device)
+        return dataclasses.replace(self, device=device)

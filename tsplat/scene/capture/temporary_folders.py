@@ -1,8 +1,8 @@
 """Temporary folders that no process leaves behind: removed at the end, on signals, or by the next process."""
 
 import contextlib
+import glob
 import io
-import re
 import secrets
 import shutil
 import socket
@@ -35,12 +35,8 @@ def temporary_folder(out: Path) -> Iterator[Path]:
 
 def _remove_stale(out: Path) -> None:
     """Removes temporary folders of `out` whose process was killed on this machine."""
-    parent = out.absolute().parent
-    pattern = re.compile(re.escape(f".{out.name}.") + "[0-9a-f]{8}")
-    if not parent.is_dir():
-        return
-    for folder in parent.iterdir():
-        if pattern.fullmatch(folder.name) and not folder.is_symlink():
+    for folder in out.absolute().parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}"):
+        if not folder.is_symlink():
             with contextlib.suppress(OSError), open(folder / OWNER, "rb") as owner:
                 # The system releases the lock of a process that ends in any way.
                 if owner.read(4096) == _machine() and _lock(owner):

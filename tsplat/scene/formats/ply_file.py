@@ -5,6 +5,7 @@ in the header have been checked against the size of the file.
 """
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -114,12 +115,8 @@ class PlyFile:
         Raises FileError if the element or one before it has a list property, a name is declared twice, or the file is
         too short for the header; while iterating, if a line does not contain the expected numbers.
         """
-        before = []
-        for element in self.elements.values():
-            if element.name == name:
-                break
-            before.append(element)
         element = self.elements[name]
+        before = list(itertools.takewhile(lambda other: other is not element, self.elements.values()))
         if len(set(element.names)) < len(element.names):
             raise FileError(f"{self.path}: element {name!r} declares a property twice")
         if not self.is_binary:

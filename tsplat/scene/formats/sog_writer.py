@@ -327,9 +327,8 @@ def _palette_image(indices: Bytes) -> Bytes:
     """Arranges palette entries [entries, K - 1, 3], 64 side by side. [H, 64 (K - 1), 3]"""
     entries, size, _ = indices.shape
     height = math.ceil(entries / PALETTE_WIDTH)
-    image = np.zeros((height * PALETTE_WIDTH, size, 3), np.uint8)
-    image[:entries] = indices
-    return image.reshape(height, PALETTE_WIDTH * size, 3)
+    padded = np.pad(indices, ((0, height * PALETTE_WIDTH - entries), (0, 0), (0, 0)))
+    return padded.reshape(height, PALETTE_WIDTH * size, 3)
 
 
 def _image(rows: Rows, channels: int, encode: Callable[[Gaussians], NDArray[Any]]) -> Bytes:
@@ -345,9 +344,7 @@ def _arranged(values: Bytes) -> Bytes:
     count, channels = values.shape
     width = max(math.ceil(math.sqrt(count) / 4), 1) * 4
     height = max(math.ceil(count / width / 4), 1) * 4
-    image = np.zeros((height * width, channels), np.uint8)
-    image[:count] = values
-    return image.reshape(height, width, channels)
+    return np.pad(values, ((0, height * width - count), (0, 0))).reshape(height, width, channels)
 
 
 def _webp(image: Bytes) -> bytes:
