@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_size
-from ...errors import ArgumentError, FileError, MissingExtraError
+from ...errors import ArgumentError, FileError
 from ..cameras import Camera
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
@@ -164,33 +165,27 @@ def read_views(
         for photograph in photographs:
             source = _find_source(photograph)
             sources.append(source)
-            largest = max(largest, source.width * source.height)
-            key = (photograph.lens, source.width, source.height)
+            largest = max(largest, math.prod(source.size))
+            key = (photograph.lens, *source.size)
             if cameras == "undistorted" and not photograph.lens.is_pinhole and key not in undistortions:
-                try:
-                    undistortions[key] = Undistortion(*key)
-                except MissingExtraError:
-                    raise
-                except ArgumentError as error:
-                    raise ArgumentError(f"{error} in view {photograph.name!r}") from error
+                undistortions[key] = Undistortion(*key)
 
         reads = [
             functools.partial(_read_pixels, photograph, source, background, undistortions)
             for photograph, source in zip(photographs, sources, strict=True)
         ]
-        sizes = [_size(photograph, source) for photograph, source in zip(photographs, sources, strict=True)]
-        cache = ImageCache() if sum(3 * width * height for width, height in sizes) > BYTES_MAX else None
+        cache = ImageCache() if sum(3 * math.prod(source.view_size) for source in sources) > BYTES_MAX else None
         views: list[View] = []
         workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // largest))
         with ThreadPoolExecutor(workers) as pool:
             found = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
-            for photograph, source, size, read, pixels in zip(photographs, sources, sizes, reads, found):
-                values = _describe(photograph, source, size, undistortions)
+            for photograph, source, read, pixels in zip(photographs, sources, reads, found):
+                values = _describe(photograph, source, undistortions)
                 if cache is None:
                     image, mask = pixels
                     views.append(View(image=image, mask=mask, **values))
                 else:
-                    views.append(StoredView(CachedPixels(cache, len(views), size, read), **values))
+                    views.append(StoredView(CachedPixels(cache, len(views), source.view_size, read), **values))
                 if on_progress is not None:
                     on_progress(len(views), len(photographs))
     return views
@@ -218,43 +213,37 @@ def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[V
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Size of an image after it is rotated, and the EXIF orientation to rotate it by; 1 for none."""
+    """Width and height of an image after it is rotated, those of its view, and the EXIF orientation; 1 for none."""
 
-    width: int
-    height: int
+    size: tuple[int, int]
+    view_size: tuple[int, int]
     orientation: int
 
 
 def _find_source(photograph: Photograph) -> _Source:
     """Decides whether an image is rotated, and checks that it fits its camera."""
     lens, info = photograph.lens, read_image_info(photograph.path)
-    size, full = (info.width, info.height), (lens.width, lens.height)
+    size, full, orientation = (info.width, info.height), (lens.width, lens.height), 1
     fits, turned_fits = _has_aspect_ratio(*size, *full), info.is_sideways and _has_aspect_ratio(*size[::-1], *full)
     if turned_fits and size != full and (not fits or size[::-1] == full):
-        return _Source(info.height, info.width, info.orientation)
-    if not fits:
+        size, orientation = size[::-1], info.orientation
+    elif not fits:
         raise FileError(
             f"{photograph.path}: expected the aspect ratio of its camera, {lens.width}×{lens.height}, found "
             f"{info.width}×{info.height}; use the images that the cameras were computed from"
         )
-    return _Source(*size, 1)
-
-
-def _size(photograph: Photograph, source: _Source) -> tuple[int, int]:
-    """Returns width and height of a view."""
-    factor = photograph.downscale
-    old = (source.width, source.height)
-    return old if factor == 1 else (max(1, round(old[0] / factor)), max(1, round(old[1] / factor)))
+    width, height = (max(1, round(side / photograph.downscale)) for side in size)
+    return _Source(size, (width, height), orientation)
 
 
 def _read_pixels(
     photograph: Photograph, source: _Source, background: Color | None, undistortions: Undistortions
 ) -> Pixels:
     """Returns the image of a view, [H, W, 3] uint8, and its mask, [H, W] bool or None."""
-    old, size = (source.width, source.height), _size(photograph, source)
-    undistortion = undistortions.get((photograph.lens, *old))
+    size = source.view_size
+    undistortion = undistortions.get((photograph.lens, *source.size))
     # Undistortion needs the full image; otherwise it is downscaled while it is read.
-    read_size = old if undistortion is not None else size
+    read_size = source.size if undistortion is not None else size
     stored_size = read_size if source.orientation not in SWAPPED_ORIENTATIONS else read_size[::-1]
     image = read_image(photograph.path, background, size=stored_size, keep_alpha=background is None)
     image = rotate_by_exif(image, source.orientation)
@@ -277,15 +266,13 @@ def _read_pixels(
     return image, valid
 
 
-def _describe(
-    photograph: Photograph, source: _Source, size: tuple[int, int], undistortions: Undistortions
-) -> dict[str, Any]:
+def _describe(photograph: Photograph, source: _Source, undistortions: Undistortions) -> dict[str, Any]:
     """Returns the arguments of a view, except for the image and the mask."""
-    lens, viewmat, points = photograph.lens, photograph.viewmat.float(), photograph.points
-    undistortion = undistortions.get((lens, source.width, source.height))
+    lens, viewmat, points, size = photograph.lens, photograph.viewmat.float(), photograph.points, source.view_size
+    undistortion = undistortions.get((lens, *source.size))
     K = lens.intrinsics(*size)
     if undistortion is not None:
-        K = torch.diag(K.new_tensor([size[0] / source.width, size[1] / source.height, 1])) @ undistortion.K
+        K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistortion.K
         lens = dataclasses.replace(lens, distortion=(0.0, 0.0, 0.0, 0.0))
     distortion = torch.tensor(lens.distortion) if any(lens.distortion) else None
     return dict(
@@ -310,20 +297,15 @@ def _read_mask(path: Path, source: _Source, size: tuple[int, int]) -> Tensor:
     """Reads the mask of an image, [H, W, 1] uint8, downscaled to `size`; rotated with its image if only that fits."""
     info, orientation = read_image_info(path), 1
     width, height = info.width, info.height
-    if not _has_aspect_ratio(width, height, source.width, source.height) and _has_aspect_ratio(
-        height, width, source.width, source.height
-    ):
+    if not _has_aspect_ratio(width, height, *source.size) and _has_aspect_ratio(height, width, *source.size):
         orientation = info.orientation if info.is_sideways else source.orientation
     if orientation in SWAPPED_ORIENTATIONS:
         width, height = height, width
-    if not _has_aspect_ratio(width, height, source.width, source.height):
-        raise FileError(
-            f"{path}: expected the aspect ratio of its image, {source.width}×{source.height}, found {width}×{height}"
-        )
+    if not _has_aspect_ratio(width, height, *source.size):
+        expected = "×".join(map(str, source.size))
+        raise FileError(f"{path}: expected the aspect ratio of its image, {expected}, found {width}×{height}")
     mask = rotate_by_exif(read_mask(path), orientation)[..., None]
-    if (width, height) != (source.width, source.height):
-        mask = downscale(mask, source.width, source.height)
-    return downscale(mask, *size)
+    return downscale(downscale(mask, *source.size), *size)
 
 
 def _has_aspect_ratio(width: int, height: int, full_width: int, full_height: int) -> bool:
