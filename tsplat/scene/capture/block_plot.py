@@ -21,6 +21,7 @@ def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -
     and its numbers of points and views. Borders of the box that block 0 is trained on are dashed."""
     require("matplotlib")
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     cameras = [view.camera for view in (*capture.train, *capture.test)]
     chosen = slice(None, None, 1 + len(capture.points) // POINTS_MOST)
@@ -37,26 +38,21 @@ def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -
     ends = places + REACH * size * directions
     axes.plot(*(torch.stack([places[:, i], ends[:, i]]).numpy() for i in (0, 1)), color="#555", linewidth=0.8)
     axes.scatter(places[:, 0], places[:, 1], s=14, c="#222")
-    edge: dict[str, Any] = dict(fill=False, edgecolor="#c0182b", linewidth=2)
+
+    def outline(low: Corner, high: Corner, **style: Any) -> None:
+        size = (high[0] - low[0], high[1] - low[1])
+        axes.add_patch(Rectangle(low, *size, fill=False, edgecolor="#c0182b", **style))
+
     for k, block in enumerate(plan.blocks):
         (left, bottom), (right, top) = plan.box(k, bounded=True)
-        axes.add_patch(_rectangle((left, bottom), (right, top), **edge))
+        outline((left, bottom), (right, top), linewidth=2)
         label = f"{k}\n{block.n_points:,} points\n{len(block.views)} views"
         box = dict(facecolor="white", alpha=0.75, edgecolor="none", pad=3)
         axes.text((left + right) / 2, (bottom + top) / 2, label, ha="center", va="center", fontsize=11, bbox=box)
-    axes.add_patch(_rectangle(*plan.box(0, expanded=True, bounded=True), **edge | dict(linestyle="--", linewidth=1.2)))
+    outline(*plan.box(0, expanded=True, bounded=True), linestyle="--", linewidth=1.2)
     space = 0.05 * size
-    axes.set_xlim(float(low[0]) - space, float(high[0]) + space)
-    axes.set_ylim(float(low[1]) - space, float(high[1]) + space)
-    axes.set_aspect("equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_title(f"{len(plan.blocks)} blocks, {len(cameras)} views, {len(capture.points):,} points, from above")
+    (x0, y0), (x1, y1) = (low - space).tolist(), (high + space).tolist()
+    title = f"{len(plan.blocks)} blocks, {len(cameras)} views, {len(capture.points):,} points, from above"
+    axes.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal", xticks=[], yticks=[], title=title)
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
-
-
-def _rectangle(low: Corner, high: Corner, **style: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(low, high[0] - low[0], high[1] - low[1], **style)
