@@ -243,9 +243,12 @@ class Gaussians:
 
 
 def concatenate(parts: Sequence[Gaussians]) -> Gaussians:
-    """Returns the Gaussians of one or more parts of a model, one part after the other."""
-    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PARAMETERS}
-    return dataclasses.replace(parts[0], **tensors)
+    """Returns the Gaussians of one or more parts, one part after the other, with dtypes and device of the first."""
+    first = parts[0]
+    tensors: dict[str, Any] = {
+        name: torch.cat([getattr(part, name).to(tensor) for part in parts]) for name, tensor in first.tensors().items()
+    }
+    return dataclasses.replace(first, **tensors)
 
 
 def neighbor_distances(points: Tensor, rows: slice = slice(None)) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from ...errors import ArgumentError
 from ..cameras import UP, centers, map_poses
+from ..rotation import similarity
 from .views import Capture, View
 
 UP_NORM_MIN = 1e-6
@@ -40,16 +41,12 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     scale = 1 / farthest
     # The second row of a world-to-camera rotation is the camera's down direction in the world frame.
     rotation = _rotation_between(-rotations[:, 1].mean(0), torch.tensor(UP, dtype=torch.float64))
-    transform = torch.eye(4, dtype=torch.float64)
-    transform[:3, :3] = scale * rotation
-    transform[:3, 3] = -scale * rotation @ center
+    transform = similarity(rotation, (-scale * rotation @ center).tolist(), scale)
 
     def moved(pose: Tensor) -> Tensor:
         old = pose.double().cpu()
-        new = torch.eye(4, dtype=torch.float64)
-        new[:3, :3] = old[:3, :3] @ rotation.T
-        new[:3, 3] = scale * (old[:3, :3] @ center + old[:3, 3])
-        return new.to(pose)
+        translation = scale * (old[:3, :3] @ center + old[:3, 3])
+        return similarity(old[:3, :3] @ rotation.T, translation.tolist()).to(pose)
 
     def transformed(view: View) -> View:
         sparse = view.sparse

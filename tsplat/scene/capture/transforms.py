@@ -217,7 +217,6 @@ class _Frame:
     values: Mapping[str, Any]
     full: Path
     image: Path
-    is_downscaled: bool
 
 
 def _find_frames(
@@ -231,7 +230,7 @@ def _find_frames(
         for number, own in enumerate(content["frames"]):
             name = own.get("file_path")
             full = _find_image(file, name, f"frame {number}: file_path")
-            image, is_downscaled = _downscaled(full, downscale)
+            image = _downscaled(full, downscale)
             if not os.path.isfile(image) and not os.path.isfile(full):
                 if WINDOWS_PATH.match(name) and os.name != "nt":
                     raise FileError(
@@ -241,10 +240,10 @@ def _find_frames(
                 if found := _find_in_other_case(full, folders):
                     other_case.append(full)
                     full = found
-                    image, is_downscaled = _downscaled(full, downscale)
+                    image = _downscaled(full, downscale)
             # A value of null is as good as none.
             values = {key: value for part in (content, own) for key, value in part.items() if value is not None}
-            frames.append(_Frame(file, f"frame {number}", values, full, image, is_downscaled))
+            frames.append(_Frame(file, f"frame {number}", values, full, image))
     kept, notes = find_usable([frame.image for frame in frames], strict or len(frames) < 2)
     if other_case:
         n = len(other_case)
@@ -272,10 +271,10 @@ def _find_in_other_case(image: Path, folders: dict[Path, dict[str, Path]]) -> Pa
     return folders[folder].get(image.name.lower())
 
 
-def _downscaled(full: Path, downscale: int) -> tuple[Path, bool]:
-    """Returns the image to read instead of a full one, and whether it is in a folder of downscaled images."""
+def _downscaled(full: Path, downscale: int) -> Path:
+    """Returns the image to read instead of a full one: that of a folder of downscaled images, if there is one."""
     folder = downscaled_folder(full.parent, downscale)
-    return (full, False) if folder is None else (find_by_stem(folder, full.name), True)
+    return full if folder is None else find_by_stem(folder, full.name)
 
 
 def _read_points(path: Path, notes: list[str]) -> tuple[Tensor, Tensor]:
@@ -304,7 +303,7 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
         lens=lens,
         viewmat=read_viewmat(frame.values.get("transform_matrix"), where),
         camera_id=lenses.setdefault(lens, len(lenses)),
-        downscale=1 if frame.is_downscaled else downscale,
+        downscale=downscale if frame.image == frame.full else 1,
         mask=mask,
     )
 

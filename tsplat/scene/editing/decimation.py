@@ -106,14 +106,11 @@ def _merge(
     on_progress: Progress,
 ) -> Gaussians:
     """The rounds of merging."""
-    first, done = len(gaussians), 0
+    first, done = len(gaussians), itertools.count(1)
     views = itertools.cycle([*cameras[::2], *cameras[1::2]])
-    total = N_ROUNDS * N_ROUND_VIEWS
 
     def tell() -> None:
-        nonlocal done
-        done += 1
-        on_progress("merging", done, total)
+        on_progress("merging", next(done), N_ROUNDS * N_ROUND_VIEWS)
 
     for i in range(N_ROUNDS):
         left = round(first * (n / first) ** ((i + 1) / N_ROUNDS))

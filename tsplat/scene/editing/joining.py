@@ -3,14 +3,13 @@
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ...config import SH_DEGREE_MAX
 from ...errors import ArgumentError
 from ..formats.foreign import Warn
-from ..gaussians import PARAMETERS, Gaussians
+from ..gaussians import Gaussians, concatenate
 
 
 def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> Gaussians:
@@ -36,10 +35,7 @@ def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> 
     padded = [set_sh_degree(model, degree) for model in models]
     if any(model.surfels != first.surfels for model in models):
         raise ArgumentError("models: expected only 2D or only 3D Gaussians, found both")
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(model, name).to(getattr(first, name)) for model in padded]) for name in PARAMETERS
-    }
-    return dataclasses.replace(first, **joined)
+    return concatenate(padded)
 
 
 def set_sh_degree(gaussians: Gaussians, degree: int) -> Gaussians:

@@ -38,13 +38,12 @@ def prune_gaussians(
         small = prune_gaussians(gaussians, min_opacity=0.05, max_scale=0.04)
         assert 0 < len(small) < 1000 and small.scales.max() <= 0.04
     """
-    for name, value, low, high in (
-        ("min_opacity", min_opacity, 0.0, 1.0),
-        ("max_scale", max_scale, math.ulp(0.0), math.inf),
-        ("max_isolation", max_isolation, 1.0, math.inf),
+    for name, value, low, high, limits in (
+        ("min_opacity", min_opacity, 0.0, 1.0, "from 0 to 1"),
+        ("max_scale", max_scale, math.ulp(0.0), math.inf, "above 0"),
+        ("max_isolation", max_isolation, 1.0, math.inf, "of at least 1"),
     ):
         if value is not None and not (low <= value <= high and math.isfinite(value)):
-            limits = {"min_opacity": "from 0 to 1", "max_scale": "above 0", "max_isolation": "of at least 1"}[name]
             raise ArgumentError(f"{name}: expected a number {limits}, found {value}")
     kept = torch.ones(len(gaussians), dtype=torch.bool, device=gaussians.means.device)
     if min_opacity is not None:
