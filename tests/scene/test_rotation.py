@@ -13,7 +13,7 @@ from tsplat.reference import covariances, quaternion_to_rotation, spherical_harm
 from tsplat.rendering import render
 from tsplat.scene import rotate_gaussians, transform_gaussians
 from tsplat.scene.cameras import move_camera
-from tsplat.scene.rotation import axis_rotations, quaternions, rotate_upright, rotation_matrix, similarity
+from tsplat.scene.rotation import axis_rotations, quaternions, rotation_matrix, similarity, upright
 
 QUAT = (0.4, -1.1, 0.3, 0.7)
 
@@ -122,7 +122,7 @@ def test_invalid_matrices(matrix, problem):
 def test_up_becomes_minus_y(up):
     gaussians = make_gaussians()
     direction = torch.tensor(up, dtype=torch.float32).expand(len(gaussians), 3)
-    rotated = rotate_upright(dataclasses.replace(gaussians, means=direction), up).means
+    rotated = transform_gaussians(dataclasses.replace(gaussians, means=direction), upright(up)).means
     expected = torch.tensor([0.0, -float(direction[0].norm()), 0.0])
     assert torch.allclose(rotated, expected.expand_as(rotated), atol=1e-6)
 
@@ -131,13 +131,13 @@ def test_right_stays_right_where_y_or_z_is_up():
     right = torch.tensor([[1.0, 0, 0]])
     gaussians = dataclasses.replace(random_gaussians(n=1), means=right)
     for up in ((0, -1, 0), (0, 1, 0), (0, 0, 1), (0, 0, -1)):
-        assert torch.allclose(rotate_upright(gaussians, up).means, right, atol=1e-6)
+        assert torch.allclose(transform_gaussians(gaussians, upright(up)).means, right, atol=1e-6)
 
 
 @pytest.mark.parametrize("up", [(0, 0, 0), (0, float("nan"), 0)])
 def test_invalid_up(up):
     with pytest.raises(ArgumentError, match="up: expected a finite direction that is not zero"):
-        rotate_upright(random_gaussians(n=1), up)
+        upright(up)
 
 
 def test_moved_2d_gaussians_stay_flat():

@@ -23,7 +23,7 @@ from ..scene.formats.models import STREAMED, format_of, write_model
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
 from ..scene.gaussians import Gaussians
 from ..scene.model_rows import MemoryRows, Rows, as_rows, gather
-from ..scene.rotation import axis_rotations, rotate_upright, similarity, transform_gaussians, upright
+from ..scene.rotation import axis_rotations, similarity, transform_gaussians, upright
 from ..support.progress import stage_display
 from ..support.reading import read_file
 from ..viewing import export_page, read_cameras
@@ -56,7 +56,8 @@ def convert(arguments: Namespace) -> int:
             rows = files.enter_context(gather(inside, rows, existing_folder(arguments.out)))
             raise_if_empty(rows, box)
         if arguments.up is not None:
-            rows = rows.map(lambda part: rotate_upright(part, arguments.up))
+            matrix = upright(arguments.up)
+            rows = rows.map(lambda part: transform_gaussians(part, matrix))
         write(arguments, rows)
     return 0
 
@@ -114,10 +115,8 @@ def _export_page(arguments: Namespace) -> int:
 
 def _box(arguments: Namespace) -> Box | None:
     """The two corners of ``--crop``."""
-    if arguments.crop is None:
-        return None
-    x0, y0, z0, x1, y1, z1 = arguments.crop
-    return (x0, y0, z0), (x1, y1, z1)
+    crop = arguments.crop
+    return None if crop is None else (tuple(crop[:3]), tuple(crop[3:]))
 
 
 class Operation(argparse.Action):
@@ -135,11 +134,11 @@ def edit(arguments: Namespace) -> int:
     operations = arguments.operations
     if not operations:
         raise ArgumentError("expected at least one operation, such as --crop; see tsplat edit --help")
-    if not any(option == "--decimate" for option, _ in operations):
+    decimates = any(option == "--decimate" for option, _ in operations)
+    if not decimates:
         refuse(arguments, ("finetune", "cameras"), "only with --decimate")
     for path in (arguments.model, *(values for option, values in operations if option == "--merge")):
         check_output(arguments.out, path)
-    decimates = any(option == "--decimate" for option, _ in operations)
     large = open_large(arguments, "decimate" if decimates else written_format(arguments))
     with contextlib.ExitStack() as files:
         if large is not None:

@@ -127,8 +127,8 @@ def read_image(
         return _assemble(rows, image.width, image.height, 3 if backdrop is not None or not composited else 4, size)
 
 
-def read_mask(path: str | os.PathLike[str], *, size: tuple[int, int] | None = None) -> Tensor:
-    """Reads the brightness of an image, [H, W] uint8, downscaled to `size` if given. Refuses values of 0 and 1."""
+def read_mask(path: str | os.PathLike[str]) -> Tensor:
+    """Reads the brightness of an image, [H, W] uint8. Refuses values of 0 and 1."""
     with _opened(path, verified=True) as file:
         image = _load(file, path)
 
@@ -136,7 +136,7 @@ def read_mask(path: str | os.PathLike[str], *, size: tuple[int, int] | None = No
             strip = image.crop((0, first, image.width, last))
             return torch.from_numpy(np.array(_to_8_bit(strip, file).convert("L")))[..., None]
 
-        mask = _assemble(rows, image.width, image.height, 1, size)[..., 0]
+        mask = _assemble(rows, image.width, image.height, 1, None)[..., 0]
         if image.mode == "L" and image.getextrema()[1] == 1:
             raise FileError(f"{path}: expected a mask that is white (255) for valid pixels, found values 0 and 1")
     return mask

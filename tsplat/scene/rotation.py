@@ -18,11 +18,6 @@ N_DIRECTIONS = 200
 """Directions at which the rotated spherical harmonics are fitted; a degree has at most 9 coefficients."""
 
 
-def rotate_upright(gaussians: Gaussians, up: Sequence[float]) -> Gaussians:
-    """Returns a model rotated by :func:`upright`."""
-    return transform_gaussians(gaussians, upright(up))
-
-
 def upright(up: Sequence[float]) -> Tensor:
     """Returns the rotation [4, 4] fp64 after which `up` [3] points to -y, as in models of structure-from-motion.
 

@@ -263,9 +263,7 @@ def _find_photographs(
         raise FileError(f"{photos}: no such folder; videos end in {', '.join(VIDEO_SUFFIXES)}")
     visible: list[Path] = []
     for parent, folders, names in os.walk(photos):
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and _has_photographs(Path(parent, name), masks)
-        ]
+        folders[:] = [name for name in folders if _has_photographs(Path(parent, name), masks)]
         visible += [Path(parent, name) for name in names if not name.startswith(".")]
     visible.sort(key=lambda path: path.relative_to(photos).as_posix())
     files = {path.relative_to(photos).as_posix(): path for path in visible if path.suffix.lower() in SUFFIXES}
@@ -282,8 +280,10 @@ def _find_photographs(
         )
     cameras: defaultdict[str, list[Path]] = defaultdict(list)
     for name, path in files.items():
-        if not _is_utf8(name):
-            raise FileError(f"{path}: expected a name in UTF-8, which COLMAP needs; rename it")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise FileError(f"{path}: expected a name in UTF-8, which COLMAP needs; rename it") from error
         cameras[Path(name).parent.as_posix()].append(path)
     infos = {path: read_image_info(path) for path in files.values()}
     for camera, paths in cameras.items():
@@ -305,14 +305,6 @@ def _has_photographs(folder: Path, masks: str | os.PathLike[str] | None) -> bool
     if folder.name.startswith(".") or (folder / "sparse").is_dir():
         return False
     return masks is None or folder.resolve() != Path(masks).resolve()
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _link(file: Path, target: Path) -> None:

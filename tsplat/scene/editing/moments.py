@@ -38,7 +38,8 @@ def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) ->
     opacity times area grows as the weight does. Takes O(N log N).
     """
     keepers, others = kept.nonzero().squeeze(1), (~kept).nonzero().squeeze(1)
-    covariances = _covariances(gaussians)
+    covariances = quat_scale_to_covar_preci(gaussians.quats, gaussians.scales, compute_preci=False)[0]
+    assert covariances is not None
     targets, is_close = _find_targets(gaussians, covariances, keepers, others)
     is_merged = is_close & (weights[others] > 0) & (weights[keepers[targets]] > 0)
     others, targets = others[is_merged], targets[is_merged]
@@ -100,13 +101,6 @@ def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, ot
         targets.append(near.gather(1, best).squeeze(1))
         is_close.append(distances.gather(1, best).squeeze(1) < DISTANCE_MAX**2)
     return torch.cat(targets), torch.cat(is_close)
-
-
-def _covariances(gaussians: Gaussians) -> Tensor:
-    """[N, 3, 3]"""
-    covariances = quat_scale_to_covar_preci(gaussians.quats, gaussians.scales, compute_preci=False)[0]
-    assert covariances is not None
-    return covariances
 
 
 def _area(scales: Tensor) -> Tensor:

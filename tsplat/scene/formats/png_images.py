@@ -96,7 +96,8 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     meta = Meta.parse(str(path), load(META))
     tensors: dict[str, Tensor] = {}
     for name in meta.values:
-        _check_name(name, FileError, f"{path}: {META}")
+        if not is_file_name(name):
+            raise FileError(f"{path}: {META}: {name!r} is not the name of a file")
         part = meta.part(name)
         shape, dtype = _shape(part), _dtype(part)
         if math.prod(shape) == 0:
@@ -132,12 +133,6 @@ def read_png_model(folder: str | os.PathLike[str], *, warn: Warn = warnings.warn
         raise FileError(f"{folder}: {error}") from error
 
 
-def _check_name(name: str, error: type[ArgumentError], where: str) -> None:
-    """Raises unless ``name`` can be a part of the name of a file."""
-    if not is_file_name(name):
-        raise error(f"{where}: {name!r} is not the name of a file")
-
-
 def _check_tensors(tensors: Mapping[str, Tensor]) -> int:
     """Checks names, shapes and values. Returns the number of pixels along an edge."""
     if MEANS not in tensors or tensors[MEANS].dim() != 2 or tensors[MEANS].shape[1] != 3:
@@ -147,7 +142,8 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> int:
     if side**2 != n:
         raise ShapeError(f"{MEANS}: expected a square number of Gaussians, found {n}")
     for name, tensor in tensors.items():
-        _check_name(name, ArgumentError, "tensors")
+        if not is_file_name(name):
+            raise ArgumentError(f"tensors: {name!r} is not the name of a file")
         if tensor.dim() == 0 or len(tensor) != n:
             raise ShapeError(f"{name}: expected [N, ...] as {MEANS}, here [{n}, ...], found {list(tensor.shape)}")
         if name in BYTES and n and tensor.numel() // n not in CHANNELS:

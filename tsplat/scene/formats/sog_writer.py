@@ -48,9 +48,6 @@ SAMPLE = 1 << 20
 
 SUFFIX = ".sog"
 
-Words = tuple[NDArray[np.uint16], NDArray[np.float64]]
-"""Means in 16 bits between bounds [N, 3], and the bounds of their logarithms [2, 3]."""
-
 
 def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list[str]:
     """Writes PlayCanvas's SOG, version 2, in Morton order. The result is the same in every run.
@@ -206,8 +203,8 @@ def _log_bounds(ends: Floats) -> NDArray[np.float64]:
     return signed_log(ends) + 0  # no -0
 
 
-def _words(means: Floats, ends: Floats) -> Words:
-    """Encodes means in 16 bits between bounds, and returns the logarithms of these."""
+def _words(means: Floats, ends: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
+    """Encodes means [N, 3] in 16 bits between bounds, and returns the logarithms [2, 3] of these."""
     bounds = _log_bounds(ends)
     fractions = fractions_of(bounds[0], bounds[1], signed_log(means))
     return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), bounds
@@ -223,9 +220,7 @@ def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
     return np.maximum(areas, least, out=areas)
 
 
-def _codebook(
-    rows: Rows, values: Callable[[Gaussians], Floats], sample: Floats, weights: NDArray[Any] | None
-) -> Floats:
+def _codebook(rows: Rows, values: Callable[[Gaussians], Floats], sample: Floats, weights: NDArray[Any]) -> Floats:
     """Returns up to 256 entries for values of the rows, in increasing order: those of a sample, unless there are no
     more different ones in all."""
     if len(sample) < rows.count:
@@ -292,8 +287,7 @@ def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.i
     first_rows = np.full(len(firsts), rows.count)
     np.minimum.at(first_rows, labels, np.arange(rows.count))
     order = first_rows.argsort()
-    places = np.empty(len(order), np.int32)
-    places[order] = np.arange(len(order))
+    places = order.argsort().astype(np.int32)
     return entries, indices[firsts[order]].reshape(-1, *shape), places[labels], clusters is None
 
 

@@ -29,7 +29,7 @@ from ...support.reading import check_memory, read_file
 from ..gaussians import Gaussians
 from ..rotation import flip_axes, rotate_gaussians
 from .foreign import Warn, note_ignored
-from .quantization import Bytes, Floats, gaussians_from_arrays, quats_from_smallest_three
+from .quantization import Floats, gaussians_from_arrays, quats_from_smallest_three
 from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, Axes, Extensions, OrbitLimits, parse_extensions
 
 GZIP, MAGIC = b"\x1f\x8b", b"NGSP"
@@ -230,8 +230,9 @@ def _decode(
     words[..., 1:] = positions.reshape(count, 3, 3)
     # 24-bit integers in the upper three bytes of an int32 keep their sign.
     means = (words.view("<i4")[..., 0] >> 8) * np.float32(2.0**-fraction)
-    if version == 2:
-        quats = _decode_quats_2(rotations)
+    if version == 2:  # xyz as bytes, w positive and omitted
+        others = rotations.reshape(count, 3).astype(np.float32) / 127.5 - 1
+        quats = quats_from_smallest_three(others, np.zeros(count, np.intp))
     else:
         quats = decode_quats(np.ascontiguousarray(rotations).view("<u4").reshape(count))
     coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
@@ -241,12 +242,6 @@ def _decode(
     gaussians = gaussians_from_arrays(means, log_scales, quats, alphas, sh0, coefficients, antialiased)
     gaussians = flip_axes(gaussians.recognized(-10.0), axes[:3])
     return rotate_gaussians(gaussians, QUARTER_TURN) if axes.turned else gaussians
-
-
-def _decode_quats_2(rotations: Bytes) -> Floats:
-    """Decodes rotations of version 2: xyz as bytes, w positive and omitted. [N, 4] wxyz"""
-    others = rotations.reshape(-1, 3).astype(np.float32) / 127.5 - 1
-    return quats_from_smallest_three(others, np.zeros(len(others), np.intp))
 
 
 def decode_quats(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Floats:
