@@ -4,8 +4,6 @@ The viewer and `tsplat.training` are imported when a subcommand needs them, so t
 rendering, converting and describing a model import nothing of `tsplat.training`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -15,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import ArgumentError
 from ..scene import Camera, Gaussians, View, intrinsics, open_model, summarize
@@ -36,9 +34,6 @@ from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
 from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
 from .large_models import FRAMING, Task, open_large, read_smaller, warn_user
-
-if TYPE_CHECKING:
-    from ..viewing.viewer import ViewedModel
 
 
 def demo(arguments: Namespace) -> int:
@@ -124,7 +119,7 @@ def render(arguments: Namespace) -> int:
 
 def view(arguments: Namespace) -> int:
     """``tsplat view``."""
-    from ..viewing.viewer import Viewer, open_viewed
+    from ..viewing.viewer import ViewedModel, Viewer, open_viewed
     from ..viewing.viewer.server import MODULES, open_in_browser, print_address
 
     require(*MODULES)

@@ -1,7 +1,5 @@
 """Commands on models that are larger than memory: how much they need, and what they do range by range."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """Culling by boxes: Gaussians that a camera cannot see are left out before they are activated and projected."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@
 nothing of them is left. Results do not depend on :data:`CHUNK`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -108,7 +106,7 @@ class Rows:
         """Yields all Gaussians, range by range."""
         return (self.read(start, stop) for start, stop in self.ranges())
 
-    def map(self, function: Callable[[Gaussians], Gaussians]) -> Rows:
+    def map(self, function: Callable[[Gaussians], Gaussians]) -> "Rows":
         """Returns the rows with a function applied to each range; it keeps their number, and what they are."""
         return _MappedRows(self, function)
 
@@ -122,7 +120,7 @@ class Rows:
             parts.append(self.read(start, stop).select(slice(-start % step, None, step)).map(torch.clone))
         return concatenate(parts)
 
-    def ordered(self, order: NDArray[np.int64], folder: str | os.PathLike[str]) -> Rows:
+    def ordered(self, order: NDArray[np.int64], folder: str | os.PathLike[str]) -> "Rows":
         """Returns the rows of the ids `order` [M], none twice, in temporary files in a folder.
 
         The rows are read once, in their order, and written to the part of the files in which they belong. Then each

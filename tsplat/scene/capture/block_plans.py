@@ -6,8 +6,6 @@ al., 2024), the box is expanded by a margin for training, and all that its views
 fewer points, so that no Gaussians inside imitate what is outside.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

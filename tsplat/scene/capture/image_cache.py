@@ -1,7 +1,5 @@
 """Photographs that are read when they are used: a bounded cache, which threads fill ahead of training."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import os
@@ -39,7 +37,7 @@ class ImageCache:
         self._kept: collections.OrderedDict[int, tuple[Future[Pixels], int]] = collections.OrderedDict()
         self._bytes = 0
 
-    def start(self, pixels: CachedPixels) -> Future[Pixels]:
+    def start(self, pixels: "CachedPixels") -> Future[Pixels]:
         """Starts to read an image unless it is in the cache, and makes it the last one to be dropped."""
         with self._lock:
             found = self._kept.get(pixels.key)
@@ -51,7 +49,7 @@ class ImageCache:
                 self._bytes -= self._kept.popitem(last=False)[1][1]
         return found[0]
 
-    def prefetch(self, upcoming: Iterable[CachedPixels]) -> None:
+    def prefetch(self, upcoming: Iterable["CachedPixels"]) -> None:
         """Starts to read what is used next, in this order, up to half of the size of the cache."""
         left = self.bytes_max // 2
         for pixels in upcoming:
@@ -60,7 +58,7 @@ class ImageCache:
                 break
             self.start(pixels)
 
-    def get(self, pixels: CachedPixels) -> Pixels:
+    def get(self, pixels: "CachedPixels") -> Pixels:
         """Returns an image, when it is read; raises what reading it does."""
         future = self.start(pixels)
         if future.done():
@@ -100,6 +98,6 @@ class CachedPixels:
         image, mask = self.cache.get(self)
         return image.to(self.device), None if mask is None else mask.to(self.device)
 
-    def to(self, device: torch.device | str) -> CachedPixels:
+    def to(self, device: torch.device | str) -> "CachedPixels":
         """Returns them on another device; the cache stays in memory of the CPU."""
         return dataclasses.replace(self, device=device)

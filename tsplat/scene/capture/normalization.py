@@ -1,7 +1,5 @@
 """Normalization of captures: centered at the origin, upright, with the farthest camera at distance 1."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """Fewer Gaussians without rendering, block by block: levels of detail, and decimation of models larger than memory."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """k-means of rows in two levels, for tens of thousands of clusters, and of single values."""
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import math
@@ -34,7 +32,7 @@ class Clusters:
 
     @staticmethod
     @torch.no_grad()
-    def fit(rows: Tensor, n_clusters: int) -> Clusters:
+    def fit(rows: Tensor, n_clusters: int) -> "Clusters":
         """Clusters more than `n_clusters` rows by Euclidean distance: first into about sqrt(n_clusters) groups, and
         then each group by itself. The time is proportional to N D sqrt(n_clusters)."""
         n = len(rows)

@@ -1,7 +1,5 @@
 """What the formats that store parameters as images share: ``meta.json``, images and ZIP archives."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -109,7 +107,7 @@ class Meta:
         self.name = name
 
     @classmethod
-    def parse(cls, path: str, text: bytes, file: str = META) -> Meta:
+    def parse(cls, path: str, text: bytes, file: str = META) -> "Meta":
         """Parses JSON."""
         try:
             return cls(path, json.loads(text, parse_constant=_refuse_constant), file=file)
@@ -120,10 +118,10 @@ class Meta:
         name = f"{self.name}.{name}" if self.name else name
         return FileError(f"{self.path}: {self.file}: expected {name} to be {expected}; the file is damaged")
 
-    def part(self, name: str) -> Meta:
+    def part(self, name: str) -> "Meta":
         return Meta(self.path, self.values.get(name), f"{self.name}.{name}" if self.name else name, self.file)
 
-    def parts(self, name: str) -> list[Meta]:
+    def parts(self, name: str) -> "list[Meta]":
         """Returns a list of objects; an empty one if there is none."""
         found = self.values.get(name, [])
         if not isinstance(found, list):

@@ -1,7 +1,5 @@
 """Reading and writing models in any supported format, detected by content first, then by file name."""
 
-from __future__ import annotations
-
 import functools
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Quantization shared by the compressed formats: between parameters before activation and stored integers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

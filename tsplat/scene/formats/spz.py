@@ -8,8 +8,6 @@ The frame of the format is x right, y up, z backward, unless an extension names 
 Gaussians to x right, y down, z forward, as in PLY files: usually a rotation by 180 degrees about x.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

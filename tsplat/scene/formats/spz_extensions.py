@@ -4,8 +4,6 @@ They follow the header in version 4, and the Gaussians in versions 2 and 3. SPZ_
 that a file is stored with, SPZ_ADOBE_safe_orbit_camera limits a camera. Others are ignored.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import NamedTuple
 
@@ -42,7 +40,7 @@ class Axes(NamedTuple):
     turned: bool = False
 
     @classmethod
-    def of(cls, name: str) -> Axes:
+    def of(cls, name: str) -> "Axes":
         """Returns the conversion of one of :data:`AXES`."""
         x, y, z = (1 if letter in "RDF" else -1 for letter in name)
         # The turn exchanges y, forward or backward, with z, down or up, and changes the sign of y.

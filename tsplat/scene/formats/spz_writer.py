@@ -1,7 +1,5 @@
 """Writing SPZ 3 and 4; :mod:`~tsplat.scene.formats.spz` describes and reads the format."""
 
-from __future__ import annotations
-
 import math
 import os
 import zlib

@@ -5,8 +5,6 @@ Gaussians are points of a mesh primitive, with attributes ``KHR_gaussian_splatti
 left, y up, z forward; the reader turns them by 180 degrees about z, to x right, y down, z forward, as in PLY files.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

@@ -1,7 +1,5 @@
 """Writing glTF; :mod:`~tsplat.scene.formats.interchange.gltf` describes and reads the format."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """What glTF and OpenUSD share: parameters after activation, in float32, and axes that their readers convert from."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -4,8 +4,6 @@ Gaussians are prims of the type ParticleField3DGaussianSplat, with parameters af
 of the prims around them. Stages have y or z up; the reader turns them to x right, y down, z forward, as in PLY files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

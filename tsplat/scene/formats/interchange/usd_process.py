@@ -5,8 +5,6 @@ finds is written as arrays to a folder, with ``stage.json`` that says what belon
 (docs/decisions/0032).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@
 dataset are its Gaussians; level 0 is the finest. An ``environment`` is a dataset that is part of every level.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writing Streamed SOG; :mod:`~tsplat.scene.formats.streaming.streamed_sog` describes and reads the format."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
