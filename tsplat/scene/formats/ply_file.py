@@ -119,19 +119,24 @@ class PlyFile:
         before = list(itertools.takewhile(lambda other: other is not element, self.elements.values()))
         if len(set(element.names)) < len(element.names):
             raise FileError(f"{self.path}: element {name!r} declares a property twice")
-        if not self.is_binary:
-            return self._ascii(element, before)
-        return self._binary(element, before, start, element.count if stop is None else stop)
-
-    def _binary(self, element: Element, before: list[Element], start: int, stop: int) -> Iterator[Table]:
         record = self._record(element)
+        if not self.is_binary:
+            # At least one digit and one separator per number, except after the last number.
+            least = sum(2 * max(len(e.properties), 1) * e.count for e in [*before, element]) - 1
+            if least > self._size:
+                raise FileError(
+                    f"{self.path}: expected {element.count} records {element.name!r} of at least {least} bytes in all, "
+                    f"found {self._size} bytes; the file is cut short or its header is damaged"
+                )
+            return self._ascii_blocks(element, sum(e.count for e in before))
         skipped = sum(other.count * self._record(other).itemsize for other in before)
         if skipped + element.count * record.itemsize > self._size:
             raise FileError(
                 f"{self.path}: expected {element.count} records {element.name!r} of {record.itemsize} bytes, found "
                 f"{max(self._size - skipped, 0)} bytes; the file is cut short or its header is damaged"
             )
-        return self._binary_blocks(stop - start, record, self._start + skipped + start * record.itemsize)
+        count = (element.count if stop is None else stop) - start
+        return self._binary_blocks(count, record, self._start + skipped + start * record.itemsize)
 
     def note_rest(self, warn: Callable[[str], object]) -> None:
         """Notes data after the last binary record, of which the header says nothing.
@@ -171,18 +176,6 @@ class PlyFile:
             if len(block) < size:
                 raise FileError(f"{self.path}: the file was truncated while it was read")
             yield block
-
-    def _ascii(self, element: Element, before: list[Element]) -> Iterator[Table]:
-        if LIST in (kind for _, kind in element.properties):
-            raise FileError(f"{self.path}: element {element.name!r} has a list property; save the file without it")
-        # At least one digit and one separator per number, except after the last number.
-        least = sum(2 * max(len(e.properties), 1) * e.count for e in [*before, element]) - 1
-        if least > self._size:
-            raise FileError(
-                f"{self.path}: expected {element.count} records {element.name!r} of at least {least} bytes in all, "
-                f"found {self._size} bytes; the file is cut short or its header is damaged"
-            )
-        return self._ascii_blocks(element, sum(e.count for e in before))
 
     def _ascii_blocks(self, element: Element, skipped: int) -> Iterator[Table]:
         self._file.seek(self._start)
