@@ -33,8 +33,8 @@ class Clusters:
     @staticmethod
     @torch.no_grad()
     def fit(rows: Tensor, n_clusters: int) -> "Clusters":
-        """Clusters more than `n_clusters` rows by Euclidean distance: first into about sqrt(n_clusters) groups, and
-        then each group by itself. The time is proportional to N D sqrt(n_clusters)."""
+        """Clusters more than `n_clusters` rows [N, D] by Euclidean distance: first into about sqrt(n_clusters) groups,
+        and then each group by itself. The time is proportional to N D sqrt(n_clusters)."""
         n = len(rows)
         generator = torch.Generator().manual_seed(0)
         n_groups = math.isqrt(n_clusters)
@@ -61,17 +61,6 @@ class Clusters:
             if len(ids):
                 labels[ids] = _nearest(rows[ids], self.centroids[first:last]) + first
         return labels
-
-
-def cluster(rows: Tensor, n_clusters: int) -> tuple[Tensor, Tensor]:
-    """Clusters rows by :class:`Clusters`. If there are at most `n_clusters` rows, each is a cluster.
-
-    Returns centroids [K, D] with K <= n_clusters, and the cluster of each row [N] int64.
-    """
-    if len(rows) <= n_clusters:
-        return rows, torch.arange(len(rows), device=rows.device)
-    clusters = Clusters.fit(rows, n_clusters)
-    return clusters.centroids, clusters.nearest(rows)
 
 
 def _k_means(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:

@@ -26,7 +26,7 @@ from ...support.extras import require
 from ...support.files import output_folder, write_json
 from ...support.reading import read_file
 from ..gaussians import GSPLAT_NAMES, Gaussians
-from .clustering import cluster
+from .clustering import Clusters
 from .foreign import Warn, note_ignored
 from .image_sets import META, META_MAX, ZIP_ERRORS, Load, Meta, archive_loader, decode_image, is_file_name, write_files
 from .quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
@@ -212,9 +212,11 @@ def _encode_clusters(tensor: Tensor) -> tuple[bytes, dict[str, Any]]:
     rows = tensor.reshape(len(tensor), -1)
     rows = rows if rows.dtype == torch.float64 else rows.float()
     distinct, places = torch.unique(rows, dim=0, return_inverse=True)
-    found, labels = (distinct, places) if len(distinct) <= N_CLUSTERS else cluster(rows, N_CLUSTERS)
-    used, labels = torch.unique(labels, return_inverse=True)
-    centroids = found[used].double().cpu().numpy()
+    if len(distinct) > N_CLUSTERS:
+        clusters = Clusters.fit(rows, N_CLUSTERS)
+        distinct, places = clusters.centroids, clusters.nearest(rows)
+    used, labels = torch.unique(places, return_inverse=True)
+    centroids = distinct[used].double().cpu().numpy()
     low, high = centroids.min(), centroids.max()
     levels = _quantize(centroids, low, high, CLUSTER_BITS).astype(np.uint8)
     # By their levels, because different centroids may have become equal.
