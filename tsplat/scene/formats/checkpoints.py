@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import re
 import warnings
@@ -50,8 +49,6 @@ OwnRows = Callable[[int], slice]
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
 LATEST_BYTES_MAX = 4096
-
-
 MANIFEST_TYPES = dict(step=int, n_gaussians=int, antialiased=bool, surfels=bool, files=dict, figures=dict, config=dict)
 KINDS = {int: "integer", bool: "boolean", dict: "object"}
 
@@ -120,12 +117,8 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
 
 def find_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
-    found = []
-    for path in folder.iterdir():
-        match = NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), int(match[2] or 1), path))
-    return [path for _, _, path in sorted(found)]
+    found = {path: match for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
+    return sorted(found, key=lambda path: (int(found[path][1]), int(found[path][2] or 1), path))
 
 
 def read_newest_valid(
@@ -342,17 +335,3 @@ def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, wanted: slice 
             raise ArgumentError(f"{folder}: the shards hold {found} rows of {name}, expected {n_rows}")
     ordered = {name: [rows for _, rows in sorted(found, key=itemgetter(0))] for name, found in parts.items()}
     return {name: torch.cat([rows for rows in found if len(rows)] or found[:1]) for name, found in ordered.items()}
-
-
-@contextlib.contextmanager
-def quiet_torch_checkpoint() -> Iterator[None]:
-    """Silences the warnings of ``torch.distributed.checkpoint`` about its intended use."""
-    logger = logging.getLogger("torch.distributed.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -75,7 +75,6 @@ ENDINGS: dict[str, Format] = {
 }
 """Ending of a path -> format; the first one that matches is used."""
 
-
 DEFLATE = b"\x08"
 """The third byte of every gzip file: its method of compression."""
 

@@ -1,11 +1,14 @@
 """Writes the shards of several ranks as one set of safetensors files, with ``torch.distributed.checkpoint``."""
 
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...scene.formats.checkpoints import quiet_torch_checkpoint
 from ...stages.process_group import RankGroup
 
 
@@ -26,7 +29,7 @@ def write_shards(folder: Path, tensors: dict[str, Tensor], n_rows: int, ranks: R
         stride = torch.empty(shape, device="meta").stride()
         rows = tensor.detach().contiguous()
         distributed[name] = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
-    with quiet_torch_checkpoint():
+    with _quiet_torch_checkpoint():
         try:
             save(
                 distributed,
@@ -36,3 +39,17 @@ def write_shards(folder: Path, tensors: dict[str, Tensor], n_rows: int, ranks: R
         except CheckpointException as error:
             causes = [f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())]
             raise OSError("; ".join(" ".join(cause.split())[:200] for cause in causes)) from error
+
+
+@contextlib.contextmanager
+def _quiet_torch_checkpoint() -> Iterator[None]:
+    """Silences the warnings of ``torch.distributed.checkpoint`` about its intended use."""
+    logger = logging.getLogger("torch.distributed.checkpoint")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
