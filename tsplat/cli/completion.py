@@ -21,11 +21,7 @@ class PrintCompletion(argparse.Action):
         self._train = train
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, _namespace: Any, values: Any, _option: str | None = None
     ) -> None:
         require("shtab")
         import shtab
@@ -36,7 +32,7 @@ class PrintCompletion(argparse.Action):
         for option, choices in list_options().items():
             self._train.add_argument(option, choices=choices or None)
         _complete_files(parser, shtab.FILE)
-        print(shtab.complete(parser, str(values)))
+        print(shtab.complete(parser, values))
         parser.exit()
 
 

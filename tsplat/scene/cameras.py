@@ -223,10 +223,7 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
     if x.norm() <= 1e-6 * points["up"].norm():
         raise ArgumentError(f"up: {list(up)} is zero or parallel to the viewing direction; choose another direction")
     x = x / x.norm()
-    matrix = torch.eye(4, dtype=torch.float64)
-    matrix[:3, :3] = torch.stack([x, z.cross(x, -1), z])
-    matrix[:3, 3] = -matrix[:3, :3] @ points["eye"]
-    return matrix.float()
+    return viewmat_from_pose(torch.stack([x, z.cross(x, -1), z]).T, points["eye"]).float()
 
 
 def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:

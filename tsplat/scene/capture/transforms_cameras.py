@@ -11,6 +11,7 @@ from torch import Tensor
 from ...arguments import describe, to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
+from ..cameras import viewmat_from_pose
 from ..images import read_image_info
 from .colmap_model import COORDINATE_MAX
 from .lenses import Lens
@@ -105,7 +106,4 @@ def read_viewmat(matrix: object, where: str) -> Tensor:
         raise FileError(f"{where}: transform_matrix: expected a translation of at most {COORDINATE_MAX:.0e}")
     if len(rows) == 4 and rows[3] != [0, 0, 0, 1]:
         raise FileError(f"{where}: transform_matrix: expected the last row 0 0 0 1, found {describe(rows[3])}")
-    viewmat = torch.eye(4, dtype=torch.float64)
-    viewmat[:3, :3] = torch.diag(pose.new_tensor([1.0, -1.0, -1.0])) @ rotation.T
-    viewmat[:3, 3] = -viewmat[:3, :3] @ pose[:3, 3]
-    return viewmat
+    return viewmat_from_pose((torch.diag(pose.new_tensor([1.0, -1.0, -1.0])) @ rotation.T).T, pose[:3, 3])

@@ -7,6 +7,7 @@ left, y up, z forward; the reader turns them by 180 degrees about z, to x right,
 
 import base64
 import binascii
+import functools
 import os
 import re
 import struct
@@ -94,8 +95,7 @@ class _Document:
     def __init__(self, path: Path, document: Meta, binary: memoryview | None, warn: Warn) -> None:
         self.path, self.document, self.binary, self.warn = path, document, binary, warn
         self.buffers: dict[int, memoryview] = {}
-        self.nodes, self.meshes = document.parts("nodes"), document.parts("meshes")
-        self.accessors, self.views = document.parts("accessors"), document.parts("bufferViews")
+        self.parts = functools.cache(document.parts)
 
     def read(self) -> Gaussians:
         version = self.document.part("asset").text("version")
@@ -111,7 +111,7 @@ class _Document:
         needed = 0
         for node, mesh, matrix in self._placed_meshes():
             if mesh not in meshes:
-                meshes[mesh] = self._mesh(self._entry("meshes", self.meshes, mesh))
+                meshes[mesh] = self._mesh(self._entry("meshes", mesh))
             needed += sum(sum(t.numel() for t in one.tensors().values()) for one in meshes[mesh])
             check_memory(f"{self.path}: the Gaussians of its nodes", 8 * needed, "free some, or the file is damaged")
             try:
@@ -130,17 +130,16 @@ class _Document:
 
     def _placed_meshes(self) -> list[tuple[int, int, Tensor]]:
         """Returns (node, mesh, matrix [4, 4] fp64 to the scene) of the nodes in the scene that have a mesh."""
-        scenes = self.document.parts("scenes")
-        if scenes:
-            scene = self._entry("scenes", scenes, self.document.count("scene", 0))
+        if self.parts("scenes"):
+            scene = self._entry("scenes", self.document.count("scene", 0))
             roots = self._indices(scene, "nodes")
         else:  # a library of meshes
-            roots = list(range(len(self.nodes)))
+            roots = list(range(len(self.parts("nodes"))))
         stack = [(node, torch.eye(4, dtype=torch.float64)) for node in reversed(roots)]
         found, seen = [], set()
         while stack:
             index, outer = stack.pop()
-            node = self._entry("nodes", self.nodes, index)
+            node = self._entry("nodes", index)
             if index in seen:
                 raise FileError(f"{self.path}: node {index} has several parents; the file is damaged")
             seen.add(index)
@@ -150,7 +149,8 @@ class _Document:
             stack += [(child, matrix) for child in reversed(self._indices(node, "children"))]
         return found
 
-    def _entry(self, name: str, entries: list[Meta], index: int) -> Meta:
+    def _entry(self, name: str, index: int) -> Meta:
+        entries = self.parts(name)
         if index >= len(entries):
             raise FileError(f"{self.path}: there is no {name}[{index}]; the file is damaged")
         return entries[index]
@@ -186,7 +186,7 @@ class _Document:
         prefix = f"{EXTENSION}:"
         names = {"means": "POSITION", "quats": f"{prefix}ROTATION", "scales": f"{prefix}SCALE"}
         widths = {"means": 3, "quats": 4, "scales": 3}
-        count = self._entry("accessors", self.accessors, attributes.count("POSITION")).count("count")
+        count = self._entry("accessors", attributes.count("POSITION")).count("count")
         arrays: dict[str, Any] = {
             key: self._values(attributes, name, count, widths[key]) for key, name in names.items()
         }
@@ -206,7 +206,7 @@ class _Document:
     def _values(self, attributes: Meta, name: str, count: int, width: int) -> NDArray[np.float32]:
         """Returns an attribute of `count` vertices as floats [count, width]."""
         index = attributes.count(name)
-        accessor = self._entry("accessors", self.accessors, index)
+        accessor = self._entry("accessors", index)
         kind, type_ = accessor.text("type"), TYPES.get(accessor.count("componentType"))
         if COMPONENTS.get(kind) != width or type_ is None or accessor.count("count") != count:
             raise FileError(
@@ -216,7 +216,7 @@ class _Document:
         if "sparse" in accessor.values or "bufferView" not in accessor.values:
             raise UnsupportedError(f"{self.path}: {name[:60]}: sparse accessors are not implemented")
         dtype = np.dtype(type_)
-        view = self._entry("bufferViews", self.views, accessor.count("bufferView"))
+        view = self._entry("bufferViews", accessor.count("bufferView"))
         start, length = view.count("byteOffset", 0), view.count("byteLength")
         stride, offset = view.count("byteStride", width * dtype.itemsize), accessor.count("byteOffset", 0)
         end = offset + (count - 1) * stride + width * dtype.itemsize if count else 0
@@ -233,7 +233,7 @@ class _Document:
 
     def _buffer(self, index: int) -> memoryview:
         if index not in self.buffers:
-            buffer = self._entry("buffers", self.document.parts("buffers"), index)
+            buffer = self._entry("buffers", index)
             self.buffers[index] = self._load(buffer)
             if len(self.buffers[index]) < buffer.count("byteLength"):
                 raise FileError(f"{self.path}: buffers[{index}] is shorter than its byteLength; it is cut short")
