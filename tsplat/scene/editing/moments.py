@@ -48,17 +48,20 @@ def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) ->
     owners = keepers[touched]
     members = torch.cat([owners, others])
     groups = torch.cat([torch.arange(len(owners), device=groups.device), groups])
-    totals = _sum(weights[members], groups, len(owners))
+
+    def summed(values: Tensor) -> Tensor:
+        return values.new_zeros(len(owners), *values.shape[1:]).index_add(0, groups, values)
+
+    totals = summed(weights[members])
     shares = weights[members] / totals[groups]
 
     def mean(values: Tensor) -> Tensor:
-        shaped = shares.to(values).view(-1, *[1] * (values.dim() - 1))
-        return _sum(shaped * values[members], groups, len(owners))
+        return summed(shares.to(values).view(-1, *[1] * (values.dim() - 1)) * values[members])
 
     means = mean(gaussians.means)
     offsets = gaussians.means[members] - means[groups]
     spreads = shares[:, None, None] * (covariances[members] + offsets[:, :, None] * offsets[:, None, :])
-    variances, axes = torch.linalg.eigh(_sum(spreads, groups, len(owners)))
+    variances, axes = torch.linalg.eigh(summed(spreads))
     scales = variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()
     old_mass = gaussians.opacities[owners] * _area(gaussians.scales[owners])
     opacities = old_mass * totals / weights[owners] / _area(scales)
@@ -106,8 +109,3 @@ def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, ot
 def _area(scales: Tensor) -> Tensor:
     """Product of the two longest axes, without the constant. [N, 3] -> [N]"""
     return scales.sort(-1).values[:, 1:].prod(-1)
-
-
-def _sum(values: Tensor, groups: Tensor, n: int) -> Tensor:
-    """Sums of the rows of each of n groups."""
-    return values.new_zeros(n, *values.shape[1:]).index_add(0, groups, values)

@@ -25,11 +25,11 @@ from .ply_file import PlyFile, Table
 from .quantization import (
     LOG_SCALE_MAX,
     Floats,
+    check_valid,
     fractions_of,
     gaussians_from_arrays,
     interpolate,
     levels,
-    ordered_arrays,
     quats_from_smallest_three,
     rotation_codes,
     rounded,
@@ -86,9 +86,16 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
     return gaussians_from_arrays(means, log_scales, quats, rgba[:, 3], sh0[:, None], shN, antialiased)
 
 
-def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) -> bytes:
-    """Encodes Gaussians in the order of :func:`encode_means` as a compressed PLY, with bounds of the colors."""
-    arrays, (mean_bounds, means) = ordered_arrays(gaussians, "a compressed PLY", encode_means)
+def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> bytes:
+    """Encodes Gaussians of SH degree 0 to 3 in the order of :func:`encode_means`, with bounds of the colors.
+
+    Raises ArgumentError if one is invalid.
+    """
+    gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
+    check_valid(gaussians)
+    order, (mean_bounds, means) = encode_means(gaussians.means.numpy())
+    tensors = {**gaussians.tensors(), "opacities": gaussians.opacities}
+    arrays = {name: tensor.numpy()[order] for name, tensor in tensors.items()}
     colors = _colors(arrays["sh0"][:, 0])
     log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
     scale_bounds, scales = _normalize_chunks(log_scales)

@@ -160,9 +160,9 @@ class Meta:
                 return values
         raise self.fail(name, "a list of numbers in the range of a float")
 
-    def log_bounds(self, size: int) -> NDArray[np.float64]:
-        """Returns ``mins`` and ``maxs`` of sign(x) log(1 + |x|), [2, size]."""
-        bounds = np.stack([self.floats(name, size) for name in ("mins", "maxs")])
+    def log_bounds(self) -> NDArray[np.float64]:
+        """Returns ``mins`` and ``maxs`` of sign(x) log(1 + |x|), [2, 3]."""
+        bounds = np.stack([self.floats(name, 3) for name in ("mins", "maxs")])
         if not (np.abs(bounds) <= LOG_MAX).all():
             raise self.fail("mins and maxs", f"logarithms of at most {LOG_MAX:.1f} in magnitude")
         return bounds

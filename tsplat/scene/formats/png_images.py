@@ -183,7 +183,7 @@ def _decode_images(part: Meta, name: str, load: Load, shape: list[int]) -> Array
     n_channels = math.prod(shape[1:])
     if n_channels not in CHANNELS or (name == MEANS and n_channels != 3):
         raise part.fail("shape", f"that of 1 to {max(CHANNELS)} channels")
-    low, high = part.log_bounds(3) if name == MEANS else (part.floats(bound, n_channels) for bound in ("mins", "maxs"))
+    low, high = part.log_bounds() if name == MEANS else (part.floats(bound, n_channels) for bound in ("mins", "maxs"))
 
     def levels(file_name: str) -> Array:
         pixels = decode_image(part.path, file_name, load(file_name), n).reshape(-1, 4)

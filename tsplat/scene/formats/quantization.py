@@ -1,7 +1,7 @@
 """Quantization shared by the compressed formats: between parameters before activation and stored integers."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from ..model_rows import Kind, Rows, as_rows
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
-Encoded = TypeVar("Encoded")
 
 OPACITY_MARGIN = 1e-6
 """Opacities are clamped to [this, 1 - this], so that their logits are finite."""
@@ -27,12 +26,6 @@ DECODED_NORM_TOLERANCE = 1e-5
 
 OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
 """Indices of a quaternion's other three components, by the index of the largest one."""
-
-
-def logits_from_opacities(opacities: NDArray[Any]) -> Floats:
-    """Converts opacities in [0, 1], of any shape, to finite logits."""
-    inside = np.clip(opacities.astype(np.float64), OPACITY_MARGIN, 1 - OPACITY_MARGIN)
-    return np.log(inside / (1 - inside)).astype(np.float32)
 
 
 def sh0_from_colors(colors: NDArray[Any]) -> Floats:
@@ -49,8 +42,9 @@ def gaussians_from_arrays(
     shN: NDArray[Any],
     antialiased: bool = False,
 ) -> Gaussians:
-    """Returns float32 Gaussians of their parameters before activation, but for opacities [N] in [0, 1]."""
-    arrays = (means, log_scales, quats, logits_from_opacities(opacities), sh0, shN)
+    """Returns float32 Gaussians of parameters before activation, but opacities [N] in [0, 1] for finite logits."""
+    inside = np.clip(opacities.astype(np.float64), OPACITY_MARGIN, 1 - OPACITY_MARGIN)
+    arrays = (means, log_scales, quats, np.log(inside / (1 - inside)), sh0, shN)
     tensors = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in arrays)
     return Gaussians(**dict[str, Any](zip(PARAMETERS, tensors, strict=True)), antialiased=antialiased)
 
@@ -173,35 +167,6 @@ def check_degree(gaussians: Gaussians | Kind, name: str, degree_max: int = 3) ->
         raise UnsupportedError(
             f"sh_degree: expected at most {degree_max} for {name}, found {gaussians.sh_degree}{others}"
         )
-
-
-def ordered_arrays(
-    gaussians: Gaussians,
-    name: str,
-    encode_means: Callable[[Floats], tuple[NDArray[np.int64], Encoded]],
-    degree_max: int = 3,
-) -> tuple[dict[str, Floats], Encoded]:
-    """Checks Gaussians, and returns their parameters and opacities by name as float32 arrays in the order of a file.
-
-    Args:
-        gaussians: Gaussians on any device.
-        name: Name of the format, for messages.
-        encode_means: Returns the ids [N] of means [N, 3] in the order of the file, and the means encoded in it.
-        degree_max: Largest SH degree of the format.
-
-    Returns:
-        The arrays, and the encoded means.
-
-    Raises:
-        UnsupportedError: The SH degree is above `degree_max`.
-        ArgumentError: A Gaussian is invalid.
-    """
-    check_degree(gaussians, name, degree_max)
-    gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
-    check_valid(gaussians)
-    order, means = encode_means(gaussians.means.numpy())
-    tensors = {**gaussians.tensors(), "opacities": gaussians.opacities}
-    return {name: tensor.numpy()[order] for name, tensor in tensors.items()}, means
 
 
 class Rounding:

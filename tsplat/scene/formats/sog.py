@@ -73,7 +73,7 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
 
     part = meta.part("means")
     low, high = (pixels(name)[:, :3].astype(np.uint16) for name in part.files(2)[:2])
-    means = decode_means(high << 8 | low, part.log_bounds(3))
+    means = decode_means(high << 8 | low, part.log_bounds())
 
     part = meta.part("scales")
     log_scales = _look_up(part, pixels(part.files(1)[0])[:, :3])
