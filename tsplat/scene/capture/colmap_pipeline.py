@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ...errors import FileError
 
 Matching = Literal["exhaustive", "sequential", "vocabulary-tree"]
@@ -219,7 +221,6 @@ class Pipeline:
 
     def _build_tree(self, path: Path) -> None:
         """Writes a vocabulary tree of :data:`TREE_WORDS` words, clusters of about as many features of each image."""
-        import numpy as np
         import pycolmap
 
         parts = []

@@ -129,8 +129,7 @@ def read_transforms(
         points, colors = _read_points(_resolve_file(files[0], ply, "ply_file_path"), notes)
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
-        half = BLENDER_HALF_SIZE
-        low, high = (-half, half) if is_blender else _bounds(train)
+        low, high = (-BLENDER_HALF_SIZE, BLENDER_HALF_SIZE) if is_blender else _bounds(train)
         generator = torch.Generator().manual_seed(seed)
         points = torch.rand(n_random, 3, generator=generator) * (high - low) + low
         colors = torch.full_like(points, 0.5)

@@ -133,9 +133,9 @@ def _measure(frame: npt.NDArray[np.float32], before: npt.NDArray[np.float32] | N
 
 
 def _shrink(frame: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    height, width = (max(1, size // COARSE) for size in frame.shape)
     if min(frame.shape) < COARSE:
         return frame
+    height, width = (size // COARSE for size in frame.shape)
     cells = frame[: height * COARSE, : width * COARSE].reshape(height, COARSE, width, COARSE)
     mean: npt.NDArray[np.float32] = cells.mean((1, 3))
     return mean

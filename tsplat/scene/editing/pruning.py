@@ -53,10 +53,9 @@ def prune_gaussians(
     if drop_invalid:
         kept &= gaussians.valid
     if max_isolation is not None:
-        kept &= gaussians.means.isfinite().all(-1)
-        gaussians = gaussians.select(kept)
-        kept = torch.ones(len(gaussians), dtype=torch.bool, device=gaussians.means.device)
-        if len(gaussians) > 1:
-            distances = neighbor_distances(gaussians.means).mean(-1)
-            kept = (distances <= max_isolation * distances.median()).to(kept.device)
+        gaussians = gaussians.select(kept & gaussians.means.isfinite().all(-1))
+        if len(gaussians) < 2:
+            return gaussians
+        distances = neighbor_distances(gaussians.means).mean(-1)
+        kept = (distances <= max_isolation * distances.median()).to(kept.device)
     return gaussians.select(kept)
