@@ -20,7 +20,7 @@ from tsplat.strategies.operations import (
     split,
 )
 from tsplat.strategies.relocation import binomial_table, compute_relocation
-from tsplat.strategies.rows import follow_replaced, update_state
+from tsplat.strategies.rows import follow_replaced, replace_rows
 
 
 @given(st.integers(1, 30), st.integers(0, 2**31))
@@ -144,7 +144,7 @@ def test_functions_of_clients_replace_parameters_and_moments():
 def test_table_of_binomials_does_not_follow_gaussians():
     state = {"binoms": binomial_table(), "rows": torch.zeros(51, 2), "total": torch.tensor(1.0), "table": torch.ones(3)}
     before = dict(state)
-    update_state(state, 51, lambda rows: rows[:5])
+    replace_rows({}, {}, state, 51, lambda _, p: p, lambda rows: rows, lambda rows: rows[:5])
     assert {name: len(state[name]) for name in ("binoms", "rows", "table")} == {"binoms": 51, "rows": 5, "table": 3}
     assert state["total"] is before["total"]
 

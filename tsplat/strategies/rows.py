@@ -47,20 +47,6 @@ def _update_param_with_optimizer(
         params[name] = new
 
 
-def update_state(state: State, n: int, change: Callable[[Tensor], Tensor]) -> None:
-    """Applies a function to the tensors of a strategy's state that have a row for each of n Gaussians."""
-    state.update(_changed_rows(state, n, change))
-
-
-def _changed_rows(state: State, n: int, change: Callable[[Tensor], Tensor]) -> State:
-    # The table of binomial coefficients may have as many rows by chance.
-    return {
-        key: change(value)
-        for key, value in state.items()
-        if key != "binoms" and isinstance(value, Tensor) and value.dim() and len(value) == n
-    }
-
-
 def replace_rows(
     params: Parameters,
     optimizers: Optimizers,
@@ -71,7 +57,12 @@ def replace_rows(
     state_fn: Callable[[Tensor], Tensor],
 ) -> None:
     """Replaces parameters, moments and statistics of n Gaussians. Nothing is replaced if a function raises."""
-    rows = _changed_rows(state, n, state_fn)
+    # The table of binomial coefficients may have as many rows by chance.
+    rows = {
+        key: state_fn(value)
+        for key, value in state.items()
+        if key != "binoms" and isinstance(value, Tensor) and value.dim() and len(value) == n
+    }
     _update_param_with_optimizer(param_fn, lambda _, moment: moment_fn(moment), params, optimizers)
     state.update(rows)
 

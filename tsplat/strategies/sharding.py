@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..stages.process_group import RankGroup
-from .gaussian_parameters import Optimizers, Parameters, State
+from .gaussian_parameters import Follower, Optimizers, Parameters, State
 from .rows import replace_rows
 
 DIGIT = 11
@@ -80,7 +80,7 @@ def ranges(ranks: RankGroup | None, n: int) -> list[range]:
     return [range(*ends) for ends in pairwise(accumulate(counts, initial=0))]
 
 
-class RowOrder:
+class RowOrder(Follower):
     """Follows the Gaussians of a shard through operations that append some, for :func:`reshard`.
 
     Attributes:
@@ -97,24 +97,20 @@ class RowOrder:
         self.n_parts += 1
 
     def on_duplicate(self, sel: Tensor) -> None:
-        """See :class:`.Follower`."""
         self._append(len(sel))
 
     def on_split(self, sel: Tensor, rest: Tensor) -> None:
-        """See :class:`.Follower`."""
         self.parts = self.parts[rest]
         self._append(len(sel))
         self._append(len(sel))
 
     def on_remove(self, remove_mask: Tensor) -> None:
-        """See :class:`.Follower`."""
         self.parts = self.parts[~remove_mask]
 
     def on_relocate(self, dead_indices: Tensor, sampled_indices: Tensor) -> None:
-        """See :class:`.Follower`."""
+        """Rows stay where they are."""
 
     def on_sample_add(self, sampled_indices: Tensor) -> None:
-        """See :class:`.Follower`."""
         self._append(len(sampled_indices))
 
 

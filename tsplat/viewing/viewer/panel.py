@@ -61,9 +61,9 @@ class Panel:
         self._dismiss = gui.add_button("Dismiss", color="gray", visible=False)
         self._dismiss.on_click(lambda _: callbacks.dismiss())
         self._confirm = gui.add_button("Replace", color="red", visible=False)
-        self._confirmed: Action = _nothing
+        self._confirmed: Action = lambda: None
         self._offer = gui.add_button("Download", visible=False)
-        self._offered: Action = _nothing
+        self._offered: Action = lambda: None
         callbacks.on_long_click(self._offer, lambda: self._offered())
         callbacks.on_long_click(self._confirm, lambda: self._confirmed())
         self._range: tuple[float, float] | None = None
@@ -245,7 +245,3 @@ class Panel:
         """Returns a control after connecting it, so that a change of its value renders again."""
         self._callbacks.on_update(handle, self._actions.change)
         return handle
-
-
-def _nothing() -> None:
-    """The action of a button that is not shown."""
