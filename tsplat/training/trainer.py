@@ -106,7 +106,6 @@ class Trainer:
             clip=config.clip_gradients,
             visible_only=config.visible_adam == "on",
             autocast=autocast,
-            device=self.device,
         )
         self._view_gradients = ViewGradients(
             views,

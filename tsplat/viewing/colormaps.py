@@ -38,11 +38,11 @@ def depth_limits(depths: Tensor, alphas: Tensor) -> Limits | None:
     return low, torch.maximum(high, low * (1 + 1e-6))
 
 
-def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None, name: str = "magma") -> Tensor:
+def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None) -> Tensor:
     """Colors depths [H, W] by their inverse, bright is near; returns [H, W, 3] in [0, 1]."""
     inverse, seen = _inverse(depths, alphas)
     values = DEPTH_FLOOR + (1 - DEPTH_FLOOR) * _between(inverse, limits)
-    return apply_colormap(torch.where(seen, values, 0.0), name).to(depths.device) / 255
+    return apply_colormap(torch.where(seen, values, 0.0)).to(depths.device) / 255
 
 
 def color_depths_over_checks(

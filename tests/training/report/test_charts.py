@@ -10,7 +10,7 @@ from tsplat.training.report.charts import POINTS_MAX, VARIABLES, Series, compact
 
 
 def chart(*series, **options):
-    return parsed(line_chart("PSNR", series, x_label="steps", show="{:.2f}".format, **options))
+    return parsed(line_chart("PSNR", series, show="{:.2f}".format, **options))
 
 
 def parsed(chart):
@@ -54,7 +54,7 @@ def test_values_under_the_pointer():
     # The areas cover the chart without gaps.
     ends = areas(figure)
     assert [right for _, right, _ in ends[:-1]] == pytest.approx([left for left, *_ in ends[1:]])
-    found = line_chart("PSNR", series, x_label="steps", show=str)
+    found = line_chart("PSNR", series, show=str)
     assert found["keys"] == [{"label": "training", "style": "faint"}, {"label": "test", "style": "main"}]
 
 
@@ -67,13 +67,13 @@ def test_higher_values_are_higher_in_the_chart():
 
 def test_colors_are_those_of_the_page():
     series = [Series("a", [(0, 1.0)], "faint"), Series("b", [(1, 2.0)])]
-    text = line_chart("x", series, x_label="steps", show=str)["svg"]
+    text = line_chart("x", series, show=str)["svg"]
     assert set(re.findall(r"var\((--\w+)\)", text)) == {"--accent", "--faint", "--line", "--soft"}
     assert not any(color in text for color in VARIABLES)
 
 
 def test_equal_charts_are_equal_and_names_in_a_page_differ():
-    charts = [line_chart(t, [Series("a", [(0, 1.0), (1, 2.0)])], x_label="x", show=str) for t in "aab"]
+    charts = [line_chart(t, [Series("a", [(0, 1.0), (1, 2.0)])], show=str) for t in "aab"]
     one, two, other = (chart["svg"] for chart in charts)
     assert one == two
     ids = [set(re.findall(r' id="([^"]+)"', text)) for text in (one, other)]
@@ -81,19 +81,19 @@ def test_equal_charts_are_equal_and_names_in_a_page_differ():
 
 
 def test_labels_are_escaped():
-    figure = parsed(line_chart("<b>", [Series("a", [(0, 1.0)])], x_label="x", show=lambda _: "<&>"))
-    assert readouts(figure) == ["x 0: <&>"]
+    figure = parsed(line_chart("<b>", [Series("a", [(0, 1.0)])], show=lambda _: "<&>"))
+    assert readouts(figure) == ["step 0: <&>"]
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [math.inf, -math.inf]])
 def test_without_finite_values_there_is_no_chart(values):
     series = Series("test", [(i, v) for i, v in enumerate(values)])
-    assert line_chart("PSNR", [series], x_label="steps", show=str) == {"title": "PSNR", "keys": [], "svg": None}
+    assert line_chart("PSNR", [series], show=str) == {"title": "PSNR", "keys": [], "svg": None}
 
 
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0], [1e300, -1e300], [1e-300], [1.0, math.nan, 3.0]])
 def test_unusual_values_give_finite_coordinates(values):
-    text = line_chart("x", [Series("a", list(enumerate(values)))], x_label="steps", show=str, from_zero=True)["svg"]
+    text = line_chart("x", [Series("a", list(enumerate(values)))], show=str, from_zero=True)["svg"]
     assert not re.search(r"\bnan|\binf", text)
     assert len(paths(ElementTree.fromstring(text), "--accent")) == 1
 

@@ -1,15 +1,14 @@
 """Heartbeats between ranks: a rank that stops sending them ends the run on all ranks, with a message that names it."""
 
 import contextlib
-import functools
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,11 +26,11 @@ EXIT_PEER = 13
 
 
 @contextlib.contextmanager
-def heartbeat(ranks: RankGroup, on_timeout: Callable[[str], None] | None = None) -> Iterator[None]:
+def heartbeat(ranks: RankGroup) -> Iterator[None]:
     """Sends heartbeats and monitors those of the other ranks while the block runs. Does nothing for a single process.
 
-    `on_timeout` is called with a message when another rank's heartbeats stop. By default the message is printed and the
-    process exits immediately, because it may be blocked in a collective with the dead rank.
+    When another rank's heartbeats stop, a message is printed and the process exits immediately, because it may be
+    blocked in a collective with the dead rank.
     """
     if ranks.world_size == 1:
         yield
@@ -41,9 +40,7 @@ def heartbeat(ranks: RankGroup, on_timeout: Callable[[str], None] | None = None)
     store = torch._C._distributed_c10d.PrefixStore("tsplat-heartbeat", default_store.clone())
     store.set(f"process {ranks.rank}", f"{os.getpid()}@{socket.gethostname()}")
     done = threading.Event()
-    thread = threading.Thread(
-        target=_monitor, args=(store, ranks, done, on_timeout or functools.partial(_exit, ranks.rank)), daemon=True
-    )
+    thread = threading.Thread(target=_monitor, args=(store, ranks, done), daemon=True)
     thread.start()
     try:
         yield
@@ -54,7 +51,7 @@ def heartbeat(ranks: RankGroup, on_timeout: Callable[[str], None] | None = None)
         thread.join()
 
 
-def _monitor(store: Any, ranks: RankGroup, done: threading.Event, on_timeout: Callable[[str], None]) -> None:
+def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
     others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
     last_change = {rank: (0, time.monotonic()) for rank in others}
     while not done.wait(INTERVAL):
@@ -63,7 +60,7 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event, on_timeout: Ca
             counts = {rank: store.add(f"{rank}", 0) for rank in others}
         except (RuntimeError, ValueError) as error:
             if not done.is_set():
-                on_timeout(f"the rendezvous store no longer answers ({str(error).splitlines()[0][:120]})")
+                _exit(ranks.rank, f"the rendezvous store no longer answers ({str(error).splitlines()[0][:120]})")
             return
         now = time.monotonic()
         for rank in others:
@@ -74,8 +71,8 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event, on_timeout: Ca
             for rank in dead:
                 _kill(store, rank)
             names = ", ".join(map(str, dead))
-            on_timeout(f"no heartbeat from rank {names} for {TIMEOUT:.0f} s; it was killed, is stopped or hangs")
-            return
+            reason = f"no heartbeat from rank {names} for {TIMEOUT:.0f} s; it was killed, is stopped or hangs"
+            _exit(ranks.rank, reason)
 
 
 def _kill(store: Any, rank: int) -> None:
@@ -86,6 +83,6 @@ def _kill(store: Any, rank: int) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _exit(rank: int, message: str) -> None:
+def _exit(rank: int, message: str) -> NoReturn:
     print(f"tsplat: error: rank {rank} exits: {message}", file=sys.stderr, flush=True)
     os._exit(EXIT_PEER)

@@ -54,8 +54,8 @@ class Series:
     style: Literal["main", "faint"] = "main"
 
 
-def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Format, from_zero: bool = False) -> Chart:
-    """Draws curves over a common axis, later ones over earlier ones; `show` formats a value for display.
+def line_chart(title: str, series: Sequence[Series], *, show: Format, from_zero: bool = False) -> Chart:
+    """Draws curves over steps, later ones over earlier ones; `show` formats a value for display.
 
     Returns the `title`; `keys`, label and style of each of several curves; and `svg`, None without finite points.
     """
@@ -75,10 +75,10 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Form
                 *zip(*points), color=ACCENT if is_main or len(curves) == 1 else FAINT,
                 linewidth=1.6 if is_main else 1.2, marker="o" if is_main else "", markersize=4,
             )  # fmt: skip
-        axes.set_xlabel(x_label)
+        axes.set_xlabel("steps")
         if from_zero and min(y for _, points in curves for _, y in points) >= 0:
             axes.set_ylim(bottom=0)
-        texts = {x: f"{x_label.rstrip('s')} {x:,.0f}: {'  '.join(values)}" for x, values in sorted(readouts.items())}
+        texts = {x: f"step {x:,.0f}: {'  '.join(values)}" for x, values in sorted(readouts.items())}
         left, right = axes.get_xlim()
         limits = [left, *((a + b) / 2 for a, b in itertools.pairwise(texts)), right]
         return _areas(axes, list(itertools.pairwise(limits)), list(texts.values()))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...config import Backend
 from ...scene.cameras import Camera, resize_camera
-from ...scene.capture.views import Color
 from ...scene.gaussians import Gaussians
 from ...viewing.colormaps import apply_colormap
 from ...viewing.markup import Html
@@ -65,12 +64,10 @@ def error_image(target: Tensor, rendered: Tensor) -> Image:
     return Images.fromarray(colors[levels])
 
 
-def depth_image(
-    gaussians: Gaussians, camera: Camera, side: int, *, background: Color = (0.0, 0.0, 0.0), backend: Backend = "auto"
-) -> Image:
+def depth_image(gaussians: Gaussians, camera: Camera, side: int, *, backend: Backend = "auto") -> Image:
     """Renders the depth of a view, bright is near, so that its longer side has at most `side` pixels."""
     small = resize_camera(camera, side)
-    frame: Any = next(render_frames(gaussians, [small], show="depth", background=background, backend=backend))
+    frame: Any = next(render_frames(gaussians, [small], show="depth", backend=backend))
     return image_of((frame * 255).round().to(torch.uint8))
 
 

@@ -97,9 +97,9 @@ def curves(history: History | None) -> Values | None:
     loss = [Series("training", list(zip(history.train_steps, history.train_loss)), "faint")]
     counts = [Series("Gaussians", list(zip(history.test_steps, history.test_gaussians)))]
     charts = [
-        line_chart("PSNR in dB", psnr, x_label="steps", show="{:.2f} dB".format),
-        line_chart("Loss", loss, x_label="steps", show="{:.4f}".format, from_zero=True),
-        line_chart("Gaussians", counts, x_label="steps", show="{:,.0f}".format, from_zero=True),
+        line_chart("PSNR in dB", psnr, show="{:.2f} dB".format),
+        line_chart("Loss", loss, show="{:.4f}".format, from_zero=True),
+        line_chart("Gaussians", counts, show="{:,.0f}".format, from_zero=True),
     ]
     return {"charts": charts}
 
