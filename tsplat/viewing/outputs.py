@@ -9,14 +9,21 @@ from ..scene.formats.image_sets import META
 from ..scene.formats.models import POINT_CLOUD
 from ..support.files import raise_if_special
 
-RECORD = "run.json"
+CAMERAS, CONFIG, METRICS, RECORD = "cameras.json", "config.json", "metrics.json", "run.json"
+"""Names of files in a run's folder. That of a demo has only the last two."""
+
 RUN_RESULTS = frozenset(
-    ("cameras.json", "contact_sheet.png", "curve.png", "metrics.json", "report.html", "turntable.gif", "world.json")
-) | {POINT_CLOUD}
+    (CAMERAS, METRICS, POINT_CLOUD, "contact_sheet.png", "curve.png", "report.html", "turntable.gif", "world.json")
+)
 """Files that a run writes into its folder, after :data:`RECORD`."""
 
-RUN_FILES = RUN_RESULTS | {"config.json", "lock", LATEST, MANIFEST, RECORD}
+RUN_FILES = RUN_RESULTS | {CONFIG, "lock", LATEST, MANIFEST, RECORD}
 RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard", "wandb"))
+
+
+def is_of_run(folder: Path) -> bool:
+    """Whether a folder is that of a run or of a demo."""
+    return is_run(folder) or (folder / RECORD).is_file()
 
 
 def check_output(out: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
@@ -33,5 +40,5 @@ def check_output(out: str | os.PathLike[str], model: str | os.PathLike[str] | No
         raise FileError(f"{out}: would replace the model that is read; choose another name")
     for folder in path.parents:
         is_own = path.relative_to(folder).parts[0] in RUN_FOLDERS or (path.parent == folder and path.name in RUN_FILES)
-        if is_own and (is_run(folder) or (folder / RECORD).is_file() or folder == source):
+        if is_own and (is_of_run(folder) or folder == source):
             raise FileError(f"{out}: belongs to the run {folder}; choose another name")

@@ -12,14 +12,11 @@ from torch import Tensor
 
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
-from ..scene.formats.checkpoints import is_run
 from ..scene.gaussians import Gaussians
 from ..support.reading import read_json
 from .framing import visible_mass, weighted_quantile
+from .outputs import CAMERAS, CONFIG, METRICS, is_of_run
 from .trajectories import read_cameras
-
-CAMERAS, CONFIG, METRICS, RECORD = "cameras.json", "config.json", "metrics.json", "run.json"
-"""Names of the files in a run's folder. That of a demo has only the last two."""
 
 CONVERGENCE_MIN = 0.02
 """Smallest eigenvalue of the mean projection across the optical axes for which their common point is used; about 0.5
@@ -61,7 +58,7 @@ def _find_file(model: str | os.PathLike[str], name: str) -> Path | None:
     """The file of the run that a model belongs to; None if there is none."""
     path = Path(model).absolute()
     for folder in (path, *path.parents[:2]):
-        if (is_run(folder) or (folder / RECORD).is_file()) and (folder / name).is_file():
+        if is_of_run(folder) and (folder / name).is_file():
             return folder / name
     return None
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,12 +55,9 @@ def image_of(pixels: Tensor) -> Image:
 
 def error_image(target: Tensor, rendered: Tensor) -> Image:
     """Returns the absolute error of images [H, W, 3] uint8, averaged over RGB, times :data:`ERROR_GAIN`, as colors."""
-    from PIL import Image as Images
-
     difference = target.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)
-    levels = (ERROR_GAIN * difference.numpy() / 3).round().clip(0, 255).astype(np.uint8)
-    colors = apply_colormap(torch.arange(256)[None] / 255)[0].numpy()
-    return Images.fromarray(colors[levels])
+    levels = (ERROR_GAIN * difference / 3).round().clamp(0, 255).long()
+    return image_of(apply_colormap(torch.arange(256)[None] / 255)[0][levels])
 
 
 def depth_image(gaussians: Gaussians, camera: Camera, side: int, *, backend: Backend = "auto") -> Image:

@@ -14,6 +14,7 @@ from ...support.files import atomic_write
 from ...viewing.colormaps import apply_colormap
 from ..evaluation import Score
 from ..history import History
+from .data_urls import ERROR_GAIN
 
 T = TypeVar("T")
 
@@ -21,7 +22,6 @@ CELL_WIDTH, CAPTION_HEIGHT, GAP = 352, 24, 8
 """Layout of the contact sheet in pixels."""
 
 VIEWS_MAX = 6
-ERROR_GAIN = 4
 PAPER, INK = (250, 250, 248), (40, 40, 44)
 
 

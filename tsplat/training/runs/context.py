@@ -16,8 +16,7 @@ from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write, write_json
 from ...support.locks import lock_folder
-from ...viewing.outputs import RECORD, RUN_RESULTS
-from ...viewing.run_cameras import CONFIG
+from ...viewing.outputs import CONFIG, RECORD, RUN_RESULTS
 from ...viewing.viewer.server import MODULES as VIEWER_MODULES
 from ..configuration import RunConfig, to_json
 from ..processes.heartbeat import heartbeat

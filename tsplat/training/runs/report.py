@@ -13,13 +13,12 @@ from ...errors import ArgumentError, BackendError, FileError, UnsupportedError
 from ...scene.cameras import Camera
 from ...scene.capture.views import View
 from ...scene.formats.checkpoints import MANIFEST, CheckpointError, run_folder, skipped_messages
-from ...scene.formats.models import read_model
+from ...scene.formats.models import POINT_CLOUD, read_model
 from ...scene.images import read_image
 from ...support.extras import require
 from ...support.reading import read_json
 from ...viewing.devices import pick_device, reserve_threads
-from ...viewing.outputs import check_output
-from ...viewing.run_cameras import CAMERAS, CONFIG
+from ...viewing.outputs import CAMERAS, CONFIG, METRICS, check_output
 from ...viewing.trajectories import read_cameras
 from ..configuration import read_config
 from ..evaluation import Evaluation, evaluate
@@ -32,8 +31,6 @@ from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
 from .scene_record import check_scene, locate_scene
 from .train import read_run_capture
-
-METRICS, MODEL = "metrics.json", "point_cloud.ply"
 
 PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
 """Errors that leave out a part of the page."""
@@ -123,11 +120,11 @@ def _read(folder: Path, run: Path) -> _Found:
         page.notes.append(f"No checkpoint: {error}.")
     if page.gaussians is None:
         try:
-            page.gaussians = read_model(folder / MODEL)
+            page.gaussians = read_model(folder / POINT_CLOUD)
         except PROBLEMS as error:
             page.notes.append(f"No model: {error}.")
     if not page.metrics and page.gaussians is None:
-        raise FileError(f"{folder}: nothing to report; found neither {METRICS} nor a checkpoint nor {MODEL}")
+        raise FileError(f"{folder}: nothing to report; found neither {METRICS} nor a checkpoint nor {POINT_CLOUD}")
     try:
         page.config = read_config(folder / CONFIG)
     except PROBLEMS as error:
@@ -135,7 +132,7 @@ def _read(folder: Path, run: Path) -> _Found:
             page.config = found.checkpoint.config
         else:
             page.notes.append(f"No configuration: {error}.")
-    page.model_bytes = (folder / MODEL).stat().st_size if (folder / MODEL).is_file() else None
+    page.model_bytes = (folder / POINT_CLOUD).stat().st_size if (folder / POINT_CLOUD).is_file() else None
     page.sessions = read_sessions(folder) or _session_of(found.path)
     return found
 

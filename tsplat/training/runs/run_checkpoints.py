@@ -109,14 +109,18 @@ def read_newest(
     return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force, rows=rows), checkpoint)
 
 
-def read_newest_config(folder: str | os.PathLike[str], checkpoint: str | None = None) -> RunConfig:
-    """Reads only the configuration of what :func:`read_newest` reads."""
+def read_newest_settings(
+    folder: str | os.PathLike[str], checkpoint: str | None = None
+) -> tuple[Path, RunConfig, dict[str, Any]]:
+    """Reads only the folder, the configuration and the figures of what :func:`read_newest` reads."""
 
-    def read(path: Path) -> RunConfig:
+    def read(path: Path) -> tuple[RunConfig, dict[str, Any]]:
         with checkpoint_errors(path):
-            return from_json(read_manifest(path)["config"], str(path / MANIFEST))
+            manifest = read_manifest(path)
+            return from_json(manifest["config"], str(path / MANIFEST)), manifest["figures"]
 
-    return read_newest_valid(folder, read, checkpoint)[1]
+    path, (config, figures), _ = read_newest_valid(folder, read, checkpoint)
+    return path, config, figures
 
 
 def write_checkpoint(

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ...errors import ArgumentError
 from ...scene.capture.views import View
-from ...scene.formats.checkpoints import MANIFEST, checkpoint_errors, read_manifest, read_newest_valid
-from ..configuration import RunConfig, from_json
+from .run_checkpoints import read_newest_settings
 from .scene_record import locate_scene, read_scene
 
 ReadViews = Callable[[], dict[str, View]]
@@ -20,7 +18,7 @@ def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]
     called if it is not found. Raises FileError if there is nothing at `scene`.
     """
     try:
-        path, (config, figures), _ = read_newest_valid(run, _read)
+        path, config, figures = read_newest_settings(run)
         config = locate_scene(config, figures.get("scene", {}), path.parent.parent, scene)
     except ArgumentError as error:
         if scene is not None:
@@ -35,10 +33,3 @@ def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]
         return {view.name: view for view in (*capture.train, *capture.test)}
 
     return read
-
-
-def _read(path: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """Configuration and figures of a checkpoint."""
-    with checkpoint_errors(path):
-        manifest = read_manifest(path)
-        return from_json(manifest["config"], str(path / MANIFEST)), dict(manifest["figures"])

@@ -1,5 +1,6 @@
 """Where the scene of a run is, and which photographs, cameras and points it was trained on."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -88,10 +89,8 @@ def record_scene(config: RunConfig, description: Description, folder: Path) -> d
     """What a checkpoint holds about the scene, as JSON values."""
     relative = None
     if config.scene:
-        try:
+        with contextlib.suppress(ValueError):  # another drive
             relative = Path(os.path.relpath(config.scene, folder)).as_posix()
-        except ValueError:  # another drive
-            relative = None
     return {"relative": relative, **description}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ...rendering import render_views
+from ...scene.cameras import centers
 from ...scene.capture.views import View
 from ...scene.gaussians import Gaussians
 from ..trainer import scene_extent
@@ -30,7 +31,7 @@ def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree
         sh_degree: Degree of the spherical harmonics.
     """
     poses = torch.stack([view.camera.viewmat for view in views]).to(points)
-    center = -(poses[:, :3, :3].mT @ poses[:, :3, 3:])[..., 0].mean(0)
+    center = centers(poses).mean(0)
     farthest = float((points - center).norm(dim=-1).quantile(0.9))
     radius = max(RADIUS * scene_extent(views), RADIUS / 2 * farthest)
     # A Fibonacci lattice: equal areas, and turns by the golden angle.

@@ -20,7 +20,7 @@ from ...scene.gaussians import Gaussians
 from ...stages.process_group import RankGroup
 from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from ...strategies.random_numbers import draw_key, row_indices, standard_normal
-from ...viewing.run_cameras import CONFIG
+from ...viewing.outputs import CONFIG
 from ..configuration import FOUND_OUT, RunConfig, read_config
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks, own_rows

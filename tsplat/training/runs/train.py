@@ -20,8 +20,7 @@ from ...support.files import output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
 from ...support.progress import stage_display
 from ...viewing.devices import reserve_threads
-from ...viewing.outputs import check_output
-from ...viewing.run_cameras import CAMERAS, CONFIG
+from ...viewing.outputs import CAMERAS, CONFIG, METRICS, check_output
 from ...viewing.trajectories import describe_cameras
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
@@ -38,7 +37,7 @@ from .metric_logs import TensorBoardLog, WandbLog
 from .priors import read_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
-from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_config
+from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_settings
 from .scene_record import describe_capture, difference, locate_scene, read_scene, record_scene, with_absolute_scene
 from .start import Configure, check_minutes, continues, extend, initial_gaussians, plan
 
@@ -136,7 +135,7 @@ def resume(
         if os.environ.get("RANK", "0") == "0":
             print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
         return train(started, run, stop_after=stop_after, view=view)
-    config = read_newest_config(run, checkpoint)
+    _, config, _ = read_newest_settings(run, checkpoint)
     require_extras(config)
     _, _, ranks = join_ranks(config)
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
@@ -249,14 +248,14 @@ def evaluate_run(
         ArgumentError, BackendError, MissingExtraError: See :func:`train`.
     """
     require_extras(lpips=lpips)
-    saved = read_newest_config(run, checkpoint)
+    _, saved, _ = read_newest_settings(run, checkpoint)
     device, description, ranks = join_ranks(saved)
     sharded = ranks.world_size > 1 and saved.parallel == "shard"
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(saved, ranks))
     record = found.figures.get("scene", {})
     config = locate_scene(found.config, record, path.parent.parent, scene)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
-    check_output(target / "metrics.json", path.parent.parent)
+    check_output(target / METRICS, path.parent.parent)
     with rank_context(ranks), output_folder(target) as folder:
         for message in skipped_messages(errors, path):
             print(message)
@@ -292,7 +291,7 @@ def evaluate_run(
         }
         write_held_out(folder / "held_out", scores)
         if ranks.is_main:
-            write_json(folder / "metrics.json", metrics)
+            write_json(folder / METRICS, metrics)
         _print_scores(scores)
         print(f"step {found.step}, {n_gaussians} Gaussians; written to {folder}")
     return metrics
