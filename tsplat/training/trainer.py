@@ -55,6 +55,7 @@ class Trainer:
         step: Number of steps taken.
         n_gaussians: Number of Gaussians of all ranks.
         device: Device of the Gaussians.
+        extent: Extent of the scene, in world units.
         observers: As given; others can be appended.
 
     Raises:
@@ -92,13 +93,13 @@ class Trainer:
         self.n_gaussians = n
         self._views = views
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
-        self._extent = scene_extent(views)
+        self.extent = scene_extent(views)
         autocast = autocast_dtype(config.precision, self.device)
         if self.sharded and autocast is torch.float16:
             raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
         own = gaussians.select(slice(None) if is_shard else self._own_rows(n))
-        self._parameters = Parameters(own, views, self._extent, config)
-        self._densification = Densification(self._parameters, config, self._extent, ranks, self.sharded)
+        self._parameters = Parameters(own, views, self.extent, config)
+        self._densification = Densification(self._parameters, config, self.extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
             self._parameters,
             ranks,
@@ -115,7 +116,7 @@ class Trainer:
             config,
             ranks,
             sharded=self.sharded,
-            extent=self._extent,
+            extent=self.extent,
             autocast=autocast,
         )
         self._gains = self._view_gradients.gains
@@ -132,11 +133,6 @@ class Trainer:
     def gaussians(self) -> Gaussians:
         """This rank's current Gaussians, detached; later steps change them in place."""
         return self._parameters.gaussians().map(lambda tensor: tensor.detach())
-
-    @property
-    def extent(self) -> float:
-        """Extent of the scene, in world units."""
-        return self._extent
 
     @property
     def lens_changes(self) -> Tensor | None:

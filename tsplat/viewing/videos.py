@@ -1,6 +1,7 @@
 """Frames and videos of a model: color, depth, normals or alpha along a list of cameras; maps of their values."""
 
 import errno
+import itertools
 import os
 import subprocess
 import tempfile
@@ -162,29 +163,26 @@ def write_gif(path: str | os.PathLike[str], frames: Iterable[Tensor], millisecon
 
 
 def _write_video(path: Path, frames: Iterable[Tensor], fps: int) -> None:
-    process: subprocess.Popen[bytes] | None = None
     with atomic_write(path) as file, tempfile.TemporaryFile() as log:
+        frames = iter(frames)
+        first = next(frames, None)
+        if first is None:
+            raise ArgumentError("frames: expected at least one, found none")
+        height, width = (size // 2 * 2 for size in first.shape[:2])  # codecs require even ones
+        command = _ffmpeg_command(file.name, path.suffix, width, height, fps)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
+        assert process.stdin is not None
         try:
-            for frame in frames:
-                # Codecs require an even width and height.
-                image = to_bytes(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]).cpu().contiguous()
-                if process is None:
-                    command = _ffmpeg_command(file.name, path.suffix, image.shape[1], image.shape[0], fps)
-                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
-                assert process.stdin is not None
-                process.stdin.write(image.numpy().data)
-            if process is None:
-                raise ArgumentError("frames: expected at least one, found none")
+            for frame in itertools.chain([first], frames):
+                process.stdin.write(to_bytes(frame[:height, :width]).cpu().contiguous().numpy().data)
         except BrokenPipeError:
             pass  # ffmpeg has failed; the log tells why
         except BaseException:
-            if process is not None:
-                process.kill()
+            process.kill()
             raise
         finally:
-            if process is not None:
-                process.communicate()  # closes its input and waits for its end
-        if process is not None and process.returncode:
+            process.communicate()  # closes its input and waits for its end
+        if process.returncode:
             log.seek(0)
             lines = [line.partition("] ")[2] or line for line in log.read().decode(errors="replace").splitlines()]
             reason = lines[0] if lines else f"exit status {process.returncode}"

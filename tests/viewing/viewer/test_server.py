@@ -51,9 +51,8 @@ def test_printed_address_works(serve, address, name, capsys):
 
 @pytest.mark.slow
 def test_models_that_are_opened_have_names_of_their_own(serve):
-    viewer = serve(viewed("a"), viewed("a"), open_model=lambda path, warn: viewed(path))
-    opened = viewer._open(viewer._read_model, "a", print)
-    assert opened.name == "a (3)"
+    viewer = serve(viewed("a"), viewed("a"))
+    assert viewer._add(viewed("a")).name == "a (3)"
     assert [model.name for model in viewer._models] == ["a", "a (2)", "a (3)"]
 
 

@@ -43,17 +43,9 @@ class ViewOptions:
 def check_view(options: ViewOptions | None, world_size: int) -> None:
     """Checks that a training can be shown: on an address of this computer, by one rank, and with viser."""
     if options is not None:
-        _check_ranks(world_size)
+        LiveView.check_ranks(world_size)
         require(*MODULES)
         check_address(options.address)
-
-
-def _check_ranks(world_size: int) -> None:
-    if world_size > 1:
-        raise UnsupportedError(
-            f"view: not implemented for several ranks, found {world_size}; train without it, and show the checkpoints "
-            "that the run has saved: tsplat view RUN"
-        )
 
 
 class LiveView(Observer):
@@ -110,9 +102,14 @@ class LiveView(Observer):
             self._viewer, self._options.port, "the training", state=", paused" if self._options.paused else ""
         )
 
-    def check_ranks(self, world_size: int) -> None:
+    @staticmethod
+    def check_ranks(world_size: int) -> None:
         """Raises :class:`UnsupportedError` if there are several ranks."""
-        _check_ranks(world_size)
+        if world_size > 1:
+            raise UnsupportedError(
+                f"view: not implemented for several ranks, found {world_size}; train without it, and show the "
+                "checkpoints that the run has saved: tsplat view RUN"
+            )
 
     def during(self, run: RunStart) -> contextlib.AbstractContextManager[None]:
         """Records the earlier part of a resumed run for the plots, and lets pages save checkpoints."""

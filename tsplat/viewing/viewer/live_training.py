@@ -17,7 +17,7 @@ from ...errors import ArgumentError
 from ...scene.cameras import Camera
 from ...scene.cropping import Box
 from ...scene.gaussians import Gaussians
-from .renderer import Frame, Pose, Renderer, Settings
+from .renderer import Frame, Renderer, Settings
 from .training_state import Curve, Points, TrainingState
 
 T = TypeVar("T")
@@ -52,17 +52,9 @@ class LiveRenderer(Renderer):
         self.gaussians = gaussians
         self._cropped = (None, gaussians)
 
-    def render(
-        self,
-        pose: Pose,
-        settings: Settings,
-        seconds: float | None = None,
-        divisor_min: int = 1,
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> Frame:
+    def render(self, *arguments: Any, **options: Any) -> Frame:
         """See :meth:`Renderer.render`; called in the training thread."""
-        render = partial(super().render, pose, settings, seconds, divisor_min, is_wanted)
-        return self._training.call(render, is_image=True)
+        return self._training.call(partial(super().render, *arguments, **options), is_image=True)
 
     def cropped(self, box: Box | None) -> Gaussians:
         """See :meth:`Renderer.cropped`; outside the training thread, a copy, which later steps do not change."""
@@ -160,7 +152,9 @@ class LiveTraining:
                     self._left = time.perf_counter()
         with self._condition:
             self._allowed = max(self._allowed - 1, 0)
-        self._mark()
+        now = time.perf_counter() - self._paused_seconds
+        if not self._marks or now - self._marks[-1][0] > MARK_SECONDS:
+            self._marks.append((now, self.step))
 
     def serve(self, gaussians: Gaussians, seconds: float = 0.0) -> None:
         """Renders what pages ask for, within the share of the time, and returns.
@@ -222,11 +216,6 @@ class LiveTraining:
                 return self._others.popleft()
             may_render = self.paused or (self.share > 0 and self._credit > 0)
             return self._images.popleft() if self._images and may_render else None
-
-    def _mark(self) -> None:
-        now = time.perf_counter() - self._paused_seconds
-        if not self._marks or now - self._marks[-1][0] > MARK_SECONDS:
-            self._marks.append((now, self.step))
 
     # Other threads
 

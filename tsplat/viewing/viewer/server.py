@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,17 +132,15 @@ class Viewer:
             self._server.stop()
 
     def _connect(self, client: Any) -> None:
-        open_model = None if self._read_model is None else partial(self._open, self._read_model)
+        read = self._read_model
+        # Other clients see it when they connect.
+        open_model = None if read is None else lambda path, warn: self._add(read(path, warn))
         session = Session(client, self._models, self._training, open_model, self._folder)
         with self._lock:
             self._sessions[client.client_id] = session
         # The client may have gone while its controls were made.
         if client.client_id not in self._server.get_clients():
             self._disconnect(client)
-
-    def _open(self, read: OpenModel, path: str, warn: Callable[[str], object]) -> ViewedModel:
-        """Reads a model that a client names. Other clients see it when they connect."""
-        return self._add(read(path, warn))
 
     def _add(self, model: ViewedModel) -> ViewedModel:
         """Adds a model, with a number where another one has its name."""

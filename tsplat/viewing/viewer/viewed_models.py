@@ -174,12 +174,8 @@ def frame_model(
         name, renderer, cameras, views, background: As in :class:`ViewedModel`; `cameras` on the CPU.
     """
     gaussians = renderer.gaussians.map(lambda tensor: tensor.detach().cpu())
-    return ViewedModel(name, renderer, list(cameras), dict(views or {}), background, *_frame(gaussians, list(cameras)))
-
-
-def _frame(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:
-    """Returns eye, target, up and the vertical field of view in degrees of the first image."""
     try:
-        return frame_start(gaussians, cameras)
+        framing = frame_start(gaussians, cameras)
     except ArgumentError:  # nothing is visible
-        return [0.0, 0.0, -3.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], 50.0
+        framing = [0.0, 0.0, -3.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], 50.0
+    return ViewedModel(name, renderer, list(cameras), dict(views or {}), background, *framing)
