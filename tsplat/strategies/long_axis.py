@@ -91,10 +91,8 @@ def split_long_axis(
 
     One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end, in their
     order; if none do, tensors are changed in place. What holds for :mod:`tsplat.strategies.operations` holds here, too.
-
-    Args:
-        chosen: [K] distinct indices of the Gaussians to split.
-        replaced: [R] distinct indices of the Gaussians to replace, none of them chosen, R <= K.
+    `chosen` [K] are distinct indices of the Gaussians to split, `replaced` [R] of those to replace, R <= K; none is in
+    both.
     """
     total = check_shapes(params)
     check_optimizers(params, optimizers, params)

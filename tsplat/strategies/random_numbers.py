@@ -67,11 +67,7 @@ def row_indices(n: int, first: int, like: Tensor) -> Tensor:
 def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, ranks: RankGroup | None = None) -> Tensor:
     """Samples n Gaussians of all ranks with replacement, by weights from 0 to 1. Returns this rank's, ascending [k].
 
-    Args:
-        weights: [n of this rank], finite.
-
-    Raises:
-        ArgumentError: No weight is positive, on any rank.
+    `weights` [n of this rank] are finite. Raises ArgumentError if none is positive, on any rank.
     """
     ends = (weights.double() * 2.0**WEIGHT_BITS).long().cumsum(0)
     own = int(ends[-1]) if len(ends) else 0
@@ -93,11 +89,8 @@ def choose_rows(
 ) -> Tensor:
     """Samples n distinct Gaussians of all ranks. Returns this rank's, ascending [k].
 
-    The n first arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006).
-
-    Args:
-        weights: [n of this rank], finite; of those of all ranks, at least n are positive.
-        first: Index of this rank's first Gaussian.
+    The n first arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006). `weights` [n of this
+    rank], of which `first` is the index of the first, are finite; of those of all ranks, at least n are positive.
     """
     samples = uniform(draw_key(generator), row_indices(len(weights), first, weights))
     arrivals = -torch.log1p(-samples) / weights.double()

@@ -143,11 +143,8 @@ def reshard(params: Parameters, optimizers: Optimizers, state: State, order: Row
 def select_smallest(keys: Tensor, sizes: Tensor, room: int, ranks: RankGroup | None) -> Tensor:
     """Returns a mask [n] of the first Gaussians of all ranks by ascending key that fit into a room.
 
-    Those are the longest beginning whose sizes sum to at most the room. Equal keys are in the order of the rows.
-
-    Args:
-        keys: [n] int64, not negative.
-        sizes: [n] int64, each 0, 1 or 2. Gaussians of size 0 are not selected.
+    Those are the longest beginning whose sizes sum to at most the room. Equal keys are in the order of the rows. Keys
+    [n] int64 are not negative, sizes [n] int64 are 0, 1 or 2. Gaussians of size 0 are not selected.
     """
     left, threshold = room, 0
     rows = sizes.nonzero().squeeze(1)  # that may be the last to fit

@@ -254,12 +254,8 @@ def to_json(config: Config) -> dict[str, Any]:
 def from_json(values: Any, where: str) -> RunConfig:
     """The inverse of :func:`to_json`. Missing fields get their defaults.
 
-    Args:
-        values: The JSON values.
-        where: Prefix of error messages, such as the file's name.
-
-    Raises:
-        ArgumentError: An unknown field, or a value of the wrong type or out of range.
+    Raises ArgumentError for an unknown field, or a value of the wrong type or out of range; messages start with
+    `where`, such as the file's name.
     """
     try:
         values = _fields(values, RunConfig)

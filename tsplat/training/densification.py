@@ -110,14 +110,10 @@ def merge_info(
 ) -> dict[str, Any]:
     """Merges the ``meta`` of several rasterization calls into that of one call with all their cameras.
 
-    This is the ``info`` that strategies receive for a step whose views were rendered one at a time.
-
-    Args:
-        metas: ``meta`` of unpacked calls, with the gradients of the entry `key`, the strategy's ``key_for_gradient``.
-        view: The view whose pixels are the unit of the merged gradients.
-        loss_scale: Factor by which the loss was multiplied, which is divided out.
-        n_cameras: Number of cameras of all calls on all ranks.
-        gather: Concatenates [C, N, ...] over ranks; None if this rank has all cameras.
+    This is the ``info`` that strategies receive for a step whose views were rendered one at a time. Calls are unpacked;
+    the gradients of their entry `key`, the strategy's ``key_for_gradient``, become those with respect to pixels of
+    `view`, without the factor `loss_scale` of the loss. `n_cameras` are those of all ranks; `gather` concatenates
+    [C, N, ...] over these, and is None if this rank has all cameras.
     """
     first = metas[0]
     if gather is None and n_cameras == 1 and loss_scale == 1:

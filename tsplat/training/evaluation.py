@@ -103,11 +103,7 @@ OnView = Callable[[int, int], None]
 
 
 def check_sizes(views: Sequence[View], downscale: int) -> None:
-    """Checks that all views can be evaluated after images were downscaled by a factor.
-
-    Raises:
-        ShapeError: A view is smaller than the window of SSIM.
-    """
+    """Raises ShapeError if a view, whose image was downscaled by a factor, is smaller than the window of SSIM."""
     for view in views:
         if min(view.width, view.height) < len(SSIM_TAPS):
             raise ShapeError(
@@ -202,13 +198,9 @@ def fit_poses(
     """Fits the poses of held-out views to their photographs; Gaussians and lenses do not change.
 
     After :attr:`Config.pose_refinement`, a model is in the frame of the learned poses, which those of held-out views
-    are not. Adam takes POSE_STEPS steps from each pose.
-
-    Args:
-        views: On every rank the same. Only this rank's shard, as of :func:`evaluate`, is fitted.
-        config: Background, backend and learning rate, which is multiplied by POSE_RATE.
-        extent: Of the scene, in world units: the unit of translations.
-        sharded: As in :func:`evaluate`.
+    are not. Adam takes POSE_STEPS steps from each pose, with POSE_RATE times the learning rate of training;
+    translations are in units of the scene's extent. Only this rank's shard of the views, as of :func:`evaluate`, is
+    fitted.
     """
     fitted = list(views)
     group = ranks.group if sharded else None

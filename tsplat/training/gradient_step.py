@@ -48,9 +48,7 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
 def resolve_visible_adam(visible_adam: Switch, means: Tensor, views: Sequence[View], ranks: RankGroup) -> Switch:
     """Returns whether a step updates only the Gaussians that its views show. ``"auto"`` is a collective call.
 
-    Args:
-        means: [N, 3] initial centers of this rank, in the world frame.
-        views: All training views.
+    It compares the initial centers of this rank, `means` [N, 3] in the world frame, with all training views.
     """
     if visible_adam != "auto":
         return visible_adam
@@ -72,11 +70,9 @@ def shown_share(means: Tensor, cameras: Sequence[Camera], ranks: RankGroup) -> f
 class GradientStep:
     """Updates parameters with the gradients that were accumulated on them.
 
-    Args:
-        sharded: Whether each rank holds other Gaussians; otherwise gradients of the Gaussians are summed over ranks.
-        clip: Maximum norm of each parameter's gradient; 0 for no limit.
-        visible_only: Whether to update only Gaussians whose means have a gradient other than zero.
-        autocast: The dtype of autocast; fp16 enables gradient scaling.
+    Gradients of Gaussians are summed over ranks unless they are `sharded`, and limited to the norm `clip` if it is not
+    0. With `visible_only`, Gaussians whose means have no gradient but zero are left as they are. Autocast to fp16
+    enables gradient scaling.
 
     Attributes:
         scaler: Scales losses before the backward pass.

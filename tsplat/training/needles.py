@@ -30,11 +30,7 @@ def limits_needles(step: int, steps: int) -> bool:
 def shorten_needles(log_scales: Tensor, means: Tensor, cameras: Sequence[Camera], elongation: float) -> None:
     """Shortens longest axes, in place, to `elongation` times the second or to :func:`harmless_lengths`, the longer one.
 
-    Args:
-        log_scales: [N, 3] logarithms of standard deviations, in world units.
-        means: [N, 3] centers, in the world frame.
-        cameras: Those of all training views.
-        elongation: At least 1.
+    `log_scales` are logarithms of standard deviations in world units, `means` centers in the world frame, [N, 3] each.
     """
     second = log_scales.sum(1) - log_scales.amax(1) - log_scales.amin(1)
     limits = second.exp() * elongation

@@ -25,11 +25,10 @@ DECAY_START = 0.8
 
 
 def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
-    """Checks that settings and priors fit 2D or 3D Gaussians.
+    """Raises ArgumentError unless settings fit 2D or 3D Gaussians.
 
-    Raises:
-        ArgumentError: A setting does not.
-        UnsupportedError: Normals of 3D Gaussians, which are those of depth maps, with other than pinhole cameras.
+    Raises UnsupportedError for priors of normals of other than pinhole cameras, as 3D Gaussians have normals from depth
+    maps.
     """
     if config.lens_refinement and gaussians.surfels:
         raise ArgumentError("lens_refinement: only for 3D Gaussians; use lens_refinement=False")
@@ -52,13 +51,9 @@ def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) 
 class Parameters:
     """Gaussian parameters and per-view corrections with an Adam optimizer each, under the names that strategies use.
 
-    Strategies replace the tensors when they add or remove Gaussians, so that tensors should not be kept.
-
-    Args:
-        gaussians: Initial values, copied: all Gaussians, or this rank's shard.
-        views: Training views.
-        extent: Extent of the scene, in world units: the unit of some learning rates.
-        config: Learning rates, and which corrections to learn.
+    Strategies replace the tensors when they add or remove Gaussians, so that tensors should not be kept. Initial
+    values, all Gaussians or this rank's shard, are copied. The unit of some learning rates is the extent of the scene,
+    in world units.
 
     Attributes:
         params: The parameters by name.
@@ -183,11 +178,7 @@ class Parameters:
         return tensors, adam_steps
 
     def restore(self, tensors: dict[str, Tensor], adam_steps: dict[str, int]) -> None:
-        """Continues from a state; takes ownership of its tensors.
-
-        Raises:
-            ArgumentError: The state belongs to another configuration, or its shapes are inconsistent.
-        """
+        """Continues from a state, whose tensors it keeps; raises ArgumentError if their shapes are inconsistent."""
         for name, optimizer in self.optimizers.items():
             parameter = torch.nn.Parameter(tensors[f"params/{name}"])
             self.params[name] = parameter

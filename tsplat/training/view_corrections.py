@@ -23,15 +23,10 @@ GAIN_MAX = 4.0
 
 
 def move_camera(viewmat: Tensor, motion: Tensor) -> Tensor:
-    """Applies a small rotation and translation to a camera, in its own frame.
+    """Applies a small rotation and translation to a world-to-camera matrix [4, 4], in the frame of the camera.
 
-    Args:
-        viewmat: [4, 4] world to camera.
-        motion: [6] rotation vector in radians, then translation in world units. Differentiable, also at zero, which is
-            the identity.
-
-    Returns:
-        [4, 4] world to camera.
+    `motion` [6] is a rotation vector in radians, then a translation in world units. Differentiable, also at zero, which
+    is the identity.
     """
     rotation, translation = motion[:3], motion[3:]
     x, y, z = rotation.unbind()
@@ -59,11 +54,7 @@ def identity_motions(n_views: int, like: Tensor, *, rolls: bool = False) -> Tens
 
 
 class Lenses:
-    """Which cameras share a lens: those whose model, size, intrinsics and distortion are equal.
-
-    Args:
-        cameras: Of the training views.
-    """
+    """Which cameras of training views share a lens: those whose model, size, intrinsics and distortion are equal."""
 
     def __init__(self, cameras: Sequence[Camera]) -> None:
         self._indices = {key: i for i, key in enumerate(dict.fromkeys(map(self._key, cameras)))}
@@ -107,11 +98,8 @@ class ViewGains:
 
     Whenever a view is rendered, the gains that fit its photograph best, by least squares, are averaged with the earlier
     ones. Their mean over all views is 1, as a geometric mean, because held-out views are rendered without a gain. Their
-    logarithms are multiplied by s^4 / (s^4 + GAIN_SPREAD^4), with the root s of their mean square.
-
-    Args:
-        n_views: Number of training views.
-        like: Tensor with the dtype and device of the gains.
+    logarithms are multiplied by s^4 / (s^4 + GAIN_SPREAD^4), with the root s of their mean square. `like` has their
+    dtype and device.
 
     Attributes:
         logs: [n_views, 3] logarithms of the gains, updated in place.
@@ -130,9 +118,7 @@ class ViewGains:
     def observe(self, index: int | Tensor, image: Tensor, target: Tensor, mask: Tensor | None) -> None:
         """Estimates the gains of a view from its rendered image without gains and its photograph, [H, W, 3].
 
-        Args:
-            index: Of the view; may be a tensor [] int64.
-            mask: [H, W] bool, the pixels to use; None for all.
+        The index may be a tensor [] int64. Only the pixels of a mask [H, W] bool are used.
         """
         if mask is not None:
             image, target = image[mask], target[mask]

@@ -48,14 +48,8 @@ class Kind(NamedTuple):
 class ViewGradients:
     """Renders the views of a step, and adds the gradients of their losses to the parameters.
 
-    Args:
-        views: All training views.
-        parameters, densification, gradient_step: Of the trainer.
-        config: Settings of training, with ``views_per_step`` set.
-        ranks: The ranks that train together.
-        sharded: Whether each rank holds other Gaussians.
-        extent: Extent of the scene, in world units.
-        autocast: The dtype of autocast, or None.
+    The arguments are those of the trainer, with all training views, ``views_per_step`` set, and the extent of the scene
+    in world units.
 
     Attributes:
         gains: The gains of the views, or None.
@@ -103,15 +97,9 @@ class ViewGradients:
     def compute(self, step: int, views: Sequence[int], backgrounds: Sequence[Color]) -> tuple[Tensor, list[Meta]]:
         """Renders this rank's views and computes the gradients of their losses; again if a capacity was too small.
 
-        A GPU then still computes the backward pass while this waits for the forward pass.
-
-        Args:
-            step: Number of steps taken.
-            views: Indices of the views of all ranks.
-            backgrounds: RGB in [0, 1] of each.
-
-        Returns:
-            Sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
+        A GPU then still computes the backward pass while this waits for the forward pass. `views` are the indices of
+        the views of all ranks, `backgrounds` RGB in [0, 1] of each. Returns sums of loss and PSNR over this rank's
+        views, [2], and the ``meta`` of each rendering.
         """
         if self._capacity is None:
             return self._accumulate(step, views, backgrounds, None)
@@ -163,8 +151,7 @@ class ViewGradients:
     ) -> tuple[Tensor, Tensor]:
         """Applies the corrections of a view to its rendering [1, H, W, D], and compares it with its photograph.
 
-        Returns:
-            The image [H, W, 3] that was compared, and the loss [].
+        Returns the image [H, W, 3] that was compared, and the loss [].
         """
         image = images[0, ..., :3]
         if self.gains is not None:
@@ -180,11 +167,8 @@ class ViewGradients:
     def _join(self, step: int, index: int, capacity: Capacity) -> Meta:
         """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
 
-        Args:
-            index: One of the views that the other ranks render, which all have the same size and camera model.
-
-        Returns:
-            ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
+        `index` is one of the views that the other ranks render, which all have the same size and camera model. Returns
+        ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
         """
         with full_precision(self._device):
             camera = self._parameters.camera_of(index, self._views[index].camera)
@@ -207,11 +191,7 @@ class ViewGradients:
     ) -> tuple[Tensor, Tensor, Meta]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
 
-        Args:
-            step: Number of steps taken, on which losses of depths and normals depend.
-
-        Returns:
-            As :func:`render_views`.
+        Losses of depths and normals depend on the step. Returns as :func:`render_views`.
         """
         needs_depth = self.geometry_loss.needs_depth(step / self._config.steps)
         images, alphas, meta = render_views(

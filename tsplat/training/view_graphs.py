@@ -97,11 +97,7 @@ class ViewGraphs:
     def results(self, kind: Hashable, inputs: ViewInputs, parameters: Sequence[Tensor]) -> ViewResults | None:
         """The results of a view, which the next call replaces; None if they have to be computed without a graph.
 
-        Waits for the device, to know whether lists had room.
-
-        Args:
-            kind: All that the computation depends on but tensors.
-            parameters: Whose gradients are computed.
+        Waits for the device, to know whether lists had room. `kind` is all that the computation depends on but tensors.
         """
         if not self._works or kind not in self._needed:
             return None

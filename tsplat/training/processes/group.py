@@ -30,12 +30,9 @@ def join_ranks(config: RunConfig) -> tuple[torch.device, str, RankGroup]:
     """Returns the device of this process, a sentence that describes it, and the ranks that this process works with.
 
     These are the ranks of the default process group if it is initialized. Otherwise a process started by torchrun or by
-    Slurm's ``srun`` initializes it, and any other process works alone.
-
-    Raises:
-        ArgumentError: Variables of the launcher contradict each other, the process group cannot be initialized, or the
-            given one cannot use the device.
-        BackendError: See :func:`tsplat.viewing.devices.pick_device`.
+    Slurm's ``srun`` initializes it, and any other process works alone. Raises ArgumentError if variables of the
+    launcher contradict each other, the group cannot be initialized, or the given one cannot use the device; and
+    BackendError as :func:`tsplat.viewing.devices.pick_device`.
     """
     exists = dist.is_available() and dist.is_initialized()
     launched = dist.is_available() and not exists and is_launched()

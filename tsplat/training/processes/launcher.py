@@ -41,10 +41,8 @@ def parse_gpus(text: str) -> list[int]:
 def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
     """Returns the number of ranks and the indices of their GPUs; with ``gpus``, there is one rank for each.
 
-    Of a process that torchrun or srun has started, the number is theirs, and none of its GPUs are to be chosen.
-
-    Raises:
-        ArgumentError: There are no such GPUs, or not as many ranks as were started.
+    Of a process that torchrun or srun has started, the number is theirs, and none of its GPUs are to be chosen. Raises
+    ArgumentError if there are no such GPUs, or not as many ranks as were started.
     """
     if is_launched():
         name, expected = ("--gpus", len(gpus.split(","))) if gpus else ("--ranks", ranks)
@@ -68,16 +66,9 @@ def launch(arguments: Sequence[str], world_size: int, gpus: Sequence[int] = (), 
     """Runs ``python -m module arguments`` as several ranks and waits for them.
 
     If a rank fails, the others are terminated. Signals are forwarded: after Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 the
-    ranks save and exit, as a single process does. After a second signal, they exit at once.
-
-    Args:
-        arguments: Command-line arguments of every rank.
-        world_size: Number of ranks.
-        gpus: Indices of the GPUs to use, one per rank; empty for the launcher's default.
-        module: The module to run.
-
-    Returns:
-        0, the exit status of the rank that failed first, or 128 plus the number of a forwarded signal.
+    ranks save and exit, as a single process does. After a second signal, they exit at once. `gpus` are the indices of
+    those to use, one per rank; empty for the launcher's default. Returns 0, the exit status of the rank that failed
+    first, or 128 plus the number of a forwarded signal.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

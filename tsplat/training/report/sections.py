@@ -133,13 +133,8 @@ def quality(
 ) -> Values:
     """Metrics of regions, floaters, the gap between training and test views, and the worst patches.
 
-    Args:
-        rows: The views.
-        metrics: The contents of ``metrics.json``.
-        scores: Those of the regions of each view.
-        in_front: The part of the weight of each view that floats; none if it is not known.
-        patches: Patches of the views.
-        images: Of each patch, the original and the rendering.
+    `rows` are the views, each with the `scores` of its regions and, if it is known, the part of its weight that is
+    floating `in_front`. `images` are the original and the rendering of each patch.
     """
 
     def cells(scores: Sequence[dict[str, RegionScore]], in_front: Sequence[float]) -> list[Values]:
@@ -255,12 +250,8 @@ def commands(sessions: Sequence[Values]) -> list[Values]:
 def view(row: Values, remark: str, place: int, *, is_large: bool, images: Values) -> Values:
     """A view with images: photograph and rendering under a slider, error and depth.
 
-    Args:
-        row: Its metrics.
-        remark: Its place among all views, such as "worst".
-        place: Its place among those with images, from 1.
-        is_large: Whether it takes the whole width.
-        images: The `target`, the image that was `rendered`, and `others` with labels.
+    `row` are its metrics, `place` its number among those with images, from 1. One that is large takes the whole width.
+    `images` are the `target`, the image that was `rendered`, and `others` with labels.
     """
     return {
         "view_name": row.get("name"),

@@ -28,11 +28,7 @@ MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
 
 
 def require_extras(config: RunConfig | None = None, *, lpips: str | None = None, view: bool = False) -> None:
-    """Checks that all optional modules of a run or of its evaluation can be imported, before any work.
-
-    Raises:
-        MissingExtraError: Names all that cannot.
-    """
+    """Raises MissingExtraError, before any work, unless all optional modules of a run or of its evaluation exist."""
     logging = [] if config is None else [name for name in ("tensorboard", "wandb") if getattr(config, name)]
     viewer = [module for module in VIEWER_MODULES if module not in MODULES] if view else []
     require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []), *viewer)
@@ -64,15 +60,10 @@ def on_main(ranks: RankGroup, function: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[None]:
-    """Locks the folder of a run.
+    """Locks the folder of a run. A collective call.
 
-    Args:
-        folder: The run's folder.
-        ranks: The ranks that call this together.
-        new: Whether the folder must contain neither a run with checkpoints, nor results that are not those of a run.
-
-    Raises:
-        FileError: Another process uses the folder, or it contains another run. Raised on every rank.
+    Raises FileError on every rank if another process uses the folder; if the run is `new`, also if it contains a run
+    with checkpoints, or results that are not those of a run.
     """
     with contextlib.ExitStack() as stack:
         problem = None

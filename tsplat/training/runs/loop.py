@@ -29,18 +29,10 @@ EVALUATIONS, CHECKPOINTS = 12, 4
 
 
 class RunLoop:
-    """Trains for the steps of a run and keeps its history.
+    """Trains for the steps of a run in a folder, and keeps its history.
 
-    Args:
-        trainer: Takes the steps.
-        test_views: Held-out views for the evaluations.
-        folder: The run's folder.
-        run: The run's configuration; None for a run without checkpoints.
-        stop: Whether a signal asked this process to stop; never if None.
-        scene: What checkpoints hold about the scene, as JSON values.
-        record: Measures the parts of the run.
-        observers: Are notified of each step, in addition to the observers of the trainer.
-        resumed: Figures of the checkpoint from which the trainer was restored; None for a new run.
+    A run without checkpoints has no configuration `run`, and one that signals do not end no `stop`. Checkpoints hold
+    the JSON values `scene`. `resumed` are the figures of the checkpoint from which the trainer was restored.
 
     Attributes:
         history: Metrics so far.
@@ -94,10 +86,8 @@ class RunLoop:
     def run(self, last: int) -> None:
         """Trains until a step, or until a signal asks any rank to stop, and saves the last step.
 
-        Raises:
-            Interrupted: A signal asked to stop, and the last step is saved.
-            DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
-                ``inspect/``.
+        Raises Interrupted after a signal, and DivergedError if the loss, the gradients or the Gaussians are no longer
+        finite; the last state is then saved under ``inspect/``.
         """
         trainer, steps = self.trainer, self.trainer.config.steps
         seconds_before, start = self.seconds, self._clock()

@@ -31,22 +31,14 @@ class MetricLog(Observer):
 
 
 class TensorBoardLog(MetricLog):
-    """Logs to TensorBoard.
-
-    Args:
-        folder: Folder of the log files; created if it does not exist.
-    """
+    """Logs to TensorBoard, in a folder that is created if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
-        """Opens the log files.
-
-        Raises:
-            MissingExtraError: tensorboard is not installed.
-        """
+        """Opens the log files. Raises MissingExtraError if tensorboard is not installed."""
         require("tensorboard")
         from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -64,9 +56,7 @@ class TensorBoardLog(MetricLog):
 class WandbLog(MetricLog):
     """Logs to Weights & Biases, or, with WANDB_MODE=offline, to its files only. A resumed run continues its log.
 
-    Args:
-        folder: The run's folder; ``wandb/`` in it has the local files, and the id of the log.
-        config: Configuration of the run, which is logged, too.
+    The run's configuration is logged, too. ``wandb/`` in its folder has the local files, and the id of the log.
     """
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
@@ -75,11 +65,7 @@ class WandbLog(MetricLog):
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
-        """Starts the log, or continues it.
-
-        Raises:
-            MissingExtraError: wandb is not installed.
-        """
+        """Starts the log, or continues it. Raises MissingExtraError if wandb is not installed."""
         require("wandb")
         import wandb
 

@@ -70,19 +70,7 @@ class Options(RunConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Options of `tsplat train --resume`.
-
-    Attributes:
-        run: The run's folder, or one of its checkpoints.
-        steps: Number of steps in total to extend the run to.
-        stop_after: Stop after this number of steps in total.
-        force: Accept parameters that look activated already.
-        checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
-        scene: Where the scene is, if it has moved relative to the run.
-        accept_changes: Accept photographs, cameras and points that have changed.
-        ranks, gpus, view, view_address, view_port, view_open, view_paused, view_stay, view_close: As in
-            :class:`Options`.
-    """
+    """Options of `tsplat train --resume`, whose help describes them; see also :func:`.train.resume`."""
 
     run: Path
     steps: int | None = None
@@ -139,16 +127,10 @@ def _first_pass(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]
 
 
 def parse(arguments: Sequence[str], steps_given: int | None = None) -> Options | Resume:
-    """Parses the arguments of `tsplat train`.
+    """Parses the arguments of `tsplat train`; exits after printing help.
 
-    Args:
-        arguments: Those of the command line.
-        steps_given: Number of steps of a run without `--steps` and `--config`; None for the default.
-
-    Raises:
-        ArgumentError: An unknown option or an invalid value.
-        MissingExtraError: tyro is not installed.
-        SystemExit: With status 0, after printing help.
+    `steps_given` is the number of steps of a run without `--steps` and `--config`, None for the default. Raises
+    ArgumentError for an unknown option or an invalid value, and MissingExtraError if tyro is not installed.
     """
     known, rest = _first_pass(arguments)
     if known.resume is not None:
@@ -244,8 +226,7 @@ def run_config(options: Options | Resume) -> RunConfig:
 def view_options(options: Options | Resume) -> ViewOptions | None:
     """How to show the training; None for not at all.
 
-    Raises:
-        ArgumentError: An invalid port, or an option of the view without ``--view``.
+    Raises ArgumentError for an invalid port, or an option of the view without ``--view``.
     """
     view = ViewOptions(
         options.view_address, options.view_port, options.view_open, options.view_paused, options.view_stay

@@ -60,7 +60,7 @@ def report_run(
     views: int = VIEWS,
     scene: str | None = None,
 ) -> Path:
-    """Writes a run's page, an HTML file that needs no other file.
+    """Writes a run's page, an HTML file that needs no other file, and returns its path.
 
     Metrics and images are those that training wrote. If they are not those of the checkpoint, as when training was
     interrupted, they are those of ``tsplat eval`` or, without them, of an evaluation. What is missing is stated on the
@@ -71,9 +71,6 @@ def report_run(
         out: The file to write; ``report.html`` in the run's folder if None.
         views: Maximum number of views with images.
         scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
-
-    Returns:
-        The file.
 
     Raises:
         FileError: The folder has nothing to show or does not exist, there is nothing at `scene`, or `out` is another
@@ -100,11 +97,7 @@ def report_run(
 
 
 def _read(folder: Path, run: Path) -> _Found:
-    """Reads metrics, the checkpoint, the configuration and the model, as far as they are valid.
-
-    Args:
-        run: Where to look for the checkpoint: the run's folder, or a checkpoint.
-    """
+    """Reads metrics, the checkpoint `run` or the newest one, the configuration and the model, if they are valid."""
     page = RunPage(folder.resolve().name)
     found = _Found(folder, folder, page)
     page.metrics = _read_metrics(folder / METRICS, page.notes)

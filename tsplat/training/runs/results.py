@@ -36,16 +36,8 @@ REPORT_DELAY = 2.0
 def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[str, Any]:
     """Evaluates the trained Gaussians and writes all results into the run's folder. A collective call.
 
-    Args:
-        loop: The run, after its last step.
-        capture: Training and held-out views.
-        initial: Scores of the initial Gaussians on the held-out views or, if there are none, on training views.
-
-    Returns:
-        The contents of ``metrics.json``.
-
-    Raises:
-        Interrupted: A signal asked to stop.
+    `initial` are scores of the initial Gaussians on the held-out views or, if there are none, on training views.
+    Returns the contents of ``metrics.json``. Raises Interrupted if a signal asked to stop.
     """
     trainer, folder = loop.trainer, loop.folder
     gaussians = trainer.gaussians

@@ -22,13 +22,9 @@ OPACITY = 0.9
 
 @torch.no_grad()
 def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree: int) -> Gaussians:
-    """Returns those of n Gaussians, evenly spaced on a sphere, that training views show, with a mean of their colors.
+    """Returns those of n Gaussians, evenly spaced on a sphere around sparse points [P, 3], that training views show.
 
-    Args:
-        views: Training views.
-        points: [P, 3] sparse points.
-        n: Number of Gaussians on the whole sphere.
-        sh_degree: Degree of the spherical harmonics.
+    Their color is a mean of that in these views.
     """
     poses = torch.stack([view.camera.viewmat for view in views]).to(points)
     center = centers(poses).mean(0)

@@ -310,22 +310,10 @@ def fit_and_report(
     scene: dict[str, Any] | None = None,
     record: RunRecord | None = None,
 ) -> dict[str, Any]:
-    """Trains for the remaining steps and writes the results.
+    """Trains for the remaining steps, writes the results, and returns the contents of ``metrics.json``.
 
-    Args:
-        trainer: New, or restored from a checkpoint.
-        initial: The Gaussians that the run started from; of a sharded scene, this rank's.
-        capture: Training and held-out views.
-        folder: The run's folder.
-        run: Configuration of a run with checkpoints; None for no checkpoints.
-        stop_after: Stop after this number of steps in total.
-        resumed: Figures of the checkpoint that the trainer was restored from.
-        stop: Whether a signal asked this process to stop; never if None.
-        scene: What checkpoints hold about the scene.
-        record: Has measured what came before.
-
-    Returns:
-        The contents of ``metrics.json``.
+    `initial` are the Gaussians that the run started from; of a sharded scene, this rank's. `stop_after` is a number of
+    steps in total. The other arguments are those of :class:`.loop.RunLoop`.
     """
     if stop_after is not None:
         check_size("stop_after", stop_after)
