@@ -268,6 +268,14 @@ def test_fit_closes_its_viewer(show):
     assert viewer.closed
 
 
+def test_fit_closes_its_viewer_if_training_cannot_start(show):
+    gaussians = make_gaussians()
+    viewer = show()
+    with pytest.raises(UnsupportedError, match="graph: not implemented on cpu"):
+        fit(gaussians, make_views(gaussians), Config(backend="torch", graph="on"), view=ViewOptions())
+    assert viewer.closed
+
+
 def test_several_ranks_are_refused_before_work(show, tmp_path, capsys):
     gaussians = make_gaussians()
     views = make_views(gaussians)

@@ -1,6 +1,7 @@
 """Training in one call, without a folder."""
 
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 
 from ...scene.capture.views import View
 from ...scene.gaussians import Gaussians
@@ -38,16 +39,13 @@ def fit(
         print(evaluate(gaussians, capture.test, background=capture.background).psnr)
     """
     config = config or Config()
-    shown = None if view is None else LiveView(gaussians, views, config, view)
-    trainer = Trainer(gaussians, views, config, observers=[] if shown is None else [shown])
-    try:
+    viewer = nullcontext() if view is None else closing(LiveView(gaussians, views, config, view))
+    with viewer as shown:
+        trainer = Trainer(gaussians, views, config, observers=[] if shown is None else [shown])
         while trainer.step < config.steps:
             progress = trainer.advance()
             if on_step is not None and on_step(progress):
                 break
         if shown is not None:
             shown.finish(trainer.gaussians)
-    finally:
-        if shown is not None:
-            shown.close()
     return trainer.gaussians
