@@ -6,10 +6,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..config import SH_NORMS
 from ..scene.gaussians import Gaussians
-
-SH_C0 = 0.5 / math.sqrt(math.pi)
-"""The spherical harmonic of degree 0."""
 
 OPAQUE = 10.0
 """Logit of an opacity of almost 1."""
@@ -38,7 +36,7 @@ def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
     normals = axes + 2 * xyz.cross(xyz.cross(axes, dim=-1) + w * axes, dim=-1)
     is_behind = (normals * (position.to(normals) - gaussians.means)).sum(-1, keepdim=True) < 0
     colors = 0.5 * torch.where(is_behind, -normals, normals) + 0.5
-    return dataclasses.replace(gaussians, sh0=((colors - 0.5) / SH_C0)[:, None], shN=gaussians.shN[:, :0])
+    return dataclasses.replace(gaussians, sh0=((colors - 0.5) / SH_NORMS[0][0])[:, None], shN=gaussians.shN[:, :0])
 
 
 def _opaque(gaussians: Gaussians) -> Gaussians:

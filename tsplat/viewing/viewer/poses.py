@@ -25,14 +25,6 @@ HIDDEN = 1.5
 """Distance from the client's camera, in sizes, up to which cameras are not drawn."""
 
 
-def viewmat_of(wxyz: np.ndarray[Any, Any], position: np.ndarray[Any, Any]) -> Tensor:
-    """Returns the world-to-camera matrix [4, 4] of a camera-to-world rotation and a position."""
-    from viser.transforms import SO3
-
-    rotation = torch.from_numpy(SO3(np.asarray(wxyz)).as_matrix()).double()
-    return viewmat_from_pose(rotation, torch.from_numpy(np.asarray(position)).double()).float()
-
-
 def wxyz_of(viewmat: Tensor) -> np.ndarray[Any, Any]:
     """Returns the camera-to-world rotation of a world-to-camera matrix [4, 4] as a quaternion [4]."""
     from viser.transforms import SO3
@@ -60,8 +52,12 @@ def pose_of(camera: Camera, width: int | None = None, height: int | None = None)
 
 def client_pose(camera: Any) -> Pose:
     """Returns the pose of a client's camera. Canvases have no size while a page loads."""
+    from viser.transforms import SO3
+
+    rotation, position = SO3(np.asarray(camera.wxyz)).as_matrix(), np.asarray(camera.position)
+    viewmat = viewmat_from_pose(torch.from_numpy(rotation).double(), torch.from_numpy(position).double()).float()
     width, height = max(int(camera.image_width), 1), max(int(camera.image_height), 1)
-    return Pose(viewmat_of(camera.wxyz, camera.position), min(camera.fov, FOV_MAX), width, height)
+    return Pose(viewmat, min(camera.fov, FOV_MAX), width, height)
 
 
 class Frusta:
