@@ -33,13 +33,8 @@ def install_modules(modules: Mapping[str, ModuleType], package: str) -> None:
 def run_script(arguments: list[str], install: Callable[[], None], usage: str) -> int:
     """Runs a Python script or module after an installation, as ``python SCRIPT`` and ``python -m MODULE`` do.
 
-    Args:
-        arguments: The path of the script, or ``-m`` and the name of a module; then its arguments. Or ``--help``.
-        install: Called before the script.
-        usage: Printed for ``--help``, and if there is nothing to run.
-
-    Returns:
-        The exit status: 0 if the script ends, 2 if there is none to run.
+    The usage is printed for ``--help``, and if there is nothing to run. Returns the exit status: 0 if the script ends,
+    2 if there is none to run.
     """
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage)

@@ -42,17 +42,12 @@ def place_cameras(
     frames: int = 120,
     inside: Sequence[Camera] = (),
 ) -> list[Camera]:
-    """Places one camera, or the `frames` cameras of a trajectory, to view a model.
+    """Places one camera, or the `frames` cameras of an orbit around the target or a spiral at the eye, to view a model.
 
-    Args:
-        eye: [3] camera position, world frame; if None, one from which the whole model is visible.
-        target: [3] point at the image center, world frame; if None, the center of the model.
-        up: [3] world direction that points up in the image; guessed if None, see :func:`guess_up`.
-        trajectory: An orbit around the target or a spiral at the eye; None for a single camera.
-        inside: Cameras whose extent a spiral does not leave, see :func:`tsplat.viewing.spiral_at`.
-
-    Raises:
-        ArgumentError: No Gaussian is visible; or as :func:`tsplat.scene.look_at` and :func:`tsplat.scene.intrinsics`.
+    `eye`, `target` and `up`, [3] each, world frame, are the camera position, by default one from which the whole model
+    is visible; the point at the image center, by default the center of the model; and the direction that points up in
+    the image, guessed by default, see :func:`guess_up`. A spiral stays `inside` the extent of cameras. Raises
+    ArgumentError if no Gaussian is visible; or as :func:`tsplat.scene.look_at` and :func:`tsplat.scene.intrinsics`.
     """
     up = guess_up(gaussians) if up is None else up
     if eye is None or target is None:

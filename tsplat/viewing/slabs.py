@@ -40,20 +40,15 @@ def render_large_frames(
     backend: Backend = "auto",
     on_map: OnMap | None = None,
 ) -> Iterator[Tensor]:
-    """Renders one frame per camera as :func:`render_frames` does, of rows, lazily.
+    """Renders one frame per camera as :func:`render_frames` does, of rows, lazily. Invalid Gaussians are skipped.
 
     Each frame reads the rows to find those that the camera sees. Up to 1,048,576 of them are rendered as if the model
     were in memory. More are sorted by depth and rendered in slabs, whose images are composited front to back; a pixel
-    differs from that of the whole model by less than the transmittance at which the rasterizer stops, 1e-4.
+    differs from that of the whole model by less than the transmittance at which the rasterizer stops, 1e-4. The folder
+    is for temporary files.
 
-    Args:
-        rows: The model. Invalid Gaussians are skipped.
-        folder: For temporary files.
-        device: Device to render on.
-
-    Raises:
-        UnsupportedError: More rows are seen, and depths, normals, alphas or maps are to be shown.
-        ArgumentError, BackendError, FileError: As :func:`render_frames`, and as :meth:`Rows.ordered`.
+    Raises UnsupportedError if more are seen, and depths, normals, alphas or maps are to be shown; and as
+    :func:`render_frames` and :meth:`Rows.ordered`.
     """
     for i, camera in enumerate(cameras):
         ids, depths = _seen(rows, camera, device, backend)

@@ -12,9 +12,7 @@ def unsupported(
 ) -> Callable[..., NoReturn]:
     """Returns a function with a signature of gsplat's that raises `UnsupportedError` and says what to use instead.
 
-    Args:
-        required: Names of the parameters without default, separated by spaces.
-        optional: Names of the other parameters, each with its default.
+    Its parameters are those `required`, separated by spaces, and those that are `optional`, with their defaults.
     """
     message = f"{name}: not implemented; {instead}"
 
