@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ def mean_up(cameras: Sequence[Camera]) -> list[float] | None:
 
 def vertical_fov(cameras: Sequence[Camera]) -> float:
     """Returns the median vertical field of view in degrees."""
-    fovs = [math.degrees(2 * math.atan(camera.height / (2 * float(camera.K[1, 1])))) for camera in cameras]
-    return sorted(fovs)[len(fovs) // 2]
+    slopes = (camera.height / (2 * float(camera.K[1, 1])) for camera in cameras)
+    return math.degrees(2 * math.atan(statistics.median_high(slopes)))
 
 
 def complete_framing(

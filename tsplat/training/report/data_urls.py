@@ -14,6 +14,7 @@ from torch import Tensor
 from ...config import Backend
 from ...scene.cameras import Camera, resize_camera
 from ...scene.gaussians import Gaussians
+from ...scene.images import to_bytes
 from ...viewing.colormaps import apply_colormap
 from ...viewing.markup import Html
 from ...viewing.videos import render_frames
@@ -63,8 +64,7 @@ def error_image(target: Tensor, rendered: Tensor) -> Image:
 def depth_image(gaussians: Gaussians, camera: Camera, side: int, *, backend: Backend = "auto") -> Image:
     """Renders the depth of a view, bright is near, so that its longer side has at most `side` pixels."""
     small = resize_camera(camera, side)
-    frame: Any = next(render_frames(gaussians, [small], show="depth", backend=backend))
-    return image_of((frame * 255).round().to(torch.uint8))
+    return image_of(to_bytes(next(render_frames(gaussians, [small], show="depth", backend=backend))))
 
 
 def _encode(image: Image, side: int) -> EncodedImage:
