@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from ..ops.adam import Adam
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
 from ..scene.gaussians import FLAT, GSPLAT_NAMES, Gaussians
+from ..stages.process_group import RankGroup
 from .configuration import Config
 from .needles import limits_needles, shorten_needles
 from .view_corrections import Lenses, identity_exposures, identity_motions, move_poses
@@ -203,6 +204,11 @@ class Parameters:
                 f"checkpoint: it holds the parameters {sorted(found)}, but the configuration needs "
                 f"{sorted(self.params)}; resume with the configuration that it was made with"
             )
+
+
+def own_rows(config: Config, ranks: RankGroup) -> Callable[[int], slice]:
+    """Returns what returns the rows that this rank holds of a number of Gaussians: all unless they are sharded."""
+    return ranks.shard_rows if config.parallel == "shard" else lambda n: slice(0, n)
 
 
 def scene_tensors(gaussians: Gaussians) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from .configuration import Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
 from .observers import DivergedError, Observer, Progress
-from .parameters import Parameters, check_geometry
+from .parameters import Parameters, check_geometry, own_rows
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
 from .view_gradients import ViewGradients
@@ -97,7 +97,7 @@ class Trainer:
         autocast = autocast_dtype(config.precision, self.device)
         if self.sharded and autocast is torch.float16:
             raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
-        own = gaussians.select(slice(None) if is_shard else self._own_rows(n))
+        own = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
         self._parameters = Parameters(own, views, self.extent, config)
         self._densification = Densification(self._parameters, config, self.extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
@@ -223,10 +223,6 @@ class Trainer:
                 f"{self.n_gaussians} Gaussians are not finite; check the learning rates and the data"
             )
 
-    def _own_rows(self, n: int) -> slice:
-        """Which of n Gaussians this rank holds."""
-        return self.ranks.shard_rows(n) if self.sharded else slice(None)
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The state of training for :meth:`restore`: tensors by name, and JSON values.
 
@@ -268,7 +264,7 @@ class Trainer:
         n = len(tensors["params/means"])
         is_shard &= self.sharded
         self.n_gaussians = count(self.ranks if is_shard else None, n)[1]
-        own = slice(None) if is_shard else self._own_rows(n)
+        own = slice(None) if is_shard else own_rows(self.config, self.ranks)(n)
         tensors = {
             name: (tensor[own] if has_rows(name, tensor, n) else tensor).to(self.device).clone()
             for name, tensor in tensors.items()

@@ -7,7 +7,6 @@ import gc
 import importlib
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from ...errors import ArgumentError
 from ...stages.process_group import RankGroup
 from ...viewing.devices import pick_device
-from ..configuration import Config, RunConfig
+from ..configuration import RunConfig
 from .environment import is_launched
 
 TIMEOUT = timedelta(minutes=10)
@@ -53,11 +52,6 @@ def join_ranks(config: RunConfig) -> tuple[torch.device, str, RankGroup]:
             "device: is cpu, but the process group has the backend nccl; initialize it with cpu:gloo,cuda:nccl or gloo"
         )
     return device, description, RankGroup(dist.group.WORLD)
-
-
-def own_rows(config: Config, ranks: RankGroup) -> Callable[[int], slice]:
-    """Returns what returns the rows that this rank holds of a number of Gaussians: all unless they are sharded."""
-    return ranks.shard_rows if config.parallel == "shard" else lambda n: slice(0, n)
 
 
 def _create_group(backend: str) -> None:

@@ -22,8 +22,9 @@ from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...viewing.outputs import CONFIG
 from ..configuration import FOUND_OUT, RunConfig, read_config
+from ..parameters import own_rows
 from ..processes.environment import is_restarted
-from ..processes.group import join_ranks, own_rows
+from ..processes.group import join_ranks
 from ..trainer import Trainer
 from .context import has_checkpoints
 from .scene_record import with_absolute_scene

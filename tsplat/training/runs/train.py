@@ -25,8 +25,8 @@ from ...viewing.trajectories import describe_cameras
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
-from ..parameters import scene_tensors
-from ..processes.group import join_ranks, own_rows
+from ..parameters import own_rows, scene_tensors
+from ..processes.group import join_ranks
 from ..report.plots import evenly_spaced
 from ..trainer import Trainer
 from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
