@@ -118,10 +118,10 @@ class MCMCStrategy(Strategy):
         for name in ("noise_opacity_t", "noise_opacity_k"):
             check_finite(name, getattr(self, name))
         if self.refines(step):
-            self._check(params, optimizers, state, None if shard is None else shard.ranks)
+            ranks = None if shard is None else shard.ranks
+            self._check(params, optimizers, state, ranks)
             state["binoms"] = state["binoms"].to(params["means"].device)
             order = None if shard is None else RowOrder(len(params["means"]), params["means"].device)
-            ranks = None if shard is None else shard.ranks
             n_moved, n_added = self._refine(params, optimizers, state, step, order if scene is None else scene, ranks)
             if order is not None and ranks is not None:
                 shard = reshard(params, optimizers, state, order, ranks)

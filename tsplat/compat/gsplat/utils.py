@@ -76,6 +76,4 @@ def save_ply(splats: Mapping[str, Tensor], dir: str, colors: Tensor | None = Non
     if colors is not None:
         check_tensor("colors", colors, [len(splats["means"]), 3], "[N, 3] as means")
         sh0, shN = ((colors - 0.5) / SH_NORMS[0][0])[:, None], shN[:, :0]
-    export_splats(
-        splats["means"], splats["scales"], splats["quats"], splats["opacities"], sh0, shN, save_to=dir
-    )  # fmt: skip
+    export_splats(splats["means"], splats["scales"], splats["quats"], splats["opacities"], sh0, shN, save_to=dir)
