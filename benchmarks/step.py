@@ -9,8 +9,8 @@ Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, 
 Nothing of this was measured on a GPU.
 
 Mode `capacity` calls rasterization with `packed=False` and room for 1.5 times the scene's intersections, doubled until
-its lists fit. Mode `graph` replays the graphs of such calls by `tsplat.graphed`: each replay is a launch, and copies
-are operators.
+its lists fit. Mode `graph` replays the graphs of such calls by `tsplat.graphed`, with the room that it gives to lists:
+each replay is a launch, and copies are operators.
 
 `--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
 REF` also runs another commit, eagerly. `--write` replaces the recorded results of these scenes, and writes
@@ -55,7 +55,8 @@ def _sort(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, counting.Predictor, counting.Operators]:
-    """Executes a training step on the emulator; returns it, its launches with predicted times, and its operators."""
+    """Executes a training step on the emulator; returns it, its launches with predicted times, and its operators. With
+    a capacity, `room` of its `meta` is that of a graph."""
     predictor, operators = counting.Predictor(gpus), counting.Operators()
     # On a GPU, PyTorch sorts, and what a call needed is read once the GPU is done with it.
     with (
@@ -73,8 +74,10 @@ def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, coun
         def enter(phase: str) -> None:
             predictor.phase = operators.phase = phase
 
-        with operators:
+        with operators, capacity.deferred() as calls:
             step.run(enter)
+        if calls:
+            step.meta["room"] = capacity.graph_room(capacity.needed_by(calls))
     return step, predictor, operators
 
 
@@ -156,6 +159,8 @@ def records(
         while step.meta["overflow"]:  # lists without room are empty
             sized["capacity"] *= 2
             step, predictor, operators = execute(given, gpus)
+        if mode == "graph":
+            step, predictor, operators = execute(sized | {"capacity": step.meta["room"]}, gpus)
         figures[mode] = {gpu: by_pass(mode, predictor, operators, python, gpu) for gpu in gpus}
         if mode == "graph":
             around = graphs.measure(scene, repeats)

@@ -38,6 +38,15 @@ class ProjectionSettings:
     surfels: bool = False
 
 
+class Capacities(NamedTuple):
+    """What there is room for: spans; intersections; and in lists of parts, the entries that as many intersections may
+    need. A ``capacity`` is all three."""
+
+    spans: int
+    intersections: int
+    lists: int
+
+
 @dataclasses.dataclass(frozen=True)
 class IntersectionSettings:
     """As in :func:`tsplat.rasterization`. ``boxes``: for tiles of mean +- radii, instead of those of the ellipse."""
@@ -45,7 +54,7 @@ class IntersectionSettings:
     numerics: Numerics
     backend: Backend
     segmented: bool = False
-    capacity: int | Literal["auto"] | None = None
+    capacity: int | Capacities | Literal["auto"] | None = None
     boxes: bool = False
 
 
@@ -266,8 +275,9 @@ class Intersections(NamedTuple):
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys, key_bias: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
-        needed: [3] int64, the capacity that spans, intersections and lists of parts need, if M is a capacity; otherwise
-            None. Behind the last intersection follow some in no tile. Lists that do not fit are empty.
+        room: If M is a capacity, what there is room for; otherwise None. Behind the last intersection follow some in no
+            tile. Lists that do not fit are empty.
+        needed: [4] int64, with ``room``: the :class:`Capacities` that are needed, and whether any is too small.
     """
 
     first_tile: int
@@ -276,6 +286,7 @@ class Intersections(NamedTuple):
     gaussian_major: GaussianMajor | None
     keys: Tensor | None = None
     key_bias: int = 0
+    room: Capacities | None = None
     needed: Tensor | None = None
 
 
@@ -294,6 +305,7 @@ class PartLists(NamedTuple):
             each chunk; negative where pixels have stopped.
         chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with depth as the last channel.
         records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None for the backward pass to pack them.
+        order: [parts * tiles] int64, the order in which programs take the lists; None if it does not matter.
     """
 
     n_entries: int
@@ -308,6 +320,7 @@ class PartLists(NamedTuple):
     chunk_colors: Tensor | None = None
     records: Tensor | None = None
     large: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def n_chunks(self) -> int:

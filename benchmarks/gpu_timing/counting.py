@@ -30,9 +30,9 @@ BANDWIDTH = {"a100": 1.555e6, "h100": 3.35e6}
 """Assumed: bytes per microsecond of global memory."""
 WITHOUT_LAUNCH = {
     "view", "_unsafe_view", "slice", "select", "detach", "unsqueeze", "squeeze", "alias", "permute", "transpose",
-    "expand", "empty", "new_empty", "empty_like", "empty_strided", "as_strided", "unbind", "t", "split",
-    "split_with_sizes", "lift_fresh", "movedim", "_reshape_alias", "unflatten", "diagonal", "resize_", "set_",
-    "_record_function_enter_new", "_record_function_exit",
+    "expand", "empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "as_strided", "unbind",
+    "t", "split", "split_with_sizes", "lift_fresh", "movedim", "_reshape_alias", "unflatten", "diagonal", "resize_",
+    "set_", "_record_function_enter_new", "_record_function_exit",
 }  # fmt: skip
 """Operators that neither launch nor wait: views, allocations and marks of PyTorch's profiler."""
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}

@@ -259,7 +259,9 @@ def test_images_without_room_are_rendered_again(captures):
 
 
 def test_lists_of_parts_that_need_more_room_than_intersections(captures, monkeypatch):
-    monkeypatch.setattr(graphs, "HEADROOM", 0.3)  # of intersections
+    original = graphs.CapturedCall
+    monkeypatch.setattr(graphs, "CapturedCall", lambda f, arguments, n, *more: original(f, arguments, n // 4, *more))
+
     render, scene = graphed(rasterization), make()
     for _ in range(4):
         assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))

@@ -14,6 +14,7 @@ from tests.emulator.targets import needs_emulator
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
+from tsplat.data import Capacities
 from tsplat.errors import ArgumentError, CapacityError, MemoryBudgetError, UnsupportedError
 from tsplat.stages import capacity
 
@@ -165,7 +166,7 @@ class Event:
 
 
 def call(needed, event):
-    return capacity._Call(torch.tensor([needed, 0, 0]), event, 100, None)
+    return capacity._Call(torch.tensor([needed, 0, 0, needed > 100]), event, Capacities(100, 100, 100), None)
 
 
 def test_calls_are_checked_once_the_device_is_done():
@@ -186,7 +187,7 @@ def test_calls_are_checked_once_the_device_is_done():
 def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     needed = types.SimpleNamespace(is_cuda=True)
-    lists = types.SimpleNamespace(needed=needed, flatten_ids=torch.zeros(3))
+    lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3), flatten_ids=torch.zeros(3))
     capacity.note_need(lists, 3, None)
     assert capacity._unknown == []
 

@@ -91,7 +91,7 @@ def test_a_view_that_needs_more_room_is_computed_again(graphs, monkeypatch, chan
     config = dataclasses.replace(CONFIG, **changes)
     torch.manual_seed(0)
     expected = trained(dataclasses.replace(config, graph="off"))
-    monkeypatch.setattr(view_graphs, "HEADROOM", 0.9)
+    monkeypatch.setattr(capacity, "GRAPH_HEADROOM", 0.9)
     torch.manual_seed(0)
     assert_same(trained(config), expected)
     assert len(graphs[0].replays) > 6

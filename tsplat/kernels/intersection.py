@@ -125,36 +125,43 @@ def _tile_columns_kernel(
     n: "Int", n_spans: "Int", steps: "Int", tile_width: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    span = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first_span = tl.program_id(0).to(tl.int64) * BLOCK
+    span = first_span + tl.arange(0, BLOCK)
     tl.store(n_columns + span, span.to(tl.int32), mask=span == 0)
-    has_room = span < n_spans
-    mask = has_room & (span < tl.load(span_starts + n))
-    child = tl.where(mask, span, 0)
-    position = search_starts(span_starts, n, child, steps)
-    row = tl.load(rows + position, mask=mask, other=0).to(tl.int64)
-    mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
-        means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
-    )
-    low = mean[0] - extent_x
-    high = mean[0] + extent_x
-    if conics is not None:
-        tile_row = tl.load(first_tile_rows + position, mask=mask, other=0) + (child - tl.load(span_starts + position))
-        top = tl.maximum((tile_row * TILE).to(mean[1].dtype) + 0.5 - mean[1], -extent_y)
-        bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], extent_y)
-        thick = det > 0.0
-        a = tl.where(thick, c[0], 1.0)
-        # dy of the leftmost point of the ellipse; the rightmost point is its mirror image.
-        skew = c[1] * tl.sqrt(level / tl.where(thick, c[2] * det, 1.0))
-        dy_right = tl.minimum(tl.maximum(-skew, top), bottom)
-        dy_left = tl.minimum(tl.maximum(skew, top), bottom)
-        reach_right = (-c[1] * dy_right + tl.sqrt(tl.maximum(level * a - det * dy_right * dy_right, 0.0))) / a
-        reach_left = (c[1] * dy_left + tl.sqrt(tl.maximum(level * a - det * dy_left * dy_left, 0.0))) / a
-        high = tl.where(thick, tl.minimum(high, mean[0] + reach_right), high)
-        low = tl.where(thick, tl.maximum(low, mean[0] - reach_left), low)
-    first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
-    tl.store(positions + span, position.to(tl.int32), mask=has_room)
-    tl.store(first_columns + span, first, mask=has_room)
-    tl.store(n_columns + 1 + span, tl.where(mask, count, 0), mask=has_room)
+    end = tl.load(span_starts + n)
+    if first_span < end:
+        mask = span < end
+        child = tl.where(mask, span, 0)
+        position = search_starts(span_starts, n, child, steps)
+        row = tl.load(rows + position, mask=mask, other=0).to(tl.int64)
+        mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
+            means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
+        )
+        low = mean[0] - extent_x
+        high = mean[0] + extent_x
+        if conics is not None:
+            tile_row = tl.load(first_tile_rows + position, mask=mask, other=0)
+            tile_row += child - tl.load(span_starts + position)
+            top = tl.maximum((tile_row * TILE).to(mean[1].dtype) + 0.5 - mean[1], -extent_y)
+            bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], extent_y)
+            thick = det > 0.0
+            a = tl.where(thick, c[0], 1.0)
+            # dy of the leftmost point of the ellipse; the rightmost point is its mirror image.
+            skew = c[1] * tl.sqrt(level / tl.where(thick, c[2] * det, 1.0))
+            dy_right = tl.minimum(tl.maximum(-skew, top), bottom)
+            dy_left = tl.minimum(tl.maximum(skew, top), bottom)
+            reach_right = (-c[1] * dy_right + tl.sqrt(tl.maximum(level * a - det * dy_right * dy_right, 0.0))) / a
+            reach_left = (c[1] * dy_left + tl.sqrt(tl.maximum(level * a - det * dy_left * dy_left, 0.0))) / a
+            high = tl.where(thick, tl.minimum(high, mean[0] + reach_right), high)
+            low = tl.where(thick, tl.maximum(low, mean[0] - reach_left), low)
+        first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
+        tl.store(positions + span, position.to(tl.int32), mask=span < n_spans)
+        tl.store(first_columns + span, first, mask=span < n_spans)
+        tl.store(n_columns + 1 + span, tl.where(mask, count, 0), mask=span < n_spans)
+    else:
+        none = tl.zeros([BLOCK], tl.int32)
+        tl.store(positions + span, none, mask=span < n_spans)
+        tl.store(n_columns + 1 + span, none, mask=span < n_spans)
 
 
 @kernel
@@ -172,21 +179,28 @@ def _tile_intersections_kernel(
     tile_width: "Int", n_tiles: "Int", key_bias: "Int", last_key: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < tl.load(place_starts + n_spans)
-    child = tl.where(mask, place, 0)
-    span = search_starts(place_starts, n_spans, child, steps)
-    position = tl.load(positions + span).to(tl.int64)
-    row = tl.load(rows + position).to(tl.int64)
-    if image_ids is not None:
-        image = tl.load(image_ids + row)
+    first_place = tl.program_id(0).to(tl.int64) * BLOCK
+    place = first_place + tl.arange(0, BLOCK)
+    end = tl.load(place_starts + n_spans)
+    if first_place < end:
+        mask = place < end
+        child = tl.where(mask, place, 0)
+        span = search_starts(place_starts, n_spans, child, steps)
+        position = tl.load(positions + span).to(tl.int64)
+        row = tl.load(rows + position).to(tl.int64)
+        if image_ids is not None:
+            image = tl.load(image_ids + row)
+        else:
+            image = row // n_per_image
+        y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
+        x = tl.load(first_columns + span) + (child - tl.load(place_starts + span))
+        key = tl.where(mask, image * n_tiles + y * tile_width + x - key_bias, last_key)
+        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < n_intersections)
+        tl.store(flatten_ids + place, row.to(tl.int32), mask=place < n_intersections)
     else:
-        image = row // n_per_image
-    y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
-    x = tl.load(first_columns + span) + (child - tl.load(place_starts + span))
-    key = tl.where(mask, image * n_tiles + y * tile_width + x - key_bias, last_key)
-    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < n_intersections)
-    tl.store(flatten_ids + place, row.to(tl.int32), mask=place < n_intersections)
+        none = tl.zeros([BLOCK], tl.int32)
+        tl.store(keys + place, (none + last_key).to(keys.dtype.element_ty), mask=place < n_intersections)
+        tl.store(flatten_ids + place, none, mask=place < n_intersections)
 
 
 @kernel

@@ -26,6 +26,9 @@ RESIDENT = 256
 GRAIN = 64
 """Granularity of list lengths when tiles are ordered: neighbors of similar length stay together and share caches."""
 
+GRAINS_MAX = 2**15 - 1
+"""Longer lists, of over two million entries, count as equally long."""
+
 CPU_BLOCK = 16
 """Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
 
@@ -239,42 +242,40 @@ def indices_of(flags: Tensor) -> Tensor:
     return flags.nonzero().squeeze(1)
 
 
-def longest_first(starts: Tensor, ends: Tensor | None = None) -> Tensor | None:
-    """Orders lists of tiles or of their parts by length, so that a launch does not end with a long list.
+def longest_first(offsets: Tensor) -> Tensor | None:
+    """Orders lists by length, so that a launch does not end with a long list.
 
     Lengths count in steps of ``GRAIN``; among equals the order remains. Returns None if order does not matter.
 
     Args:
-        starts: [lists] integers, or [lists + 1] without ends: where each list begins, and where the last one ends.
-        ends: [lists] integers, or None.
-    """
-    if starts.numel() - int(ends is None) <= RESIDENT:
-        return None
-    lengths = starts.diff() if ends is None else ends - starts
-    # Radix sort needs two passes over 16 bits. Lists of over two million entries count as equally long.
-    grains = (lengths // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
-    return grains.sort(descending=True, stable=True).indices
-
-
-def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
-    """Orders the lists of the parts of tiles: the longest first on a GPU, those of the longest tile first on a CPU.
-
-    On a CPU, parts of a tile follow each other, as they read the same Gaussians. Returns None for few lists, whose
-    order does not matter.
-
-    Args:
-        offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
-        isect_offsets: [tiles + 1] int32, first intersection of each tile, and M.
+        offsets: [lists + 1] integers: where each list begins, and where the last one ends.
     """
     if offsets.numel() - 1 <= RESIDENT:
         return None
-    if not is_compiled_for_cpu(offsets):
-        return longest_first(offsets)
+    return by_grains((offsets.diff() // GRAIN).clamp_max(GRAINS_MAX).to(torch.int16))
+
+
+def by_grains(grains: Tensor) -> Tensor:
+    """Orders lists by their lengths in steps of ``GRAIN``, [lists] int16, which a radix sort passes over twice."""
+    return grains.sort(descending=True, stable=True).indices
+
+
+def part_order(parts: int, isect_offsets: Tensor) -> Tensor | None:
+    """Orders the lists of the parts of tiles on a CPU: those of the longest tile first.
+
+    Parts of a tile follow each other, as they read the same Gaussians. Returns None for few lists, whose order does not
+    matter.
+
+    Args:
+        isect_offsets: [tiles + 1] int32, first intersection of each tile, and M.
+    """
     n_tiles = isect_offsets.numel() - 1
+    if parts * n_tiles <= RESIDENT:
+        return None
     order = longest_first(isect_offsets)
-    tiles = torch.arange(n_tiles, device=offsets.device) if order is None else order
-    parts = torch.arange(0, offsets.numel() - 1, max(n_tiles, 1), device=offsets.device)
-    return (tiles[:, None] + parts).flatten()
+    tiles = torch.arange(n_tiles, device=isect_offsets.device) if order is None else order
+    firsts = torch.arange(0, parts * n_tiles, max(n_tiles, 1), device=isect_offsets.device)
+    return (tiles[:, None] + firsts).flatten()
 
 
 def vendor(tensor: Tensor) -> Vendor:

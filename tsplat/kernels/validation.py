@@ -12,16 +12,16 @@ from torch import Tensor
 from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Numerics
 from ..data import Cameras, Gaussians3D
 from .device_math import constant, dot3, load_tuple, store_tuple
-from .launch import Int, Launch, fix, is_compiled_for_cpu, kernel, planned
+from .launch import Int, Launch, fix, kernel, planned
 from .row_access import ROW, row_within
 
 BLOCK = 128
 
 
 @triton.jit
-def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, ON_CPU: tl.constexpr = False):
+def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr):
     """Whether N consecutive values are within bounds. In a loop, as there can be many features."""
-    if ON_CPU and N >= ROW:
+    if N >= ROW:
         return row_within(pointer, N, mask, MAGNITUDE_MAX)
     valid = mask
     for k in range(N):
@@ -33,7 +33,7 @@ def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, ON_CPU:
 @triton.jit
 def _signal_within(
     signal, gaussian, mask, n_gaussians, n_cameras,
-    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, ON_CPU: tl.constexpr,
+    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, MAGNITUDE_MAX: tl.constexpr,
 ):  # fmt: skip
     """Whether the values of a signal are within bounds, for all cameras."""
     if signal is None:
@@ -43,10 +43,10 @@ def _signal_within(
         batch = gaussian // n_gaussians
         for camera in range(n_cameras):
             dense_id = (batch * n_cameras + camera) * n_gaussians + gaussian % n_gaussians
-            valid = valid & _within(signal + dense_id * WIDTH, mask, WIDTH, MAGNITUDE_MAX, ON_CPU)
+            valid = valid & _within(signal + dense_id * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
         return valid
     else:
-        return _within(signal + gaussian * WIDTH, mask, WIDTH, MAGNITUDE_MAX, ON_CPU)
+        return _within(signal + gaussian * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def _valid_kernel(
     valid_cameras,  # [B, C] bool, output, or None
     n: "Int", n_gaussians: "Int", n_cameras: "Int", n_images: "Int",
     WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr,
-    BY_INVERSE: tl.constexpr, ON_CPU: tl.constexpr,
+    BY_INVERSE: tl.constexpr,
     QUAT_NORM_MIN: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, DETERMINANT_MIN: tl.constexpr, FOCAL_MIN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -141,10 +141,10 @@ def _valid_kernel(
             is_valid = is_valid & (square >= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square))
         is_valid = is_valid & _within(opacities + index, mask, 1, MAGNITUDE_MAX)
         is_valid = is_valid & _signal_within(
-            colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA, MAGNITUDE_MAX, ON_CPU
+            colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA, MAGNITUDE_MAX
         )  # fmt: skip
         is_valid = is_valid & _signal_within(
-            extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA, MAGNITUDE_MAX, ON_CPU
+            extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA, MAGNITUDE_MAX
         )  # fmt: skip
         tl.store(valid + index, is_valid, mask=mask)
     if tl.program_id(0) * BLOCK < n_images:
@@ -170,7 +170,6 @@ def _check(
         EXTRA_WIDTH=extra_width,
         EXTRA_PER_CAMERA=extra_per_camera,
         BY_INVERSE=numerics.camera_center == "inverse",
-        ON_CPU=is_compiled_for_cpu(tensor),
         QUAT_NORM_MIN=QUAT_NORM_MIN,
         MAGNITUDE_MAX=MAGNITUDE_MAX,
         DETERMINANT_MIN=DETERMINANT_MIN,

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..data import Capacities
 from ..errors import UnsupportedError
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.backend import full_precision
-from ..stages.capacity import HEADROOM, any_overflow, deferred
+from ..stages.capacity import any_overflow, deferred, graph_room, needed_by
 from ..stages.meta import Meta
 from ..stages.recording import LaunchRecorder
 from .cuda_graphs import GraphRecorder
@@ -46,22 +47,28 @@ class CapturedCall:
     Args:
         function: The rendering function.
         arguments: Of a call; its tensors are copied.
-        capacity: Number of intersections to have room for.
+        n_intersections: What a call like it needed, for a first try; then lists are fitted to what it needs itself.
+        least: What there is room for at least, which is tried first then.
         recorder: What captures it.
+
+    Attributes:
+        room: What there is room for.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         arguments: dict[str, Any],
-        capacity: int,
+        n_intersections: int,
+        least: Capacities | None,
         recorder: GraphRecorder | LaunchRecorder,
     ) -> None:
-        self.capacity = capacity
+        self.room = graph_room(Capacities(*[n_intersections] * 3), least)
         self._function = function
         self._turn, self._is_spent = 0, False
         self._lease: weakref.ref[_Lease] | None = None
         self._v_centers: tuple[int, Tensor | None, int] = (0, None, 0)
+        self._found: list[Tensor | None] | None = None
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.no_grad():
             own = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}
@@ -70,17 +77,21 @@ class CapturedCall:
         self._arguments: dict[str, Any] = {name: own.get(name, value) for name, value in arguments.items()}
         self._inputs = list(own.values())
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision(self._inputs[0].device):
-            self._capture(recorder)
+            self._capture(recorder, least)
 
-    def _capture(self, recorder: GraphRecorder | LaunchRecorder) -> None:
+    def _capture(self, recorder: GraphRecorder | LaunchRecorder, least: Capacities | None) -> None:
         recorder.warm_up(self._try)
-        while any_overflow(self._calls):  # the lists of parts may need more than intersections do
-            self.capacity = int(HEADROOM * int(self._calls[0].needed.max())) + 1
+        # The lists of parts may need more room than intersections, and spans need less.
+        while (room := self.needed_room(self.room if any_overflow(self._calls) else least)) != self.room:
+            self.room = room
             recorder.warm_up(self._try)
         self._run, self._replay_forward = recorder.record(self._forward)
+        self._is_zero = [True] * len(self._v)
         if self._v:
             gradients, self._replay_backward = recorder.record(self._backward)
             *self._gradients, self._own_v_centers, self._absgrad = gradients
+        images = enumerate(self._run.images)
+        self._differentiable = [i for i, image in images if image is not None and image.requires_grad]
         self._later = {
             name: functools.partial(_read, name)
             for name, value in self._run.values.items()
@@ -95,7 +106,7 @@ class CapturedCall:
 
     def _forward(self) -> _Run:
         with deferred() as self._calls:
-            *images, meta = self._function(**self._arguments, capacity=self.capacity)
+            *images, meta = self._function(**self._arguments, capacity=self.room)
         # Without what depends on the number of intersections.
         values = dict(dict.items(meta)) | {name: meta[name] for name in ("n_invalid", "overflow")}
         centers: Tensor = values["gradient_2dgs" if "gradient_2dgs" in values else "means2d"]
@@ -111,36 +122,38 @@ class CapturedCall:
         v_centers = found if run.centers.requires_grad else (*found, None)
         return [*v_centers, getattr(run.centers, "absgrad", None)]
 
+    def needed_room(self, least: Capacities | None) -> Capacities:
+        """What another graph has to have room for, after a call."""
+        return graph_room(needed_by(self._calls), least)
+
     def is_free(self) -> bool:
         """Whether no backward pass may need what the last call saved."""
         return self._lease is None or self._lease() is None
 
     def render(self, tensors: list[Tensor]) -> tuple[Any, ...] | None:
         """Renders with other tensors of the same kind; None if there was no room. Waits for the device."""
-        self._turn, self._is_spent = self._turn + 1, False
+        self._turn, self._is_spent, self._found = self._turn + 1, False, None
         with torch.no_grad():
             torch._foreach_copy_(self._inputs, tensors)
         self._replay_forward()
         run = self._run
+        if any_overflow(self._calls):
+            return None
+        centers, *images = _copies([run.centers, *run.images])
+        assert centers is not None
+        if run.centers.is_leaf:
+            centers.requires_grad_(run.centers.requires_grad)
         if self._v:
             needed = [t for t, own in zip(tensors, self._inputs) if own.requires_grad]
-            token, *rest = apply(_Inputs, self, *needed) if needed else [run.centers.new_empty(0)]
-            centers = rest[0] if rest else self.copy_centers()
-            roots = iter(apply(_Images, self, token, centers))
-            images = [
-                next(roots) if image is not None and image.requires_grad else _copy(image) for image in run.images
-            ]
-        else:
-            images, centers = [_copy(image) for image in run.images], self.copy_centers()
-        if run.values["overflow"]:
-            return None
+            outputs = [centers.new_empty(0)] if run.centers.is_leaf else [centers.new_empty(0), centers]
+            token, *rest = apply(_Inputs, self, outputs, *needed) if needed else outputs
+            centers = rest[0] if rest else centers
+            roots = iter(apply(_Images, self, [images[i] for i in self._differentiable], token, centers))
+            for i in self._differentiable:
+                images[i] = next(roots)
         values = {name: value for name, value in run.values.items() if name not in self._later} | IDS
         values["gradient_2dgs" if "gradient_2dgs" in values else "means2d"] = centers
         return *images, Meta(values, self._later, (self, self._turn))
-
-    def copy_centers(self) -> Tensor:
-        centers = self._run.centers
-        return centers.detach().clone().requires_grad_(centers.is_leaf and centers.requires_grad)
 
     def lend(self) -> tuple[_Lease, int]:
         """What a backward pass keeps, so that the call stays what it needs; and its turn."""
@@ -158,13 +171,17 @@ class CapturedCall:
         if self._is_spent:
             self._replay_forward()  # the backward pass reuses its memory
         self._is_spent = True
-        for own, given in zip(self._v, v, strict=True):
-            own.zero_() if given is None else own.copy_(given)
+        for i, (own, given) in enumerate(zip(self._v, v, strict=True)):
+            if given is not None:
+                own.copy_(given)
+            elif not self._is_zero[i]:
+                own.zero_()
+            self._is_zero[i] = given is None
         self._replay_backward()
-        v_centers = _copy(self._own_v_centers)
+        v_centers, absgrad, *self._found = _copies([self._own_v_centers, self._absgrad, *self._gradients])
         self._v_centers = turn, v_centers, 0 if v_centers is None else v_centers._version
-        if self._absgrad is not None:
-            centers.absgrad = self._absgrad.clone()  # type: ignore[attr-defined]
+        if absgrad is not None:
+            centers.absgrad = absgrad  # type: ignore[attr-defined]
         return v_centers
 
     def input_gradients(self, turn: int, v_centers: Tensor | None) -> list[Tensor | None]:
@@ -176,8 +193,8 @@ class CapturedCall:
                 raise _refusal("means2d")
         elif own_turn != turn:
             return [None] * len(self._gradients)
-        gradients = [_copy(gradient) for gradient in self._gradients]
-        self._lease = None
+        gradients = _copies(self._gradients) if self._found is None else self._found
+        self._lease = self._found = None
         return gradients
 
 
@@ -185,32 +202,33 @@ class _Inputs(torch.autograd.Function):
     """From the inputs of a call to a tensor without elements, and to the projected centers if they depend on them."""
 
     @staticmethod
-    def forward(ctx: Any, call: CapturedCall, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: CapturedCall, outputs: list[Tensor], *_inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.call, ctx.turn = call, call._turn
         ctx.set_materialize_grads(False)
-        token, centers = inputs[0].new_empty(0), call._run.centers
-        return (token,) if centers.is_leaf else (token, centers.detach().clone())
+        return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
-        return None, *ctx.call.input_gradients(ctx.turn, v[1] if len(v) > 1 else None)
+        return None, None, *ctx.call.input_gradients(ctx.turn, v[1] if len(v) > 1 else None)
 
 
 class _Images(torch.autograd.Function):
     """From projected centers to images."""
 
     @staticmethod
-    def forward(ctx: Any, call: CapturedCall, _token: Tensor, centers: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, call: CapturedCall, outputs: list[Tensor], _token: Tensor, centers: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.call, ctx.centers = call, centers
         ctx.lease, ctx.turn = call.lend()
         ctx.set_materialize_grads(False)
-        return tuple([image.detach().clone() for image in _roots(call._run)])
+        return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
-        return None, None, ctx.call.differentiate(ctx.turn, v, ctx.centers)
+        return None, None, None, ctx.call.differentiate(ctx.turn, v, ctx.centers)
 
 
 class _Undifferentiable(torch.autograd.Function):
@@ -249,5 +267,11 @@ def _roots(run: _Run) -> list[Tensor]:
     return [image for image in run.images if image is not None and image.requires_grad]
 
 
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
+@torch.no_grad()
+def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Copies tensors, in one launch."""
+    copies = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
+    given = [tensor for tensor in tensors if tensor is not None]
+    if given:
+        torch._foreach_copy_([copy for copy in copies if copy is not None], given)
+    return copies

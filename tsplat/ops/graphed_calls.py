@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import kind_of
+from ..data import Capacities
 from ..errors import UnsupportedError
 from ..stages.backend import choose
-from ..stages.capacity import HEADROOM
 from ..stages.recording import LaunchRecorder
 from .captured_calls import CapturedCall
 from .cuda_graphs import GraphRecorder
@@ -40,12 +40,12 @@ def graphed(rasterization: Callable[..., Any]) -> "Graphed":
 
     The result is called like the function, in any training loop, and gives the same bits. There are graphs for each
     kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
-    first call of a kind counts intersections, the second is captured, with room for 1.5 times as many, and later ones
-    are replayed. Each waits once, to know whether there was room; if not, it runs again without a graph, and the next
-    one is captured with twice the room. Calls run without a graph as well inside of ``torch.compile``, another capture,
-    or gradient checkpointing, and while two others of their kind wait for their backward passes. Graphs are kept of the
-    four kinds that were called last, until the number of Gaussians changes. If one cannot be captured, a warning says
-    why, and calls of its kind run without.
+    first call of a kind counts intersections, the second is captured, with room for lists that are a quarter longer,
+    and later ones are replayed. Each waits once, to know whether there was room; if not, it runs again without a graph,
+    and the next one is captured with more room. Calls run without a graph as well inside of ``torch.compile``, another
+    capture, or gradient checkpointing, and while two others of their kind wait for their backward passes. Graphs are
+    kept of the four kinds that were called last, until the number of Gaussians changes. If one cannot be captured, a
+    warning says why, and calls of its kind run without.
 
     On a GPU, these are CUDA graphs. On a CPU, launches and PyTorch's operators are recorded, of up to 20,000 Gaussians:
     with more, Python takes little of the time.
@@ -137,37 +137,40 @@ class Graphed:
             rendered = self._function(**arguments)
             memory = rendered[-1]["memory"]
             # What takes several bands has no room in one.
-            self._kinds[key] = _Kind(int(HEADROOM * memory["n_intersections"]) + 1 if memory["bands"] == 1 else None)
+            self._kinds[key] = _Kind(memory["n_intersections"] if memory["bands"] == 1 else None)
             if len(self._kinds) > KINDS_MAX:
                 self._kinds.popitem(last=False)
             return rendered
         self._kinds.move_to_end(key)
         call = next((call for call in kind.calls if call.is_free()), None)
         if call is None:
-            if kind.capacity is None or len(kind.calls) == CALLS_MAX:
+            if kind.n_intersections is None or len(kind.calls) == CALLS_MAX:
                 return None
             try:
                 with torch.cuda.device_of(means):  # type: ignore[no-untyped-call]
                     recorder = GraphRecorder() if means.is_cuda else LaunchRecorder()
-                    call = CapturedCall(self._function, arguments, kind.capacity, recorder)
+                    call = CapturedCall(self._function, arguments, kind.n_intersections, kind.room, recorder)
             except Exception as error:  # what cannot be captured works without a graph
-                kind.capacity = None
+                kind.n_intersections = None
                 if not self._has_warned:
                     logging.getLogger("tsplat").warning("tsplat: rendering without a graph: %s", error)
                 self._has_warned = True
                 return None
             kind.calls.append(call)
+            kind.room = call.room
         rendered = call.render(list(tensors.values()))
         if rendered is None:
-            kind.capacity, kind.calls = 2 * call.capacity, []
+            kind.room, kind.calls = call.needed_room(call.room), []
         return rendered
 
 
 class _Kind:
-    """The graphs of a kind of call, and how many intersections another one has room for; None for no other one."""
+    """The graphs of a kind of call; the intersections of its first one, None for no other graph; and the least that
+    another graph has room for."""
 
-    def __init__(self, capacity: int | None) -> None:
-        self.capacity = capacity
+    def __init__(self, n_intersections: int | None) -> None:
+        self.n_intersections = n_intersections
+        self.room: Capacities | None = None
         self.calls: list[CapturedCall] = []
 
 

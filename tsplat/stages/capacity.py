@@ -13,16 +13,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..data import Intersections, TileGrid
+from ..data import Capacities, Intersections, TileGrid
 from ..errors import CapacityError
 
-Capacity = int | Literal["auto"] | None
+Capacity = int | Capacities | Literal["auto"] | None
+"""Those of each list are known for graphs only."""
 
 HEADROOM = 1.5
 """Capacity that ``"auto"`` chooses, as a multiple of what calls needed."""
 
 UNKNOWN = 2
 """The same before the lists of parts have been counted: they may need twice as much."""
+
+GRAPH_HEADROOM = 1.25
+"""The same for each kind of list of a graph. If one does not fit, the call runs without its graph."""
 
 FULL = 0.8
 """Share of its capacity from which a call makes ``"auto"`` choose a larger one."""
@@ -35,15 +39,15 @@ _automatic: dict[Key, int] = {}
 
 @dataclasses.dataclass
 class _Call:
-    """A call whose need Python does not know yet: [3] int64 on the CPU, valid once the event `done` is, or at once if
-    None.
+    """A call whose need Python does not know yet: [4] int64, see :class:`Intersections`, valid once the event `done`
+    is, or at once if None.
 
     `key` is what ``"auto"`` learns from the call for, or None.
     """
 
     needed: Tensor
     done: Any
-    capacity: int
+    room: Capacities
     key: Key | None
 
 
@@ -53,9 +57,12 @@ _deferred = threading.local()
 """Of each thread, the ``calls`` of :func:`deferred`."""
 
 
-def choose_capacity(requested: Capacity, device: torch.device, grid: TileGrid) -> int | None:
-    """Returns the number of intersections to have room for; None to count them first."""
-    return _automatic.get((device, grid)) if requested == "auto" else requested
+def choose_room(requested: Capacity, device: torch.device, grid: TileGrid) -> Capacities | None:
+    """Returns what to have room for; None to count intersections first."""
+    if isinstance(requested, Capacities):
+        return requested
+    capacity = _automatic.get((device, grid)) if requested == "auto" else requested
+    return None if capacity is None else Capacities(capacity, capacity, capacity)
 
 
 def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) -> None:
@@ -66,20 +73,23 @@ def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) 
     """
     if requested is None or whole is None:
         return
-    needed, n = whole.needed, whole.flatten_ids.numel()
+    needed, room = whole.needed, whole.room
     key = (whole.flatten_ids.device, grid) if requested == "auto" else None
-    if needed is None:
+    if needed is None or room is None:
         if key is not None:
-            _automatic.setdefault(key, UNKNOWN * n + 1)
+            _automatic.setdefault(key, UNKNOWN * whole.flatten_ids.numel() + 1)
         return
+    calls = getattr(_deferred, "calls", None)
     if needed.is_cuda and torch.cuda.is_current_stream_capturing():
-        return  # a graph is replayed without this function; ``meta["overflow"]`` remains
+        if calls is not None:
+            calls.append(_Call(needed, None, room, None))  # which each replay updates
+        return
     done = None
     if needed.is_cuda:
         needed = torch.empty(needed.shape, dtype=torch.int64, pin_memory=True).copy_(needed, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
-    call, calls = _Call(needed, done, n, key), getattr(_deferred, "calls", None)
+    call = _Call(needed, done, room, key)
     if calls is not None:
         calls.append(call)
         return
@@ -100,8 +110,19 @@ def deferred() -> Iterator[list[_Call]]:
 
 
 def any_overflow(calls: Iterable[_Call]) -> bool:
-    """Waits for calls, and returns whether any needed more intersections than its capacity."""
-    return any([_settle(call) > call.capacity for call in calls])
+    """Waits for calls, and returns whether the lists of any did not fit."""
+    return any([_settle(call)[3] for call in calls])
+
+
+def needed_by(calls: Iterable[_Call]) -> Capacities:
+    """Waits for calls, and returns the most that any needed, or more than it had where lists did not fit."""
+    return Capacities(*map(max, zip(*([0, 0, 0], *(_settle(call)[:3] for call in calls)))))
+
+
+def graph_room(needed: Capacities, least: Capacities | None = None) -> Capacities:
+    """Returns what a graph has room for, of calls that needed so much; not less than another one had."""
+    found = [int(GRAPH_HEADROOM * n) + 1 for n in needed]
+    return Capacities(*(found if least is None else map(max, found, least)))
 
 
 def check_overflow() -> None:
@@ -135,20 +156,22 @@ def _collect(*, wait: bool) -> None:
     with _lock:
         while _unknown and (wait or _unknown[0].done is None or _unknown[0].done.query()):
             call = _unknown.pop(0)
-            needed = _settle(call)
-            if needed > call.capacity:
+            *counts, overflow = _settle(call)
+            if overflow:
+                needed, room = max(counts), call.room.intersections
                 retry = f"with capacity={needed}" if call.key is None else 'as "auto" has learned from it'
                 raise CapacityError(
-                    f"capacity: at least {needed:,} intersections needed, room for {call.capacity:,}, so that an image "
-                    f"shows the background only; render it again, {retry}"
+                    f"capacity: at least {needed:,} intersections needed, room for {room:,}, so that an image shows "
+                    f"the background only; render it again, {retry}"
                 )
 
 
-def _settle(call: _Call) -> int:
-    """Waits for a call, lets ``"auto"`` learn from it, and returns the capacity that it needed, or more than it had."""
+def _settle(call: _Call) -> list[int]:
+    """Waits for a call, lets ``"auto"`` learn from it, and returns what it ``needed``, or more than it had."""
     if call.done is not None:
         call.done.synchronize()
-    needed = int(call.needed.max())
-    if call.key is not None and needed > FULL * call.capacity:
+    found: list[int] = call.needed.tolist()
+    needed = max(found[:3])
+    if call.key is not None and needed > FULL * call.room.intersections:
         _automatic[call.key] = max(int(HEADROOM * needed), _automatic.get(call.key, 1))
-    return needed
+    return found

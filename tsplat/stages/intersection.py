@@ -19,9 +19,9 @@ from ..arguments import (
     check_tile_size,
 )
 from ..config import Backend, NumericsName
-from ..data import Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
+from ..data import Capacities, Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
-from .capacity import choose_capacity
+from .capacity import choose_room
 from .compilation import eager, with_plain_tensors
 from .listing import Band, depth_order, find_spans, list_intersections, list_within
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError, check_tiles
@@ -61,8 +61,8 @@ def intersect(
             depth_order(projected.depths, image_ids, n_segments),
             image_ids,
         )
-        capacity = choose_capacity(settings.capacity, screen.order.device, grid)
-        return BandedIntersections(screen, grid, settings, budget, explain, capacity if screen.order.numel() else None)
+        room = choose_room(settings.capacity, screen.order.device, grid) if screen.order.numel() else None
+        return BandedIntersections(screen, grid, settings, budget, explain, room)
 
 
 class BandedIntersections:
@@ -86,7 +86,7 @@ class BandedIntersections:
         settings: IntersectionSettings,
         budget: MemoryBudget,
         explain: Callable[[], str],
-        capacity: int | None = None,
+        room: Capacities | None = None,
     ) -> None:
         self.whole: Intersections | None = None
         self.bands: list[Band] = []
@@ -94,9 +94,9 @@ class BandedIntersections:
         self.budget = budget
         self._screen, self._grid, self._settings = screen, grid, settings
         todo = [(0, grid.n_tile_rows)]
-        if capacity is not None:
-            self.bands, self.n_intersections = todo, capacity
-            self.whole = list_within(capacity, screen, grid, settings, budget)
+        if room is not None:
+            self.bands, self.n_intersections = todo, room.intersections
+            self.whole = list_within(room, screen, grid, settings, budget)
             return
         while todo:
             begin, end = todo.pop()
@@ -127,7 +127,7 @@ class BandedIntersections:
         """Whether more intersections were needed than a capacity has room for, bool []; None without a capacity."""
         if self.whole is None or self.whole.needed is None:
             return None
-        return (self.whole.needed > self.whole.flatten_ids.numel()).any()
+        return self.whole.needed[3] != 0
 
     def __iter__(self) -> Iterator[Intersections]:
         if self.whole is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import GaussianMajor, Intersections, IntersectionSettings, ScreenGaussians, Spans, TileGrid
+from ..data import Capacities, GaussianMajor, Intersections, IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from .backend import launchers
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
@@ -52,9 +52,9 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
 
 
 class Room(NamedTuple):
-    """What lists have room for: a capacity in intersections, and where the device notes what they need."""
+    """What lists have room for, and where the device notes what they need, see :class:`Intersections`."""
 
-    capacity: int
+    capacities: Capacities
     needed: Tensor
 
 
@@ -69,7 +69,7 @@ def find_spans(
     """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band.
 
     Without a ``room``, waits for the number of intersections, and for that of spans unless there cannot be many. With
-    one, they are as many as its capacity, and empty if they do not fit.
+    one, there are as many as it has, and they are empty if they do not fit.
 
     Raises:
         ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
@@ -85,12 +85,12 @@ def find_spans(
 
     def starts(counts: Tensor, bound: int, kind: int, unread: int = 0) -> tuple[Tensor, int]:
         """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total, a bound of up
-        to ``unread``, or the capacity."""
+        to ``unread``, or what there is room for."""
         fits = bound <= INDEX_MAX
         sums = counts.cumsum(0, dtype=torch.int32 if fits else torch.int64)
         if room is None:
             return sums if fits else sums.to(torch.int32), bound if bound <= unread else int(sums[-1])
-        return launch.limit_starts(sums, room.capacity, room.needed, kind), room.capacity
+        return launch.limit_starts(sums, room.capacities[kind], room.needed, kind), room.capacities[kind]
 
     unread = launch.unread_spans(screen.order) if budget is None or budget.limit is None else 0
     rows, first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
@@ -105,9 +105,9 @@ def find_spans(
 
 
 def list_within(
-    capacity: int, screen: ScreenGaussians, grid: TileGrid, settings: IntersectionSettings, budget: MemoryBudget
+    room: Capacities, screen: ScreenGaussians, grid: TileGrid, settings: IntersectionSettings, budget: MemoryBudget
 ) -> Intersections:
-    """Lists all intersections without waiting for their number, if no more are needed than the capacity.
+    """Lists all intersections without waiting for their number, if there is room for them.
 
     Otherwise lists are empty, see ``needed`` of :class:`Intersections`.
 
@@ -116,12 +116,12 @@ def list_within(
         MemoryBudgetError: The capacity exceeds the budget.
     """
     try:
-        budget.admit(capacity, capacity)
+        budget.admit(room.spans, max(room.intersections, room.lists))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
-    band, room = (0, grid.n_tile_rows), Room(capacity, torch.zeros(3, dtype=torch.int64, device=screen.order.device))
-    spans = find_spans(screen, grid, band, settings, budget, room)
-    return list_intersections(screen, grid, band, spans, settings)._replace(needed=room.needed)
+    band, needed = (0, grid.n_tile_rows), torch.zeros(4, dtype=torch.int64, device=screen.order.device)
+    spans = find_spans(screen, grid, band, settings, budget, Room(room, needed))
+    return list_intersections(screen, grid, band, spans, settings)._replace(room=room, needed=needed)
 
 
 def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:

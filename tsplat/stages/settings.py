@@ -31,7 +31,7 @@ from ..config import (
     RollingShutterType,
     Validate,
 )
-from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
+from ..data import Capacities, CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from .capacity import Capacity
 from .lens_models import check_camera_model, check_unscented
@@ -180,10 +180,11 @@ def _check(options: Options) -> tuple[Options, Settings]:
     for name in ("packed", "absgrad", "sparse_grad", "segmented", "with_ut", "with_eval3d", "return_normals"):
         numbers[name] = check_bool(name, getattr(options, name))
     check_camera_model(options.camera_model, with_ut=numbers["with_ut"])
-    is_auto = isinstance(options.capacity, str) and options.capacity == "auto"
+    capacity = options.capacity
+    is_sized = isinstance(capacity, Capacities) or (isinstance(capacity, str) and capacity == "auto")
     for name in ("width", "height", "channel_chunk", "memory_budget", "capacity"):
         value = getattr(options, name)
-        if not (value is None and name in ("memory_budget", "capacity")) and not (name == "capacity" and is_auto):
+        if not (value is None and name in ("memory_budget", "capacity")) and not (name == "capacity" and is_sized):
             numbers[name] = check_size(name, value)
     for name in ("sh_degree", "extra_signals_sh_degree"):
         degree = to_int(getattr(options, name))

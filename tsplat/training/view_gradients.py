@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..data import Capacities
 from ..errors import UnsupportedError
 from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..stages.backend import full_precision
-from ..stages.capacity import Capacity, any_overflow, deferred
+from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
 from .configuration import Config
@@ -109,7 +110,7 @@ class ViewGradients:
             found = self._accumulate(step, views, backgrounds, self._capacity)
         overflow = any(self._ranks.any([any_overflow(calls)], self._device))
         if self._graphs is not None and calls:
-            self._graphs.learn(self._kind(step, views[0]), int(calls[0].needed.max()))
+            self._graphs.learn(self._kind(step, views[0]), needed_by(calls))
         if not overflow:
             return found
         self._parameters.clear_gradients()
@@ -259,10 +260,10 @@ class ViewGradients:
             parameter.grad = gradient
         return found.figures.clone(), [{"n_cameras": 1}]
 
-    def _differentiate(self, kind: Kind, inputs: ViewInputs, capacity: int) -> ViewResults:
+    def _differentiate(self, kind: Kind, inputs: ViewInputs, room: Capacities) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
         with self._autocasting():
-            images, _, meta = self._render(inputs.camera, inputs.background, capacity, kind.degree)
+            images, _, meta = self._render(inputs.camera, inputs.background, room, kind.degree)
             image, image_loss = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
         parameters = [*self._parameters.params.values()]
         gradients = torch.autograd.grad(image_loss, parameters, allow_unused=True)

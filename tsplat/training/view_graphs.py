@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..data import Capacities
 from ..ops.cuda_graphs import GraphRecorder
 from ..scene.cameras import Camera
-from ..stages.capacity import HEADROOM
+from ..stages.capacity import graph_room
 
 KINDS_MAX = 4
 """Graphs that are kept; each holds the memory of a call."""
@@ -61,8 +62,8 @@ class ViewResults:
     overflow: Tensor
 
 
-Compute = Callable[[Any, ViewInputs, int], ViewResults]
-"""Computes the results of a view of a kind, with room for a number of intersections. Must not wait for the device, and
+Compute = Callable[[Any, ViewInputs, Capacities], ViewResults]
+"""Computes the results of a view of a kind, with room for its lists. Must not wait for the device, and
 must not depend on anything else that changes but parameters."""
 
 
@@ -70,11 +71,11 @@ class _Graph:
     """A captured call, with the tensors that it reads and writes."""
 
     def __init__(
-        self, compute: Compute, kind: Hashable, inputs: ViewInputs, capacity: int, recorder: GraphRecorder
+        self, compute: Compute, kind: Hashable, inputs: ViewInputs, room: Capacities, recorder: GraphRecorder
     ) -> None:
-        self.capacity = capacity
+        self.room = room
         self._inputs = inputs.clone()
-        self.results, self._replay = recorder.record(lambda: compute(kind, self._inputs, capacity))
+        self.results, self._replay = recorder.record(lambda: compute(kind, self._inputs, room))
 
     def replay(self, inputs: ViewInputs) -> ViewResults:
         for own, given in zip(self._inputs.tensors(), inputs.tensors(), strict=True):
@@ -90,7 +91,7 @@ class ViewGraphs:
         self._compute = compute
         self._graphs: dict[Hashable, _Graph] = {}
         self._places: tuple[Any, ...] = ()
-        self._needed: dict[Hashable, int] = {}
+        self._rooms: dict[Hashable, Capacities] = {}
         self._works = True
         self._recorder: GraphRecorder | None = None
 
@@ -99,15 +100,15 @@ class ViewGraphs:
 
         Waits for the device, to know whether lists had room. `kind` is all that the computation depends on but tensors.
         """
-        if not self._works or kind not in self._needed:
+        if not self._works or kind not in self._rooms:
             return None
         places = tuple((parameter.data_ptr(), parameter.shape) for parameter in parameters)
         graph = self._graphs.get(kind) if places == self._places else None
-        if graph is None or graph.capacity < self._needed[kind]:
+        if graph is None or graph.room != self._rooms[kind]:
             try:
                 if self._recorder is None:
                     self._recorder = GraphRecorder()
-                graph = _Graph(self._compute, kind, inputs, int(HEADROOM * self._needed[kind]) + 1, self._recorder)
+                graph = _Graph(self._compute, kind, inputs, self._rooms[kind], self._recorder)
             except Exception as error:  # what cannot be captured works without a graph
                 self._works, self._graphs = False, {}
                 logging.getLogger("tsplat").warning("tsplat: training without CUDA graphs: %s", error)
@@ -118,6 +119,6 @@ class ViewGraphs:
         results = graph.replay(inputs)
         return None if results.overflow else results
 
-    def learn(self, kind: Hashable, needed: int) -> None:
-        """Tells how many intersections a view of a kind needed."""
-        self._needed[kind] = max(needed, self._needed.get(kind, 0))
+    def learn(self, kind: Hashable, needed: Capacities) -> None:
+        """Tells what the lists of a view of a kind needed."""
+        self._rooms[kind] = graph_room(needed, self._rooms.get(kind))

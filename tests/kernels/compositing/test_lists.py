@@ -8,7 +8,7 @@ import torch
 
 import tsplat
 from tsplat.config import ALPHA_MIN, PRESETS, CameraSettings
-from tsplat.data import CompositingSettings, Intersections, Splats, TileGrid
+from tsplat.data import Capacities, CompositingSettings, Intersections, Splats, TileGrid
 from tsplat.stages.compositing import _gaussian_major
 
 pytestmark = pytest.mark.triton
@@ -185,7 +185,9 @@ def test_margin_follows_the_last_entry_of_a_capacity(width, height):
     splats, grid = _splats(50, 1), TileGrid.cover(1, WIDTH, HEIGHT, 8)
     exact = _intersections(splats, 0, [50, 0, 33], 1)
     more = torch.cat([exact.flatten_ids, torch.full((MARGIN.value + 9,), 7, dtype=torch.int32)])
-    padded = exact._replace(flatten_ids=more, needed=torch.zeros(3, dtype=torch.int64))
+    padded = exact._replace(
+        flatten_ids=more, room=Capacities(*[len(more)] * 3), needed=torch.zeros(4, dtype=torch.int64)
+    )
     expected, lists = (_list_parts(splats, each, grid, width, height) for each in (exact, padded))
     used = int(expected.offsets[-1])
     assert torch.equal(lists.offsets, expected.offsets)
@@ -278,6 +280,22 @@ def test_chunks_cover_long_lists(chunk, unread):
     assert lists.chunk_lists.tolist() == [index for index, count in enumerate(counts) for _ in range(count)] + more
     assert lists.chunk_transmittances.shape == (lists.n_chunks, 32)
     assert lists.chunk_colors.shape == (lists.n_chunks, 1, 32)
+
+
+def test_the_longest_lists_come_first_on_a_gpu(monkeypatch):
+    from tsplat.kernels import launch
+    from tsplat.kernels.compositing import lists as part_lists
+
+    monkeypatch.setattr(launch, "RESIDENT", 9)
+    monkeypatch.setattr(launch, "GRAIN", 5)
+    monkeypatch.setattr(launch, "GRAINS_MAX", 4)
+    monkeypatch.setattr(part_lists, "is_compiled_for_cpu", lambda tensor: False)
+    grid = TileGrid.cover(1, WIDTH, HEIGHT, 8)
+    for counts in ([60, 0, 5, 40, 1], [60, 0, 5, 40]):
+        lists = _list_parts(_splats(60, 2), _intersections(_splats(60, 2), 0, counts, 4), grid, 8, 4, 4)
+        grains = (lists.offsets.diff() // 5).clamp_max(4).tolist()
+        expected = sorted(range(len(grains)), key=lambda i: -grains[i])
+        assert lists.order.tolist() == expected != sorted(expected) if len(counts) == 5 else lists.order is None
 
 
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 4), (16, 16, 4), (16, 8, 4), (16, 8, 8)])

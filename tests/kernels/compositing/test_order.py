@@ -8,22 +8,27 @@ from tests.support.closeness import assert_same_bits, run
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("banded", [False, True])
-def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
-    from tsplat.kernels import launch
-    from tsplat.kernels.compositing import slots
+def test_order_of_tiles_does_not_change_bits(banded, gpu, monkeypatch):
+    from tsplat.kernels import compositing, launch
+    from tsplat.kernels.compositing import lists, slots
 
+    if gpu:  # lists are cut and ordered as on a GPU, and each part has a program of its own
+        for module in (lists, slots):
+            monkeypatch.setattr(module, "is_compiled_for_cpu", lambda tensor: False)
+        monkeypatch.setattr(compositing, "part_shape", lambda *_: launch.PartShape(4, 2, 2))
     scene = scenes.make(scenes.Structure(n=10, cameras=2, width=12, height=11, size=2.0, seed=3), torch.float32)
     monkeypatch.setattr(launch, "GRAIN", 1)
-    original = launch.longest_first
+    original = compositing.list_parts
     runs = [[]]
 
-    def recorded(*bounds):
-        runs[-1].append(original(*bounds))
-        return runs[-1][-1]
+    def recorded(*arguments, **options):
+        found = original(*arguments, **options)
+        runs[-1].append(found.order)
+        return found
 
-    monkeypatch.setattr(launch, "longest_first", recorded)  # for the forward pass
-    monkeypatch.setattr(slots, "longest_first", recorded)
+    monkeypatch.setattr(compositing, "list_parts", recorded)
     results, budget = [], {}
     if banded:
         _, meta = run(scene, backend="triton", tile_size=4, absgrad=True, render_mode="RGB+D")

@@ -70,7 +70,7 @@ from ...data import (
     Splats,
     TileGrid,
 )
-from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_order, part_shape
+from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_shape
 from .alphas import tile_alphas
 from .chunks import chunk_products, combine_chunks, combine_rays
 from .footprints import FOOTPRINTS
@@ -146,7 +146,7 @@ def composite_fwd(
     arguments: dict[str, Any] = {
         "masks": masks,
         "ids": lists.ids,
-        "order": part_order(lists.offsets, intersections.isect_offsets),
+        "order": lists.order,
         "transmittances": buffers.transmittances,
         "alphas": buffers.alphas,
         "last_ids": buffers.last_ids,

@@ -19,8 +19,22 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Intersections, PartLists
+from .. import launch
 from ..device_math import popcount, search_starts
-from ..launch import UNREAD, Int, Launch, PartShape, approximate, fix, has_ptx, kernel, planned
+from ..launch import (
+    UNREAD,
+    Int,
+    Launch,
+    PartShape,
+    approximate,
+    by_grains,
+    fix,
+    has_ptx,
+    is_compiled_for_cpu,
+    kernel,
+    part_order,
+    planned,
+)
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
 from .sizes import CUT, limit_starts, most_chunks
@@ -109,8 +123,10 @@ def _list_sizes_kernel(
     totals,  # [parts n_words] int32, or None
     offsets,  # [lists + 1] int32, output, or None if they are isect_offsets
     counts,  # [1 + lists + 1] int32, output
+    grains,  # [lists] int16, length of each in steps of GRAIN, output, or None
     n_lists: "Int", n_words: "Int", tiles: "Int",
-    CHUNK: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
+    CHUNK: tl.constexpr, LONGEST: tl.constexpr, GRAIN: tl.constexpr, GRAINS_MAX: tl.constexpr,
+    BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Finds where lists begin, and counts the chunks of each, of which lists of up to LONGEST entries have none.
 
@@ -125,6 +141,8 @@ def _list_sizes_kernel(
     count = tl.where(length > LONGEST, (length + (CHUNK - 1)) // CHUNK, 0)
     tl.store(counts + 1 + index, tl.where(index < n_lists, count, first), mask=index <= n_lists)
     tl.store(counts + index, index * 0, mask=index == 0)
+    if grains is not None:
+        tl.store(grains + index, tl.minimum(length // GRAIN, GRAINS_MAX).to(tl.int16), mask=index < n_lists)
 
 
 @triton.jit
@@ -215,20 +233,24 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         has_ends: Whether ``ends`` is allocated, for the forward pass to write.
     """
     intersections, chunk = band.intersections, band.shape.chunk
-    offsets, flatten_ids, needed = intersections.isect_offsets, intersections.flatten_ids, intersections.needed
+    offsets, flatten_ids, room = intersections.isect_offsets, intersections.flatten_ids, intersections.room
     n = flatten_ids.numel()
     if n == 0:
         offsets = offsets.new_zeros(band.parts * band.n_tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     words, totals = _part_bits(records, band) if band.parts > 1 else (None, None)
     sums, n_lists, is_known = None, band.parts * band.n_tiles, words is None
+    order = part_order(band.parts, offsets) if is_compiled_for_cpu(records) else None
     if n > CUT * chunk:
-        offsets, counts = _list_sizes(offsets, words, totals, band)
+        offsets, counts, grains = _list_sizes(offsets, words, totals, band)
+        order = order if grains is None else by_grains(grains)
         sums, is_known = counts.cumsum(0, dtype=torch.int32), True
     elif words is not None:
         offsets = offsets.new_empty(n_lists + 1)
-    n_chunks, n_entries = 0, n * (band.parts if needed is None else entries_per_intersection(band.parts))
-    if needed is not None or n_entries <= UNREAD:
+    n_chunks, n_entries = 0, n * band.parts
+    if room is not None:
+        n_entries = room.lists * entries_per_intersection(band.parts)
+    if room is not None or n_entries <= UNREAD:
         n_chunks = 0 if sums is None else most_chunks(n_entries, chunk)
     elif sums is not None:
         n_chunks, together = sums[-2:].tolist()
@@ -245,8 +267,8 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     ends = None
     if has_ends:
         # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
-        ends = offsets.new_empty(n_lists) if needed is None else torch.zeros_like(offsets)[:-1]
-    lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks)
+        ends = offsets.new_empty(n_lists) if room is None else torch.zeros_like(offsets)[:-1]
+    lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks, order=order)
     return lists._replace(ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, is_known=is_known))
 
 
@@ -347,22 +369,25 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         tiles=band.n_tiles,
     )
     totals = counts.cumsum(0, dtype=torch.int32)
-    if intersections.needed is not None:
+    if intersections.room is not None and intersections.needed is not None:
         entries = entries_per_intersection(band.parts)
-        totals = limit_starts(totals, n * entries, intersections.needed, 2, words, entries)
+        totals = limit_starts(totals, intersections.room.lists * entries, intersections.needed, 2, words, entries)
     return words, totals
 
 
 def _list_sizes(
     isect_offsets: Tensor, words: Tensor | None, totals: Tensor | None, band: Band
-) -> tuple[Tensor, Tensor]:
-    """``offsets`` of :class:`PartLists`; and a zero, the number of chunks of each list, and that of entries.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``offsets`` of :class:`PartLists`; a zero, the number of chunks of each list, and that of entries; and the
+    lengths of lists, see ``by_grains``, or None if order does not depend on them.
 
     Lists of up to ``CUT`` chunks are not cut and have none.
     """
     n_lists, chunk = band.parts * band.n_tiles, band.shape.chunk
     offsets = isect_offsets if words is None else isect_offsets.new_empty(n_lists + 1)
-    counts = isect_offsets.new_empty(n_lists + 2)
+    counts, grains = isect_offsets.new_empty(n_lists + 2), None
+    if n_lists > launch.RESIDENT and not is_compiled_for_cpu(isect_offsets):
+        grains = torch.empty(n_lists, dtype=torch.int16, device=isect_offsets.device)
     _list_sizes_kernel.launch_elementwise(
         n_lists + 1,
         BLOCK,
@@ -371,11 +396,14 @@ def _list_sizes(
         totals=totals,
         offsets=None if words is None else offsets,
         counts=counts,
+        grains=grains,
         n_lists=n_lists,
         n_words=0 if words is None else words.shape[1],
         tiles=band.n_tiles,
         CHUNK=chunk,
         LONGEST=int(CUT * chunk),
+        GRAIN=launch.GRAIN,
+        GRAINS_MAX=launch.GRAINS_MAX,
         PTX=has_ptx(isect_offsets),
     )
-    return offsets, counts
+    return offsets, counts, grains

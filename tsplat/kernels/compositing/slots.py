@@ -273,11 +273,10 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
         entries, slot_starts = _shared_entries(lists, intersections, order), order.place_starts
         v_slots, longest = records.new_zeros(intersections.flatten_ids.numel(), columns), longest_first(isect_offsets)
     else:
-        ends = lists.offsets[1:] if lists.ends is None else lists.ends
+        ends, longest = lists.offsets[1:] if lists.ends is None else lists.ends, lists.order
         entries, slot_starts = _entries(lists, intersections, order, ends)
         allocate = records.new_zeros if lists.ends is None else records.new_empty
         v_slots = allocate(lists.n_entries, columns)  # to know that there are fewer takes a synchronization
-        longest = longest_first(lists.offsets[:-1], ends)
     n_programs = programs(lists.n_chunks + n_lists // together, 1)
     return PartSlots(entries, slot_starts, v_slots, longest, together, n_programs)
 
