@@ -26,6 +26,16 @@ VALIDATE: Final = get_args(Validate)
 CAMERA_MODELS: Final = get_args(CameraModel)
 TILE_SIZES: Final = (4, 8, 16)
 
+
+class Capacities(NamedTuple):
+    """What there is room for: spans; intersections; and in lists of parts, the entries that as many intersections may
+    need, of no effect if a tile is one part. A ``capacity`` is all three."""
+
+    spans: int
+    intersections: int
+    lists: int
+
+
 ALPHA_MIN: Final = 1.0 / 255.0
 """A Gaussian with a smaller alpha at a pixel does not contribute to it."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .config import DEFAULT_NUMERICS, Backend, CameraField, CameraSettings, Numerics, Unscented
+from .config import DEFAULT_NUMERICS, Backend, CameraField, CameraSettings, Capacities, Numerics, Unscented
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +36,6 @@ class ProjectionSettings:
     backend: Backend = "auto"
     unscented: Unscented | None = None
     surfels: bool = False
-
-
-class Capacities(NamedTuple):
-    """What there is room for: spans; intersections; and in lists of parts, the entries that as many intersections may
-    need. A ``capacity`` is all three."""
-
-    spans: int
-    intersections: int
-    lists: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +86,6 @@ class TileGrid:
     @classmethod
     @functools.lru_cache(maxsize=256)
     def cover(cls, n_images: int, width: int, height: int, tile_size: int) -> "TileGrid":
-        """The tiles of images of the given size in pixels."""
         return cls(n_images, tile_size, math.ceil(width / tile_size), math.ceil(height / tile_size))
 
     @functools.cached_property
@@ -275,9 +265,8 @@ class Intersections(NamedTuple):
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys, key_bias: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
-        room: If M is a capacity, what there is room for; otherwise None. Behind the last intersection follow some in no
-            tile. Lists that do not fit are empty.
-        needed: [4] int64, with ``room``: the :class:`Capacities` that are needed, and whether any is too small.
+        room, needed: If M is a capacity, what there is room for, and [4] int64, what is needed and whether any did not
+            fit. Behind the last intersection follow some in no tile; lists that do not fit are empty.
     """
 
     first_tile: int
@@ -299,10 +288,8 @@ class PartLists(NamedTuple):
         words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts words], the
             number of set bits up to the end of each word. None if a tile is one part.
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
-        chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None, like all that
-            follows, if no list is cut.
-        chunk_lists, chunk_transmittances: [chunks] int32, list of each chunk, and [chunks, pixels of a part], behind
-            each chunk; negative where pixels have stopped.
+        chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None if no list is cut.
+        chunk_lists, chunk_transmittances: [chunks] int32; [chunks, pixels of a part], negative where pixels stopped.
         chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with depth as the last channel.
         records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None for the backward pass to pack them.
         order: [parts * tiles] int64, the order in which programs take the lists; None if it does not matter.
@@ -361,7 +348,7 @@ class Splats(NamedTuple):
 
     @property
     def n_features(self) -> int:
-        return (0 if self.colors is None else self.colors.shape[-1]) + (self.depths is not None)
+        return self.n_colors + (self.depths is not None)
 
 
 class Rays(NamedTuple):

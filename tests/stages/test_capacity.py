@@ -14,7 +14,7 @@ from tests.emulator.targets import needs_emulator
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
-from tsplat.data import Capacities
+from tsplat.config import Capacities
 from tsplat.errors import ArgumentError, CapacityError, MemoryBudgetError, UnsupportedError
 from tsplat.stages import capacity
 
@@ -63,6 +63,35 @@ def test_lists_that_fit_give_the_same_bits_and_others_an_error(backend, structur
     for size in {1, least - 1} - {0, least}:
         with pytest.raises(CapacityError, match=rf"capacity: at least [\d,]+ intersections needed, room for {size:,}"):
             run(scene, capacity=size, **options)
+
+
+@pytest.mark.triton
+@settings(max_examples=6)
+@given(structure=scenes.structures())
+def test_each_kind_of_list_has_room_of_its_own(structure):
+    scene, options = make(structure), dict(backend="triton", packed=False)
+    exact, _ = run(scene, **options)
+    least, _ = needed(scene, 1, **options)
+    with capacity.deferred() as calls:
+        run(scene, capacity=least, **options)
+    need = capacity.needed_by(calls)
+    fitted = Capacities(*(max(n, 1) for n in need))
+    found, meta = run(scene, capacity=fitted, **options)
+    assert all(torch.equal(exact[name], found[name]) for name in exact) and not meta["overflow"]
+    for name, n in need._asdict().items():
+        if n > 1:
+            with pytest.raises(CapacityError, match="capacity: at least"):
+                run(scene, capacity=fitted._replace(**{name: n - 1}), **options)
+    more = capacity.graph_room(need, Capacities(1, 10**6, 1))
+    assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.lists) + 1)
+
+
+@pytest.mark.triton
+def test_a_budget_counts_the_largest_kind_of_list():
+    options = dict(backend="triton", memory_budget=10**7)
+    run(make(), capacity=Capacities(ENOUGH, ENOUGH, ENOUGH), **options)
+    with pytest.raises(MemoryBudgetError, match=r"^capacity: "):
+        run(make(), capacity=Capacities(ENOUGH, ENOUGH, 10**7), **options)
 
 
 @pytest.mark.triton

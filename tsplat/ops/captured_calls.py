@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data import Capacities
+from ..config import Capacities
 from ..errors import UnsupportedError
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.backend import full_precision

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import kind_of
-from ..data import Capacities
+from ..config import Capacities
 from ..errors import UnsupportedError
 from ..stages.backend import choose
 from ..stages.recording import LaunchRecorder

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..data import Capacities, Intersections, TileGrid
+from ..config import Capacities
+from ..data import Intersections, TileGrid
 from ..errors import CapacityError
 
 Capacity = int | Capacities | Literal["auto"] | None

@@ -18,8 +18,8 @@ from ..arguments import (
     check_tensor,
     check_tile_size,
 )
-from ..config import Backend, NumericsName
-from ..data import Capacities, Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
+from ..config import Backend, Capacities, NumericsName
+from ..data import Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from .capacity import choose_room
 from .compilation import eager, with_plain_tensors

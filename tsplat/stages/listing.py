@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Capacities, GaussianMajor, Intersections, IntersectionSettings, ScreenGaussians, Spans, TileGrid
+from ..config import Capacities
+from ..data import GaussianMajor, Intersections, IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from .backend import launchers
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError

@@ -24,6 +24,7 @@ from ..config import (
     Backend,
     CameraModel,
     CameraSettings,
+    Capacities,
     Numerics,
     NumericsName,
     RasterizeMode,
@@ -31,7 +32,7 @@ from ..config import (
     RollingShutterType,
     Validate,
 )
-from ..data import Capacities, CompositingSettings, IntersectionSettings, ProjectionSettings
+from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from .capacity import Capacity
 from .lens_models import check_camera_model, check_unscented

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data import Capacities
+from ..config import Capacities
 from ..errors import UnsupportedError
 from ..rendering import render_views
 from ..scene.cameras import Camera

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data import Capacities
+from ..config import Capacities
 from ..ops.cuda_graphs import GraphRecorder
 from ..scene.cameras import Camera
 from ..stages.capacity import graph_room

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import tsplat
-from tsplat.config import ALPHA_MIN, PRESETS, CameraSettings
-from tsplat.data import Capacities, CompositingSettings, Intersections, Splats, TileGrid
+from tsplat.config import ALPHA_MIN, PRESETS, CameraSettings, Capacities
+from tsplat.data import CompositingSettings, Intersections, Splats, TileGrid
 from tsplat.stages.compositing import _gaussian_major
 
 pytestmark = pytest.mark.triton

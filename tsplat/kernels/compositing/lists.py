@@ -21,20 +21,7 @@ from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Intersections, PartLists
 from .. import launch
 from ..device_math import popcount, search_starts
-from ..launch import (
-    UNREAD,
-    Int,
-    Launch,
-    PartShape,
-    approximate,
-    by_grains,
-    fix,
-    has_ptx,
-    is_compiled_for_cpu,
-    kernel,
-    part_order,
-    planned,
-)
+from ..launch import UNREAD, Int, Launch, PartShape, approximate, fix, has_ptx, is_compiled_for_cpu, kernel, planned
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
 from .sizes import CUT, limit_starts, most_chunks
@@ -240,15 +227,15 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     words, totals = _part_bits(records, band) if band.parts > 1 else (None, None)
     sums, n_lists, is_known = None, band.parts * band.n_tiles, words is None
-    order = part_order(band.parts, offsets) if is_compiled_for_cpu(records) else None
+    order = launch.part_order(band.parts, offsets) if is_compiled_for_cpu(records) else None
     if n > CUT * chunk:
         offsets, counts, grains = _list_sizes(offsets, words, totals, band)
-        order = order if grains is None else by_grains(grains)
+        order = order if grains is None else launch.by_grains(grains)
         sums, is_known = counts.cumsum(0, dtype=torch.int32), True
     elif words is not None:
         offsets = offsets.new_empty(n_lists + 1)
     n_chunks, n_entries = 0, n * band.parts
-    if room is not None:
+    if room is not None and words is not None:
         n_entries = room.lists * entries_per_intersection(band.parts)
     if room is not None or n_entries <= UNREAD:
         n_chunks = 0 if sums is None else most_chunks(n_entries, chunk)
