@@ -19,6 +19,20 @@ class Shadow(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._written: dict[int, np.ndarray] = {}
+        self._from_numpy = torch.from_numpy
+
+    def __enter__(self) -> "Shadow":
+        torch.from_numpy = self._of_array  # PyTorch does not dispatch it
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        torch.from_numpy = self._from_numpy
+        super().__exit__(*exception)
+
+    def _of_array(self, array: np.ndarray) -> torch.Tensor:
+        tensor = self._from_numpy(array)
+        self._written.pop(tensor.untyped_storage().data_ptr(), None)
+        return tensor
 
     def of(self, tensor: torch.Tensor) -> np.ndarray | None:
         """Returns [bytes] uint8 of the tensor's storage, 1 where written; None if all bytes are."""

@@ -279,6 +279,16 @@ def test_bytes_that_were_not_written_are_known_one_by_one():
     assert [(finding.kind, finding.lane, finding.count) for finding in found] == [("uninitialized read", 31, 1)]
 
 
+def test_arrays_in_memory_of_an_earlier_tensor_are_written():
+    original = torch.from_numpy
+    with Shadow() as shadow:
+        data = torch.empty(10)
+        array = data.numpy()
+        assert shadow.of(data) is not None
+        assert shadow.of(torch.from_numpy(array)) is None
+    assert torch.from_numpy is original
+
+
 def test_targets_have_names_of_both_kinds():
     assert target_of("sm_90") == target_of("cuda:90")
     assert target_of("gfx942") == target_of("hip:gfx942")
