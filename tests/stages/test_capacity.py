@@ -80,8 +80,11 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
     assert all(torch.equal(exact[name], found[name]) for name in exact) and not meta["overflow"]
     for name, n in need._asdict().items():
         if n > 1:
+            less = fitted._replace(**{name: n - 1})
             with pytest.raises(CapacityError, match="capacity: at least"):
-                run(scene, capacity=fitted._replace(**{name: n - 1}), **options)
+                run(scene, capacity=less, **options)
+            with capacity.deferred():
+                assert run(scene, capacity=less, **options)[1]["overflow"]
     more = capacity.graph_room(need, Capacities(1, 10**6, 1))
     assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.lists) + 1)
 
