@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tsplat
+from emulator.shadow import Shadow
 from tests.emulator.targets import needs_emulator
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
-from tsplat.config import Capacities
+from tsplat.config import DEFAULT_NUMERICS, Capacities
+from tsplat.data import IntersectionSettings, ScreenGaussians, TileGrid
 from tsplat.errors import ArgumentError, CapacityError, MemoryBudgetError, UnsupportedError
 from tsplat.stages import capacity
 
@@ -87,6 +89,23 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
                 assert run(scene, capacity=less, **options)[1]["overflow"]
     more = capacity.graph_room(need, Capacities(1, 10**6, 1))
     assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.lists) + 1)
+
+
+@pytest.mark.triton
+def test_spans_behind_the_last_one_have_a_gaussian_and_no_tiles():
+    from tsplat import kernels
+
+    screen = ScreenGaussians(
+        torch.tensor([[8.0, 16]]), torch.full((1, 2), 9, dtype=torch.int32), torch.tensor([[0.1, 0, 0.1]]),
+        torch.tensor([0.9]), torch.zeros(1, dtype=torch.int64), None,
+    )  # fmt: skip
+    grid, of_triton = TileGrid.cover(1, 32, 32, 16), IntersectionSettings(DEFAULT_NUMERICS, "triton")
+    rows, first_tile_rows, counts = kernels.tile_rows(screen, grid, (0, 2), of_triton)
+    starts = counts.cumsum(0, dtype=torch.int32)
+    assert starts.tolist() == [0, 2]
+    with Shadow():  # memory that was not written is not 0
+        positions, _, n_columns = kernels.tile_columns(screen, grid, rows, first_tile_rows, starts, 500, of_triton)
+    assert not positions.any() and n_columns.tolist() == [0, 2, 2, *[0] * 498]
 
 
 @pytest.mark.triton
