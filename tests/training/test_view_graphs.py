@@ -84,6 +84,7 @@ def test_training_by_graphs_gives_the_same_bits(graphs):
     assert sum(graphs[0].replays) >= CONFIG.steps - 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [dict(), dict(strategy=None, sh_interval=100, gains=False)], ids=["several kinds", "one kind"]
 )
