@@ -36,8 +36,8 @@ NOTES = f"""
 - {NAME}: its own Python over C++ functions that return tensors; the prediction for its compositing kernels
   [below](#tsplat-divided-by-gsplat); and for its other kernels an operator's time with the least memory traffic that
   they can have, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
-- Graphed: replays count as launches, and copies in and out as operators. The graphs do what calls with room for 1.5
-  times the intersections do; of garden-1296x840 three times, as its lists need more. Loss and Adam are as in others.
+- Graphed: replays count as launches, and copies in and out as operators. The graphs do what calls do that have room for
+  1.25 times what each kind of their lists needs. Loss and Adam are as in other steps.
 - Launch: Python's time of one launch, on average and at most, with a launcher that does nothing. Tiny call: 20
   Gaussians at 16×16 pixels on the CPU target, measured, kernels included.
 """
