@@ -28,12 +28,13 @@ TILE_SIZES: Final = (4, 8, 16)
 
 
 class Capacities(NamedTuple):
-    """What there is room for: spans; intersections; and in lists of parts, the entries that as many intersections may
-    need, of no effect if a tile is one part. A ``capacity`` is all three."""
+    """What there is room for: spans; intersections; in lists of parts, the entries that as many intersections may need,
+    of no effect if a tile is one part; and chunks that long lists are cut into. A ``capacity`` is all of them."""
 
     spans: int
     intersections: int
     lists: int
+    chunks: int
 
 
 ALPHA_MIN: Final = 1.0 / 255.0

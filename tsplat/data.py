@@ -265,7 +265,7 @@ class Intersections(NamedTuple):
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys, key_bias: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
-        room, needed: If M is a capacity, what there is room for, and [4] int64, what is needed and whether any did not
+        room, needed: If M is a capacity, what there is room for, and [5] int64, what is needed and whether any did not
             fit. Behind the last intersection follow some in no tile; lists that do not fit are empty.
     """
 

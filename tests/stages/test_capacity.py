@@ -77,7 +77,7 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
     with capacity.deferred() as calls:
         run(scene, capacity=least, **options)
     need = capacity.needed_by(calls)
-    fitted = Capacities(*(max(n, 1) for n in need))
+    fitted = need._replace(spans=max(need.spans, 1), intersections=max(need.intersections, 1), lists=max(need.lists, 1))
     found, meta = run(scene, capacity=fitted, **options)
     assert all(torch.equal(exact[name], found[name]) for name in exact) and not meta["overflow"]
     for name, n in need._asdict().items():
@@ -87,8 +87,26 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
                 run(scene, capacity=less, **options)
             with capacity.deferred():
                 assert run(scene, capacity=less, **options)[1]["overflow"]
-    more = capacity.graph_room(need, Capacities(1, 10**6, 1))
-    assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.lists) + 1)
+    more = capacity.graph_room(need, Capacities(1, 10**6, 1, 0))
+    assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.lists) + 1, 0)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_chunks_have_room_of_their_own(cut_lists, chunk):
+    counts = cut_lists(chunk)
+    scene, options = make(), dict(backend="triton", packed=False)
+    exact, _ = run(scene, **options)
+    with capacity.deferred() as calls:
+        run(scene, capacity=ENOUGH, **options)
+    need = capacity.needed_by(calls)
+    found, _ = run(scene, capacity=need, **options)
+    assert all(torch.equal(exact[name], found[name]) for name in exact)
+    assert counts[-1] == need.chunks > 1
+    for chunks in (need.chunks - 1, 0):
+        with pytest.raises(CapacityError, match="capacity: at least"):
+            run(scene, capacity=need._replace(chunks=chunks), **options)
+    assert capacity.graph_room(need).chunks == int(1.25 * need.chunks) + 1
 
 
 @pytest.mark.triton
@@ -111,9 +129,9 @@ def test_spans_behind_the_last_one_have_a_gaussian_and_no_tiles():
 @pytest.mark.triton
 def test_a_budget_counts_the_largest_kind_of_list():
     options = dict(backend="triton", memory_budget=10**7)
-    run(make(), capacity=Capacities(ENOUGH, ENOUGH, ENOUGH), **options)
+    run(make(), capacity=Capacities(*[ENOUGH] * 4), **options)
     with pytest.raises(MemoryBudgetError, match=r"^capacity: "):
-        run(make(), capacity=Capacities(ENOUGH, ENOUGH, 10**7), **options)
+        run(make(), capacity=Capacities(ENOUGH, ENOUGH, 10**7, 0), **options)
 
 
 @pytest.mark.triton
@@ -217,7 +235,7 @@ class Event:
 
 
 def call(needed, event):
-    return capacity._Call(torch.tensor([needed, 0, 0, needed > 100]), event, Capacities(100, 100, 100), None)
+    return capacity._Call(torch.tensor([needed, 0, 0, 0, needed > 100]), event, Capacities(100, 100, 100, 100), None)
 
 
 def test_calls_are_checked_once_the_device_is_done():
@@ -238,7 +256,7 @@ def test_calls_are_checked_once_the_device_is_done():
 def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     needed = types.SimpleNamespace(is_cuda=True)
-    lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3), flatten_ids=torch.zeros(3))
+    lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
     capacity.note_need(lists, 3, None)
     assert capacity._unknown == []
 

@@ -123,7 +123,7 @@ def limit_starts(
 ) -> Tensor:
     fits = sums[-1] <= capacity
     needed[kind] = (sums[-1] + (per_intersection - 1)) // per_intersection
-    needed[3] |= ~fits
+    needed[-1] |= ~fits
     if words is not None:
         words *= fits
     return torch.where(fits, sums, 0).to(torch.int32)

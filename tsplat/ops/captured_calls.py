@@ -63,7 +63,7 @@ class CapturedCall:
         least: Capacities | None,
         recorder: GraphRecorder | LaunchRecorder,
     ) -> None:
-        self.room = graph_room(Capacities(*[n_intersections] * 3), least)
+        self.room = graph_room(Capacities(*[n_intersections] * 4), least)
         self._function = function
         self._turn, self._is_spent = 0, False
         self._lease: weakref.ref[_Lease] | None = None

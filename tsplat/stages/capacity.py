@@ -40,7 +40,7 @@ _automatic: dict[Key, int] = {}
 
 @dataclasses.dataclass
 class _Call:
-    """A call whose need Python does not know yet: [4] int64, see :class:`Intersections`, valid once the event `done`
+    """A call whose need Python does not know yet: [5] int64, see :class:`Intersections`, valid once the event `done`
     is, or at once if None.
 
     `key` is what ``"auto"`` learns from the call for, or None.
@@ -63,7 +63,7 @@ def choose_room(requested: Capacity, device: torch.device, grid: TileGrid) -> Ca
     if isinstance(requested, Capacities):
         return requested
     capacity = _automatic.get((device, grid)) if requested == "auto" else requested
-    return None if capacity is None else Capacities(capacity, capacity, capacity)
+    return None if capacity is None else Capacities(*[capacity] * 4)
 
 
 def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) -> None:
@@ -112,17 +112,21 @@ def deferred() -> Iterator[list[_Call]]:
 
 def any_overflow(calls: Iterable[_Call]) -> bool:
     """Waits for calls, and returns whether the lists of any did not fit."""
-    return any([_settle(call)[3] for call in calls])
+    return any([_settle(call)[-1] for call in calls])
 
 
 def needed_by(calls: Iterable[_Call]) -> Capacities:
     """Waits for calls, and returns the most that any needed, or more than it had where lists did not fit."""
-    return Capacities(*map(max, zip(*([0, 0, 0], *(_settle(call)[:3] for call in calls)))))
+    return Capacities(*map(max, zip(*([0] * 4, *(_settle(call)[:-1] for call in calls)))))
 
 
 def graph_room(needed: Capacities, least: Capacities | None = None) -> Capacities:
-    """Returns what a graph has room for, of calls that needed so much; not less than another one had."""
+    """Returns what a graph has room for, of calls that needed so much; not less than another one had.
+
+    If no list was cut into chunks, it has none, and no kernels for them.
+    """
     found = [int(GRAPH_HEADROOM * n) + 1 for n in needed]
+    found[-1] *= needed.chunks > 0
     return Capacities(*(found if least is None else map(max, found, least)))
 
 
@@ -172,7 +176,7 @@ def _settle(call: _Call) -> list[int]:
     if call.done is not None:
         call.done.synchronize()
     found: list[int] = call.needed.tolist()
-    needed = max(found[:3])
+    needed = max(found[:-1])
     if call.key is not None and needed > FULL * call.room.intersections:
         _automatic[call.key] = max(int(HEADROOM * needed), _automatic.get(call.key, 1))
     return found

@@ -127,7 +127,7 @@ class BandedIntersections:
         """Whether more intersections were needed than a capacity has room for, bool []; None without a capacity."""
         if self.whole is None or self.whole.needed is None:
             return None
-        return self.whole.needed[3] != 0
+        return self.whole.needed[-1] != 0
 
     def __iter__(self) -> Iterator[Intersections]:
         if self.whole is not None:

@@ -120,7 +120,7 @@ def list_within(
         budget.admit(room.spans, max(room.intersections, room.lists))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
-    band, needed = (0, grid.n_tile_rows), torch.zeros(4, dtype=torch.int64, device=screen.order.device)
+    band, needed = (0, grid.n_tile_rows), torch.zeros(5, dtype=torch.int64, device=screen.order.device)
     spans = find_spans(screen, grid, band, settings, budget, Room(room, needed))
     return list_intersections(screen, grid, band, spans, settings)._replace(room=room, needed=needed)
 

@@ -186,7 +186,7 @@ def test_margin_follows_the_last_entry_of_a_capacity(width, height):
     exact = _intersections(splats, 0, [50, 0, 33], 1)
     more = torch.cat([exact.flatten_ids, torch.full((MARGIN.value + 9,), 7, dtype=torch.int32)])
     padded = exact._replace(
-        flatten_ids=more, room=Capacities(1, 1, 2 * len(more)), needed=torch.zeros(4, dtype=torch.int64)
+        flatten_ids=more, room=Capacities(1, 1, 2 * len(more), 0), needed=torch.zeros(5, dtype=torch.int64)
     )
     expected, lists = (_list_parts(splats, each, grid, width, height) for each in (exact, padded))
     used = int(expected.offsets[-1])

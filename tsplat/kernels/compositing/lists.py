@@ -211,7 +211,8 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     """Lists the Gaussians that reach each part of the tiles of a band.
 
     Reads the number of entries from the device if it may exceed ``UNREAD``, unless intersections have a capacity. Then
-    there is room for ``entries_per_intersection`` entries for each, and lists are empty if they need more.
+    there is room for ``entries_per_intersection`` entries for each, and lists that need more are empty. If they need
+    more chunks than there is room for, none is cut.
 
     Args:
         records: [nnz, width] of ``pack_records``.
@@ -219,9 +220,10 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         n_features: D, for the size of ``chunk_colors``.
         has_ends: Whether ``ends`` is allocated, for the forward pass to write.
     """
-    intersections, chunk = band.intersections, band.shape.chunk
-    offsets, flatten_ids, room = intersections.isect_offsets, intersections.flatten_ids, intersections.room
-    n = flatten_ids.numel()
+    intersections = band.intersections
+    offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
+    room, needed = intersections.room, intersections.needed
+    n, chunk = flatten_ids.numel(), band.shape.chunk
     if n == 0:
         offsets = offsets.new_zeros(band.parts * band.n_tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
@@ -234,21 +236,23 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         sums, is_known = counts.cumsum(0, dtype=torch.int32), True
     elif words is not None:
         offsets = offsets.new_empty(n_lists + 1)
-    n_chunks, n_entries = 0, n * band.parts
+    chunk_starts, n_chunks, n_entries = None if sums is None else sums[:-1], 0, n * band.parts
     if room is not None and words is not None:
         n_entries = room.lists * entries_per_intersection(band.parts)
     if room is not None or n_entries <= UNREAD:
         n_chunks = 0 if sums is None else most_chunks(n_entries, chunk)
+        if chunk_starts is not None and room is not None and needed is not None:
+            n_chunks = min(n_chunks, room.chunks)
+            chunk_starts = limit_starts(chunk_starts, n_chunks, needed, 3)
     elif sums is not None:
         n_chunks, together = sums[-2:].tolist()
         n_entries = (together - n_chunks) % 2**32  # the sum may exceed int32
     elif totals is not None:
         n_entries = int(totals[-1])
     chunks: dict[str, Tensor] = {}
-    if sums is not None and n_chunks > 0:
+    if chunk_starts is not None and n_chunks > 0:
         pixels = band.shape.width * band.shape.height
-        chunks["chunk_starts"] = sums[:-1]
-        chunks["chunk_lists"] = sums.new_empty(n_chunks)
+        chunks["chunk_starts"], chunks["chunk_lists"] = chunk_starts, chunk_starts.new_empty(n_chunks)
         chunks["chunk_transmittances"] = records.new_empty(n_chunks, pixels)
         chunks["chunk_colors"] = records.new_empty(n_chunks, n_features, pixels)
     ends = None
