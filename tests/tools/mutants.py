@@ -596,7 +596,7 @@ MUTANTS = [
          "what is behind the last intersection listed over the margin"),
         ("PARTS * n_words - 1", "n_words - 1", "margin behind the entries of the first part"),
         ("or n_entries <= UNREAD:", "or n_entries <= 2 * UNREAD:", "number of entries not read where they are many"),
-        ("n_chunks, n_entries = 0, n * band.parts", "n_chunks, n_entries = 0, n * band.parts // 2",
+        ("sums[:-1], 0, n * band.parts", "sums[:-1], 0, n * band.parts // 2",
          "room for half of the entries"),
         ("n_entries = room.lists * entries", "n_entries = n * entries", "room of another kind of list"),
         ("tl.minimum(length // GRAIN, GRAINS_MAX)", "length // GRAIN", "long lists are not equally long"),
