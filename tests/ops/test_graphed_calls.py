@@ -244,7 +244,7 @@ def test_backward_twice(captures):
             )
     # On a GPU, a backward pass reuses memory of the forward pass, which then has to run again.
     assert captures[0].replays == [6, 6]
-    render(**moved(scene, 0.1))
+    render(**scene)
     with pytest.raises(UnsupportedError, match="backward: a later call has replaced"):
         image.sum().backward()
 
@@ -260,12 +260,75 @@ def test_images_without_room_are_rendered_again(captures):
 
 def test_lists_of_parts_that_need_more_room_than_intersections(captures, monkeypatch):
     original = graphs.CapturedCall
-    monkeypatch.setattr(graphs, "CapturedCall", lambda f, arguments, n, *more: original(f, arguments, n // 4, *more))
+    monkeypatch.setattr(
+        graphs, "CapturedCall", lambda f, values, read, n, *more: original(f, values, read, n // 4, *more)
+    )
 
     render, scene = graphed(rasterization), make()
     for _ in range(4):
         assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
     assert [capture.replays for capture in captures] == [[3, 3]]
+
+
+def test_tensors_that_stay_where_they_are_are_read_there(captures, monkeypatch):
+    copied = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda own, given: copied.extend(map(id, given)) or copy(own, given))
+    render, scene = graphed(rasterization), make()
+    for _ in range(4):
+        assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
+        with torch.no_grad():
+            scene["means"].add_(0.02)  # as an optimizer does
+    assert not {id(t) for t in scene.values()} & set(copied)
+    # A tensor that moves is copied from then on, by new graphs.
+    for _ in range(3):
+        scene["scales"] = scene["scales"].detach().clone().requires_grad_()
+        assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
+    assert id(scene["scales"]) in copied and id(scene["means"]) not in copied
+    assert [capture.replays for capture in captures] == [[3, 3]] * 2
+
+
+def test_what_is_read_in_place_must_not_change_before_the_backward_pass():
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        image = render(**scene)[0]
+    with torch.no_grad():
+        scene["means"].add_(0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        image.sum().backward()
+
+
+def test_slices_are_copied(captures):
+    render, scene = graphed(rasterization), make()
+    wide = torch.rand(60, 4).requires_grad_()
+    for _ in range(4):
+        scene["scales"] = wide[:, :3]
+        (found,) = torch.autograd.grad(render(**scene)[0].sum(), wide)
+        (expected,) = torch.autograd.grad(rasterization(**scene, packed=False)[0].sum(), wide)
+        assert torch.equal(found, expected)
+    assert [capture.replays for capture in captures] == [[3, 3]]
+
+
+def test_graphs_do_not_keep_what_they_read(monkeypatch):
+    class Nothing:  # recordings keep it
+        def warm_up(self, function):
+            function()
+
+        def record(self, function):
+            return function(), lambda: None
+
+    monkeypatch.setattr(graphs, "LaunchRecorder", Nothing)
+    render, scene = graphed(rasterization), make()
+    storages = [t.untyped_storage() for t in scene.values() if isinstance(t, torch.Tensor)]
+
+    def uses():
+        return [torch._C._storage_Use_Count(storage._cdata) for storage in storages]
+
+    before = uses()
+    for _ in range(4):
+        render(**scene)[0].sum().backward()
+    gc.collect()
+    assert uses() == before
 
 
 def test_another_number_of_gaussians_releases_graphs(captures):

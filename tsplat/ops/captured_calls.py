@@ -1,8 +1,8 @@
 """A rendering call that is captured in graphs: those of CUDA or, on a CPU, recorded launches.
 
-Graphs read and write tensors of their own. A call copies its arguments there, replays the forward pass, and copies the
-images; its backward pass does the same with gradients. Two nodes of autograd stand for what was captured. Between them
-are the projected centers, whose gradients strategies read.
+Graphs read arguments where they are, if calls pass them at the same addresses, and otherwise copies. A call replays the
+forward pass and copies the images; its backward pass does the same with gradients. Two nodes of autograd stand for what
+was captured. Between them are the projected centers, whose gradients strategies read.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ IDS = dict.fromkeys(("batch_ids", "camera_ids", "gaussian_ids"))
 
 class _Run(NamedTuple):
     """What a captured forward pass returns: images, some of which may be None; values of ``meta``; and projected
-    centers, or what stands for them in gradients, which is one of these values."""
+    centers, or what stands for them in gradients, which is the value of this name."""
 
     images: list[Tensor | None]
     values: dict[str, Any]
+    centers_name: str
     centers: Tensor
 
 
@@ -46,7 +47,8 @@ class CapturedCall:
 
     Args:
         function: The rendering function.
-        arguments: Of a call; its tensors are copied.
+        arguments: Of a call.
+        in_place: For each of its tensors, whether graphs read it where it is; other calls must have it there as well.
         n_intersections: What a call like it needed, for a first try; then lists are fitted to what it needs itself.
         least: What there is room for at least, which is tried first then.
         recorder: What captures it.
@@ -59,6 +61,7 @@ class CapturedCall:
         self,
         function: Callable[..., Any],
         arguments: dict[str, Any],
+        in_place: Sequence[bool],
         n_intersections: int,
         least: Capacities | None,
         recorder: GraphRecorder | LaunchRecorder,
@@ -70,12 +73,17 @@ class CapturedCall:
         self._v_centers: tuple[int, Tensor | None, int] = (0, None, 0)
         self._found: list[Tensor | None] | None = None
         enabled = torch.is_grad_enabled()
+        own = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         with torch.inference_mode(False), torch.no_grad():
-            own = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}
-        for name, tensor in own.items():
-            tensor.requires_grad_(enabled and arguments[name].requires_grad)
-        self._arguments: dict[str, Any] = {name: own.get(name, value) for name, value in arguments.items()}
+            for (name, tensor), is_read in zip(own.items(), in_place, strict=True):
+                own[name] = tensor.detach() if is_read else tensor.clone()
+                own[name].requires_grad_(enabled and tensor.requires_grad)
+        self._arguments: dict[str, Any] = arguments | own
         self._inputs = list(own.values())
+        self._in_place = [i for i, is_read in enumerate(in_place) if is_read]
+        self._copied = [i for i, is_read in enumerate(in_place) if not is_read]
+        self._own_copies = [self._inputs[i] for i in self._copied]
+        self._needed = [i for i, tensor in enumerate(self._inputs) if tensor.requires_grad]
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision(self._inputs[0].device):
             self._capture(recorder, least)
 
@@ -85,18 +93,28 @@ class CapturedCall:
         while (room := self.needed_room(self.room if any_overflow(self._calls) else least)) != self.room:
             self.room = room
             recorder.warm_up(self._try)
-        self._run, self._replay_forward = recorder.record(self._forward)
+        run, self._replay_forward = recorder.record(self._forward)
         self._is_zero = [True] * len(self._v)
+        self._own_v_centers: Tensor | None = None
         if self._v:
             gradients, self._replay_backward = recorder.record(self._backward)
             *self._gradients, self._own_v_centers, self._absgrad = gradients
-        images = enumerate(self._run.images)
-        self._differentiable = [i for i, image in images if image is not None and image.requires_grad]
-        self._later = {
-            name: functools.partial(_read, name)
-            for name, value in self._run.values.items()
-            if isinstance(value, Tensor) and value is not self._run.centers
-        }
+        self._keep(run)
+        # What is read in place belongs to the caller.
+        del self._function, self._arguments, self._inputs, self._last
+
+    def _keep(self, run: _Run) -> None:
+        """Keeps results, without what autograd keeps for them."""
+        self._differentiable = [i for i, t in enumerate(run.images) if t is not None and t.requires_grad]
+        self._images = [None if image is None else image.detach() for image in run.images]
+        self._centers, self._centers_name = run.centers.detach(), run.centers_name
+        self._is_leaf, self._requires_grad = run.centers.is_leaf, run.centers.requires_grad
+        tensors = {name: value for name, value in run.values.items() if isinstance(value, Tensor)}
+        self._constants = {name: value for name, value in run.values.items() if name not in tensors} | IDS
+        del tensors[run.centers_name]
+        self._values = {name: value.detach() for name, value in tensors.items()}
+        self._dependent = {name for name, value in tensors.items() if value.requires_grad}
+        self._later = {name: functools.partial(_read, name) for name in tensors}
 
     def _try(self) -> None:
         """Renders, and computes gradients."""
@@ -106,11 +124,11 @@ class CapturedCall:
 
     def _forward(self) -> _Run:
         with deferred() as self._calls:
-            *images, meta = self._function(**self._arguments, capacity=self.room)
+            *images, meta = self._function(**self._arguments | {"capacity": self.room})
         # Without what depends on the number of intersections.
         values = dict(dict.items(meta)) | {name: meta[name] for name in ("n_invalid", "overflow")}
-        centers: Tensor = values["gradient_2dgs" if "gradient_2dgs" in values else "means2d"]
-        self._last = _Run(images, values, centers)
+        name = "gradient_2dgs" if "gradient_2dgs" in values else "means2d"
+        self._last = _Run(images, values, name, values[name])
         return self._last
 
     def _backward(self) -> list[Tensor | None]:
@@ -134,25 +152,27 @@ class CapturedCall:
         """Renders with other tensors of the same kind; None if there was no room. Waits for the device."""
         self._turn, self._is_spent, self._found = self._turn + 1, False, None
         with torch.no_grad():
-            torch._foreach_copy_(self._inputs, tensors)
-        self._replay_forward()
-        run = self._run
-        if any_overflow(self._calls):
-            return None
-        centers, *images = _copies([run.centers, *run.images])
+            if self._copied:
+                torch._foreach_copy_(self._own_copies, [tensors[i] for i in self._copied])
+            self._replay_forward()
+            if any_overflow(self._calls):
+                return None
+            centers, *images = _copies([self._centers, *self._images])
         assert centers is not None
-        if run.centers.is_leaf:
-            centers.requires_grad_(run.centers.requires_grad)
+        if self._is_leaf:
+            centers.requires_grad_(self._requires_grad)
         if self._v:
-            needed = [t for t, own in zip(tensors, self._inputs) if own.requires_grad]
-            outputs = [centers.new_empty(0)] if run.centers.is_leaf else [centers.new_empty(0), centers]
-            token, *rest = apply(_Inputs, self, outputs, *needed) if needed else outputs
-            centers = rest[0] if rest else centers
-            roots = iter(apply(_Images, self, [images[i] for i in self._differentiable], token, centers))
-            for i in self._differentiable:
-                images[i] = next(roots)
-        values = {name: value for name, value in run.values.items() if name not in self._later} | IDS
-        values["gradient_2dgs" if "gradient_2dgs" in values else "means2d"] = centers
+            # The gradients of inputs follow that of the centers, or otherwise that of a tensor without elements.
+            outputs = [] if self._is_leaf else [centers]
+            if self._is_leaf or self._own_v_centers is None:
+                outputs.insert(0, centers.new_empty(0))
+            links = apply(_Inputs, self, outputs, *[tensors[i] for i in self._needed]) if self._needed else outputs
+            links = (*links, centers) if self._is_leaf else links
+            kept, roots = [tensors[i] for i in self._in_place], [images[i] for i in self._differentiable]
+            for i, image in zip(self._differentiable, apply(_Images, self, roots, kept, *links)):
+                images[i] = image
+            centers = links[-1]
+        values = {**self._constants, self._centers_name: centers}
         return *images, Meta(values, self._later, (self, self._turn))
 
     def lend(self) -> tuple[_Lease, int]:
@@ -199,7 +219,7 @@ class CapturedCall:
 
 
 class _Inputs(torch.autograd.Function):
-    """From the inputs of a call to a tensor without elements, and to the projected centers if they depend on them."""
+    """From the inputs of a call to the projected centers, if they depend on them, or a tensor without elements."""
 
     @staticmethod
     def forward(ctx: Any, call: CapturedCall, outputs: list[Tensor], *_inputs: Tensor) -> tuple[Tensor, ...]:
@@ -210,17 +230,18 @@ class _Inputs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
-        return None, None, *ctx.call.input_gradients(ctx.turn, v[1] if len(v) > 1 else None)
+        return None, None, *ctx.call.input_gradients(ctx.turn, v[-1])
 
 
 class _Images(torch.autograd.Function):
-    """From projected centers to images."""
+    """From projected centers, which are the last of the links, to images."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: CapturedCall, outputs: list[Tensor], _token: Tensor, centers: Tensor
+        ctx: Any, call: CapturedCall, outputs: list[Tensor], read: list[Tensor], *links: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.call, ctx.centers = call, centers
+        ctx.call, ctx.links = call, links
+        ctx.save_for_backward(*read)  # raises if they are changed before the backward pass
         ctx.lease, ctx.turn = call.lend()
         ctx.set_materialize_grads(False)
         return tuple(outputs)
@@ -228,16 +249,18 @@ class _Images(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
-        return None, None, None, ctx.call.differentiate(ctx.turn, v, ctx.centers)
+        *others, centers = ctx.links
+        v_centers = ctx.call.differentiate(ctx.turn, v, centers)
+        return None, None, None, *[None for _ in others], v_centers
 
 
 class _Undifferentiable(torch.autograd.Function):
     """A copy of a tensor of ``meta``, which depends on an input."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, value: Tensor, _input: Tensor) -> Tensor:
+    def forward(ctx: Any, name: str, copy: Tensor, _dependence: Tensor) -> Tensor:
         ctx.name = name
-        return value.clone()
+        return copy.view_as(copy)
 
     @staticmethod
     def backward(ctx: Any, *_v: Tensor) -> Gradients:
@@ -249,11 +272,11 @@ def _read(name: str, source: tuple[CapturedCall, int]) -> Tensor:
     call, turn = source
     if turn != call._turn:
         raise UnsupportedError(f"meta[{name!r}]: a later graphed call has replaced it; read it before the next call")
-    value: Tensor = call._run.values[name]
-    if not value.requires_grad:
-        return value.clone()
-    read: Tensor = apply(_Undifferentiable, name, value.detach(), next(t for t in call._inputs if t.requires_grad))
-    return read
+    value = call._values[name].clone()
+    if name in call._dependent:
+        refused: Tensor = apply(_Undifferentiable, name, value, value.new_empty(0).requires_grad_())
+        return refused
+    return value
 
 
 def _refusal(name: str) -> UnsupportedError:
@@ -267,9 +290,8 @@ def _roots(run: _Run) -> list[Tensor]:
     return [image for image in run.images if image is not None and image.requires_grad]
 
 
-@torch.no_grad()
 def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Copies tensors, in one launch."""
+    """Copies tensors that need no gradient, in one launch."""
     copies = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
     given = [tensor for tensor in tensors if tensor is not None]
     if given:

@@ -101,14 +101,9 @@ class Graphed:
         if len(args) > len(given) or given.keys() & kwargs.keys():
             return self._function(*args, **kwargs)  # raises
         arguments = {"packed": False, **given, **kwargs}
-        for name, allowed in ONLY.items():
-            if arguments.get(name, allowed[0]) not in allowed:
-                values = " or ".join(map(repr, allowed))
-                raise UnsupportedError(
-                    f"{name}: must be {values} in a graphed call, found {arguments[name]!r}; call the function itself"
-                )
         means = arguments.get("means")
         if not isinstance(means, Tensor) or not can_capture(means):
+            _check_values(arguments)
             return self._function(**arguments)
         with self._lock:
             found = self._render(arguments, means)
@@ -124,24 +119,32 @@ class Graphed:
         if means.shape != self._size:
             self._kinds.clear()
             self._size = means.shape
-        arguments.pop("capacity", None)
-        described = [_describe(name, value) for name, value in arguments.items()]
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-        # A number in a tensor is read by the function.
-        others = tensors.keys() & self._numbers or any(tensor.device != means.device for tensor in tensors.values())
-        if None in described or others:
-            return None
+        tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if 0 in addresses and any(tensor.numel() for tensor, address in zip(tensors, addresses) if not address):
+            return None  # memory that was freed
+        described = [_describe(value) for value in arguments.values()]
         key = (torch.is_grad_enabled(), _stream(means), *arguments, *described)
-        kind = self._kinds.get(key)
+        try:
+            kind = self._kinds.get(key)
+        except TypeError:  # a value that is not hashed
+            kind = None
         if kind is None:
+            _check_values(arguments)
+            # The function has to look at other tensors first, and reads a number in a tensor.
+            if None in described or any(isinstance(arguments.get(name), Tensor) for name in self._numbers):
+                return None
+            if any(tensor.device != means.device for tensor in tensors):
+                return None
             rendered = self._function(**arguments)
             memory = rendered[-1]["memory"]
             # What takes several bands has no room in one.
-            self._kinds[key] = _Kind(memory["n_intersections"] if memory["bands"] == 1 else None)
+            self._kinds[key] = _Kind(memory["n_intersections"] if memory["bands"] == 1 else None, tensors)
             if len(self._kinds) > KINDS_MAX:
                 self._kinds.popitem(last=False)
             return rendered
         self._kinds.move_to_end(key)
+        kind.follow(addresses)
         call = next((call for call in kind.calls if call.is_free()), None)
         if call is None:
             if kind.n_intersections is None or len(kind.calls) == CALLS_MAX:
@@ -149,7 +152,8 @@ class Graphed:
             try:
                 with torch.cuda.device_of(means):  # type: ignore[no-untyped-call]
                     recorder = GraphRecorder() if means.is_cuda else LaunchRecorder()
-                    call = CapturedCall(self._function, arguments, kind.n_intersections, kind.room, recorder)
+                    in_place = [address is not None for address in kind.addresses]
+                    call = CapturedCall(self._function, arguments, in_place, kind.n_intersections, kind.room, recorder)
             except Exception as error:  # what cannot be captured works without a graph
                 kind.n_intersections = None
                 if not self._has_warned:
@@ -158,20 +162,28 @@ class Graphed:
                 return None
             kind.calls.append(call)
             kind.room = call.room
-        rendered = call.render(list(tensors.values()))
+        rendered = call.render(tensors)
         if rendered is None:
             kind.room, kind.calls = call.needed_room(call.room), []
         return rendered
 
 
 class _Kind:
-    """The graphs of a kind of call; the intersections of its first one, None for no other graph; and the least that
-    another graph has room for."""
+    """The graphs of a kind of call; the intersections of its first one, None for no other graph; the least that another
+    graph has room for; and the address of each tensor, None if it has changed or graphs cannot read it in place."""
 
-    def __init__(self, n_intersections: int | None) -> None:
+    def __init__(self, n_intersections: int | None, tensors: list[Tensor]) -> None:
         self.n_intersections = n_intersections
         self.room: Capacities | None = None
         self.calls: list[CapturedCall] = []
+        self.addresses = [None if t.is_inference() or not t.is_contiguous() else t.data_ptr() for t in tensors]
+
+    def follow(self, addresses: list[int]) -> None:
+        """Drops the graphs if what they read in place has moved; others will copy it."""
+        if addresses != self.addresses:
+            same = [own if own == address else None for own, address in zip(self.addresses, addresses, strict=True)]
+            if same != self.addresses:
+                self.addresses, self.calls = same, []
 
 
 def can_capture(means: Tensor) -> bool:
@@ -196,19 +208,30 @@ def _stream(tensor: Tensor) -> int:
     return int(torch.cuda.current_stream(tensor.device).cuda_stream) if tensor.is_cuda else 0
 
 
-def _describe(name: str, value: Any) -> Hashable:
+def _describe(value: Any) -> Any:
     """Returns what a graph depends on; None for a tensor that the function has to look at first."""
     if isinstance(value, Tensor):
-        is_freed = value.numel() and not value.data_ptr()
-        return None if is_freed else kind_of(value)
-    try:
-        hash(value)
-        is_value = value is None or type(value).__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
-    except TypeError:
-        is_value = False
-    if not is_value:
-        raise UnsupportedError(
-            f"{name}: a graphed call needs a value that is hashed by its content, found a {type(value).__name__}; call "
-            "the function itself"
-        )
+        kind = kind_of(value)
+        return kind and (kind, value.is_contiguous())
     return type(value), value
+
+
+def _check_values(arguments: dict[str, Any]) -> None:
+    """Raises if an argument other than a tensor is not allowed, or not hashed by its content."""
+    for name, allowed in ONLY.items():
+        if arguments.get(name, allowed[0]) not in allowed:
+            values = " or ".join(map(repr, allowed))
+            raise UnsupportedError(
+                f"{name}: must be {values} in a graphed call, found {arguments[name]!r}; call the function itself"
+            )
+    for name, value in arguments.items():
+        try:
+            by_content = type(value).__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
+            is_value = isinstance(value, Tensor | None) or (by_content and isinstance(hash(value), int))
+        except TypeError:
+            is_value = False
+        if not is_value:
+            raise UnsupportedError(
+                f"{name}: a graphed call needs a value that is hashed by its content, found a {type(value).__name__}; "
+                "call the function itself"
+            )
