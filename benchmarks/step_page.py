@@ -37,7 +37,7 @@ NOTES = f"""
   [below](#tsplat-divided-by-gsplat); and for its other kernels an operator's time with the least memory traffic that
   they can have, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
 - Graphed: replays count as launches, and copies as operators. Graphs read arguments in place here, as the addresses of
-  parameters stay the same; activations that move are copied. Lists have room for 1.25 times what each kind of them needs.
+  parameters stay the same; activations that move are copied. There is room for 1.25 times what each kind of list needs.
   Loss and Adam are as in other steps.
 - Launch: Python's time of one launch, on average and at most, with a launcher that does nothing. Tiny call: 20
   Gaussians at 16×16 pixels on the CPU target, measured, kernels included.
