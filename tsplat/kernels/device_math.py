@@ -92,6 +92,42 @@ def finite(x):
 
 
 @triton.jit
+def add(values, others):
+    """Sums of the entries of two tuples."""
+    total = ()
+    for k in tl.static_range(len(values)):
+        total = total + (values[k] + others[k],)
+    return total
+
+
+@triton.jit
+def add_where(values, mask, others):
+    """Adds the entries of a tuple to those of another where a mask is true."""
+    total = ()
+    for k in tl.static_range(len(values)):
+        total = total + (values[k] + tl.where(mask, others[k], 0.0),)
+    return total
+
+
+@triton.jit
+def where(mask, values, other: tl.constexpr = 0.0):
+    """The entries of a tuple where a mask is true, and otherwise a number."""
+    chosen = ()
+    for k in tl.static_range(len(values)):
+        chosen = chosen + (tl.where(mask, values[k], other),)
+    return chosen
+
+
+@triton.jit
+def times(values, factor):
+    """The entries of a tuple times a factor."""
+    scaled = ()
+    for k in tl.static_range(len(values)):
+        scaled = scaled + (values[k] * factor,)
+    return scaled
+
+
+@triton.jit
 def size_of(values):
     """Sum of absolute values of a tuple; not finite if any of them is not."""
     total = tl.abs(values[0])
@@ -137,8 +173,11 @@ def prefetch(pointer, N: tl.constexpr):
 
 
 @triton.jit
-def dot3(a, b):
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+def dot(a, b):
+    total = a[0] * b[0]
+    for k in tl.static_range(1, len(a)):
+        total += a[k] * b[k]
+    return total
 
 
 @triton.jit
@@ -148,56 +187,47 @@ def cross3(a, b):
 
 @triton.jit
 def matvec3(m, v):
-    return (
-        m[0] * v[0] + m[1] * v[1] + m[2] * v[2],
-        m[3] * v[0] + m[4] * v[1] + m[5] * v[2],
-        m[6] * v[0] + m[7] * v[1] + m[8] * v[2],
-    )
+    return dot(m[:3], v), dot(m[3:6], v), dot(m[6:], v)
 
 
 @triton.jit
 def matvec3_transposed(m, v):
-    return (
-        m[0] * v[0] + m[3] * v[1] + m[6] * v[2],
-        m[1] * v[0] + m[4] * v[1] + m[7] * v[2],
-        m[2] * v[0] + m[5] * v[1] + m[8] * v[2],
-    )
+    return dot(m[::3], v), dot(m[1::3], v), dot(m[2::3], v)
 
 
 @triton.jit
 def symmetric_matvec3(s, v):
-    return (
-        s[0] * v[0] + s[1] * v[1] + s[2] * v[2],
-        s[1] * v[0] + s[3] * v[1] + s[4] * v[2],
-        s[2] * v[0] + s[4] * v[1] + s[5] * v[2],
-    )
+    return dot(s[:3], v), dot((s[1], s[3], s[4]), v), dot((s[2], s[4], s[5]), v)
 
 
 @triton.jit
 def normalize4(q):
     """q / |q| and 1 / |q|."""
-    inverse_norm = 1.0 / tl.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
-    return (q[0] * inverse_norm, q[1] * inverse_norm, q[2] * inverse_norm, q[3] * inverse_norm), inverse_norm
+    inverse_norm = 1.0 / tl.sqrt(dot(q, q))
+    return times(q, inverse_norm), inverse_norm
 
 
 @triton.jit
-def normalize4_vjp(unit, inverse_norm, v):
-    along = unit[0] * v[0] + unit[1] * v[1] + unit[2] * v[2] + unit[3] * v[3]
-    return (
-        (v[0] - along * unit[0]) * inverse_norm,
-        (v[1] - along * unit[1]) * inverse_norm,
-        (v[2] - along * unit[2]) * inverse_norm,
-        (v[3] - along * unit[3]) * inverse_norm,
-    )
+def normalize3(d):
+    """d / |d| and 1 / |d|; zero for the zero vector."""
+    square = dot(d, d)
+    inverse_norm = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
+    return times(d, inverse_norm), inverse_norm
+
+
+@triton.jit
+def normalize_vjp(unit, inverse_norm, v):
+    along = dot(unit, v)
+    gradients = ()
+    for k in tl.static_range(len(unit)):
+        gradients = gradients + ((v[k] - along * unit[k]) * inverse_norm,)
+    return gradients
 
 
 @triton.jit
 def rotation(q):
     """Rotation matrix of a unit quaternion wxyz."""
-    w = q[0]
-    x = q[1]
-    y = q[2]
-    z = q[3]
+    w, x, y, z = q
     return (
         1.0 - 2.0 * (y * y + z * z),
         2.0 * (x * y - w * z),
@@ -213,10 +243,7 @@ def rotation(q):
 
 @triton.jit
 def rotation_vjp(q, v):
-    w = q[0]
-    x = q[1]
-    y = q[2]
-    z = q[3]
+    w, x, y, z = q
     return (
         2.0 * (x * (v[7] - v[5]) + y * (v[2] - v[6]) + z * (v[3] - v[1])),
         2.0 * (w * (v[7] - v[5]) + y * (v[1] + v[3]) + z * (v[2] + v[6])) - 4.0 * x * (v[4] + v[8]),
@@ -245,9 +272,7 @@ def covariance(r, s):
 def covariance_vjp(r, s, v):
     """Gradients of R and s. With G the symmetric gradient and M = R diag(s): v_M = 2 G M."""
     g = (v[0], 0.5 * v[1], 0.5 * v[2], v[3], 0.5 * v[4], v[5])
-    gx = symmetric_matvec3(g, (r[0], r[3], r[6]))
-    gy = symmetric_matvec3(g, (r[1], r[4], r[7]))
-    gz = symmetric_matvec3(g, (r[2], r[5], r[8]))
+    gx, gy, gz = symmetric_matvec3(g, r[::3]), symmetric_matvec3(g, r[1::3]), symmetric_matvec3(g, r[2::3])
     xx = 2.0 * s[0] * s[0]
     yy = 2.0 * s[1] * s[1]
     zz = 2.0 * s[2] * s[2]
@@ -256,12 +281,7 @@ def covariance_vjp(r, s, v):
         xx * gx[1], yy * gy[1], zz * gz[1],
         xx * gx[2], yy * gy[2], zz * gz[2],
     )  # fmt: skip
-    v_s = (
-        2.0 * s[0] * dot3(gx, (r[0], r[3], r[6])),
-        2.0 * s[1] * dot3(gy, (r[1], r[4], r[7])),
-        2.0 * s[2] * dot3(gz, (r[2], r[5], r[8])),
-    )
-    return v_r, v_s
+    return v_r, (2.0 * s[0] * dot(gx, r[::3]), 2.0 * s[1] * dot(gy, r[1::3]), 2.0 * s[2] * dot(gz, r[2::3]))
 
 
 @triton.jit
@@ -322,24 +342,6 @@ def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
         v_det * s[2] + v_det_blurred * blurred[2],
         -2.0 * s[1] * (v_det + v_det_blurred),
         v_det * s[0] + v_det_blurred * blurred[0],
-    )
-
-
-@triton.jit
-def normalize3(d):
-    """d / |d| and 1 / |d|; zero for the zero vector."""
-    square = dot3(d, d)
-    inverse_norm = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
-    return (d[0] * inverse_norm, d[1] * inverse_norm, d[2] * inverse_norm), inverse_norm
-
-
-@triton.jit
-def normalize3_vjp(unit, inverse_norm, v):
-    along = dot3(unit, v)
-    return (
-        (v[0] - along * unit[0]) * inverse_norm,
-        (v[1] - along * unit[1]) * inverse_norm,
-        (v[2] - along * unit[2]) * inverse_norm,
     )
 
 

@@ -33,12 +33,7 @@ def _from_columns(columns):
     if N == 1:
         return tl.reshape(columns[0], [columns[0].shape[0], 1])
     else:
-        even = ()
-        odd = ()
-        for k in tl.static_range(N // 2):
-            even = even + (columns[2 * k],)
-            odd = odd + (columns[2 * k + 1],)
-        tile = tl.join(_from_columns(even), _from_columns(odd))
+        tile = tl.join(_from_columns(columns[::2]), _from_columns(columns[1::2]))
         return tl.reshape(tile, [columns[0].shape[0], N])
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SH_NORMS
-from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
+from .device_math import add, dot, load_tuple, normalize3, normalize_vjp, store_tuple, where
 from .launch import (
     CPU_BLOCK,
     CPU_LONG_BLOCK,
@@ -34,64 +34,46 @@ from .row_access import load_row, store_row
 
 BLOCK = 64
 
-
-# One name per norm: kernels can only read scalar constants.
-Y0 = tl.constexpr(SH_NORMS[0][0])
-Y1 = tl.constexpr(SH_NORMS[1][0])
-Y2_A = tl.constexpr(SH_NORMS[2][0])
-Y2_B = tl.constexpr(SH_NORMS[2][1])
-Y2_C = tl.constexpr(SH_NORMS[2][2])
-Y3_A = tl.constexpr(SH_NORMS[3][0])
-Y3_B = tl.constexpr(SH_NORMS[3][1])
-Y3_C = tl.constexpr(SH_NORMS[3][2])
-Y3_D = tl.constexpr(SH_NORMS[3][3])
-Y3_E = tl.constexpr(SH_NORMS[3][4])
-Y4_A = tl.constexpr(SH_NORMS[4][0])
-Y4_B = tl.constexpr(SH_NORMS[4][1])
-Y4_C = tl.constexpr(SH_NORMS[4][2])
-Y4_D = tl.constexpr(SH_NORMS[4][3])
-Y4_E = tl.constexpr(SH_NORMS[4][4])
-Y4_F = tl.constexpr(SH_NORMS[4][5])
-Y4_G = tl.constexpr(SH_NORMS[4][6])
+Y0, Y1, Y2, Y3, Y4 = (tl.constexpr(norms) for norms in SH_NORMS)
 
 
 @triton.jit
 def sh_basis(d, DEGREE: tl.constexpr):
     """The (DEGREE + 1)^2 basis functions at the unit direction d."""
     x, y, z = d[0], d[1], d[2]
-    basis = (tl.full(x.shape, Y0, x.dtype),)
+    basis = (tl.full(x.shape, Y0[0], x.dtype),)
     if DEGREE >= 1:
-        basis = basis + (-y * Y1, z * Y1, -x * Y1)
+        basis = basis + (-y * Y1[0], z * Y1[0], -x * Y1[0])
     if DEGREE >= 2:
         xx, yy, zz = x * x, y * y, z * z
         basis = basis + (
-            x * y * Y2_A,
-            -y * z * Y2_A,
-            (2.0 * zz - xx - yy) * Y2_B,
-            -x * z * Y2_A,
-            (xx - yy) * Y2_C,
+            x * y * Y2[0],
+            -y * z * Y2[0],
+            (2.0 * zz - xx - yy) * Y2[1],
+            -x * z * Y2[0],
+            (xx - yy) * Y2[2],
         )
     if DEGREE >= 3:
         basis = basis + (
-            -y * (3.0 * xx - yy) * Y3_A,
-            x * y * z * Y3_B,
-            -y * (4.0 * zz - xx - yy) * Y3_C,
-            z * (2.0 * zz - 3.0 * xx - 3.0 * yy) * Y3_D,
-            -x * (4.0 * zz - xx - yy) * Y3_C,
-            z * (xx - yy) * Y3_E,
-            -x * (xx - 3.0 * yy) * Y3_A,
+            -y * (3.0 * xx - yy) * Y3[0],
+            x * y * z * Y3[1],
+            -y * (4.0 * zz - xx - yy) * Y3[2],
+            z * (2.0 * zz - 3.0 * xx - 3.0 * yy) * Y3[3],
+            -x * (4.0 * zz - xx - yy) * Y3[2],
+            z * (xx - yy) * Y3[4],
+            -x * (xx - 3.0 * yy) * Y3[0],
         )
     if DEGREE >= 4:
         basis = basis + (
-            x * y * (xx - yy) * Y4_A,
-            -y * z * (3.0 * xx - yy) * Y4_B,
-            x * y * (7.0 * zz - 1.0) * Y4_C,
-            -y * z * (7.0 * zz - 3.0) * Y4_D,
-            (zz * (35.0 * zz - 30.0) + 3.0) * Y4_E,
-            -x * z * (7.0 * zz - 3.0) * Y4_D,
-            (xx - yy) * (7.0 * zz - 1.0) * Y4_F,
-            -x * z * (xx - 3.0 * yy) * Y4_B,
-            (xx * (xx - 3.0 * yy) - yy * (3.0 * xx - yy)) * Y4_G,
+            x * y * (xx - yy) * Y4[0],
+            -y * z * (3.0 * xx - yy) * Y4[1],
+            x * y * (7.0 * zz - 1.0) * Y4[2],
+            -y * z * (7.0 * zz - 3.0) * Y4[3],
+            (zz * (35.0 * zz - 30.0) + 3.0) * Y4[4],
+            -x * z * (7.0 * zz - 3.0) * Y4[3],
+            (xx - yy) * (7.0 * zz - 1.0) * Y4[5],
+            -x * z * (xx - 3.0 * yy) * Y4[1],
+            (xx * (xx - 3.0 * yy) - yy * (3.0 * xx - yy)) * Y4[6],
         )
     return basis
 
@@ -102,33 +84,33 @@ def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
     x, y, z = d[0], d[1], d[2]
     gx, gy, gz = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)
     if DEGREE >= 1:
-        gx -= v[3] * Y1
-        gy -= v[1] * Y1
-        gz += v[2] * Y1
+        gx -= v[3] * Y1[0]
+        gy -= v[1] * Y1[0]
+        gz += v[2] * Y1[0]
     if DEGREE >= 2:
         xx, yy, zz = x * x, y * y, z * z
-        gx += (y * v[4] - z * v[7]) * Y2_A + 2.0 * x * (v[8] * Y2_C - v[6] * Y2_B)
-        gy += (x * v[4] - z * v[5]) * Y2_A - 2.0 * y * (v[8] * Y2_C + v[6] * Y2_B)
-        gz += -(y * v[5] + x * v[7]) * Y2_A + 4.0 * z * v[6] * Y2_B
+        gx += (y * v[4] - z * v[7]) * Y2[0] + 2.0 * x * (v[8] * Y2[2] - v[6] * Y2[1])
+        gy += (x * v[4] - z * v[5]) * Y2[0] - 2.0 * y * (v[8] * Y2[2] + v[6] * Y2[1])
+        gz += -(y * v[5] + x * v[7]) * Y2[0] + 4.0 * z * v[6] * Y2[1]
     if DEGREE >= 3:
-        gx += -(6.0 * x * y * v[9] + 3.0 * (xx - yy) * v[15]) * Y3_A + y * z * v[10] * Y3_B
-        gx += (2.0 * x * y * v[11] - (4.0 * zz - 3.0 * xx - yy) * v[13]) * Y3_C
-        gx += 2.0 * x * z * (v[14] * Y3_E - 3.0 * v[12] * Y3_D)
-        gy += (6.0 * x * y * v[15] - 3.0 * (xx - yy) * v[9]) * Y3_A + x * z * v[10] * Y3_B
-        gy += (2.0 * x * y * v[13] - (4.0 * zz - xx - 3.0 * yy) * v[11]) * Y3_C
-        gy -= 2.0 * y * z * (v[14] * Y3_E + 3.0 * v[12] * Y3_D)
-        gz += x * y * v[10] * Y3_B - 8.0 * z * (y * v[11] + x * v[13]) * Y3_C
-        gz += 3.0 * (2.0 * zz - xx - yy) * v[12] * Y3_D + (xx - yy) * v[14] * Y3_E
+        gx += -(6.0 * x * y * v[9] + 3.0 * (xx - yy) * v[15]) * Y3[0] + y * z * v[10] * Y3[1]
+        gx += (2.0 * x * y * v[11] - (4.0 * zz - 3.0 * xx - yy) * v[13]) * Y3[2]
+        gx += 2.0 * x * z * (v[14] * Y3[4] - 3.0 * v[12] * Y3[3])
+        gy += (6.0 * x * y * v[15] - 3.0 * (xx - yy) * v[9]) * Y3[0] + x * z * v[10] * Y3[1]
+        gy += (2.0 * x * y * v[13] - (4.0 * zz - xx - 3.0 * yy) * v[11]) * Y3[2]
+        gy -= 2.0 * y * z * (v[14] * Y3[4] + 3.0 * v[12] * Y3[3])
+        gz += x * y * v[10] * Y3[1] - 8.0 * z * (y * v[11] + x * v[13]) * Y3[2]
+        gz += 3.0 * (2.0 * zz - xx - yy) * v[12] * Y3[3] + (xx - yy) * v[14] * Y3[4]
     if DEGREE >= 4:
-        gx += y * (3.0 * xx - yy) * v[16] * Y4_A - 3.0 * z * (2.0 * x * y * v[17] + (xx - yy) * v[23]) * Y4_B
-        gx += (7.0 * zz - 1.0) * (y * v[18] * Y4_C + 2.0 * x * v[22] * Y4_F)
-        gx += -z * (7.0 * zz - 3.0) * v[21] * Y4_D + 4.0 * x * (xx - 3.0 * yy) * v[24] * Y4_G
-        gy += x * (xx - 3.0 * yy) * v[16] * Y4_A + 3.0 * z * (2.0 * x * y * v[23] - (xx - yy) * v[17]) * Y4_B
-        gy += (7.0 * zz - 1.0) * (x * v[18] * Y4_C - 2.0 * y * v[22] * Y4_F)
-        gy += -z * (7.0 * zz - 3.0) * v[19] * Y4_D - 4.0 * y * (3.0 * xx - yy) * v[24] * Y4_G
-        gz += -(y * (3.0 * xx - yy) * v[17] + x * (xx - 3.0 * yy) * v[23]) * Y4_B
-        gz += 14.0 * z * (x * y * v[18] * Y4_C + (xx - yy) * v[22] * Y4_F)
-        gz += 20.0 * z * (7.0 * zz - 3.0) * v[20] * Y4_E - 3.0 * (7.0 * zz - 1.0) * (y * v[19] + x * v[21]) * Y4_D
+        gx += y * (3.0 * xx - yy) * v[16] * Y4[0] - 3.0 * z * (2.0 * x * y * v[17] + (xx - yy) * v[23]) * Y4[1]
+        gx += (7.0 * zz - 1.0) * (y * v[18] * Y4[2] + 2.0 * x * v[22] * Y4[5])
+        gx += -z * (7.0 * zz - 3.0) * v[21] * Y4[3] + 4.0 * x * (xx - 3.0 * yy) * v[24] * Y4[6]
+        gy += x * (xx - 3.0 * yy) * v[16] * Y4[0] + 3.0 * z * (2.0 * x * y * v[23] - (xx - yy) * v[17]) * Y4[1]
+        gy += (7.0 * zz - 1.0) * (x * v[18] * Y4[2] - 2.0 * y * v[22] * Y4[5])
+        gy += -z * (7.0 * zz - 3.0) * v[19] * Y4[3] - 4.0 * y * (3.0 * xx - yy) * v[24] * Y4[6]
+        gz += -(y * (3.0 * xx - yy) * v[17] + x * (xx - 3.0 * yy) * v[23]) * Y4[1]
+        gz += 14.0 * z * (x * y * v[18] * Y4[2] + (xx - yy) * v[22] * Y4[5])
+        gz += 20.0 * z * (7.0 * zz - 3.0) * v[20] * Y4[4] - 3.0 * (7.0 * zz - 1.0) * (y * v[19] + x * v[21]) * Y4[3]
     return gx, gy, gz
 
 
@@ -211,10 +193,7 @@ def _sh_bwd_kernel(
     N_BASES: tl.constexpr = (DEGREE + 1) * (DEGREE + 1)
     own = gaussian * n_bases * 3
     zero = tl.zeros([BLOCK], v_colors.dtype.element_ty)
-    v_mean = (zero, zero, zero)
-    v_coeff = ()
-    for _ in tl.static_range(3 * N_BASES):
-        v_coeff = v_coeff + (zero,)
+    v_mean, v_coeff = (zero,) * 3, (zero,) * (3 * N_BASES)
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
         row = image * n_gaussians + n
@@ -224,7 +203,7 @@ def _sh_bwd_kernel(
             visible = row >= 0
         if radii is not None:
             visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
-        v_dir = (zero, zero, zero)
+        v_dir = (zero,) * 3
         if not ON_CPU or tl.max(visible.to(tl.int32)) > 0:
             unit, inverse_norm = _direction(means, centers, gaussian, image, mask)
             basis = sh_basis(unit, DEGREE)
@@ -247,25 +226,20 @@ def _sh_bwd_kernel(
                     v_coeff[3 * k + 2] + tl.where(visible, basis[k] * v_color[2], 0.0),
                 )
                 if ON_CPU:
-                    c = (coeff[3 * k], coeff[3 * k + 1], coeff[3 * k + 2])
+                    c = coeff[3 * k : 3 * k + 3]
                 else:
                     c = load_tuple(coeffs + own + 3 * k, 1, 3, visible)
                 c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
-                v_basis = v_basis + (dot3(c, v_color),)
+                v_basis = v_basis + (dot(c, v_color),)
             v_coeff = summed
-            v_dir = normalize3_vjp(unit, inverse_norm, sh_basis_vjp(unit, v_basis, DEGREE))
-            v_dir = (
-                tl.where(visible, v_dir[0], 0.0),
-                tl.where(visible, v_dir[1], 0.0),
-                tl.where(visible, v_dir[2], 0.0),
-            )
-        v_mean = (v_mean[0] + v_dir[0], v_mean[1] + v_dir[1], v_mean[2] + v_dir[2])
+            v_dir = where(visible, normalize_vjp(unit, inverse_norm, sh_basis_vjp(unit, v_basis, DEGREE)))
+        v_mean = add(v_mean, v_dir)
         if v_centers is not None:
             for k in tl.static_range(3):
                 tl.store(v_centers + (block.to(tl.int64) * n_images + image) * 3 + k, -tl.sum(v_dir[k]))
     if others is not None:
         other = load_tuple(others + gaussian * 3, 1, 3, mask)
-        v_mean = (other[0] + v_mean[0], other[1] + v_mean[1], other[2] + v_mean[2])
+        v_mean = add(other, v_mean)
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
     if ON_CPU or DEGREE > 0:
         store_row(v_coeffs + own, v_coeff, mask)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Numerics
 from ..data import Cameras, Gaussians3D
-from .device_math import constant, dot3, load_tuple, store_tuple
+from .device_math import constant, dot, load_tuple, store_tuple
 from .launch import Int, Launch, fix, kernel, planned
 from .row_access import ROW, row_within
 
@@ -71,7 +71,7 @@ def _camera_center(v, BY_INVERSE: tl.constexpr):
     else:
         # The inverse of a 3×3 matrix has the cross products of its rows as columns, over the determinant.
         yz, zx, xy = _cross(y, z), _cross(z, x), _cross(x, y)
-        det = dot3(x, yz)
+        det = dot(x, yz)
         center = ()
         for k in tl.static_range(3):
             center = center + (-(v[3] * yz[k] + v[7] * zx[k] + v[11] * xy[k]) / det,)
@@ -90,7 +90,7 @@ def _replace_invalid(
         valid = valid & (tl.abs(v[i]) <= bound)
     for i in tl.static_range(9):
         valid = valid & (tl.abs(k[i]) <= bound)
-    det = dot3(_cross((v[0], v[1], v[2]), (v[4], v[5], v[6])), (v[8], v[9], v[10]))
+    det = dot(_cross((v[0], v[1], v[2]), (v[4], v[5], v[6])), (v[8], v[9], v[10]))
     valid = valid & (tl.abs(det) >= constant(DETERMINANT_MIN, det))
     for i in tl.static_range(2):
         valid = valid & (tl.abs(k[4 * i]) >= constant(FOCAL_MIN, det))

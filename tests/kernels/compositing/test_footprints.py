@@ -75,11 +75,6 @@ def _add_gradients(sums, g, at):
 
 
 @triton.jit
-def _expand(sums, at):
-    return sums
-
-
-@triton.jit
 def _slopes(record, g, at):
     slope = LOG2_E * 4.0 * g * record[2] / at[2]
     return tl.abs(slope * at[0]), tl.abs(slope * at[1])
@@ -90,9 +85,7 @@ def _finish(sums, shape, opacity):
     return (sums[1], sums[2]), (sums[3] / shape[0],), sums[0] / opacity
 
 
-DISC = Footprint(
-    1, 3, 4, 0, _pack, _is_large, _bound, _reaches, _locate, _log2_alpha, _add_gradients, _expand, _slopes, _finish
-)
+DISC = Footprint(1, 3, 4, 0, _pack, _is_large, _bound, _reaches, _locate, _log2_alpha, _add_gradients, _slopes, _finish)
 
 
 def _reference(means, radii, opacities, colors, backgrounds):

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..device_math import constant, cross3, dot3, load_tuple, normalize3, store_tuple
+from ..device_math import constant, cross3, dot, load_tuple, normalize3, store_tuple, times
 from ..launch import Int, kernel, programs
 from .rays import has_ray
 from .walk_steps import Band, part_pixels
@@ -35,10 +35,10 @@ def _sums(values, kept):
 @triton.jit
 def _perpendicular(v, d):
     """The unit vector of the part of v that is perpendicular to d, and the squared length of that part."""
-    along = dot3(v, d)
+    along = dot(v, d)
     left = (v[0] - along * d[0], v[1] - along * d[1], v[2] - along * d[2])
     unit, _ = normalize3(left)
-    return unit, dot3(left, left)
+    return unit, dot(left, left)
 
 
 @triton.jit
@@ -79,8 +79,8 @@ def _beams_kernel(
     n, columns = _sums((one, column), valid)
     inverse = 1.0 / tl.maximum(n, 1.0)
     total = _sums((ray[0] * one, ray[1] * one, ray[2] * one, ray[3], ray[4], ray[5]), valid)
-    d, _ = normalize3((total[3], total[4], total[5]))
-    o = (total[0] * inverse, total[1] * inverse, total[2] * inverse)
+    d, _ = normalize3(total[3:])
+    o = times(total[:3], inverse)
     from_o = (ray[0] - o[0], ray[1] - o[1], ray[2] - o[2])
     offset = column - columns * inverse
     weighted = ()
@@ -89,23 +89,21 @@ def _beams_kernel(
     for k in tl.static_range(3):
         weighted = weighted + (offset * from_o[k],)
     slope = _sums(weighted, valid)
-    e = _axis((slope[0], slope[1], slope[2]), (slope[3], slope[4], slope[5]), d)
+    e = _axis(slope[:3], slope[3:], d)
     f = cross3(d, e)
 
-    cosine = dot3((ray[3], ray[4], ray[5]), d)
+    cosine = dot(ray[3:], d)
     spread = tl.max(tl.where(valid, (tl.abs(from_o[0]) + tl.abs(from_o[1]) + tl.abs(from_o[2])) * one, 0.0))
     is_wide = tl.max(tl.where(valid & ((cosine > constant(COSINE_MIN, cosine)) == 0), 1, 0)) > 0
-    frame = ()
-    for k in tl.static_range(3):
-        frame = frame + (o[k],)
+    frame = o
     for k in tl.static_range(3):
         frame = frame + (tl.where(is_wide, float("nan"), d[k]),)
     first_out = beams + tile.to(tl.int64) * (FRAME + BOX * PARTS)
     store_tuple(first_out, 1, frame + e + (spread,))
     safe = tl.where(valid, cosine, 1.0)
-    depth = dot3(from_o, d)
-    a = (dot3((ray[3], ray[4], ray[5]), e) / safe, dot3((ray[3], ray[4], ray[5]), f) / safe)
-    values = (dot3(from_o, e) - depth * a[0], a[0], dot3(from_o, f) - depth * a[1], a[1])
+    depth = dot(from_o, d)
+    a = (dot(ray[3:], e) / safe, dot(ray[3:], f) / safe)
+    values = (dot(from_o, e) - depth * a[0], a[0], dot(from_o, f) - depth * a[1], a[1])
     for part in tl.static_range(PARTS):
         is_own = valid & (own % TILE // WIDTH == part % ACROSS) & (row // HEIGHT == part // ACROSS)
         for k in tl.static_range(4):

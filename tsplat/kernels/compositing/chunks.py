@@ -117,9 +117,7 @@ def _combine_kernel(
     if (program == first_chunk) & (program < end_chunk):
         transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
         last = tl.zeros([HEIGHT, WIDTH], tl.int32)
-        color = ()
-        for _ in tl.static_range(CHANNELS):
-            color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+        color = (tl.zeros([HEIGHT, WIDTH], dtype),) * CHANNELS
         if DISTORTION:
             z_in_front = tl.zeros([HEIGHT, WIDTH], dtype)
             median = tl.full([HEIGHT, WIDTH], -1, tl.int32)

@@ -75,8 +75,6 @@ def distortion_vjp(state, v_color, z, weight, front, back):
         the gradient of its weight.
     """
     added = weight * z
-    seen = ()
-    for k in tl.static_range(len(v_color) - 1):
-        seen = seen + (v_color[k],)
-    seen = seen + (tl.fma(state[0], state[1] - front - back, v_color[len(v_color) - 1]),)
+    last: tl.constexpr = len(v_color) - 1
+    seen = v_color[:last] + (tl.fma(state[0], state[1] - front - back, v_color[last]),)
     return (state[0], state[1], tl.fma(2.0, added, state[2])), seen, state[0] * (state[2] + added)

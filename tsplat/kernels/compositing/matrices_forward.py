@@ -68,9 +68,7 @@ def _features_fwd_kernel(
     )  # fmt: skip
     _, start, begin, end, _, _, _ = entries
     center = pixels[1]
-    color = ()
-    for _ in tl.static_range(BLOCKS):
-        color = color + (tl.zeros([PIXELS, CHANNELS], dtype),)
+    color = (tl.zeros([PIXELS, CHANNELS], dtype),) * BLOCKS
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     first_channel = own_pass * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += start

@@ -8,6 +8,8 @@ lane that keeps them, so that about n + 3 shuffles are enough. In the end each l
 import triton
 import triton.language as tl
 
+from ..device_math import add
+
 SUMS_MAX = 32
 """Most values that are summed at once: one per lane."""
 
@@ -27,11 +29,7 @@ def add_features(sums, record, weight, g, at, v_color, FOOTPRINT: tl.constexpr, 
             added = added + (tl.fma(weight, v_color[k], sums[k]),)
     if ABSGRAD:
         slopes = FOOTPRINT.slopes(record, g, at)
-        for k in tl.static_range(2):
-            if len(sums) == 0:
-                added = added + (slopes[k],)
-            else:
-                added = added + (sums[len(v_color) + k] + slopes[k],)
+        added = added + (slopes if len(sums) == 0 else add(sums[len(v_color) :], slopes))
     return added
 
 

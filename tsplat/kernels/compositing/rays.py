@@ -28,8 +28,7 @@ def has_ray(pixel, inside):
 @triton.jit
 def no_gradients(like):
     """Gradients of rays to add to."""
-    zero = tl.zeros_like(like)
-    return zero, zero, zero, zero, zero, zero
+    return (tl.zeros_like(like),) * 6
 
 
 @triton.jit

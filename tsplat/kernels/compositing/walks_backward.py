@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...data import CompositingSettings, Splats
-from ..device_math import element, load_tuple, prefetch
+from ..device_math import element, load_tuple, prefetch, where
 from ..launch import Int, Launch, PartShape, approximate, fix, kernel, planned, walk_ahead
 from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
@@ -80,9 +80,7 @@ def _composite_bwd_kernel(
             if v_render_alphas is not None:
                 loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
                 end_behind = tl.where(covered, -loaded_alpha, 0.0)
-            v_color = ()
-            for k in tl.static_range(FEATURES):
-                v_color = v_color + (tl.where(covered, loaded[k], 0.0),)
+            v_color = where(covered, loaded[:FEATURES])
             if DISTORTION:
                 v_distortion = tl.where(covered, loaded[FEATURES], 0.0)
                 state = begin_distortion(totals, pixel, inside, v_distortion, end_transmittance)

@@ -64,9 +64,7 @@ def _composite_fwd_kernel(
     )  # fmt: skip
     index, start, begin, end, first_chunk, end_chunk, is_chunk = entries
     image, center, inside, pixel, own = pixels
-    color = ()
-    for _ in tl.static_range(FEATURES + DISTORTION):
-        color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+    color = (tl.zeros([HEIGHT, WIDTH], dtype),) * (FEATURES + DISTORTION)
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     if DISTORTION:
         color = color + (1.0 - tl.abs(transmittance),)

@@ -20,6 +20,8 @@ from torch import Tensor
 from ...config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
 from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..device_math import (
+    add,
+    add_where,
     bounds,
     compensation,
     compensation_vjp,
@@ -33,7 +35,7 @@ from ..device_math import (
     load_tuple,
     matvec3_transposed,
     normalize4,
-    normalize4_vjp,
+    normalize_vjp,
     rotation,
     rotation_vjp,
     size_of,
@@ -268,8 +270,7 @@ def _projection_bwd_kernel(
     sigma = _load_covariance(quats, scales, covars, gaussian, mask)
 
     zero = tl.zeros([BLOCK], mean[0].dtype)
-    v_mean = (zero, zero, zero)
-    v_sigma = (zero, zero, zero, zero, zero, zero)
+    v_mean, v_sigma = (zero,) * 3, (zero,) * 6
     v_opacity = zero
     seen = tl.zeros([BLOCK], tl.int1)
     clean = mask
@@ -283,7 +284,7 @@ def _projection_bwd_kernel(
         )
         det = det2(blurred)
 
-        v_conic, v_mean2d, v_depth = (zero, zero, zero), (zero, zero), zero
+        v_conic, v_mean2d, v_depth = (zero,) * 3, (zero,) * 2, zero
         if v_conics is not None:
             v_conic = load_tuple(v_conics + row * 3, 1, 3, visible)
         if v_means2d is not None:
@@ -305,7 +306,7 @@ def _projection_bwd_kernel(
                 incoming += tl.abs(v_row)
             incoming += tl.abs(v_rho)
             v_blur = compensation_vjp(sharp, blurred, det2(sharp), det, rho, FLOOR, v_rho)
-            v_cov2d = (v_cov2d[0] + v_blur[0], v_cov2d[1] + v_blur[1], v_cov2d[2] + v_blur[2])
+            v_cov2d = add(v_cov2d, v_blur)
         else:
             if v_opacities_out is not None:
                 v_own_opacity = tl.load(v_opacities_out + row, mask=visible, other=0.0)
@@ -322,19 +323,8 @@ def _projection_bwd_kernel(
         outgoing = size_of(v_world) + size_of(v_cov3d) + tl.abs(v_own_opacity)
         visible = visible & (finite(outgoing) | (finite(incoming) == 0))
         v_opacity += tl.where(visible, v_own_opacity, 0.0)
-        v_mean = (
-            v_mean[0] + tl.where(visible, v_world[0], 0.0),
-            v_mean[1] + tl.where(visible, v_world[1], 0.0),
-            v_mean[2] + tl.where(visible, v_world[2], 0.0),
-        )
-        v_sigma = (
-            v_sigma[0] + tl.where(visible, v_cov3d[0], 0.0),
-            v_sigma[1] + tl.where(visible, v_cov3d[1], 0.0),
-            v_sigma[2] + tl.where(visible, v_cov3d[2], 0.0),
-            v_sigma[3] + tl.where(visible, v_cov3d[3], 0.0),
-            v_sigma[4] + tl.where(visible, v_cov3d[4], 0.0),
-            v_sigma[5] + tl.where(visible, v_cov3d[5], 0.0),
-        )
+        v_mean = add_where(v_mean, visible, v_world)
+        v_sigma = add_where(v_sigma, visible, v_cov3d)
         if v_viewmats is not None:
             out = v_viewmats + (block.to(tl.int64) * n_images + image) * 12
             for k in tl.static_range(3):
@@ -354,7 +344,7 @@ def _projection_bwd_kernel(
         unit, inverse_norm = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
         scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
         v_rotation, v_scale = covariance_vjp(rotation(unit), scale, v_sigma)
-        v_quat = normalize4_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
+        v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
         outgoing += size_of(v_quat) + size_of(v_scale)
     kept = seen & (finite(outgoing) | (clean == 0))
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask, kept)

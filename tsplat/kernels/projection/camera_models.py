@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from ...config import FISHEYE_SERIES
-from ..device_math import constant, dot3, load_tuple, matvec3, symmetric_matvec3
+from ..device_math import add, constant, dot, load_tuple, matvec3, symmetric_matvec3, times
 
 HIGHEST = tl.constexpr(FISHEYE_SERIES[-1])
 LOWER = tl.constexpr(FISHEYE_SERIES[-2::-1])
@@ -66,8 +66,8 @@ def pinhole_row_vjp(p, z, focal, j_p, j_z, inside, v_p, v_z):
 @triton.jit
 def fisheye_direction(p):
     """p / |p|, 1 / |p|, and K, M, N."""
-    inverse_norm = 1.0 / tl.sqrt(p[0] * p[0] + p[1] * p[1] + p[2] * p[2])
-    d = (p[0] * inverse_norm, p[1] * inverse_norm, p[2] * inverse_norm)
+    inverse_norm = 1.0 / tl.sqrt(dot(p, p))
+    d = times(p, inverse_norm)
     square = d[0] * d[0] + d[1] * d[1]
     c = tl.abs(d[2])
     x = 1.0 - 2.0 * c
@@ -123,7 +123,7 @@ def project_point(p, intrinsics, width, height, CAMERA: tl.constexpr, FOV_MARGIN
     Returns:
         Pixel; the two rows of the Jacobian; what ``project_point_vjp`` needs.
     """
-    fx, fy, cx, cy = intrinsics[0], intrinsics[1], intrinsics[2], intrinsics[3]
+    fx, fy, cx, cy = intrinsics
     if CAMERA == "pinhole":
         j0, j02, inside_x = pinhole_row(p[0], p[2], fx, cx, width, FOV_MARGIN)
         j1, j12, inside_y = pinhole_row(p[1], p[2], fy, cy, height, FOV_MARGIN)
@@ -181,7 +181,7 @@ def row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr, CAMERA: tl.constexpr)
 @triton.jit
 def row_times_vjp(w, v):
     """Gradient of the row, all three entries, from that of row W."""
-    return dot3(v, (w[0], w[1], w[2])), dot3(v, (w[3], w[4], w[5])), dot3(v, (w[6], w[7], w[8]))
+    return dot(v, w[:3]), dot(v, w[3:6]), dot(v, w[6:])
 
 
 @triton.jit
@@ -202,7 +202,7 @@ def screen_covariance(t0, t1, s):
     """T S T^T, upper triangle, for the rows t0 and t1 of T = J W."""
     s0 = symmetric_matvec3(s, t0)
     s1 = symmetric_matvec3(s, t1)
-    return dot3(t0, s0), dot3(t0, s1), dot3(t1, s1)
+    return dot(t0, s0), dot(t0, s1), dot(t1, s1)
 
 
 @triton.jit
@@ -260,8 +260,7 @@ def to_screen(
         Mean in camera space; mean in pixels; the two rows of the Jacobian J and what its gradient needs; the two rows
         of J W; screen covariance without and with eps2d on its diagonal.
     """
-    rotated = matvec3(w, mean)
-    p = (rotated[0] + t[0], rotated[1] + t[1], rotated[2] + t[2])
+    p = add(matvec3(w, mean), t)
     mean2d, row0, row1, saved = project_point(p, intrinsics, width, height, CAMERA, FOV_MARGIN)
     t0 = (row_times(row0, w, 0, 0, CAMERA), row_times(row0, w, 1, 0, CAMERA), row_times(row0, w, 2, 0, CAMERA))
     t1 = (row_times(row1, w, 0, 1, CAMERA), row_times(row1, w, 1, 1, CAMERA), row_times(row1, w, 2, 1, CAMERA))

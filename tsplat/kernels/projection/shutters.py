@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ...config import SHUTTER_STEPS
-from ..device_math import dot3, load_tuple, matvec3, normalize4, rotation
+from ..device_math import add, dot, load_tuple, matvec3, normalize4, rotation
 from .lens_models import lens_pixel, lens_pixel_vjp, sine
 
 STEPS = tl.constexpr(SHUTTER_STEPS)
@@ -26,8 +26,7 @@ def load_path(shutter, image):
 @triton.jit
 def to_camera(point, pose):
     w, t = pose
-    rotated = matvec3(w, point)
-    return rotated[0] + t[0], rotated[1] + t[1], rotated[2] + t[2]
+    return add(matvec3(w, point), t)
 
 
 @triton.jit
@@ -155,8 +154,8 @@ def at_exposure_vjp(
     _, per_column, per_row = _readout(width, height, v_u, READOUT)
     velocity = _velocity(p, translation, path)
     # The products with w = J dp / ds are those of gradients of p with dp / ds.
-    along = dot3(lens_pixel_vjp(p, lens, intrinsics, per_column, per_row, CAMERA), velocity)
-    v_time = dot3(lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA), velocity) / (1.0 - along)
+    along = dot(lens_pixel_vjp(p, lens, intrinsics, per_column, per_row, CAMERA), velocity)
+    v_time = dot(lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA), velocity) / (1.0 - along)
     return v_u + per_column * v_time, v_v + per_row * v_time
 
 

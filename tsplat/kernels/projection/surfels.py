@@ -18,18 +18,21 @@ from torch import Tensor
 from ...config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..device_math import (
+    add,
+    add_where,
     constant,
-    dot3,
+    dot,
     finite,
     load_tuple,
     matvec3,
     matvec3_transposed,
     normalize4,
-    normalize4_vjp,
+    normalize_vjp,
     rotation,
     rotation_vjp,
     size_of,
     store_tuple,
+    times,
 )
 from ..launch import Int, block_size, indices_of, kernel, programs
 from .camera_models import find_rows, load_camera
@@ -41,14 +44,9 @@ BLOCK = 128
 @triton.jit
 def _to_camera(mean, r, scale, w, t):
     """The center of a disc, and the columns of its rotation and of A, in the camera frame."""
-    moved = matvec3(w, mean)
-    p = (moved[0] + t[0], moved[1] + t[1], moved[2] + t[2])
-    c0 = matvec3(w, (r[0], r[3], r[6]))
-    c1 = matvec3(w, (r[1], r[4], r[7]))
-    c2 = matvec3(w, (r[2], r[5], r[8]))
-    a0 = (c0[0] * scale[0], c0[1] * scale[0], c0[2] * scale[0])
-    a1 = (c1[0] * scale[1], c1[1] * scale[1], c1[2] * scale[1])
-    return p, c0, c1, c2, a0, a1
+    p = add(matvec3(w, mean), t)
+    c0, c1, c2 = matvec3(w, r[::3]), matvec3(w, r[1::3]), matvec3(w, r[2::3])
+    return p, c0, c1, c2, times(c0, scale[0]), times(c1, scale[1])
 
 
 @triton.jit
@@ -155,8 +153,8 @@ def _surfels_fwd_kernel(
         store_tuple(means2d + row * 2, 1, mean2d, mask, visible)
         tl.store(depths + row, tl.where(visible, p[2], 0.0), mask=mask)
         store_tuple(conics + row * 9, 1, transform, mask, visible)
-        sign = tl.where(dot3(normal, p) < 0.0, 1.0, -1.0).to(p[2].dtype)
-        store_tuple(normals + row * 3, 1, (normal[0] * sign, normal[1] * sign, normal[2] * sign), mask, visible)
+        sign = tl.where(dot(normal, p) < 0.0, 1.0, -1.0).to(p[2].dtype)
+        store_tuple(normals + row * 3, 1, times(normal, sign), mask, visible)
         if opacities_out is not None:
             opacity = tl.load(opacities + gaussian, mask=mask, other=0.0)
             tl.store(opacities_out + row, tl.where(visible, opacity, 0.0), mask=mask)
@@ -194,9 +192,7 @@ def _surfels_bwd_kernel(
     unit, inverse_norm = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
     r = rotation(unit)
     zero = tl.zeros([BLOCK], mean[0].dtype)
-    v_mean = (zero, zero, zero)
-    v_scale = (zero, zero)
-    v_rotation = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    v_mean, v_scale, v_rotation = (zero,) * 3, (zero,) * 2, (zero,) * 9
     v_opacity = zero
     seen = tl.zeros([BLOCK], tl.int1)
     clean = mask
@@ -207,7 +203,7 @@ def _surfels_bwd_kernel(
         w, t, intrinsics = load_camera(poses, matrices, image)
         p, c0, c1, c2, a0, a1 = _to_camera(mean, r, scale, w, t)
         fx, fy, cx, cy = intrinsics
-        v_p, v_a0, v_a1, v_c2 = (zero, zero, zero), (zero, zero, zero), (zero, zero, zero), (zero, zero, zero)
+        v_p, v_a0, v_a1, v_c2 = (zero,) * 3, (zero,) * 3, (zero,) * 3, (zero,) * 3
         incoming = zero
         if v_means2d is not None:
             v = load_tuple(v_means2d + row * 2, 1, 2, visible)
@@ -227,37 +223,27 @@ def _surfels_bwd_kernel(
         if v_normals is not None:
             v_c2 = load_tuple(v_normals + row * 3, 1, 3, visible)
             incoming += size_of(v_c2)
-            sign = tl.where(dot3(c2, p) < 0.0, 1.0, -1.0).to(p[2].dtype)
-            v_c2 = (v_c2[0] * sign, v_c2[1] * sign, v_c2[2] * sign)
+            sign = tl.where(dot(c2, p) < 0.0, 1.0, -1.0).to(p[2].dtype)
+            v_c2 = times(v_c2, sign)
         v_own_opacity = zero
         if v_opacities_out is not None:
             v_own_opacity = tl.load(v_opacities_out + row, mask=visible, other=0.0)
             incoming += tl.abs(v_own_opacity)
-        v_c0 = (v_a0[0] * scale[0], v_a0[1] * scale[0], v_a0[2] * scale[0])
-        v_c1 = (v_a1[0] * scale[1], v_a1[1] * scale[1], v_a1[2] * scale[1])
+        v_c0 = times(v_a0, scale[0])
+        v_c1 = times(v_a1, scale[1])
         v_world = matvec3_transposed(w, v_p)
         v_r0 = matvec3_transposed(w, v_c0)
         v_r1 = matvec3_transposed(w, v_c1)
         v_r2 = matvec3_transposed(w, v_c2)
-        v_s = (dot3(c0, v_a0), dot3(c1, v_a1))
+        v_s = (dot(c0, v_a0), dot(c1, v_a1))
         clean = clean & finite(incoming)
         outgoing = size_of(v_world) + size_of(v_r0) + size_of(v_r1) + size_of(v_r2) + size_of(v_s)
         visible = visible & (finite(outgoing + tl.abs(v_own_opacity)) | (finite(incoming) == 0))
         v_opacity += tl.where(visible, v_own_opacity, 0.0)
-        v_scale = (v_scale[0] + tl.where(visible, v_s[0], 0.0), v_scale[1] + tl.where(visible, v_s[1], 0.0))
-        v_mean = (
-            v_mean[0] + tl.where(visible, v_world[0], 0.0),
-            v_mean[1] + tl.where(visible, v_world[1], 0.0),
-            v_mean[2] + tl.where(visible, v_world[2], 0.0),
-        )
-        added = ()
-        for k in tl.static_range(3):
-            added = added + (
-                v_rotation[3 * k] + tl.where(visible, v_r0[k], 0.0),
-                v_rotation[3 * k + 1] + tl.where(visible, v_r1[k], 0.0),
-                v_rotation[3 * k + 2] + tl.where(visible, v_r2[k], 0.0),
-            )
-        v_rotation = added
+        v_scale = add_where(v_scale, visible, v_s)
+        v_mean = add_where(v_mean, visible, v_world)
+        v_r = (v_r0[0], v_r1[0], v_r2[0], v_r0[1], v_r1[1], v_r2[1], v_r0[2], v_r1[2], v_r2[2])
+        v_rotation = add_where(v_rotation, visible, v_r)
         if v_poses is not None:
             out = v_poses + (block.to(tl.int64) * n_images + image) * 12
             for i in tl.static_range(3):
@@ -265,7 +251,7 @@ def _surfels_bwd_kernel(
                     v_w = v_p[i] * mean[k] + v_c0[i] * r[3 * k] + v_c1[i] * r[3 * k + 1] + v_c2[i] * r[3 * k + 2]
                     tl.store(out + 4 * i + k, tl.sum(tl.where(visible, v_w, 0.0)))
                 tl.store(out + 4 * i + 3, tl.sum(tl.where(visible, v_p[i], 0.0)))
-    v_quat = normalize4_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
+    v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
     outgoing = size_of(v_mean) + size_of(v_quat) + size_of(v_scale) + tl.abs(v_opacity)
     kept = seen & (finite(outgoing) | (clean == 0))
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask, kept)

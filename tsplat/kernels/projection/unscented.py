@@ -19,22 +19,25 @@ import triton.language as tl
 
 from ...data import ProjectionSettings
 from ..device_math import (
+    add,
     compensation,
     compensation_vjp,
     conic_vjp,
     constant,
     det2,
-    dot3,
+    dot,
     finite,
     load_tuple,
     matvec3,
     matvec3_transposed,
     normalize4,
-    normalize4_vjp,
+    normalize_vjp,
     rotation,
     rotation_vjp,
     size_of,
     store_tuple,
+    times,
+    where,
 )
 from ..launch import Int, kernel
 from .camera_models import find_rows, load_camera
@@ -76,7 +79,7 @@ def _pixel(
 @triton.jit
 def distance_of(p):
     """Distance of a point from the origin; a tiny number at it."""
-    return tl.sqrt(tl.maximum(dot3(p, p), 1e-30))
+    return tl.sqrt(tl.maximum(dot(p, p), 1e-30))
 
 
 @triton.jit
@@ -103,7 +106,7 @@ def unscented(
     """
     axes = ()
     for k in tl.static_range(3):
-        axes = axes + (r[k] * scale[k], r[3 + k] * scale[k], r[6 + k] * scale[k])
+        axes = axes + times(r[k::3], scale[k])
     u0, v0, seen, time = _pixel(mean, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3])
     zero = u0 * 0.0
     spread = constant(UNSCENTED[0], u0)
@@ -155,10 +158,8 @@ def unscented_vjp(
     v_delta_x = v_mean2d[0] + rest * (v_cov[0] * delta_x + 0.5 * v_cov[1] * delta_y)
     v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta_x + v_cov[2] * delta_y)
     zero = v_depth * 0.0
-    total = (zero, zero, zero)
-    for _k in tl.static_range(12 * LENS + 15 * PATH):
-        total = total + (zero,)
-    v_axes = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    total = (zero,) * (3 + 12 * LENS + 15 * PATH)
+    v_axes = (zero,) * 9
     v_u0 = v_mean2d[0] + zero
     v_v0 = v_mean2d[1] + zero
     for i in range(6):
@@ -173,7 +174,7 @@ def unscented_vjp(
         own = _point_vjp(
             point, time, pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT, LENS, PATH
         )  # fmt: skip
-        total = _add(total, own)
+        total = add(total, own)
         added = ()
         for k in tl.static_range(9):
             added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * own[k % 3], 0.0),)
@@ -181,7 +182,7 @@ def unscented_vjp(
     own = _point_vjp(
         mean, time0, pose, path, lens, intrinsics, width, height, v_u0, v_v0, CAMERA, READOUT, LENS, PATH
     )  # fmt: skip
-    total = _add(total, own)
+    total = add(total, own)
     along = (zero, zero, v_depth)
     v_path = ()
     half = constant(0.5, v_depth) + zero
@@ -195,20 +196,8 @@ def unscented_vjp(
         if PATH:
             v_path = pose_at_vjp(path, half, matvec3(pose[0], mean), along)
         along = matvec3_transposed(pose[0], along)
-    v_camera = ()
-    for k in tl.static_range(12 * LENS):
-        v_camera = v_camera + (total[3 + k],)
-    for k in tl.static_range(15 * PATH):
-        v_camera = v_camera + (total[3 + 12 * LENS + k] + v_path[k],)
-    return (total[0] + along[0], total[1] + along[1], total[2] + along[2]), v_axes, v_camera
-
-
-@triton.jit
-def _add(values, others):
-    total = ()
-    for k in tl.static_range(len(values)):
-        total = total + (values[k] + others[k],)
-    return total
+    v_camera = total[3 : 3 + 12 * LENS] + add(total[3 + 12 * LENS :], v_path)
+    return add(total[:3], along), v_axes, v_camera
 
 
 @triton.jit
@@ -277,8 +266,7 @@ def _projection_unscented_bwd_kernel(
     r = rotation(unit)
 
     zero = tl.zeros([BLOCK], mean[0].dtype)
-    v_mean = (zero, zero, zero)
-    v_axes = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    v_mean, v_axes = (zero,) * 3, (zero,) * 9
     v_opacity = zero
     seen = tl.zeros([BLOCK], tl.int1)
     clean = mask
@@ -296,7 +284,7 @@ def _projection_unscented_bwd_kernel(
         blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
         det = det2(blurred)
 
-        v_conic, v_mean2d, v_depth, v_row, v_rho = (zero, zero, zero), (zero, zero), zero, zero, zero
+        v_conic, v_mean2d, v_depth, v_row, v_rho = (zero,) * 3, (zero,) * 2, zero, zero, zero
         if v_conics is not None:
             v_conic = load_tuple(v_conics + row * 3, 1, 3, visible)
         if v_means2d is not None:
@@ -313,7 +301,7 @@ def _projection_unscented_bwd_kernel(
             if v_opacities_out is not None:
                 v_rho += v_row * tl.load(opacities + gaussian, mask=mask, other=0.0)
             v_blur = compensation_vjp(sharp, blurred, det2(sharp), det, rho, FLOOR, v_rho)
-            v_cov = (v_cov[0] + v_blur[0], v_cov[1] + v_blur[1], v_cov[2] + v_blur[2])
+            v_cov = add(v_cov, v_blur)
             v_own_opacity = v_row * rho
         else:
             v_own_opacity = v_row
@@ -328,11 +316,7 @@ def _projection_unscented_bwd_kernel(
             outgoing += size_of(v_camera)
         visible = visible & (finite(outgoing) | (finite(incoming) == 0))
         v_opacity += tl.where(visible, v_own_opacity, 0.0)
-        kept = ()
-        for k in tl.static_range(3):
-            kept = kept + (tl.where(visible, v_own[k], 0.0),)
-        for k in tl.static_range(9):
-            kept = kept + (tl.where(visible, v_own_axes[k], 0.0),)
+        kept = where(visible, v_own + v_own_axes)
         place = block.to(tl.int64) * n_images + image
         if v_viewmats is not None:
             axes = saved[0]
@@ -352,16 +336,11 @@ def _projection_unscented_bwd_kernel(
                 tl.store(v_shutter + place * 20 + k, tl.sum(tl.where(visible, v_camera[len(v_camera) - 15 + k], 0.0)))
         v_world = ()
         for k in tl.static_range(4):
-            v_vector = (kept[3 * k], kept[3 * k + 1], kept[3 * k + 2])
+            v_vector = kept[3 * k : 3 * k + 3]
             if shutter is None:
                 v_vector = matvec3_transposed(w, v_vector)
             v_world = v_world + v_vector
-        v_mean = (v_mean[0] + v_world[0], v_mean[1] + v_world[1], v_mean[2] + v_world[2])
-        v_axes = (
-            v_axes[0] + v_world[3], v_axes[1] + v_world[4], v_axes[2] + v_world[5],
-            v_axes[3] + v_world[6], v_axes[4] + v_world[7], v_axes[5] + v_world[8],
-            v_axes[6] + v_world[9], v_axes[7] + v_world[10], v_axes[8] + v_world[11],
-        )  # fmt: skip
+        v_mean, v_axes = add(v_mean, v_world[:3]), add(v_axes, v_world[3:])
 
     v_rotation = ()
     for i in tl.static_range(3):
@@ -369,8 +348,8 @@ def _projection_unscented_bwd_kernel(
             v_rotation = v_rotation + (v_axes[3 * k + i] * scale[k],)
     v_scale = ()
     for k in tl.static_range(3):
-        v_scale = v_scale + (dot3((r[k], r[3 + k], r[6 + k]), (v_axes[3 * k], v_axes[3 * k + 1], v_axes[3 * k + 2])),)
-    v_quat = normalize4_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
+        v_scale = v_scale + (dot(r[k::3], v_axes[3 * k : 3 * k + 3]),)
+    v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
     outgoing = size_of(v_mean) + size_of(v_quat) + size_of(v_scale) + tl.abs(v_opacity)
     kept_row = seen & (finite(outgoing) | (clean == 0))
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask, kept_row)

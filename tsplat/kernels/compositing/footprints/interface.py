@@ -16,15 +16,29 @@ import triton.language as tl
 @triton.jit
 def _features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
     """The same for all pixels."""
-    features = ()
-    for k in tl.static_range(N):
-        features = features + (record[FIRST + k],)
-    return features
+    return record[FIRST : FIRST + N]
 
 
 @triton.jit
 def _features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
     return v_features, at
+
+
+@triton.jit
+def keep_sums(sums, at):
+    return sums
+
+
+@triton.jit
+def rendered_shape(sums, shape, N: tl.constexpr):
+    """The shape of a row with sums; ones for a row that was not rendered, which has none, and any shape."""
+    empty = sums[0] == 0.0
+    for k in tl.static_range(1, N):
+        empty = empty & (sums[k] == 0.0)
+    rendered = ()
+    for k in tl.static_range(len(shape)):
+        rendered = rendered + (tl.where(empty, 1.0, shape[k]),)
+    return rendered
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -74,9 +88,9 @@ class Footprint:
     locate: Any
     log2_alpha: Any
     add_gradients: Any
-    expand: Any
     slopes: Any
     finish: Any
+    expand: Any = keep_sums
     pixel_gradients: Any = None
     features: Any = _features
     features_vjp: Any = _features_vjp

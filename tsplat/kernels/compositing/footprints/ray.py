@@ -21,17 +21,20 @@ import triton
 import triton.language as tl
 
 from ...device_math import (
+    add,
     constant,
     cross3,
-    dot3,
+    dot,
     matvec3_transposed,
     normalize4,
-    normalize4_vjp,
+    normalize_vjp,
     rotation,
     rotation_vjp,
+    times,
+    where,
 )
 from .ellipse import reaches_rectangle
-from .interface import Footprint
+from .interface import Footprint, rendered_shape
 
 HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 
@@ -42,7 +45,7 @@ INVERSE_MAX = tl.constexpr(1e12)
 @triton.jit
 def _whitening(shape):
     """The rows of M = diag(1 / s) R^T."""
-    unit, _ = normalize4((shape[3], shape[4], shape[5], shape[6]))
+    unit, _ = normalize4(shape[3:7])
     r = rotation(unit)
     x = 1.0 / shape[7]
     y = 1.0 / shape[8]
@@ -52,15 +55,12 @@ def _whitening(shape):
 
 @triton.jit
 def _pack(mean, shape, visible):
-    values = (shape[0], shape[1], shape[2]) + _whitening(shape)
+    values = shape[:3] + _whitening(shape)
     valid = visible
     for k in tl.static_range(12):
         # Neither infinite nor NaN.
         valid = valid & (tl.abs(values[k]) <= constant(INVERSE_MAX, values[k]))
-    packed = ()
-    for k in tl.static_range(12):
-        packed = packed + (tl.where(valid, values[k], 0.0),)
-    return packed, valid
+    return where(valid, values), valid
 
 
 @triton.jit
@@ -89,14 +89,13 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
         What ``reaches_rectangle`` needs for its shadow along d, in units of the largest scale, squared; its range of
         depths; how much a rectangle grows by rounding; and whether alpha is above ALPHA_MIN anywhere.
     """
-    d = (frame[3], frame[4], frame[5])
-    e = (frame[6], frame[7], frame[8])
+    d, e = frame[3:6], frame[6:9]
     f = cross3(d, e)
     to_mean = (record[0] - frame[0], record[1] - frame[1], record[2] - frame[2])
     squares = ()
     for k in tl.static_range(3):
-        row = (record[3 + 3 * k], record[4 + 3 * k], record[5 + 3 * k])
-        squares = squares + (dot3(row, row),)
+        row = record[3 + 3 * k : 6 + 3 * k]
+        squares = squares + (dot(row, row),)
     root = tl.sqrt(tl.minimum(tl.minimum(squares[0], squares[1]), squares[2]))
     level = record[12] - constant(LOG2_ALPHA_MIN, record[12])
     size = tl.sqrt(tl.maximum(level, 0.0) / constant(HALF_LOG2_E, level) + 1e-3) / root
@@ -110,13 +109,13 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     along_f = _along_axes(record, inverse, f)
     # The inverse of the shadow's covariance, whose determinant would cancel if it were made of its values.
     normal = cross3(along_e, along_f)
-    inverse_det = 1.0 / dot3(normal, normal)
-    a = dot3(along_f, along_f) * inverse_det
-    b = -2.0 * dot3(along_e, along_f) * inverse_det
-    c = dot3(along_e, along_e) * inverse_det
-    shadow = (a, b, c, dot3(to_mean, e), dot3(to_mean, f), size * size, -0.5 * b / a, -0.5 * b / c)
-    depth = dot3(to_mean, d)
-    half = size * tl.sqrt(dot3(along_d, along_d)) + room
+    inverse_det = 1.0 / dot(normal, normal)
+    a = dot(along_f, along_f) * inverse_det
+    b = -2.0 * dot(along_e, along_f) * inverse_det
+    c = dot(along_e, along_e) * inverse_det
+    shadow = (a, b, c, dot(to_mean, e), dot(to_mean, f), size * size, -0.5 * b / a, -0.5 * b / c)
+    depth = dot(to_mean, d)
+    half = size * tl.sqrt(dot(along_d, along_d)) + room
     return shadow, depth - half, depth + half, room, level >= 0.0
 
 
@@ -155,7 +154,7 @@ def _reaches(bound, box):
 def _locate(record, pixel):
     """The nearest point c, its t, u, and 1 / |u|^2."""
     r = (pixel[0] - record[0], pixel[1] - record[1], pixel[2] - record[2])
-    d = (pixel[3], pixel[4], pixel[5])
+    d = pixel[3:]
     w = (_row(record, 0, r), _row(record, 1, r), _row(record, 2, r))
     u = (_row(record, 0, d), _row(record, 1, d), _row(record, 2, d))
     square = tl.fma(u[0], u[0], tl.fma(u[1], u[1], u[2] * u[2]))
@@ -219,62 +218,40 @@ def _add_hit_gradients(sums, g, at):
     if len(sums) == 0:
         return own
     else:
-        added = ()
-        for k in tl.static_range(10):
-            added = added + (sums[k] + own[k],)
-        return added
-
-
-@triton.jit
-def _expand(sums, at):
-    return sums
+        return add(sums, own)
 
 
 @triton.jit
 def _facing(record, pixel, FIRST: tl.constexpr):
     """-1 where the normal points along the ray, else 1."""
-    normal = (record[FIRST], record[FIRST + 1], record[FIRST + 2])
-    along = dot3(normal, (pixel[3], pixel[4], pixel[5]))
+    along = dot(record[FIRST : FIRST + 3], pixel[3:])
     return tl.where(along > 0.0, constant(-1.0, along), constant(1.0, along))
 
 
 @triton.jit
 def _features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
-    features = ()
-    for k in tl.static_range(N):
-        if FOOTPRINT.HITS and k == N - 1:
-            features = features + (tl.abs(at[3]),)
-        elif FOOTPRINT.NORMALS and k < 3:
-            features = features + (record[FIRST + k] * _facing(record, pixel, FIRST),)
-        else:
-            features = features + (record[FIRST + k],)
+    features = record[FIRST : FIRST + N]
+    if FOOTPRINT.NORMALS:
+        features = times(features[:3], _facing(record, pixel, FIRST)) + features[3:]
+    if FOOTPRINT.HITS:
+        features = features[: N - 1] + (tl.abs(at[3]),)
     return features
 
 
 @triton.jit
 def _features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
-    N: tl.constexpr = len(v_features)
-    v = ()
-    for k in tl.static_range(N):
-        if FOOTPRINT.NORMALS and k < 3:
-            v = v + (v_features[k] * _facing(record, pixel, FIRST),)
-        else:
-            v = v + (v_features[k],)
+    if FOOTPRINT.NORMALS:
+        v_features = times(v_features[:3], _facing(record, pixel, FIRST)) + v_features[3:]
     if FOOTPRINT.HITS:
-        q = weight * v_features[N - 1] * at[7]
+        q = weight * v_features[len(v_features) - 1] * at[7]
         at = at + (tl.where(at[3] < 0.0, -q, q),)
-    return v, at
-
-
-@triton.jit
-def _whitening_of(record):
-    return record[3], record[4], record[5], record[6], record[7], record[8], record[9], record[10], record[11]
+    return v_features, at
 
 
 @triton.jit
 def _pixel_gradients(record, g, at):
     """Gradients of the ray's o and d: -g M^T c, and t times that."""
-    v = matvec3_transposed(_whitening_of(record), _orthogonal(at))
+    v = matvec3_transposed(record[3:12], _orthogonal(at))
     x = -g * v[0]
     y = -g * v[1]
     z = -g * v[2]
@@ -284,8 +261,8 @@ def _pixel_gradients(record, g, at):
 @triton.jit
 def _hit_pixel_gradients(record, g, at):
     """Gradients of the ray's o and d: v_o = -M^T (g c + q u), and t v_o - q M^T c."""
-    c = matvec3_transposed(_whitening_of(record), _orthogonal(at))
-    u = matvec3_transposed(_whitening_of(record), (at[4], at[5], at[6]))
+    c = matvec3_transposed(record[3:12], _orthogonal(at))
+    u = matvec3_transposed(record[3:12], at[4:7])
     v = ()
     for k in tl.static_range(3):
         v = v + (-tl.fma(at[8], u[k], g * c[k]),)
@@ -298,18 +275,11 @@ def _hit_pixel_gradients(record, g, at):
 def _finish(sums, shape, opacity):
     """With C the sum of g c c^T: v_m = M^T (sum of g c), v_s = diag(C) / s, and v_R = -R S C S^-1."""
     zero = tl.zeros_like(opacity)
-    # Rows that were not rendered have no sums, and any shape.
-    empty = sums[0] == 0.0
-    for k in tl.static_range(1, 10):
-        empty = empty & (sums[k] == 0.0)
-    safe = ()
-    for k in tl.static_range(10):
-        safe = safe + (tl.where(empty, 1.0, shape[k]),)
-    m = _whitening(safe)
-    v_mean = matvec3_transposed(m, (sums[1], sums[2], sums[3]))
-    unit, inverse_norm = normalize4((safe[3], safe[4], safe[5], safe[6]))
+    safe = rendered_shape(sums, shape, 10)
+    v_mean = matvec3_transposed(_whitening(safe), sums[1:4])
+    unit, inverse_norm = normalize4(safe[3:7])
     r = rotation(unit)
-    s = (safe[7], safe[8], safe[9])
+    s = safe[7:]
     # S C S^-1
     c = (
         sums[4], sums[5] * s[0] / s[1], sums[6] * s[0] / s[2],
@@ -319,10 +289,8 @@ def _finish(sums, shape, opacity):
     v_rotation = ()
     for row in tl.static_range(3):
         for column in tl.static_range(3):
-            v_rotation = v_rotation + (
-                -dot3((r[3 * row], r[3 * row + 1], r[3 * row + 2]), (c[column], c[3 + column], c[6 + column])),
-            )
-    v_quat = normalize4_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
+            v_rotation = v_rotation + (-dot(r[3 * row : 3 * row + 3], c[column::3]),)
+    v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
     v_scale = (sums[4] / s[0], sums[7] / s[1], sums[9] / s[2])
     return (zero, zero), v_mean + v_quat + v_scale, tl.where(opacity > 0.0, sums[0] / opacity, 0.0)
 
@@ -339,7 +307,6 @@ RAY = Footprint(
     locate=_locate,
     log2_alpha=_log2_alpha,
     add_gradients=_add_gradients,
-    expand=_expand,
     slopes=None,
     finish=_finish,
     pixel_gradients=_pixel_gradients,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .ellipse import ELLIPSE, _bound, _reaches
+from .interface import keep_sums
 
 
 @triton.jit
@@ -43,11 +44,6 @@ def _add_gradients(sums, g, at):
         )  # fmt: skip
 
 
-@triton.jit
-def _expand(sums, at):
-    return sums
-
-
 SHIFTED = dataclasses.replace(
     ELLIPSE,
     BY_COLUMN=0,
@@ -55,5 +51,5 @@ SHIFTED = dataclasses.replace(
     reaches=_reaches_squares,
     locate=_locate,
     add_gradients=_add_gradients,
-    expand=_expand,
+    expand=keep_sums,
 )

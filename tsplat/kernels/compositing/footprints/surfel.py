@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 
 from ....config import FILTER_VARIANCE
-from ...device_math import constant
+from ...device_math import constant, where
 from .ellipse import LARGE
-from .interface import Footprint
+from .interface import Footprint, rendered_shape
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
@@ -50,9 +50,7 @@ def _pack(mean, shape, visible):
         valid = valid & (tl.abs(shape[k]) <= constant(MAGNITUDE, shape[k]))
     for k in tl.static_range(2):
         valid = valid & (tl.abs(mean[k]) <= constant(MAGNITUDE, mean[k]))
-    safe = ()
-    for k in tl.static_range(9):
-        safe = safe + (tl.where(valid, shape[k], 1.0),)
+    safe = where(valid, shape, 1.0)
     x, y, m = _relative(safe)
     largest = tl.maximum(tl.maximum(tl.abs(m[0]), tl.abs(m[1])), tl.maximum(tl.abs(m[2]), tl.abs(m[3])))
     # A disc without area is met nowhere.
@@ -64,10 +62,7 @@ def _pack(mean, shape, visible):
     d = m[3] * k
     area = (a * m[3] - b * m[2]) / safe[8]
     values = (x, y, a, b, c, d, area, safe[6] / safe[8], safe[7] / safe[8], mean[0], mean[1])
-    packed = ()
-    for n in tl.static_range(11):
-        packed = packed + (tl.where(valid, values[n], 0.0),)
-    return packed, valid
+    return where(valid, values), valid
 
 
 @triton.jit
@@ -210,24 +205,13 @@ def _add_gradients(sums, g, at):
 
 
 @triton.jit
-def _expand(sums, at):
-    return sums
-
-
-@triton.jit
 def _slopes(record, g, at):
     return tl.abs(g * at[2]) * (SHARPNESS * LOG2_E), tl.abs(g * at[3]) * (SHARPNESS * LOG2_E)
 
 
 @triton.jit
 def _finish(sums, shape, opacity):
-    # Rows that were not rendered have no sums, and any shape.
-    empty = sums[0] == 0.0
-    for k in tl.static_range(1, 8):
-        empty = empty & (sums[k] == 0.0)
-    safe = ()
-    for k in tl.static_range(9):
-        safe = safe + (tl.where(empty, 1.0, shape[k]),)
+    safe = rendered_shape(sums, shape, 8)
     x, y, m = _relative(safe)
     det = m[0] * m[3] - m[1] * m[2]
     inverse = tl.where(det != 0.0, 1.0 / tl.where(det != 0.0, det, 1.0), 0.0)
@@ -261,7 +245,6 @@ SURFEL = Footprint(
     locate=_locate,
     log2_alpha=_log2_alpha,
     add_gradients=_add_gradients,
-    expand=_expand,
     slopes=_slopes,
     finish=_finish,
 )
