@@ -265,7 +265,6 @@ class Rendering:
     Attributes:
         colors, alphas: [..., C, H, W, X], with extra signals between colors and depth; [..., C, H, W, 1].
         projection: Projected Gaussians.
-        shaded: [..., C, N, X] features.
         weights: [..., C, H, W, N].
         decisions, margins: See the classes.
         valid: [..., N] bool, or None if values were not checked.
@@ -275,7 +274,6 @@ class Rendering:
     colors: Tensor
     alphas: Tensor
     projection: Projection
-    shaded: Tensor
     weights: Tensor
     decisions: Decisions
     margins: Margins
@@ -368,7 +366,6 @@ def rasterize(
         render_colors,
         image.alphas[..., None],
         projection,
-        shaded,
         image.weights,
         Decisions(visible, order, image.weights > 0),
         Margins(projection.margin.detach(), order_margin, image.alpha_margin, image.stop_margin, image.clamp_margin),

@@ -37,9 +37,9 @@ class Surfels:
 
 def project_surfels(
     means: Tensor, quats: Tensor, scales: Tensor, cameras: Camera, settings: CameraSettings, *,
-    radius_clip: float = 0.0, numerics: Numerics = DEFAULT_NUMERICS, shown: Tensor | None = None,
+    radius_clip: float = 0.0, numerics: Numerics = DEFAULT_NUMERICS,
 ) -> Surfels:  # fmt: skip
-    """Projects every surfel with every camera; ``shown`` [..., C, N] is false for those to cull."""
+    """Projects every surfel with every camera."""
     rotation = cameras.rotation[..., None, :, :]  # [..., C, 1, 3, 3]
     axes = rotation @ quaternion_to_rotation(quats)[..., None, :, :, :]  # [..., C, N, 3, 3]
     centers = (rotation @ means[..., None, :, :, None])[..., 0] + cameras.translation[..., None, :]
@@ -63,8 +63,6 @@ def project_surfels(
     size = torch.tensor([settings.width, settings.height], dtype=means.dtype, device=means.device)
     seen = seen & (radius > radius_clip).any(-1)
     seen = seen & ((means2d + radius > 0) & (means2d - radius < size)).all(-1)
-    if shown is not None:
-        seen = seen & shown
     margin = torch.stack(
         [
             _relative(z, settings.near)[..., None].expand_as(half),

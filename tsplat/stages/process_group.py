@@ -44,10 +44,6 @@ class RankGroup:
         """Whether this is rank 0, which writes what is written once."""
         return self.rank == 0
 
-    def shard(self, values: Sequence[T]) -> Sequence[T]:
-        """Returns every ``world_size``-th value, starting at this rank's own."""
-        return values[self.rank :: self.world_size]
-
     def shard_rows(self, n: int, rank: int | None = None) -> slice:
         """The contiguous block of n rows that a rank holds, by default this one; cut as :func:`torch.chunk` does."""
         size = math.ceil(n / self.world_size)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from .code import Code
-from .emit_memory import offsets_as
+from .emit_memory import wide_offsets
 from .emitter import Emitter, emits
 from .errors import UnsupportedFormError
 from .ttir import Block, Operation
@@ -167,7 +167,7 @@ def _block_arguments(e: Emitter, block: Block) -> list[Value]:
 
 def _carriable(e: Emitter, value: Value) -> Value:
     """Returns a value as it is carried through a loop: offsets of pointers may grow to 64 bits."""
-    return value if value.base is None else offsets_as(e, value, "i64")
+    return value if value.base is None else wide_offsets(e, value)
 
 
 def _typed(values: Sequence[Value]) -> list[tuple[str, str]]:

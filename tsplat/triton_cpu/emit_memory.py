@@ -31,9 +31,9 @@ def emit_addptr(e: Emitter, operation: Operation) -> Value:
     if all(not any(code.known(chunk) or (1,)) for chunk in pointer.chunks):
         return Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
     # Sums of 32-bit offsets may need 64 bits.
-    a = offsets_as(e, pointer, "i64")
+    a = wide_offsets(e, pointer)
     b = Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
-    total = integer_operation(e, "add", _as_integers(a), _as_integers(offsets_as(e, b, "i64")))
+    total = integer_operation(e, "add", _as_integers(a), _as_integers(wide_offsets(e, b)))
     return Value(pointer.type, total.chunks, total.steps, pointer.base, "i64", total.firsts)
 
 
@@ -71,12 +71,12 @@ def _as_integers(pointers: Value) -> Value:
     return Value(type, pointers.chunks, pointers.steps, firsts=pointers.firsts)
 
 
-def offsets_as(e: Emitter, pointers: Value, element: str) -> Value:
-    """Returns a tensor of pointers with its offsets in a wider type."""
-    if BITS[pointers.offset] == BITS[element]:
+def wide_offsets(e: Emitter, pointers: Value) -> Value:
+    """Returns a tensor of pointers with offsets of 64 bits."""
+    if BITS[pointers.offset] == 64:
         return pointers
-    wide = convert_integers(e, "sext", _as_integers(pointers), element)
-    return Value(pointers.type, wide.chunks, wide.steps, pointers.base, element, wide.firsts)
+    wide = convert_integers(e, "sext", _as_integers(pointers), "i64")
+    return Value(pointers.type, wide.chunks, wide.steps, pointers.base, "i64", wide.firsts)
 
 
 def _in_memory(pointer: Value) -> str:

@@ -46,9 +46,6 @@ class Emitter:
         self.values: dict[str, Value] = {}
         self.skipped: dict[str, str] = {}
 
-    def value(self, name: str) -> Value:
-        return self.values[name]
-
     def operands(self, operation: Operation) -> list[Value]:
         return [self.values[name] for name in operation.operands]
 
@@ -101,11 +98,8 @@ class Emitter:
         chunks = [function(*chunks) for chunks in zip(*(value.chunks for value in values))]
         return value_of(self.code, type, chunks)
 
-    def intrinsic(self, name: str, type: Type, *arguments: str) -> str:
-        """Calls a pure LLVM intrinsic whose arguments and result have one type."""
-        return intrinsic(self.code, name, type, *arguments)
-
 
 def intrinsic(code: Code, name: str, type: Type, *arguments: str) -> str:
+    """Calls a pure LLVM intrinsic whose arguments and result have one type."""
     suffix = mangled(type.element, None if type.shape is None else type.lanes)
     return code.pure(code.call(f"llvm.{name}.{suffix}", type.llvm, [(type.llvm, a) for a in arguments]))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +55,9 @@ class Value:
         return llvm_type(self.chunk_element, None if self.type.shape is None else self.type.lanes)
 
 
-def value_of(code: Code, type: Type, chunks: list[str], steps: Sequence[int | None] | None = None) -> Value:
-    """Makes a value; steps that are not given are found."""
-    return Value(type, chunks, list(steps) if steps is not None else [step_of(code, chunk) for chunk in chunks])
+def value_of(code: Code, type: Type, chunks: list[str]) -> Value:
+    """Makes a value, and finds its steps."""
+    return Value(type, chunks, [step_of(code, chunk) for chunk in chunks])
 
 
 def step_of(code: Code, chunk: str) -> int | None:
