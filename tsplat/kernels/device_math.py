@@ -346,6 +346,21 @@ def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
 
 
 @triton.jit
+def own_gaussians(n_gaussians, BLOCK: tl.constexpr):
+    """The Gaussians of a program, whose grid has the blocks of each batch one after the other.
+
+    Returns:
+        Batch and block; indices in the batch and in [B, N]; whether there are such Gaussians.
+    """
+    blocks = tl.cdiv(n_gaussians, BLOCK)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    n = block * BLOCK + tl.arange(0, BLOCK)
+    mask = n < n_gaussians
+    return batch, block, n, batch * n_gaussians + n, mask
+
+
+@triton.jit
 def search_starts(starts, n, child, steps):
     """Finds the last p in [0, n) with starts[p] <= child by binary search."""
     low = child * 0

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SH_NORMS
-from .device_math import add, dot, load_tuple, normalize3, normalize_vjp, store_tuple, where
+from .device_math import add, dot, load_tuple, normalize3, normalize_vjp, own_gaussians, store_tuple, where
 from .launch import (
     CPU_BLOCK,
     CPU_LONG_BLOCK,
@@ -184,12 +184,7 @@ def _sh_bwd_kernel(
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(n_gaussians, BLOCK)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    block = tl.program_id(0) % blocks
-    n = block * BLOCK + tl.arange(0, BLOCK)
-    mask = n < n_gaussians
-    gaussian = batch * n_gaussians + n
+    batch, block, n, gaussian, mask = own_gaussians(n_gaussians, BLOCK)
     N_BASES: tl.constexpr = (DEGREE + 1) * (DEGREE + 1)
     own = gaussian * n_bases * 3
     zero = tl.zeros([BLOCK], v_colors.dtype.element_ty)

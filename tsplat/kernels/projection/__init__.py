@@ -36,6 +36,7 @@ from ..device_math import (
     matvec3_transposed,
     normalize4,
     normalize_vjp,
+    own_gaussians,
     rotation,
     rotation_vjp,
     size_of,
@@ -260,12 +261,7 @@ def _projection_bwd_kernel(
     CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
     FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(n_gaussians, BLOCK)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    block = tl.program_id(0) % blocks
-    n = block * BLOCK + tl.arange(0, BLOCK)
-    mask = n < n_gaussians
-    gaussian = batch * n_gaussians + n
+    batch, block, n, gaussian, mask = own_gaussians(n_gaussians, BLOCK)
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     sigma = _load_covariance(quats, scales, covars, gaussian, mask)
 

@@ -30,24 +30,22 @@ def to_camera(point, pose):
 
 
 @triton.jit
+def _mix(values, others, before, after):
+    """``before`` times the entries of a tuple plus ``after`` times those of another."""
+    mixed = ()
+    for k in tl.static_range(len(values)):
+        mixed = mixed + (before * values[k] + after * others[k],)
+    return mixed
+
+
+@triton.jit
 def pose_at(path, time):
     """Rotation (nine entries) and translation at a time; quaternions are interpolated along the sphere."""
     turns = path[15] > 0.0
     before = tl.where(turns, sine((1.0 - time) * path[14]) * path[15], 1.0 - time)
     after = tl.where(turns, sine(time * path[14]) * path[15], time)
-    unit, _ = normalize4(
-        (
-            before * path[0] + after * path[4],
-            before * path[1] + after * path[5],
-            before * path[2] + after * path[6],
-            before * path[3] + after * path[7],
-        )
-    )
-    translation = (
-        (1.0 - time) * path[8] + time * path[11],
-        (1.0 - time) * path[9] + time * path[12],
-        (1.0 - time) * path[10] + time * path[13],
-    )
+    unit, _ = normalize4(_mix(path[:4], path[4:8], before, after))
+    translation = _mix(path[8:11], path[11:14], 1.0 - time, time)
     return rotation(unit), translation
 
 
@@ -66,14 +64,7 @@ def pose_at_vjp(path, time, rotated, v_p):
     sine_after = sine(angle_after)
     before = tl.where(turns, sine_before * path[15], 1.0 - time)
     after = tl.where(turns, sine_after * path[15], time)
-    u, inverse_norm = normalize4(
-        (
-            before * path[0] + after * path[4],
-            before * path[1] + after * path[5],
-            before * path[2] + after * path[6],
-            before * path[3] + after * path[7],
-        )
-    )
+    u, inverse_norm = normalize4(_mix(path[:4], path[4:8], before, after))
     scale = 2.0 * inverse_norm
     x = scale * (rotated[1] * v_p[2] - rotated[2] * v_p[1])
     y = scale * (rotated[2] * v_p[0] - rotated[0] * v_p[2])

@@ -28,6 +28,7 @@ from ..device_math import (
     matvec3_transposed,
     normalize4,
     normalize_vjp,
+    own_gaussians,
     rotation,
     rotation_vjp,
     size_of,
@@ -181,12 +182,7 @@ def _surfels_bwd_kernel(
     v_poses,  # [blocks, I, 12], output, or None
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", BLOCK: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(n_gaussians, BLOCK)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    block = tl.program_id(0) % blocks
-    n = block * BLOCK + tl.arange(0, BLOCK)
-    mask = n < n_gaussians
-    gaussian = batch * n_gaussians + n
+    batch, block, n, gaussian, mask = own_gaussians(n_gaussians, BLOCK)
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     scale = load_tuple(scales + gaussian * 3, 1, 2, mask)
     unit, inverse_norm = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))

@@ -32,6 +32,7 @@ from ..device_math import (
     matvec3_transposed,
     normalize4,
     normalize_vjp,
+    own_gaussians,
     rotation,
     rotation_vjp,
     size_of,
@@ -254,12 +255,7 @@ def _projection_unscented_bwd_kernel(
     FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As `_projection_bwd_kernel`."""
-    blocks = tl.cdiv(n_gaussians, BLOCK)
-    batch = (tl.program_id(0) // blocks).to(tl.int64)
-    block = tl.program_id(0) % blocks
-    n = block * BLOCK + tl.arange(0, BLOCK)
-    mask = n < n_gaussians
-    gaussian = batch * n_gaussians + n
+    batch, block, n, gaussian, mask = own_gaussians(n_gaussians, BLOCK)
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     unit, inverse_norm = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
     scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
