@@ -77,8 +77,12 @@ class _Composite(torch.autograd.Function):
                 del intersections
         # A copy, as the caller may change the image.
         totals = buffers.colors[..., -2].clone() if settings.distortion else None
-        saved = (inputs, buffers.transmittances, buffers.last_ids, totals, *_needed_lists(whole, parts))
-        ctx.saved, tensors = split(saved)
+        # Of several bands, the backward pass needs no lists; without lists of parts, it reads no keys.
+        if whole is None:
+            parts = None
+        elif parts is None:
+            whole = whole._replace(keys=None)
+        ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, totals, whole, parts))
         ctx.save_for_backward(*tensors)
         ctx.settings, ctx.launch = settings, launch
         # Several bands do not fit together, so the backward pass lists them again.
@@ -108,7 +112,8 @@ class _Composite(torch.autograd.Function):
         n_features = splats.n_features
         if v_render_colors is None:
             v_render_colors = transmittances.new_zeros(*transmittances.shape, n_features + settings.distortion)
-        v_render_colors = _dense_pixels(v_render_colors)
+        if v_render_colors.stride(1) != v_render_colors.shape[2] * v_render_colors.stride(2):
+            v_render_colors = v_render_colors.contiguous()  # kernels take pixels that are evenly spaced in memory
         v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
         if rays is not None and any(ctx.needs_input_grad[-3:]):
@@ -169,20 +174,6 @@ def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
     if v is None:
         return None, None, None
     return (v, None, None) if rays.origins is None else (v[:, 3:], v[:, :3].sum((2, 3)), None)
-
-
-def _dense_pixels(image: Tensor) -> Tensor:
-    """The image [I, H, W, D] if its pixels are evenly spaced in memory, channel-major or not; otherwise a copy."""
-    return image if image.stride(1) == image.shape[2] * image.stride(2) else image.contiguous()
-
-
-def _needed_lists(
-    whole: Intersections | None, parts: PartLists | None
-) -> tuple[Intersections | None, PartLists | None]:
-    """What the backward pass needs of the lists of a single band; None if there are several bands."""
-    if whole is None or parts is None:
-        return None if whole is None else whole._replace(keys=None), None
-    return whole, parts
 
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
