@@ -3,7 +3,7 @@
 Vectors and matrices are tuples of equally shaped tensors, so nothing here depends on block sizes. A 3-vector is
 ``(x, y, z)``, a 3×3 matrix its nine entries row by row, a symmetric matrix its upper triangle row by row (00 01 02 11
 12 22, or 00 01 11). The gradient of a symmetric matrix is taken with respect to that triangle: an off-diagonal entry
-carries the gradients of both of its places.
+carries the gradients of both of its places. ``add``, ``times`` and ``where`` take tuples of any length.
 
 Values keep their dtype: what runs in fp32 on a GPU runs in fp64 in tests. ``APPROX`` selects NVIDIA's approximate fp32
 instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
