@@ -48,6 +48,11 @@ MASKED_LANES = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|
 """NumPy warns about lanes of the interpreter that kernels mask out."""
 
 
+def pytest_make_parametrize_id(val, argname):
+    # Contents of files would make ids of megabytes, which workers send with each result.
+    return argname if isinstance(val, (str, bytes)) and len(val) > 200 else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.plain_results import simplify
 from tsplat.scene import Gaussians, write_ply
 
 
@@ -10,6 +11,13 @@ from tsplat.scene import Gaussians, write_ply
 def _no_gpu(monkeypatch):
     """Runs every command on the CPU, so that results are the same on every machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plain_results():
+    with pytest.MonkeyPatch.context() as patch:
+        simplify(patch.setattr)
+        yield
 
 
 @pytest.fixture

@@ -74,6 +74,11 @@ def page():
     )
 
 
+@pytest.fixture
+def without_charts(monkeypatch):
+    simplify(monkeypatch.setattr)
+
+
 @pytest.fixture(scope="module")
 def text(page):
     return render_page(page)
@@ -140,6 +145,7 @@ def test_images_decode_to_the_sizes_of_the_views(parsed):
     assert {"b: error \N{MULTIPLICATION SIGN} 4", "b: depth"} <= images.keys()
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_quality_is_that_of_the_shown_views(page, parsed):
     text = parsed.of("section")[3][2]
     assert "Training views have 25.50 dB, +4.51 dB against test views." in text
@@ -157,6 +163,7 @@ def test_quality_is_that_of_the_shown_views(page, parsed):
     assert parsed.of("section")[3][2].count("\N{EN DASH}") == 2  # SSIM of a narrow border, floaters without a model
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_images_without_a_scene_folder_are_not_called_photographs(page):
     text = render_page(dataclasses.replace(page, config=Config(steps=7)))
     assert "a: target" in Page(text).images()
@@ -169,8 +176,8 @@ def test_views_of_the_table_link_to_their_images(parsed):
     assert [badge[2] for badge in parsed.of("span", class_="badge")] == ["median", "worst", "best"]
 
 
-def test_configuration_shows_what_differs_from_the_preset(page, monkeypatch):
-    simplify(monkeypatch.setattr)
+@pytest.mark.usefixtures("without_charts")
+def test_configuration_shows_what_differs_from_the_preset(page):
     parsed = Page(render_page(page))
     text = parsed.of("section")[5][2]
     shown, everything = text.split("settings", 1)
@@ -185,6 +192,7 @@ def test_configuration_shows_what_differs_from_the_preset(page, monkeypatch):
         assert f"All settings are those of the preset {name}." in text
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_size_is_stated_and_the_page_is_written(page, tmp_path):
     size = write_page(tmp_path / "a.html", page)
     assert (tmp_path / "a.html").stat().st_size == size
@@ -215,6 +223,7 @@ def test_an_empty_page_says_what_is_missing():
     assert {data[2] for data in parsed.of("data")} == {"\N{EN DASH}"}
 
 
+@pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize("value", slow_after(3, [math.nan, [1], HOSTILE, math.inf, 10**400, "12", True, {"a": 1}]))
 def test_metrics_of_the_wrong_type_are_shown_as_missing(value, page):
     metrics = dict.fromkeys(page.metrics, value) | {"views": [{"name": value, "psnr": value, "ssim": value}]}
@@ -226,6 +235,7 @@ def test_metrics_of_the_wrong_type_are_shown_as_missing(value, page):
     assert "\N{EN DASH}" in parsed.of("data")[0][2]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_gaussians_with_invalid_values_are_left_out_of_the_histograms(page):
     means = page.gaussians.means.clone()
     means[:2] = math.nan

@@ -8,7 +8,9 @@ WITH_CHARTS = {"test_demo", "test_native_cameras", "test_report"}
 """Tests of charts and of fitted poses."""
 
 
-@pytest.fixture(autouse=True)
-def _plain_results(request, monkeypatch):
-    if request.path.stem not in WITH_CHARTS:
-        simplify(monkeypatch.setattr)
+@pytest.fixture(autouse=True, scope="module")
+def _plain_results(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem not in WITH_CHARTS:
+            simplify(patch.setattr)
+        yield
