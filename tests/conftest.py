@@ -67,8 +67,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         # Tests that share a fixture run in one process (with --dist loadgroup), so that it is set up once.
         shared = [name for name in item.fixturenames if _scope(item, name) == "module"]
-        # Once for the whole session: training by several ranks, and a process with all imports that training needs.
-        session = [name for name in ("rank_results", "training_forks") if name in item.fixturenames]
+        # Once for the whole session: training by several ranks, and processes with imports that take seconds.
+        session = [name for name in ("rank_results", "training_forks", "forks") if name in item.fixturenames]
         if session:
             item.add_marker(pytest.mark.xdist_group(session[0]))
         elif shared and not item.get_closest_marker("xdist_group"):
@@ -84,6 +84,13 @@ def _scope(item, fixture):
     info = item._fixtureinfo
     definitions = info.name2fixturedefs.get(fixture)
     return definitions[-1].scope if definitions and fixture in info.argnames else None
+
+
+@pytest.fixture(scope="module")
+def frozen_objects():
+    """For tests that collect garbage: leaves out what earlier tests left, which takes tenths of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.support import scenes
+from tests.support.slow import slow_after
 from tsplat import reference
 from tsplat.config import PRESETS, CameraSettings
 from tsplat.data import ProjectionSettings
@@ -207,7 +208,7 @@ def test_spherical_harmonics_have_signs_of_3dgs():
     torch.testing.assert_close(basis, torch.tensor(expected, dtype=DTYPE), rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("rasterize_mode", ["classic", "antialiased"])
+@pytest.mark.parametrize("rasterize_mode", slow_after(1, ["antialiased", "classic"]))
 @pytest.mark.parametrize(
     ("render_mode", "sh_degree"), [("RGB", None), pytest.param("RGB+ED", 3, marks=pytest.mark.slow), ("D", None)]
 )

@@ -217,7 +217,7 @@ def _results_of_layouts(backend, repeats, name):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_after(1, BACKENDS))
 @pytest.mark.parametrize("repeats", slow_after(1, [1, 6]), ids=["3 channels", "18 channels"])
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_layouts_of_gradients_of_images_do_not_change_bits(name, repeats, backend):

@@ -18,7 +18,7 @@ from tsplat.stages.recording import LaunchRecorder
 
 launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("frozen_objects")]
 
 ROWS = ("radii", "means2d", "depths", "conics", "opacities")
 STRUCTURE = scenes.Structure(n=60, cameras=2, width=40, height=30, sh_degree=2, seed=1)

@@ -55,7 +55,7 @@ def test_images_are_equal(surfels, antialiased):
     assert culled > 10 * n
 
 
-@pytest.mark.parametrize(("eps2d", "chunk"), [(0.3, 1), (30.0, 1), (0.3, 8)])
+@pytest.mark.parametrize(("eps2d", "chunk"), slow_after(1, [(0.3, 1), (30.0, 1), (0.3, 8)]))
 def test_what_is_left_out_has_no_radius(eps2d, chunk, monkeypatch):
     monkeypatch.setattr(culling, "CHUNK", chunk)
     for seed in range(60):

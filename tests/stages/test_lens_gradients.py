@@ -20,7 +20,7 @@ def names_of(scene):
     return ["viewmats", *(name for name in ("viewmats_rs", *COEFFICIENTS) if name in scene)]
 
 
-@pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize("with_eval3d", slow_after(1, [True, False]))
 @pytest.mark.parametrize(("kind", "readout"), PARAMETERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_match_reference(backend, kind, readout, with_eval3d):

@@ -1,7 +1,6 @@
 """A mutant is caught by the tests, and all of them still apply to the code."""
 
 import ast
-import os
 import random
 
 import pytest
@@ -33,7 +32,7 @@ def test_mutants_apply(path, tmp_path):
         copy.write_text(text)
         mutant.apply(tmp_path)
         changed = copy.read_text().splitlines()
-        same = len(os.path.commonprefix([lines, changed]))
+        same = next(i for i, (one, other) in enumerate(zip(lines, changed)) if one != other)
         start = max(line for line in starts if line <= same)
         end = min((line for line in starts if line > same + mutant.old.count("\n")), default=len(lines))
         before, after = lines[start:end], changed[start : end + len(changed) - len(lines)]

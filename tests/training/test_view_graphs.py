@@ -15,7 +15,7 @@ from tsplat.strategies import DefaultStrategy, LongAxisStrategy
 from tsplat.training import Config, Trainer, view_graphs
 from tsplat.training.view_gradients import ViewGradients
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("frozen_objects")]
 
 REFINED = dict(refine_start_iter=4, refine_every=6, refine_stop_iter=20)
 CONFIG = Config(

@@ -10,6 +10,7 @@ import tyro
 
 from tests.compat.gsplat import clients
 from tests.compat.gsplat.clients import HEIGHT, REFINE, WIDTH, N, SimpleTrainer, Splatfacto, make_data
+from tests.support.slow import slow_after
 from tsplat import graphed
 from tsplat.compat.gsplat.compression import PngCompression
 from tsplat.compat.gsplat.exporter import export_splats
@@ -100,17 +101,20 @@ def trained(name):
 @pytest.mark.triton
 @pytest.mark.parametrize(
     "name",
-    [
-        "default",
-        "mcmc",
-        "with_ut_and_eval3d",
-        "absgrad",
-        "visible_adam",
-        "pose_opt",
-        "depth_loss",
-        "batch_of_2",
-        "2dgs",
-    ],
+    slow_after(
+        4,
+        [
+            "default",
+            "mcmc",
+            "with_ut_and_eval3d",
+            "2dgs",
+            "absgrad",
+            "visible_adam",
+            "pose_opt",
+            "depth_loss",
+            "batch_of_2",
+        ],
+    ),
 )
 def test_simple_trainer_with_graphed_calls(name, monkeypatch):
     expected = trained(name)

@@ -8,6 +8,7 @@ import torch
 
 import tsplat
 from tests.support.model_files import SAFE_ORBIT_CAMERA, assert_same_tensors, random_gaussians, spz_bytes
+from tests.support.slow import slow_after
 from tsplat import UnsupportedError
 from tsplat.scene import FileError, read_orbit_limits, read_spz, write_model
 from tsplat.support import reading
@@ -122,7 +123,7 @@ def conversion(system):
     return matrix
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", slow_after(1, [4, 3, 2]))
 @pytest.mark.parametrize("code", range(17))
 def test_coordinate_system_of_the_extension_is_converted(tmp_path, version, code):
     gaussians = random_gaussians(60, 4)
