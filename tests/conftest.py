@@ -91,6 +91,8 @@ def frozen_objects():
     """For tests that collect garbage: leaves out what earlier tests left, which takes tenths of a second."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
