@@ -30,7 +30,7 @@ help: ## list the targets (default)
 demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
 	$(BIN)/tsplat demo --out demo
 
-quick: lint ## lint, types and the fast tests: about two minutes on two cores
+quick: lint ## lint, types and the fast tests: about 100 seconds on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
 test: lint ## lint, types and all tests: about a quarter of an hour on two cores
