@@ -317,7 +317,7 @@ MUTANTS = [
         ("valid = valid & (tl.abs(values[k])", "valid = valid | (tl.abs(values[k])", "invalid shapes are rendered"),
     ),
     *_in("kernels/compositing/footprints/interface.py", RAYS,
-        ("tl.where(empty, 1.0, shape[k])", "shape[k]", "rows that are not rendered have NaN"),
+        ("where(has_sums, shape, 1.0)", "shape", "rows that are not rendered have NaN"),
     ),
     *_in("kernels/compositing/footprints/ray.py", BEAMS,
         ("tl.minimum(tl.minimum(a, b), tl.minimum(c, d))", "tl.minimum(a, b)", "beams behind the origin widen wrongly"),

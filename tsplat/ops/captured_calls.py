@@ -35,7 +35,11 @@ class _Run(NamedTuple):
     images: list[Tensor | None]
     values: dict[str, Any]
     centers_name: str
-    centers: Tensor
+
+    @property
+    def centers(self) -> Tensor:
+        found: Tensor = self.values[self.centers_name]
+        return found
 
 
 class _Lease:
@@ -127,8 +131,7 @@ class CapturedCall:
             *images, meta = self._function(**self._arguments | {"capacity": self.room})
         # Without what depends on the number of intersections.
         values = dict(dict.items(meta)) | {name: meta[name] for name in ("n_invalid", "overflow")}
-        name = "gradient_2dgs" if "gradient_2dgs" in values else "means2d"
-        self._last = _Run(images, values, name, values[name])
+        self._last = _Run(images, values, "gradient_2dgs" if "gradient_2dgs" in values else "means2d")
         return self._last
 
     def _backward(self) -> list[Tensor | None]:

@@ -225,12 +225,14 @@ def _check_values(arguments: dict[str, Any]) -> None:
                 f"{name}: must be {values} in a graphed call, found {arguments[name]!r}; call the function itself"
             )
     for name, value in arguments.items():
+        if isinstance(value, Tensor | None):
+            continue
         try:
+            hash(value)
             by_content = type(value).__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
-            is_value = isinstance(value, Tensor | None) or (by_content and isinstance(hash(value), int))
         except TypeError:
-            is_value = False
-        if not is_value:
+            by_content = False
+        if not by_content:
             raise UnsupportedError(
                 f"{name}: a graphed call needs a value that is hashed by its content, found a {type(value).__name__}; "
                 "call the function itself"

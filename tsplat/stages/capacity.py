@@ -126,7 +126,8 @@ def graph_room(needed: Capacities, least: Capacities | None = None) -> Capacitie
     If no list was cut into chunks, it has none, and no kernels for them.
     """
     found = [int(GRAPH_HEADROOM * n) + 1 for n in needed]
-    found[-1] *= needed.chunks > 0
+    if needed.chunks == 0:
+        found[-1] = 0
     return Capacities(*(found if least is None else map(max, found, least)))
 
 

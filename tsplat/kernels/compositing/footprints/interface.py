@@ -12,6 +12,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from ...device_math import where
+
 
 @triton.jit
 def _features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
@@ -32,13 +34,10 @@ def keep_sums(sums, at):
 @triton.jit
 def rendered_shape(sums, shape, N: tl.constexpr):
     """The shape of a row with sums; ones for a row that was not rendered, which has none, and any shape."""
-    empty = sums[0] == 0.0
+    has_sums = sums[0] != 0.0
     for k in tl.static_range(1, N):
-        empty = empty & (sums[k] == 0.0)
-    rendered = ()
-    for k in tl.static_range(len(shape)):
-        rendered = rendered + (tl.where(empty, 1.0, shape[k]),)
-    return rendered
+        has_sums = has_sums | (sums[k] != 0.0)
+    return where(has_sums, shape, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
