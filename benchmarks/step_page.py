@@ -8,6 +8,7 @@ from benchmarks.gpu_timing.host import LAUNCH_US
 
 WAIT_US = 10.0
 """Assumed: time of a wait, until the host knows the result and the device has work again."""
+NAMES = {"eager": "tsplat", "graph": "tsplat, graphed", "captured": "tsplat, captured"}
 KINDS = {"call": "Call: `rasterization()` forward and backward", "step": "Training step"}
 
 TEXT = """
@@ -19,6 +20,7 @@ microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host 
 and 5 times for gsplat. A call is `rasterization()` forward and backward, packed; a training step is rasterization, L1 +
 SSIM loss, backward and Adam. Step time is the larger of host and device time, plus waits. Ratios are tsplat / gsplat.
 [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay CUDA graphs; they have not been run on a GPU.
+[Captured](howto/compile.md#cuda-graphs-by-hand) passes are one CUDA graph each.
 
 """
 
@@ -39,6 +41,8 @@ NOTES = f"""
 - Graphed: replays count as launches, and copies as operators. Graphs read arguments in place here, as the addresses of
   parameters stay the same; activations that move are copied. There is room for 1.25 times what each kind of list needs.
   Loss and Adam are as in other steps.
+- Captured: the kernels and operators of a graphed call in one graph, with loss and Adam in that of a step. One launch,
+  and no Python; what copies cameras and targets into tensors of the graph is not counted.
 - Launch: Python's time of one launch, on average and at most, with a launcher that does nothing. Tiny call: 20
   Gaussians at 16×16 pixels on the CPU target, measured, kernels included.
 """
@@ -57,8 +61,7 @@ def table(records: list[dict[str, Any]]) -> str:
     names = ("launches", "operators", "waits", "host", "device", "step", "ratio, device", "ratio, step")
     lines = [f"| scene | GPU | implementation | {' | '.join(names)} |", "| --- | --- | --- |" + " ---: |" * len(names)]
     for r in records:
-        own = "tsplat" if r["mode"] == "eager" else "tsplat, graphed"
-        cells = [r["scene"], r["gpu"].upper(), r.get("implementation", own)]
+        cells = [r["scene"], r["gpu"].upper(), r.get("implementation", NAMES[r["mode"]])]
         cells += [str(r[name]) for name in ("launches", "operators", "waits")]
         cells += [f"{r[f'{name}_us']:,.0f}" for name in ("host", "device", "step")]
         cells += [f"{r[name]:.2f}" if name in r else "" for name in ("ratio_device", "ratio_step")]

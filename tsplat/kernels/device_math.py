@@ -363,8 +363,31 @@ def own_gaussians(n_gaussians, BLOCK: tl.constexpr):
 @triton.jit
 def search_starts(starts, n, child, steps):
     """Finds the last p in [0, n) with starts[p] <= child by binary search."""
-    low = child * 0
-    high = low + n
+    return _search_between(starts, child * 0, child * 0 + n, child, steps)
+
+
+@triton.jit
+def search_starts_of_block(starts, n, child, steps, ON_CPU: tl.constexpr):
+    """Finds what ``search_starts`` does for children less than ``starts[n]``, most of which follow each other.
+
+    Gathers are slow on a CPU: it searches for the least child, and for the others only up to the parent of the largest.
+    """
+    if ON_CPU:
+        first, last = tl.min(child), tl.max(child)
+        low = search_starts(starts, n, first, steps)
+        width = 1
+        near = 0
+        while tl.load(starts + tl.minimum(low + width, n)) <= last:
+            width *= 2
+            near += 1
+        low += child * 0
+        return _search_between(starts, low, tl.minimum(low + width, n), child, near)
+    else:
+        return search_starts(starts, n, child, steps)
+
+
+@triton.jit
+def _search_between(starts, low, high, child, steps):
     for _ in range(steps):
         middle = (low + high) // 2
         after = tl.load(starts + middle) <= child

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
-from .device_math import constant, det2, load_tuple, search_starts
-from .launch import UNREAD, Int, Launch, fix, is_compiled_for_cpu, kernel, planned
+from .device_math import constant, det2, load_tuple, search_starts_of_block
+from .launch import CPU_LONG_BLOCK, UNREAD, Int, Launch, fix, is_compiled_for_cpu, kernel, planned
 
 BLOCK = 128
 
@@ -123,7 +123,7 @@ def _tile_columns_kernel(
     first_columns,  # [S] int32, output
     n_columns,  # [1 + S] int32, output
     n: "Int", n_spans: "Int", steps: "Int", tile_width: "Int",
-    TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first_span = tl.program_id(0).to(tl.int64) * BLOCK
     span = first_span + tl.arange(0, BLOCK)
@@ -132,7 +132,7 @@ def _tile_columns_kernel(
     if first_span < end:
         mask = span < end
         child = tl.where(mask, span, 0)
-        position = search_starts(span_starts, n, child, steps)
+        position = search_starts_of_block(span_starts, n, child, steps, ON_CPU)
         row = tl.load(rows + position, mask=mask, other=0).to(tl.int64)
         mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
             means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
@@ -177,7 +177,7 @@ def _tile_intersections_kernel(
     flatten_ids,  # [M] int32, output
     n_spans: "Int", n_intersections: "Int", steps: "Int", n_per_image: "Int",
     tile_width: "Int", n_tiles: "Int", key_bias: "Int", last_key: "Int",
-    BLOCK: tl.constexpr,
+    ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first_place = tl.program_id(0).to(tl.int64) * BLOCK
     place = first_place + tl.arange(0, BLOCK)
@@ -185,7 +185,7 @@ def _tile_intersections_kernel(
     if first_place < end:
         mask = place < end
         child = tl.where(mask, place, 0)
-        span = search_starts(place_starts, n_spans, child, steps)
+        span = search_starts_of_block(place_starts, n_spans, child, steps, ON_CPU)
         position = tl.load(positions + span).to(tl.int64)
         row = tl.load(rows + position).to(tl.int64)
         if image_ids is not None:
@@ -232,11 +232,11 @@ def _tile_lists_kernel(
 
 
 @planned
-def _launches(settings: IntersectionSettings, _: Tensor, grid: TileGrid) -> tuple[Launch, Launch]:
+def _launches(settings: IntersectionSettings, tensor: Tensor, grid: TileGrid) -> tuple[Launch, Launch]:
     """The launches of ``tile_rows`` and ``tile_columns``."""
     fixed = {"TILE": grid.tile_size, "ALPHA_MIN": ALPHA_MIN, "EXTEND": settings.numerics.extend}
     rows = fix(_tile_rows_kernel, tile_height=grid.tile_height, **fixed)
-    return rows, fix(_tile_columns_kernel, tile_width=grid.tile_width, **fixed)
+    return rows, fix(_tile_columns_kernel, tile_width=grid.tile_width, ON_CPU=is_compiled_for_cpu(tensor), **fixed)
 
 
 def tile_rows(
@@ -299,6 +299,7 @@ def tile_columns(
     _launches(settings, screen.means2d, grid)[1](
         max(n_spans, 1),
         BLOCK,
+        CPU_LONG_BLOCK,
         means2d=screen.means2d,
         radii=screen.radii,
         conics=screen.conics,
@@ -331,6 +332,7 @@ def tile_intersections(
     _tile_intersections_kernel.launch_elementwise(
         spans.n_intersections,
         BLOCK,
+        CPU_LONG_BLOCK,
         image_ids=screen.image_ids,
         **spans._asdict(),
         keys=keys,
@@ -342,6 +344,7 @@ def tile_intersections(
         n_tiles=grid.tiles_per_image,
         key_bias=key_bias,
         last_key=last_key,
+        ON_CPU=is_compiled_for_cpu(keys),
     )
     return keys, flatten_ids
 
