@@ -155,10 +155,10 @@ def by_capture(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def records(
     name: str, scene: dict[str, Any], gpus: list[str], wheel: Path | None, repeats: int, modes: list[str]
 ) -> list[dict[str, Any]]:
-    """Returns a record for each GPU, pass and mode, with `graph` also of `captured`, and with a peer's wheel one of the peer before them.
+    """Returns a record for each GPU, pass and mode, and with a peer's wheel one of the peer before them.
 
-    Those of tsplat have `allocations` unless by graphs, and with a peer `ratio_device` and `ratio_step`. The peer's
-    have `implementation`.
+    Mode `graph` gives those of `captured` as well. Those of tsplat have `allocations` unless by graphs, and with a peer
+    `ratio_device` and `ratio_step`. The peer's have `implementation`.
     """
     other = None if wheel is None else gsplat_step.measure(scene, wheel, repeats)
     count = tsplat.rasterization(**scene)[-1]["memory"]["n_intersections"]

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.support.model_files import assert_same_tensors, random_gaussians
-from tests.support.slow import slow_after
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import cli
 from tsplat.rendering import render
@@ -183,8 +182,9 @@ def random_operation(rng, folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_views")
-@pytest.mark.parametrize("part", slow_after(1, range(10)))
+@pytest.mark.parametrize("part", range(10))
 def test_random_options_give_a_valid_model_or_a_typed_error(part, source, tmp_path, monkeypatch, capsys):
     pytest.importorskip("scipy")
     monkeypatch.setattr("tsplat.scene.editing.decimation.N_ROUNDS", 2)

@@ -284,6 +284,7 @@ except SystemExit:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="huge pages")
 @pytest.mark.parametrize(("given", "expected"), [(None, "True"), ("0", "False")])
 def test_commands_ask_for_huge_pages(given, expected, forks, monkeypatch):

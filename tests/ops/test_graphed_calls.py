@@ -534,6 +534,7 @@ def test_wrong_calls_raise_as_the_function_does():
         render(*range(100))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at what a call returns
 def test_parts_of_compiled_functions(captures):
     scene = make(scenes.Structure(n=20, backgrounds=False))

@@ -6,7 +6,6 @@ import torch
 import tsplat
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
-from tests.support.slow import slow_after
 from tsplat.stages import backend
 
 
@@ -86,9 +85,10 @@ def test_machine_code_that_computes_something_else_falls_back_to_torch(monkeypat
         assert backend.choose(torch.device("cpu"))[0] == "torch"
 
 
+@pytest.mark.slow
 @pytest.mark.triton
 @pytest.mark.usefixtures("nothing_compiled_before")
-@pytest.mark.parametrize("name", slow_after(1, ["auto", "triton"]))
+@pytest.mark.parametrize("name", ["auto", "triton"])
 def test_a_kernel_that_cannot_be_compiled_is_a_typed_error(name, monkeypatch):
     """Others were, so the backend is chosen, and does not change in the middle of a pass."""
     from tsplat.triton_cpu import TritonCPUError, UnsupportedOperationError, launcher

@@ -72,6 +72,7 @@ def test_palette_index_out_of_range_is_rejected(tmp_path):
         read_model(write_zip(tmp_path / "a.sog", files))
 
 
+@pytest.mark.slow
 def test_oversized_image_is_not_decoded(tmp_path):
     files, _, _ = sog_files(bands=1)
     files["scales.webp"] = webp_bytes(np.zeros((8000, 8000, 4), np.uint8))

@@ -214,6 +214,7 @@ def test_signal_during_a_pause_saves_the_step(tmp_path, show):
     assert viewer.closed
 
 
+@pytest.mark.slow
 def test_viewer_stays_after_training_until_a_signal(tmp_path, show, capsys):
     seen = []
 

@@ -53,6 +53,7 @@ class FakeLog:
         self.lines.append((step, metrics))
 
 
+@pytest.mark.slow
 def test_weights_and_biases_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
     logs = []
     module = types.ModuleType("wandb")

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 from tests.support.captures import write_scene
-from tests.support.slow import slow_after
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import ArgumentError, UnsupportedError, cli
 from tsplat.errors import FileError
@@ -78,8 +77,9 @@ def test_priors_without_a_weight_are_refused(capture, tmp_path):
             read_priors(capture, RunConfig(**{name: str(tmp_path)}))
 
 
-@pytest.mark.parametrize("is_flat", slow_after(1, [False, True]))
-@pytest.mark.parametrize("kind", slow_after(1, ["depth_prior", "normal_prior"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("kind", ["depth_prior", "normal_prior"])
 def test_training_follows_a_prior(capture, kind, is_flat):
     """Gaussians that were moved approach the depths of before, up to scale and shift; or a normal."""
     gaussians = make_gaussians()

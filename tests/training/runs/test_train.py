@@ -122,6 +122,7 @@ def test_resume_is_bit_exact(kind, tmp_path):
     assert found[1:] == (figures, metrics)
 
 
+@pytest.mark.slow
 def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
     config = dataclasses.replace(configuration("fixed"), keep=2, save_every=5)
     train(config, tmp_path / "run")
