@@ -261,6 +261,27 @@ def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     assert capacity._unknown == []
 
 
+def test_an_event_follows_the_copy_on_the_gpu_of_the_call(monkeypatch):
+    """Another GPU is the current one, whose stream is idle: an event there would happen before the copy."""
+
+    class Recorded(Event):
+        def record(self, stream="of the current GPU"):
+            self.stream = stream
+
+    needed, gpu = types.SimpleNamespace(is_cuda=True, shape=(5,)), torch.device("cuda", 1)
+    on_cpu = types.SimpleNamespace(copy_=lambda given, non_blocking: (given, non_blocking))
+    monkeypatch.setattr(torch, "empty", lambda *_size, **_options: on_cpu)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    flatten_ids = types.SimpleNamespace(device=gpu)
+    capacity.note_need(
+        types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=flatten_ids), 3, None
+    )
+    (call,) = capacity._unknown
+    assert call.needed == (needed, True) and call.done.stream == "of cuda:1"
+
+
 @pytest.mark.triton
 @pytest.mark.parametrize("value", [0, -1, 2.5, "all", True, 2**63])
 def test_invalid_capacities_raise(value):

@@ -89,7 +89,7 @@ def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) 
     if needed.is_cuda:
         needed = torch.empty(needed.shape, dtype=torch.int64, pin_memory=True).copy_(needed, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
+        done.record(torch.cuda.current_stream(whole.flatten_ids.device))  # that of the copy, on any GPU
     call = _Call(needed, done, room, key)
     if calls is not None:
         calls.append(call)
