@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,6 +104,23 @@ def test_ids_with_16_and_32_bit_keys(backend, tile_height):
     assert len(set(zip(tiles.tolist(), indices.tolist()))) == len(indices)
     offsets = tsplat.isect_offset_encode(ids, 1, 250, tile_height)
     assert offsets.flatten()[int(tiles[-1])] <= len(indices) - 1
+
+
+@pytest.mark.triton
+def test_lists_of_more_intersections_than_half_of_int32():
+    """Only the keys that the search of a few tiles reads have memory: pages of zeros are not read from memory."""
+    from tsplat.kernels.intersection import _tile_lists_kernel
+
+    n = 2**30 + 2
+    before = 2**30  # of keys: what a sum of two places would read
+    keys = torch.from_numpy(np.zeros(before + n, np.int16))[before:]
+    keys[-1] = 5
+    values, indices, isect_offsets = torch.zeros(16, dtype=torch.int32), torch.zeros(16).long(), torch.zeros(7).int()
+    _tile_lists_kernel.launch(
+        1, keys=keys, indices=indices, flatten_ids=values, listed=values.clone(), places=values.clone(),
+        isect_offsets=isect_offsets, n=n, n_tiles=6, first_key=0, steps=n.bit_length(), BLOCK=16,
+    )  # fmt: skip
+    assert isect_offsets.tolist() == [0, *[n - 1] * 5, n]
 
 
 @pytest.mark.parametrize("backend", slow_after(1, BACKENDS))

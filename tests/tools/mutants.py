@@ -813,6 +813,7 @@ MUTANTS = [
          "sign of the leftmost point of an ellipse"),
         ("low = tl.maximum(begin - image * tile_height, first)", "low = first", "beginning of a band ignored"),
         ("(key < lane + first_key)", "(key <= lane + first_key)", "lists begin at the end of their tile"),
+        ("low + ((high - low) >> 1)", "(low + high) // 2", "lists of more than 2^30 intersections"),
         ("tl.store(places + lane, index.to", "tl.store(places + lane, lane.to", "places in the order of tiles"),
         ("tl.store(rows + position, row.to(tl.int32)", "tl.store(rows + position, position.to(tl.int32)",
          "Gaussians not in the order of depth"),

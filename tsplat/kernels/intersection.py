@@ -223,7 +223,7 @@ def _tile_lists_kernel(
         low = lane * 0
         high = low + n
         for _ in range(steps):
-            middle = (low + high) // 2
+            middle = low + ((high - low) >> 1)  # the sum may exceed int32
             key = tl.load(keys + middle, mask=low < high, other=0).to(tl.int32)
             before = (low < high) & (key < lane + first_key)
             low = tl.where(before, middle + 1, low)
