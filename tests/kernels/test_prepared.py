@@ -79,6 +79,24 @@ def test_fixed_arguments_are_told_apart(prepared):
     assert len(prepared) == 8
 
 
+def test_kinds_that_threads_make_at_once_are_told_apart(monkeypatch):
+    """As a viewer renders while a model is trained: otherwise one would launch the kernel of the other."""
+    kinds, together = {}, threading.Barrier(2, timeout=10)
+    monkeypatch.setattr("tsplat.kernels.launch.kinds", kinds)
+
+    class Number(int):
+        def __hash__(self):  # both threads are about to look their kind up
+            together.wait()
+            return int(self)
+
+    threads = [threading.Thread(target=fix, args=(_sum_kernel,), kwargs={"N": Number(n)}) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(kinds.values())) == len(kinds) == 2
+
+
 def test_plans_are_kept_for_what_they_depend_on():
     """Settings are known by identity; those of a plan that is kept stay alive, so that no others get their id."""
 

@@ -111,6 +111,7 @@ MUTANTS = [
         ("({name}, {name}.__class__)", "{name}.__class__", "fixed constants of one type are one"),
         ("({name}, {name}.__class__)", "{name}", "fixed True is 1"),
         ("({id(kernel)}, {fixed}, ", "({id(kernel)}, ", "what is fixed is not told apart by name"),
+        ("next(module_.numbers)", "len(module_.kinds)", "kinds of two threads are one"),
     ),
     *_in("kernels/launch.py", ("-m", "triton", "tests/kernels/test_prepared.py"),
         ("prepared[key] = prepare(", "prepared[()] = prepared[key] = prepare(", "each launch is the first"),

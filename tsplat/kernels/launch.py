@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -179,6 +180,9 @@ prepared: dict[Any, Run] = {}
 
 kinds: dict[Any, int] = {}
 """A number for each kernel and what is fixed of its arguments."""
+
+numbers = itertools.count()
+"""Numbers that no kind has yet. Threads may ask at once, so the size of ``kinds`` would not be one."""
 
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""

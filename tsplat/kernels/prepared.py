@@ -120,9 +120,10 @@ def launcher(
     first = " else ".join(f"{name} if {name} is not None" for name in tensors) + " else None"
     options = [f"{name}={default}" for name, default in OPTIONS.items() if name not in fixed]
     grid = "n_, block_, cpu_block_=CPU_BLOCK_" if elementwise else "n_programs_"
+    described = ", ".join(_fixed_key(kernel, fixed))
     source = f"""
 def fix({", ".join(fixed)}):
-  kind_ = module_.kinds.setdefault(({id(kernel)}, {fixed}, {", ".join(_fixed_key(kernel, fixed))}), len(module_.kinds))
+  kind_ = module_.kinds.setdefault(({id(kernel)}, {fixed}, {described}), next(module_.numbers))
 
   def launch({grid}, /, *, {", ".join([*given, *options])}):
     first_ = {first}
