@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support import scenes
 from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
 from tsplat.ops import graphed_calls as graphs
+from tsplat.stages import capacity
 from tsplat.stages.recording import LaunchRecorder
 
 launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
@@ -341,6 +343,30 @@ def test_another_number_of_gaussians_releases_graphs(captures):
     assert len(captures) == 3
     render.clear()
     assert not render._kinds
+
+
+def test_captures_free_no_pinned_memory(monkeypatch):
+    """PyTorch records an event when it is freed, and queries it later, which is an error if it is one of a capture."""
+    made, alive, original = [], [], capacity._Call
+
+    def make_call(*args):
+        call = original(*args)  # on a GPU, with pinned memory
+        made.append(weakref.ref(call))
+        return call
+
+    def record(self, function):
+        before = list(made)
+        alive.append(sum(call() is not None for call in before))
+        results = function()
+        assert sum(call() is not None for call in before) == alive[-1]
+        return results, lambda: None
+
+    monkeypatch.setattr(capacity, "_Call", make_call)
+    monkeypatch.setattr(Recorder, "record", record)
+    render, scene = graphed(rasterization), make()
+    for _ in range(3):
+        render(**scene)
+    assert made and len(alive) == 2
 
 
 def test_an_error_in_a_capture_gives_eager_calls(captures, monkeypatch, caplog):
