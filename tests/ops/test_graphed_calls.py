@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import gc
+import re
 import sys
 import threading
 import weakref
@@ -11,6 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support import scenes
 from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
@@ -476,6 +480,47 @@ def test_gradient_checkpointing(captures):
     for _ in range(4):
         loss = torch.utils.checkpoint.checkpoint(lambda: render(**scene)[0].sum(), use_reentrant=False)
         assert torch.equal(torch.autograd.grad(loss, scene["means"])[0], expected[0])
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_detection(captures, caplog):
+    render, scene = graphed(rasterization), make()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        for _ in range(4):
+            render(**scene)[0].sum().backward()
+    assert not captures and not caplog.text
+
+
+def dual(render, scene):
+    with forward_ad.dual_level():
+        render(**scene | {"means": forward_ad.make_dual(scene["means"], torch.ones_like(scene["means"]))})
+
+
+def fake(render, scene):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        render(**scene)
+
+
+REFUSED = {
+    "forward mode": dual,
+    "torch.func": lambda render, scene: torch.func.grad(lambda x: x * render(**scene)[0].sum())(torch.ones(())),
+    "a batch": lambda render, scene: torch.func.vmap(lambda x: render(**scene | {"means": x})[0])(scene["means"][None]),
+    "fake tensors": fake,
+    "make_fx": lambda render, scene: make_fx(lambda x: render(**scene | {"means": x})[0])(scene["means"]),
+    "sparse": lambda render, scene: render(**scene | {"colors": scene["colors"].to_sparse()}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_what_the_function_refuses_is_not_replayed(call):
+    render, scene = graphed(rasterization), scenes.make(STRUCTURE, torch.float32)
+    for _ in range(3):
+        render(**scene)
+    with pytest.raises(UnsupportedError) as error:
+        call(render, scene)
+    with pytest.raises(UnsupportedError, match=re.escape(str(error.value))):
+        call(rasterization, scene)
 
 
 def test_2d_gaussians_without_gradients_of_inputs():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..arguments import kind_of
 from ..config import Capacities
@@ -43,9 +44,9 @@ def graphed(rasterization: Callable[..., Any]) -> "Graphed":
     first call of a kind counts intersections, the second is captured, with room for lists that are a quarter longer,
     and later ones are replayed. Each waits once, to know whether there was room; if not, it runs again without a graph,
     and the next one is captured with more room. Calls run without a graph as well inside of ``torch.compile``, another
-    capture, or gradient checkpointing, and while two others of their kind wait for their backward passes. Graphs are
-    kept of the four kinds that were called last, until the number of Gaussians changes. If one cannot be captured, a
-    warning says why, and calls of its kind run without.
+    capture, gradient checkpointing, anomaly detection or a ``TorchDispatchMode``, and while two others of their kind
+    wait for their backward passes. Graphs are kept of the four kinds that were called last, until the number of
+    Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind run without.
 
     On a GPU, these are CUDA graphs. On a CPU, launches and PyTorch's operators are recorded, of up to 20,000 Gaussians:
     with more, Python takes little of the time.
@@ -119,11 +120,14 @@ class Graphed:
         if means.shape != self._size:
             self._kinds.clear()
             self._size = means.shape
+        described = [_describe(value) for value in arguments.values()]
+        if None in described:
+            _check_values(arguments)
+            return None  # the function has to look at other tensors first
         tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
         addresses = [tensor.data_ptr() for tensor in tensors]
         if 0 in addresses and any(tensor.numel() for tensor, address in zip(tensors, addresses) if not address):
             return None  # memory that was freed
-        described = [_describe(value) for value in arguments.values()]
         key = (torch.is_grad_enabled(), _stream(means), *arguments, *described)
         try:
             kind = self._kinds.get(key)
@@ -131,9 +135,8 @@ class Graphed:
             kind = None
         if kind is None:
             _check_values(arguments)
-            # The function has to look at other tensors first, and reads a number in a tensor.
-            if None in described or any(isinstance(arguments.get(name), Tensor) for name in self._numbers):
-                return None
+            if any(isinstance(arguments.get(name), Tensor) for name in self._numbers):
+                return None  # the function reads a number in a tensor
             if any(tensor.device != means.device for tensor in tensors):
                 return None
             rendered = self._function(**arguments)
@@ -188,7 +191,12 @@ class _Kind:
 
 def can_capture(means: Tensor) -> bool:
     """Returns whether calls on these means can be captured in a CUDA graph, or recorded on a CPU."""
-    if torch.compiler.is_compiling() or not means.numel():
+    if torch.compiler.is_compiling() or torch.is_anomaly_enabled() or not means.numel():
+        return False
+    # The function refuses what PyTorch transforms or traces.
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return False
+    if forward_ad._current_level >= 0:
         return False
     # What a backward pass needs is kept by the graph; others want to keep, or to compute it again.
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
