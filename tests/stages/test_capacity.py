@@ -1,6 +1,8 @@
 """Capacity: lists whose size is chosen before they are counted. The image is right, or there is a typed error."""
 
 import dataclasses
+import os
+import traceback
 import types
 
 import pytest
@@ -165,6 +167,50 @@ class Waits(TorchDispatchMode):
         if name in ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "bincount", "equal"):
             self.found.append(name)
         return function(*args, **(kwargs or {}))
+
+
+class Copies(TorchDispatchMode):
+    """Notes where tensors are made of Python's numbers, which a GPU copies and waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ == "lift_fresh":
+            lines = [line for line in traceback.extract_stack() if f"{os.sep}tsplat{os.sep}" in line.filename]
+            self.found.append(str(lines[-1]))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("kind", ["covars", "rolling shutter", "f-theta", "surfels", "lens"])
+def test_nothing_is_copied_to_the_device(kind, monkeypatch):
+    monkeypatch.setattr("tsplat.stages.listing.stable_sort", lambda values: values.sort(stable=True))
+    monkeypatch.setattr("tsplat.stages.listing.stable_argsort", lambda values: values.argsort(stable=True))
+    scene, options = scenes.make(dataclasses.replace(STRUCTURE, covars=kind == "covars"), torch.float32), {}
+    if kind == "rolling shutter":
+        options = dict(viewmats_rs=scene["viewmats"] + 0.01, with_ut=True, rolling_shutter="ROLLING_TOP_TO_BOTTOM")
+    if kind == "f-theta":
+        polynomials = (0.0, 0.01, 0.0, 0.0, 0.0, 0.0), (0.0, 100.0, 0.0, 0.0, 0.0, 0.0)
+        lens = tsplat.FThetaPolynomialType.ANGLE_TO_PIXELDIST, *polynomials, 1.3, (1.0, 0.0, 0.0)
+        scene["camera_model"] = "ftheta"
+        options = dict(ftheta_coeffs=tsplat.FThetaCameraDistortionParameters(*lens), with_ut=True)
+    if kind == "lens":
+        options = dict(radial_coeffs=torch.zeros(2, 4), with_ut=True)
+        scene["camera_model"] = "fisheye"
+    function = tsplat.rasterization
+    if kind == "surfels":
+        function, options = tsplat.rasterization_2dgs, dict(render_mode="RGB+ED", distloss=True)
+        del scene["covars"], scene["camera_model"]
+    for name in scenes.DIFFERENTIABLE:
+        if scene.get(name) is not None:
+            scene[name].requires_grad_()
+    for copies in (Copies(), Copies()):  # the first call may copy constants
+        with copies:
+            images = function(**scene, **options, packed=False, capacity=ENOUGH, backend="triton")
+            images[0].sum().backward()
+    assert not copies.found
 
 
 @pytest.mark.triton

@@ -301,7 +301,7 @@ MUTANTS = [
         ("if stop < distance", "if stop > distance", "domain of an inverse f-theta polynomial"),
         ("abs(roots.imag) <= 1e-6 * abs(roots)", "abs(roots.imag) >= 0", "complex roots bound an f-theta lens"),
         ("if abs(c) > NEGLIGIBLE", "if True", "negligible coefficients overflow"),
-        ("path[[10, 13]] = -4 * MAGNITUDE_MAX", "pass", "invalid cameras with a rolling shutter see"),
+        ("path[10:14:3].fill_(-4 * MAGNITUDE_MAX)", "pass", "invalid cameras with a rolling shutter see"),
     ),
     *_in("kernels/compositing/footprints/ray.py", RAYS,
         ("return r[0] * x, r[3] * x, r[6] * x,", "return r[0] * x, r[1] * x, r[2] * x,", "rotation not transposed"),

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -253,8 +254,15 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
     dtype = torch.promote_types(torch.promote_types(torch.float32, viewmats.dtype), Ks.dtype)
     own = torch.eye(3, dtype=dtype, device=Ks.device).repeat(*batch, n_cameras, 1, 1)
     own[..., :2, 2] = Ks[..., :2, 2].detach().to(dtype) + 0.5  # gsplat counts from the center of the first pixel
-    lens = torch.tensor(values, dtype=dtype, device=Ks.device)
+    lens = _on_device(tuple(values), dtype, Ks.device)
     return cameras._replace(Ks=own, lens=lens.repeat(*batch, n_cameras, 1))
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copies numbers to a device once, as the copy waits for it, which a CUDA graph does not allow."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _numbers(ftheta: object, name: str, n: int) -> list[float]:
@@ -328,8 +336,8 @@ def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
 def away(shutter: Tensor, valid: Tensor) -> Tensor:
     """Replaces the paths of cameras that are not valid by paths from which everything is behind."""
     path = shutter.new_zeros(shutter.shape[-1])
-    path[[0, 4]] = 1.0
-    path[[10, 13]] = -4 * MAGNITUDE_MAX
+    path[:5:4].fill_(1.0)
+    path[10:14:3].fill_(-4 * MAGNITUDE_MAX)
     return torch.where(valid[..., None], shutter, path)
 
 

@@ -378,4 +378,6 @@ def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None = None) ->
     means, opacities, covars = scene.means, scene.opacities, scene.covars
     if covars is None:
         return Gaussians3D(means, scene.quats, scene.scales, None, opacities)
-    return Gaussians3D(means, None, None, covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)], opacities)
+    # By slices: a GPU waits for the copy of a list of indices.
+    upper = torch.cat([covars[..., i, i:] for i in range(3)], -1)
+    return Gaussians3D(means, None, None, upper, opacities)
