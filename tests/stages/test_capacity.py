@@ -112,6 +112,26 @@ def test_chunks_have_room_of_their_own(cut_lists, chunk):
 
 
 @pytest.mark.triton
+def test_lists_of_both_passes_over_features_have_room(monkeypatch):
+    """On a GPU, few features and many are composited in parts of different sizes; here 4 and 13 of 2D Gaussians."""
+    from tsplat.kernels import compositing, launch
+
+    def of_a_gpu(_tensor, _tile_size, _n_tiles, n_features):
+        return launch.PartShape(16, 8, 4) if n_features <= launch.FEATURES_HELD else launch.PartShape(8, 8, 8)
+
+    monkeypatch.setattr(compositing, "part_shape", of_a_gpu)
+    scene = make(scenes.Structure(n=60, cameras=1, channels=12, width=40, height=36, size=6.0, seed=4))
+    arguments = {name: value for name, value in scene.items() if name not in ("covars", "camera_model")}
+    arguments |= dict(packed=False, backend="triton")
+    exact = tsplat.rasterization_2dgs(**arguments)
+    with capacity.deferred() as calls:
+        tsplat.rasterization_2dgs(**arguments, capacity=ENOUGH)
+    found = tsplat.rasterization_2dgs(**arguments, capacity=capacity.needed_by(calls))
+    assert not found[-1]["overflow"]
+    assert all(torch.equal(one, other) for one, other in zip(exact[:-1], found[:-1]) if one is not None)
+
+
+@pytest.mark.triton
 def test_spans_behind_the_last_one_have_a_gaussian_and_no_tiles():
     from tsplat import kernels
 

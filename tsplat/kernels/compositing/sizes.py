@@ -22,7 +22,7 @@ def _limit_kernel(
     sums,  # [n] int32 or int64, the last is the total
     limited,  # [n] int32, output
     words,  # [n] int32, changed in place, or None
-    needed,  # [5] int64, output: that of the kind; and 1 in the end if it does not fit
+    needed,  # [5] int64, output: the most of the kind so far; and 1 in the end if it does not fit
     n: "Int", capacity: "Int", per_intersection: "Int", kind: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,8 @@ def _limit_kernel(
         word = tl.load(words + index, mask=mask, other=0)
         tl.store(words + index, tl.where(fits, word, 0), mask=mask)
     if tl.program_id(0) == 0:
-        tl.store(needed + kind, (total.to(tl.int64) + per_intersection - 1) // per_intersection)
+        need = (total.to(tl.int64) + per_intersection - 1) // per_intersection
+        tl.store(needed + kind, tl.maximum(need, tl.load(needed + kind)))
         tl.store(needed + 4, (total * 0 + 1).to(tl.int64), mask=total > capacity)
 
 
@@ -48,7 +49,8 @@ def limit_starts(
     Args:
         sums: Prefix sum of the lengths of lists, of any shape, int32 or int64; the last value is their total.
         capacity: The largest total that fits.
-        needed: [5] int64, see :class:`Intersections`; ``kind`` is the place to write to.
+        needed: [5] int64, see :class:`Intersections`, zeros at first; ``kind`` is the place to write to. Few features
+            and many of a call may have lists of different parts: the most that either needs counts.
         words: Like sums, int32: zeroed if the total does not fit; or None.
         per_intersection: Entries of the lists that a capacity has for each intersection.
 
