@@ -285,7 +285,7 @@ def rasterization_2dgs(
         backgrounds: [..., C, D]; of ``render_mode`` ``"D"`` and ``"ED"`` [..., C, 1], depths. Otherwise, depth has
             background 0.
         absgrad: Whether the backward pass sets ``meta["means2d"].absgrad``, the sum over pixels of absolute gradients,
-            where the low-pass filter applies.
+            where the low-pass filter applies. Of up to 11 colors.
         distloss: If true, ``render_mode`` must render depth, as in gsplat. Distortion is rendered in any case.
         depth_mode: The depth of which ``surf_normals`` are: ``"expected"``, that of ``render_mode``, or ``"median"``.
         backend, numerics, validate, memory_budget, capacity, distributed, group: As in :func:`tsplat.rasterization`,
@@ -305,7 +305,7 @@ def rasterization_2dgs(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: ``backend="reference"``, or ``Ks`` that require a gradient.
+        NotImplementedError: ``backend="reference"``, ``Ks`` that require a gradient, or ``absgrad`` with more colors.
         BackendError, CapacityError, DisagreementError, InvalidValueError, MemoryBudgetError, PeerError: As
             :func:`tsplat.rasterization`.
 

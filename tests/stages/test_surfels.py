@@ -28,6 +28,7 @@ from tsplat.data import (
     Splats,
     TileGrid,
 )
+from tsplat.errors import UnsupportedError
 from tsplat.reference import camera_centers, spherical_harmonics
 from tsplat.reference.camera_formulas import Camera, intrinsics
 from tsplat.reference.surfel_formulas import composite_surfels, project_surfels
@@ -202,6 +203,13 @@ def test_absolute_gradients_are_those_of_the_low_pass_filter(backend):
     absgrad[0].backward(v)
     assert total.any()
     assert_exact("absgrad", absgrad[-1]["means2d"].absgrad, total)
+
+
+def test_absolute_gradients_of_features_in_two_passes_are_refused():
+    """Of each pass there are some; those of the one that was differentiated last were returned."""
+    tsplat.rasterization_2dgs(**make(5, channels=11), backend="torch", absgrad=True)
+    with pytest.raises(UnsupportedError, match=r"^absgrad: .* more than 12 channels of colors and depth, found 13; "):
+        tsplat.rasterization_2dgs(**make(5, channels=12), backend="torch", absgrad=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -509,6 +509,7 @@ MUTANTS = [
          "densification without depth"),
         ("torch.where(rows >= 0, rows, len(depths))", "rows.clamp_min(0)", "median of what shows nothing"),
         ("unique=projected.n_cameras == 1", "unique=True", "gradients of all cameras but one lost"),
+        ("settings.absgrad and not together", "False", "absolute gradients of one of two passes"),
         ("splats._replace(colors=features[:, 3:])", "splats._replace(colors=features[:, :-3])", "normals for colors"),
     ),
     *_in("scene/capture/lenses.py", LENSES,

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..arguments import check_bool, check_numerics, check_tensor, compute_dtype
 from ..config import Backend, NumericsName
 from ..data import CompositingSettings, Features, Intersections, ProjectedGaussians, Splats
+from ..errors import UnsupportedError
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
 from .compositing import TOGETHER, composite
@@ -63,6 +64,11 @@ def composite_surfels(
     features, depths = splats.colors, splats.depths
     assert features is not None and depths is not None
     together = splats.n_features <= TOGETHER
+    if settings.absgrad and not together:
+        raise UnsupportedError(  # absolute values of two sums over features do not add up to those of their sum
+            f"absgrad: not implemented for 2D Gaussians with more than {TOGETHER - 3} channels of colors and depth, "
+            f"found {splats.n_features - 3}; render further channels by another call"
+        )
     rest = (masks, n_images, bands)
     own = splats if together else splats._replace(colors=features[:, :3])
     images, alphas, rows = composite(own, None, *rest, settings)
@@ -129,7 +135,7 @@ def rasterize_to_pixels_2dgs(
         image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
         isect_offsets, flatten_ids, backgrounds, masks, packed: As :func:`rasterize_to_pixels`.
         absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients, where
-            the low-pass filter applies.
+            the low-pass filter applies. Of up to 12 channels.
         distloss: Must be True or False. As in gsplat, distortion is rendered in any case.
         backend, numerics: As in :func:`tsplat.rasterization`.
 
@@ -142,7 +148,7 @@ def rasterize_to_pixels_2dgs(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: A tile size that is not implemented.
+        NotImplementedError: A tile size that is not implemented, or ``absgrad`` with more channels.
 
     Example::
 
