@@ -199,7 +199,7 @@ def test_boxes_hold_the_rays_of_their_parts_and_no_more(kind, readout, tile_size
     if rays.origins is not None:
         values = torch.cat([rays.origins[0][:, None, None].expand_as(values), values])
     across = tile_size // 8
-    for tile, part in itertools.product(range(band.n_tiles), range(band.parts)):
+    for tile, part in itertools.product(range(band.tiles), range(band.parts)):
         o, d, e, spread = frames[tile].split([3, 3, 3, 1])
         axes = torch.stack([e, torch.linalg.cross(d, e)])
         top, left = ((tile + 1) // band.grid.tile_width * tile_size, (tile + 1) % band.grid.tile_width * tile_size)

@@ -156,7 +156,7 @@ def composite_fwd(
         "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
         **list_arguments(lists),
         **band.ray_arguments(),
-        **band.place(),
+        **band.tile_arguments(),
     }
     if not by_matrices:
         arguments |= {"median_rows": buffers.median_rows, "chunk_median_rows": chunk_median_rows}
@@ -192,8 +192,8 @@ def composite_bwd(
         rays: As for :func:`composite_fwd`, with room for their gradients.
         totals: [I, H, W], what was rendered of the last feature; only with distortion.
     """
-    order = intersections.gaussian_major
-    assert order is not None
+    gaussian_major = intersections.gaussian_major
+    assert gaussian_major is not None
     is_first, n_intersections, n_features = v_splats is None, intersections.flatten_ids.numel(), splats.n_features
     if v_splats is None:
         v_splats = _allocate_gradients(splats, settings, zero=n_intersections == 0)
@@ -232,7 +232,7 @@ def composite_bwd(
         "LOG2_ALPHA_MAX": math.log2(settings.numerics.alpha_max),
         **list_arguments(lists),
         **band.ray_arguments(),
-        **band.place(),
+        **band.tile_arguments(),
     }
     if not by_matrices:
         arguments["totals"] = totals
@@ -240,7 +240,7 @@ def composite_bwd(
     backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
     if v_rays is not None:
         combine_rays(lists, chunk_v_rays, v_rays, band)
-    sum_slots(slots.v_slots, slots.slot_starts, order, large, v_splats, splats, band, add=not is_first)
+    sum_slots(slots.v_slots, slots.slot_starts, gaussian_major, large, v_splats, splats, band, add=not is_first)
     return v_splats
 
 

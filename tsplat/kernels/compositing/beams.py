@@ -1,9 +1,9 @@
 """Beams: what bounds the rays of tiles and of their parts, for footprints that are evaluated along rays.
 
 A tile has a *frame*: an origin o near those of its rays, a direction d near theirs, an axis e perpendicular to it along
-the rows of pixels, and how far, at most, origins of rays are from o. The third axis is d x e. At depth z along d, a ray
-is at g + z a on each axis, with g where it meets the plane of o, and a its slope. A part has a *box*: the bounds of g
-and a, of the rays of its pixels, on both axes.
+the pixel rows, and the largest distance of a ray's origin from o. The third axis is d x e. At depth z along d, a ray is
+at g + z a on each axis, with g where it meets the plane of o, and a its slope. A part has a *box*: the bounds of g and
+a, over the rays of its pixels, on both axes.
 """
 
 import triton
@@ -34,7 +34,7 @@ def _sums(values, kept):
 
 @triton.jit
 def _perpendicular(v, d):
-    """The unit vector of the part of v that is perpendicular to d, and the squared length of that part."""
+    """The unit vector of the component of v that is perpendicular to d, and the squared length of that component."""
     along = dot(v, d)
     left = (v[0] - along * d[0], v[1] - along * d[1], v[2] - along * d[2])
     unit, _ = normalize3(left)
@@ -43,7 +43,7 @@ def _perpendicular(v, d):
 
 @triton.jit
 def _axis(v, w, d):
-    """A unit vector perpendicular to d: that of v, or w if v has hardly any such part, or any."""
+    """A unit vector perpendicular to d: along v, or w if v has hardly any such component, or else any."""
     unit, square = _perpendicular(v, d)
     second, second_square = _perpendicular(w, d)
     x = tl.abs(d[0]) < 0.5
@@ -75,7 +75,7 @@ def _beams_kernel(
     valid = has_ray(ray, inside)
     one = tl.full([TILE, TILE], 1.0, dtype)
     column = (own % TILE).to(dtype)
-    row = own // TILE
+    line = own // TILE
     n, columns = _sums((one, column), valid)
     inverse = 1.0 / tl.maximum(n, 1.0)
     total = _sums((ray[0] * one, ray[1] * one, ray[2] * one, ray[3], ray[4], ray[5]), valid)
@@ -105,7 +105,7 @@ def _beams_kernel(
     a = (dot(ray[3:], e) / safe, dot(ray[3:], f) / safe)
     values = (dot(from_o, e) - depth * a[0], a[0], dot(from_o, f) - depth * a[1], a[1])
     for part in tl.static_range(PARTS):
-        is_own = valid & (own % TILE // WIDTH == part % ACROSS) & (row // HEIGHT == part // ACROSS)
+        is_own = valid & (own % TILE // WIDTH == part % ACROSS) & (line // HEIGHT == part // ACROSS)
         for k in tl.static_range(4):
             tl.store(first_out + (FRAME + BOX * part + 2 * k), tl.min(tl.where(is_own, values[k], 1e30)))
             tl.store(first_out + (FRAME + BOX * part + 2 * k + 1), tl.max(tl.where(is_own, values[k], -1e30)))
@@ -126,6 +126,6 @@ def find_beams(band: Band) -> Tensor | None:
     if not band.footprint.BEAMS:
         return None
     assert band.rays is not None
-    beams = band.rays.values.new_empty(band.n_tiles, FRAME.value + BOX.value * band.parts)
-    _beams_kernel.launch(programs(band.n_tiles, 1), beams=beams, **band.ray_arguments(), **band.pixel_arguments())
+    beams = band.rays.values.new_empty(band.tiles, FRAME.value + BOX.value * band.parts)
+    _beams_kernel.launch(programs(band.tiles, 1), beams=beams, **band.ray_arguments(), **band.pixel_arguments())
     return beams

@@ -40,7 +40,7 @@ def _transmittance_kernel(
     CHUNK: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
-    """The product of 1 - alpha over each chunk but the last of a list, whether or not pixels have stopped before."""
+    """The product of 1 - alpha over each chunk but the last of a list, also where pixels have stopped before."""
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     program = tl.program_id(0)
@@ -100,8 +100,8 @@ def _combine_kernel(
 ):  # fmt: skip
     """Adds the chunks of each list that is cut, up to the one in which a pixel stopped.
 
-    The program of a list's first chunk adds them all. ``passes`` programs take CHANNELS channels each. With DISTORTION,
-    the last channel is distortion and the one before it z, see ``distortion``.
+    The programs of a list's first chunk add all of its chunks: ``passes`` programs, of CHANNELS channels each. With
+    DISTORTION, the last channel is distortion and the one before it z, see ``distortion``.
     """
     dtype = chunk_colors.dtype.element_ty
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -130,20 +130,20 @@ def _combine_kernel(
             median_added = ()
             for n in tl.static_range(COMBINED):
                 own_chunk = tl.cast(base + n, tl.int64) * PIXELS + own
-                listed = base + n < end_chunk
-                behind = behind + (tl.load(chunk_transmittances + own_chunk, mask=listed),)
+                exists = base + n < end_chunk
+                behind = behind + (tl.load(chunk_transmittances + own_chunk, mask=exists),)
                 if last_ids is not None:
-                    last_added = last_added + (tl.load(chunk_last_ids + own_chunk, mask=listed),)
+                    last_added = last_added + (tl.load(chunk_last_ids + own_chunk, mask=exists),)
                 if DISTORTION:
                     address = (tl.cast(base + n, tl.int64) * n_features + n_features - 2) * PIXELS + own
-                    z_added = z_added + (tl.load(chunk_colors + address, mask=listed, other=0.0),)
-                    median_added = median_added + (tl.load(chunk_median_rows + own_chunk, mask=listed, other=-1),)
+                    z_added = z_added + (tl.load(chunk_colors + address, mask=exists, other=0.0),)
+                    median_added = median_added + (tl.load(chunk_median_rows + own_chunk, mask=exists, other=-1),)
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
-                    added = added + (tl.load(chunk_colors + address, mask=listed),)
+                    added = added + (tl.load(chunk_colors + address, mask=exists),)
             for n in tl.static_range(COMBINED):
-                listed = base + n < end_chunk
-                alive = (transmittance > 0.0) & listed
+                exists = base + n < end_chunk
+                alive = (transmittance > 0.0) & exists
                 front = transmittance
                 transmittance = tl.where(alive, behind[n], front)
                 if last_ids is not None:
@@ -156,7 +156,7 @@ def _combine_kernel(
                         is_distortion = alive & (channel + k == n_features - 1)
                         between = z_in_front * (front - tl.abs(transmittance))
                         kept = tl.where(is_distortion, tl.fma(-2.0, between, kept), kept)
-                    tl.store(chunk_colors + address, kept, mask=listed)
+                    tl.store(chunk_colors + address, kept, mask=exists)
                     total = total + (color[k] + kept,)
                 color = total
                 if DISTORTION:

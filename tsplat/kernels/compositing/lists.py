@@ -5,8 +5,8 @@ pixels, front to back as in the tile, so nothing is sorted again. A Gaussian tha
 1/255 on all of its pixels, so images keep their bits.
 
 Two or three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
-intersections. With the running total of set bits at each word, the place of an intersection in a list is known. The
-last writes where lists begin and what they hold. If lists may be cut, one between them writes where they begin, and
+intersections. From the prefix sum of the set bits of words, each intersection finds its place in a list. The last
+kernel writes where lists begin and what they hold. If lists may be cut, one between them writes where lists begin, and
 into how many chunks long ones are cut. Indices are int32, as a band has at most 2^28 intersections.
 """
 
@@ -34,8 +34,8 @@ WORD = tl.constexpr(32)
 LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
 
 MARGIN = tl.constexpr(4)
-"""Entries of row 0 before and behind all lists. Walks load up to two of them ahead and do not composite them; four of
-int32 take 16 bytes, so lists stay aligned."""
+"""Entries of row 0 before the first list and after the last one. Walks load up to two of them ahead and do not
+composite them; four of int32 take 16 bytes, so lists stay aligned."""
 
 
 @kernel
@@ -53,7 +53,7 @@ def _part_bits_kernel(
 ):  # fmt: skip
     """One lane per intersection tests which parts of the tile it reaches.
 
-    A key and ``key_bias`` are a tile of the images, or with beams one of the band.
+    A key plus ``key_bias`` is a tile of the images, or with beams one of the band.
     """
     ACROSS: tl.constexpr = TILE // WIDTH
     PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
@@ -85,7 +85,10 @@ def _part_bits_kernel(
 
 @triton.jit
 def place_in_list(words, totals, part, n_words, index, PTX: tl.constexpr):
-    """Place of an intersection in the lists of a part, and whether it is in one (as 0 or 1)."""
+    """Place of an intersection among the entries of all lists, for a part, and whether it is listed there (0 or 1).
+
+    One that is not has the place of the next one that is.
+    """
     at = part * n_words + (index >> LOG2_WORD)
     word = tl.load(words + at).to(tl.uint32, bitcast=True)
     following = (word >> (index & (WORD - 1)).to(tl.uint32)).to(tl.int32, bitcast=True)
@@ -94,7 +97,7 @@ def place_in_list(words, totals, part, n_words, index, PTX: tl.constexpr):
 
 @triton.jit
 def _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX: tl.constexpr):
-    """First entry of a list; behind the last list, the number of entries."""
+    """First entry of a list; for the end of the last list, the number of entries."""
     index = tl.minimum(index, n_lists)
     part = tl.minimum(index, n_lists - 1) // tiles
     first = tl.load(isect_offsets + index - part * tiles)
@@ -117,8 +120,8 @@ def _list_sizes_kernel(
 ):  # fmt: skip
     """Finds where lists begin, and counts the chunks of each, of which lists of up to LONGEST entries have none.
 
-    A zero precedes the counts, and the number of entries follows them. One lane per list, and one for the end of the
-    last.
+    A zero precedes the counts, and the number of entries follows them, for their prefix sum. One lane per list, and one
+    for the end of the last.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX)
@@ -161,7 +164,7 @@ def number_of_entries(isect_offsets, totals, n_words, tiles, PARTS: tl.constexpr
 
 @triton.jit
 def store_margins(entries, index, n_entries):
-    """Stores entries of row 0 before and behind all lists, in the first program."""
+    """Stores the entries of row 0 around all lists, in the first program."""
     if tl.program_id(0) == 0:
         place = tl.where(index < MARGIN, index, n_entries + index)
         tl.store(entries + place, tl.zeros_like(place).to(entries.dtype.element_ty), mask=index < 2 * MARGIN)
@@ -181,17 +184,17 @@ def _part_lists_kernel(
     n: "Int", n_words: "Int", n_lists: "Int", n_chunks: "Int", tiles: "Int", steps: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Lists a value of each intersection, below its place, for each part that it reaches. One lane per intersection.
+    """Writes a value of each intersection to the list of each part that it reaches, with places in the high 32 bits.
 
-    The lanes of the first programs also find where a list begins each, and the list of a chunk each; behind the last
-    chunk, the last list.
+    One lane per intersection. The first lanes also find where a list begins, and which list a chunk is of, each: the
+    last list beyond the last chunk.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = tl.minimum(index, n - 1)  # loads need no mask
-    value = tl.load(values + inside)
+    safe = tl.minimum(index, n - 1)  # loads need no mask
+    value = tl.load(values + safe)
     if places_by_gaussian is not None:
-        value = tl.load(places_by_gaussian + inside).to(tl.int64) << 32 | value.to(tl.int64)
-    places, reached = places_in_lists(words, totals, n_words, inside, PARTS, PTX)
+        value = tl.load(places_by_gaussian + safe).to(tl.int64) << 32 | value.to(tl.int64)
+    places, reached = places_in_lists(words, totals, n_words, safe, PARTS, PTX)
     n_entries = number_of_entries(isect_offsets, totals, n_words, tiles, PARTS)
     is_listed = index < (n if words is not None else n_entries)
     for part in tl.static_range(PARTS):
@@ -210,9 +213,9 @@ def _part_lists_kernel(
 def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band.
 
-    Reads the number of entries from the device if it may exceed ``UNREAD``, unless intersections have a capacity. Then
-    there is room for ``entries_per_intersection`` entries for each, and lists that need more are empty. If they need
-    more chunks than there is room for, none is cut.
+    Reads the number of entries from the device if it may exceed ``UNREAD``, but not with a capacity: then there is room
+    for ``entries_per_intersection`` times ``room.lists``, and if that is too little, all lists are empty. If there is
+    too little room for chunks, no list is cut.
 
     Args:
         records: [nnz, width] of ``pack_records``.
@@ -225,10 +228,10 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     room, needed = intersections.room, intersections.needed
     n, chunk = flatten_ids.numel(), band.shape.chunk
     if n == 0:
-        offsets = offsets.new_zeros(band.parts * band.n_tiles + 1)
+        offsets = offsets.new_zeros(band.parts * band.tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     words, totals = _part_bits(records, band) if band.parts > 1 else (None, None)
-    sums, n_lists, is_known = None, band.parts * band.n_tiles, words is None
+    sums, n_lists, is_known = None, band.parts * band.tiles, words is None
     order = launch.part_order(band.parts, offsets) if is_compiled_for_cpu(records) else None
     if n > CUT * chunk:
         offsets, counts, grains = _list_sizes(offsets, words, totals, band)
@@ -245,8 +248,8 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
             n_chunks = min(n_chunks, room.chunks)
             chunk_starts = limit_starts(chunk_starts, n_chunks, needed, 3)
     elif sums is not None:
-        n_chunks, together = sums[-2:].tolist()
-        n_entries = (together - n_chunks) % 2**32  # the sum may exceed int32
+        n_chunks, total = sums[-2:].tolist()
+        n_entries = (total - n_chunks) % 2**32  # the total may exceed int32
     elif totals is not None:
         n_entries = int(totals[-1])
     chunks: dict[str, Tensor] = {}
@@ -257,7 +260,7 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         chunks["chunk_colors"] = records.new_empty(n_chunks, n_features, pixels)
     ends = None
     if has_ends:
-        # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
+        # Elements beyond the last intersection are in a tile beyond the last one, whose end is read and not used.
         ends = offsets.new_empty(n_lists) if room is None else torch.zeros_like(offsets)[:-1]
     lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks, order=order)
     return lists._replace(ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, is_known=is_known))
@@ -271,14 +274,14 @@ def entries_per_intersection(parts: int) -> int:
 def list_values(
     values: Tensor, places: Tensor | None, lists: PartLists, isect_offsets: Tensor, *, is_known: bool = True
 ) -> Tensor:
-    """Lists a value [M] of each intersection for each part that it reaches. [K] int32
+    """Returns the entries of all lists, made of a value of each intersection, such as its row. [K] int32
 
     Also writes ``chunk_lists``, if lists are cut, and ``offsets``, unless they are known.
 
     Args:
         values: [M] int32, not negative.
-        places: [M] int32, or None. With places, results are int64, with the place in the high 32 bits.
-        lists: The lists, without ``ids``.
+        places: [M] int32 for the high 32 bits of entries, which are int64 then; or None.
+        lists: Without ``ids``.
         isect_offsets: See :class:`Intersections`.
         is_known: Whether ``offsets`` are known.
     """
@@ -320,7 +323,7 @@ def tile_keys(intersections: Intersections) -> Tensor:
 
 
 @planned
-def _test(settings: CompositingSettings, records: Tensor, shape: PartShape, footprint: object, width: int) -> Launch:
+def _bits(settings: CompositingSettings, records: Tensor, shape: PartShape, footprint: object, width: int) -> Launch:
     pixels = Band.pixels_of(settings, shape)
     del pixels["width"], pixels["height"]
     return fix(
@@ -339,11 +342,11 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     intersections = band.intersections
     flatten_ids = intersections.flatten_ids
     n = flatten_ids.numel()
-    n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
+    n_words = n // WORD.value + 1  # one more than needed, as the end of the last list is looked up, too
     words = flatten_ids.new_empty(band.parts, n_words)
     counts = flatten_ids.new_empty(band.parts * n_words)
     beams = find_beams(band)
-    _test(band.settings, records, band.shape, band.footprint, records.shape[1])(
+    _bits(band.settings, records, band.shape, band.footprint, records.shape[1])(
         n_words * WORD.value,
         BLOCK,
         WORD.value,
@@ -357,7 +360,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         n=n,
         n_words=n_words,
         key_bias=intersections.key_bias - (0 if beams is None else intersections.first_tile),
-        tiles=band.n_tiles,
+        tiles=band.tiles,
     )
     totals = counts.cumsum(0, dtype=torch.int32)
     if intersections.room is not None and intersections.needed is not None:
@@ -369,12 +372,9 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
 def _list_sizes(
     isect_offsets: Tensor, words: Tensor | None, totals: Tensor | None, band: Band
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``offsets`` of :class:`PartLists`; a zero, the number of chunks of each list, and that of entries; and the
-    lengths of lists, see ``by_grains``, or None if order does not depend on them.
-
-    Lists of up to ``CUT`` chunks are not cut and have none.
-    """
-    n_lists, chunk = band.parts * band.n_tiles, band.shape.chunk
+    """``offsets`` of :class:`PartLists`; the ``counts`` of ``_list_sizes_kernel``; and the lengths of lists, see
+    ``by_grains``, or None if their order does not depend on them."""
+    n_lists, chunk = band.parts * band.tiles, band.shape.chunk
     offsets = isect_offsets if words is None else isect_offsets.new_empty(n_lists + 1)
     counts, grains = isect_offsets.new_empty(n_lists + 2), None
     if n_lists > launch.RESIDENT and not is_compiled_for_cpu(isect_offsets):
@@ -390,7 +390,7 @@ def _list_sizes(
         grains=grains,
         n_lists=n_lists,
         n_words=0 if words is None else words.shape[1],
-        tiles=band.n_tiles,
+        tiles=band.tiles,
         CHUNK=chunk,
         LONGEST=int(CUT * chunk),
         GRAIN=launch.GRAIN,

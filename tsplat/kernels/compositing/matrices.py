@@ -6,10 +6,10 @@ channels] the gradient of the image,
 
     image += W F    v_F = W^T V    v_W = V F^T
 
-NVIDIA's tensor cores read 11 bits of an fp32 number. Numbers are split into a part that is read exactly and the
-remainder; three products of parts give the product to 2^-22 (two if features are in half precision, which has no
+NVIDIA's tensor cores read 11 bits of an fp32 number. A number is split into high bits that they read exactly, and the
+remainder; three products of these give the product to 2^-22 (two if features are in half precision, which has no
 remainder). Tensor cores also truncate where fp32 would round, so they sum no more than a group, or the pixels of one
-warp. See docs/decisions/0006 for the cost of all this.
+warp. See docs/decisions/0006 for the cost.
 """
 
 import math
@@ -31,7 +31,7 @@ GROUP = tl.constexpr(16)
 
 @triton.jit
 def put(group, k: tl.constexpr, values):
-    """Replaces the k-th of group [GROUP, HEIGHT, WIDTH] by values. Free if each thread holds whole pixels."""
+    """Replaces the k-th of group [GROUP, HEIGHT, WIDTH] by values. Free if a thread holds all values of a pixel."""
     return tl.where(tl.arange(0, GROUP)[:, None, None] == k, values[None], group)
 
 
@@ -42,7 +42,7 @@ def _either(a, b):
 
 @triton.jit
 def take(group, k: tl.constexpr):
-    """The k-th of group [GROUP, HEIGHT, WIDTH]. It is an or of bits, which compilers remove, as k is constant."""
+    """The k-th of group [GROUP, HEIGHT, WIDTH], by a bitwise or that compilers remove, as k is constant."""
     kind: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
     bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(kind, bitcast=True), 0)
     return tl.reduce(bits, 0, _either).to(group.dtype, bitcast=True)
@@ -52,8 +52,8 @@ def take(group, k: tl.constexpr):
 def lanes_last(x):
     """x, gathered from itself, which makes the compiler lay its last dimension along the lanes of a warp.
 
-    Threads then hold whole pixels of a group, which a matrix product would spread over them, and column sums are not
-    repeated by every warp.
+    A thread then holds all values of a pixel, which a matrix product would spread over threads, and warps do not repeat
+    each other's column sums.
     """
     last: tl.constexpr = len(x.shape) - 1
     own = tl.arange(0, x.shape[last])
@@ -62,7 +62,7 @@ def lanes_last(x):
 
 
 @triton.jit
-def _parts(x):
+def _split(x):
     """x rounded to the 11 bits that tensor cores read, and the remainder, of which they read 11 bits as well."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high
@@ -70,14 +70,14 @@ def _parts(x):
 
 @triton.jit
 def product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr):
-    """a b to the precision of dtype. If SPLIT, a is split into parts, and so is b unless its bits are read EXACTly."""
+    """a b to the precision of dtype. If SPLIT, a is split, and so is b unless its bits are read EXACTly."""
     if SPLIT:
-        a_high, a_low = _parts(a)
+        a_high, a_low = _split(a)
         if EXACT:
             total = tl.dot(a_low, b, input_precision="tf32")
             return tl.dot(a_high, b, total, input_precision="tf32")
         else:
-            b_high, b_low = _parts(b)
+            b_high, b_low = _split(b)
             total = tl.dot(a_low, b_high, input_precision="tf32")
             total = tl.dot(a_high, b_low, total, input_precision="tf32")
             return tl.dot(a_high, b_high, total, input_precision="tf32")

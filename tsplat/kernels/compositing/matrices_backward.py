@@ -1,7 +1,7 @@
 """Backward compositing of many channels. See ``matrices``.
 
-Slots are those of ``walks_backward``. The sums of a group are summed at once, first along the columns of a part, as dx
-is one value per column.
+Slots are those of ``walks_backward``. The values of a whole group are summed at once, first along the columns of a
+part, as dx is the same in a column.
 """
 
 from typing import Any
@@ -30,10 +30,10 @@ from .walk_steps import (
 
 
 @triton.jit
-def _load_group(records, rows, listed, WIDTH: tl.constexpr, VALUES: tl.constexpr):
-    """Records of rows [GROUP], as values [GROUP, 1, 1]. Gaussians that are not listed have no opacity."""
+def _load_group(records, rows, in_range, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+    """Records of rows [GROUP], as values [GROUP, 1, 1]. Gaussians that are out of range have no opacity."""
     at = records + rows[:, None, None] * WIDTH
-    log2_opacity = tl.load(at + VALUES, mask=listed[:, None, None], other=-1e4)
+    log2_opacity = tl.load(at + VALUES, mask=in_range[:, None, None], other=-1e4)
     return load_tuple(at, 1, VALUES) + (log2_opacity, tl.load(at + VALUES + 1))
 
 
@@ -51,7 +51,7 @@ def _by_column(values):
 
 @triton.jit
 def _of_group(pixel):
-    """Values of pixels with a first dimension for the Gaussians of a group; scalars as they are."""
+    """Values of pixels, with a new first dimension for the Gaussians of a group; scalars as they are."""
     values = ()
     for k in tl.static_range(len(pixel)):
         value = pixel[k]
@@ -158,7 +158,7 @@ def _features_bwd_kernel(
         for done in range(0, end - begin, GROUP):
             # Back to front; before the start, repeats the first row with weight 0.
             place = end - 1 - done - column
-            listed = place >= begin
+            in_range = place >= begin
             rows = load_row(list_entries, tl.maximum(place, begin)).to(tl.int64)
             out = v_slots + load_slot(list_entries, tl.maximum(place, begin)) * slot_width
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
@@ -169,7 +169,7 @@ def _features_bwd_kernel(
                 v_dot_c += product(v, tl.trans(features), dtype, SPLIT, EXACT)
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
-            record = _load_group(records, rows, listed, RECORD_WIDTH, VALUES)
+            record = _load_group(records, rows, in_range, RECORD_WIDTH, VALUES)
             at = FOOTPRINT.locate(record, _of_group(center))
             e = FOOTPRINT.log2_alpha(record, at)
             kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place[:, None, None] < last[None])
@@ -191,18 +191,18 @@ def _features_bwd_kernel(
                 sums = sums + (lanes_last(tl.sum(added[k], 1)),)
             sums = FOOTPRINT.expand(sums, _by_column(at))
             for k in tl.static_range(SUMS):
-                _add_to_slots(out + k, tl.sum(sums[k], 1), listed, TOGETHER)
+                _add_to_slots(out + k, tl.sum(sums[k], 1), in_range, TOGETHER)
             if ABSGRAD:
                 slopes = FOOTPRINT.slopes(record, g, at)
                 for k in tl.static_range(2):
                     slope = tl.sum(lanes_last(tl.sum(slopes[k], 1)), 1)
-                    _add_to_slots(out + SUMS + n_features + k, slope, listed, TOGETHER)
+                    _add_to_slots(out + SUMS + n_features + k, slope, in_range, TOGETHER)
             weights = tl.permute(tl.reshape(weights, [GROUP, WARPS, PIXELS // WARPS]), (1, 0, 2))
             for block in range(blocks):
                 channel = block * CHANNELS + channels
                 v = tl.reshape(tl.load(v_part + block * PIXELS * CHANNELS), [WARPS, PIXELS // WARPS, CHANNELS])
                 v_features = tl.sum(product(weights, v, dtype, SPLIT, False), 0)
-                in_slot = listed[:, None] & (channel < n_features)
+                in_slot = in_range[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, TOGETHER)
         if v_rays is not None:
             store_ray_gradients(
@@ -237,7 +237,7 @@ def _by_part(image: Tensor, band: Band) -> Tensor:
     height, width, channels = image.shape[1:]
     size, blocks = grid.tile_size, -(-channels // FEATURES_MIN)
     first_image = first_tile // grid.tiles_per_image
-    image = image[first_image : (first_tile + band.n_tiles - 1) // grid.tiles_per_image + 1]
+    image = image[first_image : (first_tile + band.tiles - 1) // grid.tiles_per_image + 1]
     margins = (blocks * FEATURES_MIN - channels, grid.tile_width * size - width, grid.tile_height * size - height)
     if any(margins):
         image = torch.nn.functional.pad(image, (0, margins[0], 0, margins[1], 0, margins[2]))
@@ -251,4 +251,4 @@ def _by_part(image: Tensor, band: Band) -> Tensor:
         part_x=size // band.shape.width,
         c=FEATURES_MIN,
     )
-    return tiles[:, first_tile : first_tile + band.n_tiles].flatten(0, 1).contiguous()
+    return tiles[:, first_tile : first_tile + band.tiles].flatten(0, 1).contiguous()

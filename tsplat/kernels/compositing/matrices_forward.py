@@ -62,11 +62,11 @@ def _features_fwd_kernel(
     own_pass = tl.program_id(0) % passes
     program = tl.program_id(0) // passes
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
-    entries, pixels, shown, transmittance = begin_forward(
+    own_range, pixels, shown, transmittance = begin_forward(
         program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid, rays, origins,
         CHUNK, TILE, WIDTH, HEIGHT, TRANSMITTANCE_MIN, dtype,
     )  # fmt: skip
-    _, start, begin, end, _, _, _ = entries
+    _, start, begin, end, _, _, _ = own_range
     center = pixels[1]
     color = (tl.zeros([PIXELS, CHANNELS], dtype),) * BLOCKS
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)

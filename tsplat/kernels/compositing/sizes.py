@@ -1,8 +1,8 @@
-"""Sizes of lists: how many chunks there may be, and what fits where sizes were chosen before they are known.
+"""Sizes of lists: how many chunks there may be, and what fits into memory that was allocated before sizes are known.
 
-A call with a capacity does not wait for the sizes of lists. Their prefix sums remain on the device, with the total in
-the end. One kernel compares the total with what there is room for, and empties lists that do not fit, so that all that
-follows stays within its memory.
+A call with a capacity does not wait for the sizes of lists, here also those of spans and intersections. Their prefix
+sums remain on the device, with the total as the last value. One kernel compares the total with what there is room for,
+and empties the lists if they do not fit, so that all that follows stays within its memory.
 """
 
 import torch
@@ -22,7 +22,7 @@ def _limit_kernel(
     sums,  # [n] int32 or int64, the last is the total
     limited,  # [n] int32, output
     words,  # [n] int32, changed in place, or None
-    needed,  # [5] int64, output: the most of the kind so far; and 1 in the end if it does not fit
+    needed,  # [5] int64, output: element ``kind``, the most so far; and the last, 1 if the total does not fit
     n: "Int", capacity: "Int", per_intersection: "Int", kind: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -44,15 +44,15 @@ def _limit_kernel(
 def limit_starts(
     sums: Tensor, capacity: int, needed: Tensor, kind: int, words: Tensor | None = None, per_intersection: int = 1
 ) -> Tensor:
-    """Empties lists that do not fit into a capacity.
+    """Empties lists if they do not fit into a capacity.
 
     Args:
         sums: Prefix sum of the lengths of lists, of any shape, int32 or int64; the last value is their total.
         capacity: The largest total that fits.
-        needed: [5] int64, see :class:`Intersections`, zeros at first; ``kind`` is the place to write to. Few features
-            and many of a call may have lists of different parts: the most that either needs counts.
+        needed: [5] int64, see :class:`Intersections`, zeros at first. The element ``kind``, in the order of
+            ``Capacities``, becomes the total if that is more: two passes over features may have lists of other parts.
         words: Like sums, int32: zeroed if the total does not fit; or None.
-        per_intersection: Entries of the lists that a capacity has for each intersection.
+        per_intersection: How much of the total counts as one in ``needed``, rounded up.
 
     Returns:
         The prefix sums as int32; zeros if the total does not fit.
@@ -74,5 +74,5 @@ def limit_starts(
 
 
 def most_chunks(n_entries: int, chunk: int) -> int:
-    """Returns the most chunks that lists of so many entries in all are cut into: each list may round one up."""
+    """Returns the most chunks that lists with ``n_entries`` in total are cut into: each list may round one up."""
     return int(n_entries / chunk * (1 + 1 / CUT))

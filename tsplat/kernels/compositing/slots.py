@@ -1,8 +1,8 @@
-"""Slots: where the backward pass of compositing writes the sums of entries, and the gradients that their sums become.
+"""Slots: where the backward pass of compositing writes the sums of entries, and the gradients that follow from them.
 
-An intersection has one slot for each part of its tile that composited it, so the slots of a Gaussian are contiguous.
-Entries behind the last one that a pixel of their part added have none, as their gradients are zero. Two kernels count
-the slots of each intersection and write the rows and slots of entries.
+An intersection has a slot for each part of its tile that composited it: each part that it reaches and in which a pixel
+added it or an entry after it. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so
+those of a Gaussian are contiguous. Two kernels count the slots of intersections, and write rows and slots of entries.
 
 After the walk, two kernels add the slots of each Gaussian to its row of ``sums`` in a fixed order: the sums of the
 footprint, the gradients of features, and two sums for absgrad. The second also turns them into gradients.
@@ -71,11 +71,11 @@ def _slot_counts_kernel(
     n: "Int", n_words: "Int", first_key: "Int", tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Counts the slots of each intersection, in Gaussian-major order, behind a zero. One lane per intersection."""
+    """Counts the slots of each intersection, in Gaussian-major order, after a zero. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place, n_listed = tl.load(places_by_gaussian + tl.minimum(index, n - 1)), tl.load(isect_offsets + tiles)
-    inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
-    _, _, _, count = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
+    safe = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
+    _, _, _, count = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, safe, PARTS, PTX)
     tl.store(counts + 1 + place, tl.where(index < n_listed, count, 0), mask=index < n)
     tl.store(counts + index, index * 0, mask=index == 0)
 
@@ -99,18 +99,18 @@ def _part_entries_kernel(
     """Writes row and slot of each entry of each list, and where the slots of spans begin.
 
     One lane per intersection, one per span, and one for the end of the last span. Entries without a slot are written as
-    well, as walks load rows ahead. What their slot is does not matter.
+    well, with any slot, as walks load rows ahead.
     """
     first_index = tl.program_id(0) * BLOCK
     index = first_index + tl.arange(0, BLOCK)
     if first_index < n:
         n_listed = tl.load(isect_offsets + tiles)
-        inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
+        safe = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
         places, reached, has_slot, count = _find_slots(
-            keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX
+            keys, words, totals, ends, n_words, first_key, tiles, safe, PARTS, PTX
         )
-        slot = tl.load(starts + tl.load(places_by_gaussian + inside), mask=count > 0, other=0)
-        entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + inside).to(tl.int64)
+        slot = tl.load(starts + tl.load(places_by_gaussian + safe), mask=count > 0, other=0)
+        entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + safe).to(tl.int64)
         for part in tl.static_range(PARTS):
             tl.store(entries + MARGIN + places[part], entry, mask=(index < n_listed) & (reached[part] != 0))
             entry += has_slot[part].to(tl.int64) << 32
@@ -247,7 +247,7 @@ class PartSlots(NamedTuple):
         entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
         v_slots: [K or M, columns], uninitialized if programs write each slot once, otherwise zero.
-        order: Order of programs, [programs without chunks] int64, or None.
+        order: The order in which programs take lists, or tiles if they composite whole tiles, int64; or None.
         together, n_programs: Number of parts of a tile that a program composites, and of programs.
     """
 
@@ -260,34 +260,34 @@ class PartSlots(NamedTuple):
 
 
 def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor, columns: int) -> PartSlots:
-    """Allocates slots of so many columns for the entries of a band's lists, which must have ``gaussian_major``.
+    """Assigns a slot to each entry that needs one, and allocates slots; intersections must have ``gaussian_major``.
 
-    On a GPU, each entry that a pixel added gets a slot. If ``ends`` is unknown, every entry gets a slot. On a CPU, the
-    parts of a tile are composited by one program and share slots.
+    If ``ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile, which share a
+    slot for each intersection.
     """
-    isect_offsets, order = intersections.isect_offsets, intersections.gaussian_major
-    assert order is not None
+    isect_offsets, gaussian_major = intersections.isect_offsets, intersections.gaussian_major
+    assert gaussian_major is not None
     n_lists = lists.offsets.numel() - 1
     together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
     if together > 1:
-        entries, slot_starts = _shared_entries(lists, intersections, order), order.place_starts
-        v_slots, longest = records.new_zeros(intersections.flatten_ids.numel(), columns), longest_first(isect_offsets)
+        entries, slot_starts = _shared_entries(lists, intersections, gaussian_major), gaussian_major.place_starts
+        v_slots, order = records.new_zeros(intersections.flatten_ids.numel(), columns), longest_first(isect_offsets)
     else:
-        ends, longest = lists.offsets[1:] if lists.ends is None else lists.ends, lists.order
-        entries, slot_starts = _entries(lists, intersections, order, ends)
+        ends, order = lists.offsets[1:] if lists.ends is None else lists.ends, lists.order
+        entries, slot_starts = _entries(lists, intersections, gaussian_major, ends)
         allocate = records.new_zeros if lists.ends is None else records.new_empty
-        v_slots = allocate(lists.n_entries, columns)  # to know that there are fewer takes a synchronization
+        v_slots = allocate(lists.n_entries, columns)  # fewer may do, but only the device knows how many
     n_programs = programs(lists.n_chunks + n_lists // together, 1)
-    return PartSlots(entries, slot_starts, v_slots, longest, together, n_programs)
+    return PartSlots(entries, slot_starts, v_slots, order, together, n_programs)
 
 
-def _shared_entries(lists: PartLists, intersections: Intersections, order: GaussianMajor) -> Tensor:
-    """Rows and slots of the entries [K], see ``PartSlots``, with one slot for each intersection."""
-    return list_values(intersections.flatten_ids, order.places, lists, intersections.isect_offsets)
+def _shared_entries(lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor) -> Tensor:
+    """Rows and slots of the entries [K], see ``PartSlots``. The place of an intersection is the slot of its entries."""
+    return list_values(intersections.flatten_ids, gaussian_major.places, lists, intersections.isect_offsets)
 
 
 def _entries(
-    lists: PartLists, intersections: Intersections, order: GaussianMajor, ends: Tensor
+    lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor, ends: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Assigns slots to the entries before ``ends``, those of a Gaussian one after the other.
 
@@ -295,11 +295,11 @@ def _entries(
         Rows and slots of the entries [K], see ``PartSlots``, and the first slot of each span [S + 1].
     """
     parts, n_words = (1, 0) if lists.words is None else lists.words.shape
-    n = order.places.numel()
+    n = gaussian_major.places.numel()
     counts = ends.new_empty(n + 1)
     arguments = {
         "n": n,
-        "places_by_gaussian": order.places,
+        "places_by_gaussian": gaussian_major.places,
         "keys": tile_keys(intersections),
         "words": lists.words,
         "totals": lists.totals,
@@ -314,13 +314,14 @@ def _entries(
     _slot_counts_kernel.launch_elementwise(n, BLOCK, counts=counts, **arguments)
     starts = counts.cumsum(0, dtype=torch.int32)
     entries = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
-    slot_starts, n_spans = torch.empty_like(order.place_starts), order.place_starts.numel() - 1
+    place_starts = gaussian_major.place_starts
+    slot_starts, n_spans = torch.empty_like(place_starts), place_starts.numel() - 1
     _part_entries_kernel.launch_elementwise(
         max(n, n_spans + 1),
         BLOCK,
         flatten_ids=intersections.flatten_ids,
         starts=starts,
-        place_starts=order.place_starts,
+        place_starts=place_starts,
         entries=entries,
         slot_starts=slot_starts,
         n_spans=n_spans,
@@ -332,7 +333,7 @@ def _entries(
 def sum_slots(
     v_slots: Tensor,
     slot_starts: Tensor,
-    order: GaussianMajor,
+    gaussian_major: GaussianMajor,
     large: Tensor,
     v_splats: SplatGradients,
     splats: Splats,
@@ -341,15 +342,15 @@ def sum_slots(
     add: bool,
 ) -> None:
     """Stores the sum of the slots [K, columns] of each Gaussian in its row of sums [nnz, width], or adds it there, and
-    writes the gradients that sums make.
+    writes the gradients that follow from sums.
 
-    The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
-    parallel if images have more tiles than a Gaussian that is not large. As spans lie within a tile row, bits do not
-    depend on the split into bands. Overwrites slots.
+    The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, by a
+    kernel of its own if images have enough tiles for a large one. As a span lies within a tile row, bits do not depend
+    on the split into bands. Overwrites slots.
     """
-    n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
+    rows, n_spans, width = gaussian_major.rows, slot_starts.numel() - 1, v_slots.shape[1]
     unroll = 1 if is_compiled_for_cpu(large) else UNROLL  # a Gaussian has few slots there, as parts share them
-    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
+    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": rows, "large": large}
     spans_first = band.grid.tiles_per_image > LARGE.value
     if is_compiled_for_cpu(large) and spans_first:
         spans_first = large.numpy().nonzero()[0].size > 0  # any() takes ten times as long
@@ -359,7 +360,7 @@ def sum_slots(
         _span_sum_kernel.launch(
             programs(-(-n_spans // GROUP) * blocks, 1),
             **arguments,
-            positions=order.positions,
+            positions=gaussian_major.positions,
             n_spans=n_spans,
             width=width,
             blocks=blocks,
@@ -371,9 +372,9 @@ def sum_slots(
     columns = min(width, LANES)
     group, blocks = LANES // columns, -(-width // columns)
     _sum_rows(band.settings, v_slots, width, v_splats.sums.shape[1], columns, unroll, add, spans_first)(
-        programs(-(-n_rows // group) * blocks, 1),
+        programs(-(-rows.numel() // group) * blocks, 1),
         **arguments,
-        span_starts=order.span_starts,
+        span_starts=gaussian_major.span_starts,
         shapes=splats.conics,
         opacities=splats.opacities,
         sums=v_splats.sums,
@@ -381,7 +382,7 @@ def sum_slots(
         v_shapes=v_splats.v_conics,
         v_opacities=v_splats.v_opacities,
         absgrad=v_splats.absgrad,
-        n_rows=n_rows,
+        n_rows=rows.numel(),
         blocks=blocks,
     )
 

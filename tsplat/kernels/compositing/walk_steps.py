@@ -1,7 +1,7 @@
-"""What all walks share: the entries and pixels of a program, one step of blending, and what is stored in the end.
+"""What all walks share: the entries and pixels of a program, one step of blending, and what is stored at the end.
 
-The exponent of alpha is in base 2 and includes the opacity: alpha = min(alpha_max, 2^e). Explicit fma, in kernels
-compiled without further contraction, make forward and backward take bitwise the same decisions.
+The exponent of alpha is in base 2 and includes the opacity: alpha = min(alpha_max, 2^e). Kernels call fma explicitly
+and are compiled without contraction, so that both passes compute the same bits of alpha and skip the same Gaussians.
 
 ``grid`` is a tuple of a kernel's arguments: ``tiles`` and ``first_tile`` of the band, ``width`` and ``height`` of
 images in pixels, ``tile_width`` and ``n_tiles`` of an image.
@@ -23,13 +23,13 @@ from .footprints import FOOTPRINTS, Footprint, find_footprint
 from .rays import has_ray, load_rays
 
 OPACITY = tl.constexpr(2)
-"""Values of a record behind those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
+"""Values of a record after those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
 follow."""
 
 
 @triton.jit
 def _nth_list(n, order):
-    """The n-th list in an order [lists] int64; the list n without an order."""
+    """The n-th list in an order [lists] int64; list n without an order."""
     if order is not None:
         return tl.load(order + n).to(tl.int32)
     else:
@@ -37,21 +37,22 @@ def _nth_list(n, order):
 
 
 @triton.jit
-def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK: tl.constexpr, later=0):
+def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK: tl.constexpr, skipped=0):
     """The entries that a program composites: a chunk of a long list, or a list that is not cut.
 
     Args:
         order: [lists] int64, or None for the order of lists.
         offsets: [lists + 1] int32.
         chunk_lists: [n_chunks] int32 and ``chunk_starts`` [lists + 1] int32, see ``PartLists``; None if no list is cut.
-        later: Added to the index of the list; 0 if lists are cut.
+        skipped: Added to the index of the list, where a program composites several parts; 0 if lists are cut.
 
     Returns:
-        The list; its first entry; begin and end of the range in the list; the list's first chunk and the one after its
-        last; whether the program has a chunk. Behind the last chunk, programs have no entries, and store nothing.
+        The index of the list; its first entry; begin and end of the range, counted from there; the list's first chunk
+        and the one after its last, equal if it is not cut; whether the program has a chunk. Programs beyond the last
+        chunk have no entries and store nothing: ``n_chunks`` may be a bound.
     """
     if chunk_lists is None:
-        index = _nth_list(program, order) + later
+        index = _nth_list(program, order) + skipped
     else:
         is_chunk = program < n_chunks
         if is_chunk:
@@ -66,14 +67,14 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
     else:
         first_chunk = tl.load(chunk_starts + index)
         end_chunk = tl.load(chunk_starts + index + 1)
-        behind = is_chunk & (program >= end_chunk)
-        first_chunk = tl.where(behind, program, first_chunk)
-        end_chunk = tl.where(behind, program + 1, end_chunk)
-        count = tl.where(behind, 0, count)
+        is_beyond = is_chunk & (program >= end_chunk)
+        first_chunk = tl.where(is_beyond, program, first_chunk)
+        end_chunk = tl.where(is_beyond, program + 1, end_chunk)
+        count = tl.where(is_beyond, 0, count)
         begin = tl.where(is_chunk, (program - first_chunk) * CHUNK, 0)
         # A list that is cut is left to the programs of its chunks.
         end = tl.where(is_chunk, tl.minimum(begin + CHUNK, count), tl.where(first_chunk < end_chunk, 0, count))
-        return index, start, begin, end, first_chunk, end_chunk, is_chunk & (behind == 0)
+        return index, start, begin, end, first_chunk, end_chunk, is_chunk & (is_beyond == 0)
 
 
 @triton.jit
@@ -81,17 +82,17 @@ def part_pixels(
     index, block: tl.constexpr, grid, rays, origins, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr, BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """Pixels of a block of the part of the list ``index``: some of the part's pixel rows.
+    """Pixels of a block, BLOCK_HEIGHT pixel rows of the part whose list has the given index.
 
-    If BY_COLUMN, the place in the part has a hint that lets a lane hold pixels of a column, which share more of the
-    work of a Gaussian than neighbors in a row.
+    If BY_COLUMN, the index in the part has a hint that lets a lane hold pixels of a column, which share more of the
+    work of a Gaussian than those of a pixel row.
 
     Args:
         rays, origins: See ``Rays``; None for footprints on the image plane.
 
     Returns:
-        The tile's image; the pixels for the footprint: centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1], or rays;
-        whether pixels are inside the image, their flat index in the images, and their place in the part,
+        The tile's image; what footprints call a pixel: centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1], or rays;
+        whether pixels are inside the image, their flat index in the images, and their index in the part,
         [BLOCK_HEIGHT, WIDTH].
     """
     PARTS_ACROSS: tl.constexpr = TILE // WIDTH
@@ -121,7 +122,7 @@ def begin_forward(
     CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     TRANSMITTANCE_MIN: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """What a forward walk starts with.
+    """What a forward walk starts from.
 
     Args:
         masks: [I, n_tiles] bool or None.
@@ -131,24 +132,27 @@ def begin_forward(
         What ``load_range`` and ``part_pixels`` do; whether the tile is shown; the transmittance in front of the
         program's entries, negative where pixels are outside, have no ray or have stopped before.
     """
-    entries = load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK)
-    pixels = part_pixels(entries[0], 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    own_range = load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK)
+    index, _, _, _, first_chunk, _, is_chunk = own_range
+    pixels = part_pixels(index, 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    _, center, inside, _, own = pixels
+    tiles, first_tile = grid[:2]
     shown = True
     if masks is not None:
-        shown = tl.load(masks + (grid[1] + entries[0] % grid[0])) != 0
-    transmittance = tl.where(has_ray(pixels[1], pixels[2]), 1.0, -1.0).to(dtype)
+        shown = tl.load(masks + (first_tile + index % tiles)) != 0
+    transmittance = tl.where(has_ray(center, inside), 1.0, -1.0).to(dtype)
     if products is not None:
-        if entries[6] & shown:
-            for earlier in range(entries[4], program):
-                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (WIDTH * HEIGHT) + pixels[4])
+        if is_chunk & shown:
+            for earlier in range(first_chunk, program):
+                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (WIDTH * HEIGHT) + own)
             alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
-    return entries, pixels, shown, transmittance
+    return own_range, pixels, shown, transmittance
 
 
 @triton.jit
 def store_chunk(chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, mask, PIXELS: tl.constexpr):
-    """Stores where the walk of a chunk ended: T and the last entry of its pixels, at their places in the part."""
+    """Stores where the walk of a chunk ended: T and the last entry of its pixels, by their index in the part."""
     tl.store(chunk_transmittances + chunk * PIXELS + own, transmittance, mask=mask)
     if chunk_last_ids is not None:
         tl.store(chunk_last_ids + chunk * PIXELS + own, last, mask=mask)
@@ -194,9 +198,9 @@ def load_slot(entries, index):
 
 @triton.jit
 def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
-    """2^e clamped to the limit. The result does not matter where it is below the threshold."""
+    """2^e clamped to the limit. Callers replace results below the threshold of alpha."""
     if not (APPROX or AMD):
-        # Underflow would cost CPUs a hundred cycles.
+        # Numbers close to 0 (denormal ones) cost a CPU a hundred cycles.
         e = tl.maximum(e, -126.0)
     return tl.minimum(exp2(e, APPROX), limit)
 
@@ -223,14 +227,14 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.conste
     after = tl.fma(alpha, transmittance * -1.0, transmittance)
     added = after > constant(TRANSMITTANCE_MIN, after)
     if AMD:
-        # A select takes an instruction there, so there is one for all features.
+        # Each select takes an instruction there: one for the weight replaces one for each feature.
         weight = tl.where(added, weight, 0.0)
     return weight, added, tl.where(added, after, tl.abs(transmittance) * -1.0)
 
 
 @triton.jit
 def inverse_transmittance(transmittance, APPROX: tl.constexpr):
-    """1 / T, or a finite number where T is so low that the pixel has stopped before."""
+    """1 / T; finite also where T is lower than in any pixel that has not stopped."""
     return reciprocal(tl.maximum(transmittance, 1e-6), APPROX)
 
 
@@ -261,7 +265,7 @@ def blend_vjp(
 
     Returns:
         T and ``behind`` in front of it, its weight, g, where the pixels are in the splat, the gradient of its features
-        over the weight, and the state in front of it.
+        divided by the weight, and the state in front of it.
     """
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     at = FOOTPRINT.locate(record, pixel)
@@ -298,7 +302,8 @@ class Band(NamedTuple):
         return FOOTPRINTS[self.settings.footprint]
 
     @property
-    def n_tiles(self) -> int:
+    def tiles(self) -> int:
+        """Number of tiles of the band."""
         return self.intersections.isect_offsets.numel() - 1
 
     @property
@@ -313,17 +318,17 @@ class Band(NamedTuple):
             "origins": None if self.rays is None else self.rays.origins,
         }
 
-    def place(self) -> dict[str, int]:
+    def tile_arguments(self) -> dict[str, int]:
         """Returns the arguments of kernels that say which tiles the band has."""
-        return {"tiles": self.n_tiles, "first_tile": self.intersections.first_tile}
+        return {"tiles": self.tiles, "first_tile": self.intersections.first_tile}
 
     def pixel_arguments(self) -> dict[str, int]:
         """Returns the arguments of kernels that say which pixels the parts have."""
-        return self.place() | self.pixels_of(self.settings, self.shape)
+        return self.tile_arguments() | self.pixels_of(self.settings, self.shape)
 
     @staticmethod
     def pixels_of(settings: CompositingSettings, shape: PartShape) -> dict[str, int]:
-        """Returns the arguments of kernels that say which pixels parts have, the same for all bands."""
+        """Returns those of ``pixel_arguments`` that are the same for all bands."""
         camera, tile_size = settings.camera, settings.tile_size
         grid = TileGrid.cover(1, camera.width, camera.height, tile_size)
         return {
@@ -345,7 +350,7 @@ class Band(NamedTuple):
         Args:
             normals, hits: Whether the channels begin with normals, and end with distances along rays, if there are any.
         """
-        # Records of surfels with normals and depth would not fit into the scalar registers of AMD GPUs several times.
+        # The scalar registers of AMD GPUs do not hold several records of surfels with normals and depth.
         unrolled = not (is_amd(tensor) and settings.footprint == "surfel")
         return {
             "FOOTPRINT": find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits),

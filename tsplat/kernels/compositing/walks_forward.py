@@ -1,7 +1,7 @@
 """The forward walk over the lists of parts, for fewer than 16 channels. See the package's docstring.
 
-A program owns the pixels of one part, or of one part and the entries of one chunk; the grid has a program for each
-chunk, followed by one for each list.
+A program composites a part, with its whole list or one chunk of it. The grid has a program for each chunk, followed by
+one for each list, which does nothing if the list is cut.
 """
 
 from typing import Any
@@ -58,11 +58,11 @@ def _composite_fwd_kernel(
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     program = tl.program_id(0)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
-    entries, pixels, shown, transmittance = begin_forward(
+    own_range, pixels, shown, transmittance = begin_forward(
         program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid, rays, origins,
         CHUNK, TILE, WIDTH, HEIGHT, TRANSMITTANCE_MIN, dtype,
     )  # fmt: skip
-    index, start, begin, end, first_chunk, end_chunk, is_chunk = entries
+    index, start, begin, end, first_chunk, end_chunk, is_chunk = own_range
     image, center, inside, pixel, own = pixels
     color = (tl.zeros([HEIGHT, WIDTH], dtype),) * (FEATURES + DISTORTION)
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
@@ -149,15 +149,10 @@ def _walk(
     records: Tensor,
     shape: PartShape,
     sizes: tuple[int, int, int],
-    ends: tuple[bool, bool],
+    is_first: bool,
+    is_last: bool,
 ) -> Launch:
-    """The launch of a pass over channels.
-
-    Args:
-        sizes: Numbers of colors and features of the pass, and the width of records.
-        ends: Whether it is the first pass, and the last.
-    """
-    is_first, is_last = ends
+    """The launch of a pass over channels, with its numbers of colors and features, and the width of records."""
     n_colors, n_features, width = sizes
     return fix(
         _composite_fwd_kernel,
@@ -181,12 +176,12 @@ def walk_fwd(
     band: Band,
     arguments: dict[str, Any],
 ) -> None:
-    """Composites a band of tiles part by part, as many channels at a time as registers hold.
+    """Composites a band of tiles, in passes over its lists with as many channels as registers hold.
 
     Args:
         splats, backgrounds, buffers: As for ``composite_fwd``.
         records, lists: Of the first pass, and of the band; lists get what chunks add.
-        arguments: Arguments of the kernel that do not depend on how channels are walked.
+        arguments: Those of the kernel that are the same for ``features_fwd``.
     """
     n_features, n_colors, stride = splats.n_features, splats.n_colors, buffers.colors.shape[3]
     settings = band.settings
@@ -201,7 +196,7 @@ def walk_fwd(
             if lists.chunk_colors is not None:
                 arguments["chunk_colors"] = lists.chunk_colors[:, first:]
         sizes = passed.n_colors, passed.n_features, records.shape[1]
-        _walk(settings, records, band.shape, sizes, (first == 0, is_last))(
+        _walk(settings, records, band.shape, sizes, first == 0, is_last)(
             programs(lists.n_chunks + lists.offsets.numel() - 1, 1),
             **arguments,
             records=records,
