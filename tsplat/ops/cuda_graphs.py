@@ -35,18 +35,43 @@ class GraphRecorder:
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 results = function()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it does not say why
+                    self._end(graph)
+                raise
+            self._end(graph)
         return results, graph.replay
+
+    def _end(self, graph: Any) -> None:
+        """Ends a capture, also one that has failed, which PyTorch leaves underway.
+
+        Its allocator would then free no memory when it is short, and random numbers and replays would raise an error
+        until another capture ends.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                device = torch.cuda.current_device()
+                torch._C._cuda_endAllocateToPool(device, self._pool)
+                torch._C._cuda_releasePool(device, self._pool)
+            with contextlib.suppress(RuntimeError):
+                another = torch.cuda.CUDAGraph()
+                another.capture_begin(capture_error_mode="thread_local")
+                torch.zeros(1, device="cuda")
+                another.capture_end()
+            raise
 
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
         current = torch.cuda.current_stream()
         with _lock:
             self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                yield
-            current.wait_stream(self._stream)
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                current.wait_stream(self._stream)
 
 
 _lock = threading.Lock()

@@ -1,0 +1,93 @@
+"""Captures in CUDA graphs, with a log of PyTorch's calls in place of a GPU."""
+
+import contextlib
+import types
+
+import pytest
+import torch
+
+from tsplat.ops import cuda_graphs
+from tsplat.ops.cuda_graphs import GraphRecorder
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Returns what PyTorch is called for. Its graphs fail to be captured while ``log.fails`` is set."""
+
+    class Log(list):
+        fails = False
+
+    calls = Log()
+
+    class Graph:
+        def capture_begin(self, pool=None, capture_error_mode="global"):
+            calls.append("begin")
+
+        def capture_end(self):
+            calls.append("end")
+            if calls.fails:
+                calls.fails = False
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+        def replay(self):
+            pass
+
+    def stream(name):
+        return types.SimpleNamespace(wait_stream=lambda other: calls.append(f"{name} waits"))
+
+    def note(name):
+        return lambda *_args, **_options: calls.append(name)
+
+    for name, value in {
+        "CUDAGraph": Graph,
+        "current_device": lambda: 0,
+        "current_stream": lambda: stream("current"),
+        "stream": lambda _stream: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: (0, 1),
+        "empty_cache": note("empty"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", note("end of allocations"), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", note("release"), raising=False)
+    monkeypatch.setattr(torch, "zeros", note("zeros"))
+    monkeypatch.setattr(cuda_graphs, "_stream_of", lambda _device: stream("own"))
+    return calls
+
+
+def test_a_capture(log):
+    results, _ = GraphRecorder().record(lambda: log.append("call") or 3)
+    assert results == 3
+    assert log[-5:] == ["own waits", "begin", "call", "end", "current waits"]
+
+
+def test_a_failed_capture_says_why_and_is_ended(log):
+    """PyTorch does not end it: no memory would be freed when it is short, and random numbers would raise an error."""
+
+    def fail():
+        log.fails = True
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    recorder = GraphRecorder()
+    log.clear()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        recorder.record(fail)
+    ended = ["end", "end of allocations", "release"]
+    assert log == ["own waits", "begin", *ended, "begin", "zeros", "end", "current waits"]
+    log.clear()
+    recorder.record(lambda: None)
+    assert log == ["own waits", "begin", "end", "current waits"]
+
+
+def test_a_capture_that_fails_at_its_end(log):
+    def fail():
+        log.fails = True
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        GraphRecorder().record(fail)
+    assert "release" in log and log[-1] == "current waits"
+
+
+def test_an_error_of_python_leaves_a_capture_intact(log):
+    with pytest.raises(ZeroDivisionError):
+        GraphRecorder().record(lambda: 1 / 0)
+    assert log[-3:] == ["begin", "end", "current waits"]
