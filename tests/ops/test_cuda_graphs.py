@@ -1,6 +1,7 @@
 """Captures in CUDA graphs, with a log of PyTorch's calls in place of a GPU."""
 
 import contextlib
+import gc
 import types
 
 import pytest
@@ -58,6 +59,22 @@ def test_a_capture(log):
     results, _ = GraphRecorder().record(lambda: log.append("call") or 3)
     assert results == 3
     assert log[-5:] == ["own waits", "begin", "call", "end", "current waits"]
+
+
+def test_nothing_is_collected_in_a_capture(log):
+    """What is collected may have graphs, and to destroy one invalidates a capture."""
+    assert gc.isenabled()
+    assert GraphRecorder().record(gc.isenabled)[0] is False
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        GraphRecorder().record(lambda: 1 / 0)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        GraphRecorder().record(gc.isenabled)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_failed_capture_says_why_and_is_ended(log):

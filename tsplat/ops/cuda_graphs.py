@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ class GraphRecorder:
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """Captures a function. Returns its results, which are valid after a replay, and what replays it."""
         graph = torch.cuda.CUDAGraph()
-        with self._on_stream():
+        with self._on_stream(), _without_collections():
             # Other threads may read photographs meanwhile.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
@@ -72,6 +73,18 @@ class GraphRecorder:
                     yield
             finally:
                 current.wait_stream(self._stream)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pauses Python's collections of garbage, as a graph that is destroyed in a capture invalidates it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _lock = threading.Lock()
