@@ -61,6 +61,16 @@ def test_a_capture(log):
     assert log[-5:] == ["own waits", "begin", "call", "end", "current waits"]
 
 
+def test_memory_is_free_for_a_capture(log):
+    """PyTorch frees what graphs that are gone had, and what calls of other streams had, only if memory is short outside
+    of captures."""
+    recorder = GraphRecorder()
+    assert log == ["empty"]
+    recorder.record(lambda: None)
+    recorder.record(lambda: None)
+    assert log.count("empty") == 1
+
+
 def test_nothing_is_collected_in_a_capture(log):
     """What is collected may have graphs, and to destroy one invalidates a capture."""
     assert gc.isenabled()

@@ -20,6 +20,9 @@ class GraphRecorder:
     """
 
     def __init__(self) -> None:
+        with _lock:  # not in a capture
+            # PyTorch keeps the memory of graphs that are gone until a call is short of it, and captures do not get it.
+            torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _stream_of(torch.cuda.current_device())
 
