@@ -319,33 +319,33 @@ def test_calls_are_checked_once_the_device_is_done():
     tsplat.check_overflow()
 
 
+def test_a_need_is_read_from_the_stream_of_its_device(monkeypatch):
+    """Also if another device is the current one, or the default of new tensors."""
+    made, streams = [], []
+
+    def empty(shape, **options):
+        made.append(options)
+        return types.SimpleNamespace(copy_=lambda needed, **_options: torch.tensor([1, 1, 1, 0, 0]))
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
+    event = types.SimpleNamespace(record=lambda stream=None: streams.append(stream), query=lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    needed = types.SimpleNamespace(is_cuda=True, shape=(5,), device=torch.device("cuda:1"))
+    lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
+    capacity.note_need(lists, 3, None)
+    assert streams == [("stream of", needed.device)]
+    assert made[0]["device"] == "cpu" and made[0]["pin_memory"]
+    assert len(capacity._unknown) == 1
+
+
 def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     needed = types.SimpleNamespace(is_cuda=True)
     lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
     capacity.note_need(lists, 3, None)
     assert capacity._unknown == []
-
-
-def test_an_event_follows_the_copy_on_the_gpu_of_the_call(monkeypatch):
-    """Another GPU is the current one, whose stream is idle: an event there would happen before the copy."""
-
-    class Recorded(Event):
-        def record(self, stream="of the current GPU"):
-            self.stream = stream
-
-    needed, gpu = types.SimpleNamespace(is_cuda=True, shape=(5,)), torch.device("cuda", 1)
-    on_cpu = types.SimpleNamespace(copy_=lambda given, non_blocking: (given, non_blocking))
-    monkeypatch.setattr(torch, "empty", lambda *_size, **_options: on_cpu)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
-    monkeypatch.setattr(torch.cuda, "Event", Recorded)
-    flatten_ids = types.SimpleNamespace(device=gpu)
-    capacity.note_need(
-        types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=flatten_ids), 3, None
-    )
-    (call,) = capacity._unknown
-    assert call.needed == (needed, True) and call.done.stream == "of cuda:1"
 
 
 @pytest.mark.triton

@@ -1007,7 +1007,7 @@ MUTANTS = [
         ("_unknown[0].done.query()", "True", "a call waits for an earlier one"),
         ("call.done.synchronize()", "pass", "a need is read before the device is done"),
         ("if needed.is_cuda and torch.cuda.is_current_stream_capturing():", "if False:", "events in a captured graph"),
-        ("torch.cuda.current_stream(whole.flatten_ids.device)", "", "events on another GPU"),
+        ("torch.cuda.current_stream(needed.device)", "torch.cuda.current_stream()", "events on another GPU"),
     ),
     *_in("stages/operators.py", ("tests/stages/test_operators.py",),
         ("t.is_contiguous() and t.nbytes == t.untyped_storage().nbytes() and _address(t) not in taken", "True",

@@ -87,9 +87,11 @@ def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) 
         return
     done = None
     if needed.is_cuda:
-        needed = torch.empty(needed.shape, dtype=torch.int64, pin_memory=True).copy_(needed, non_blocking=True)
+        stream = torch.cuda.current_stream(needed.device)
+        pinned = torch.empty(needed.shape, dtype=torch.int64, device="cpu", pin_memory=True)
+        needed = pinned.copy_(needed, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(whole.flatten_ids.device))  # that of the copy, on any GPU
+        done.record(stream)
     call = _Call(needed, done, room, key)
     if calls is not None:
         calls.append(call)
