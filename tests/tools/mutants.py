@@ -1033,7 +1033,7 @@ MUTANTS = [
         ("tl.store(words + index, tl.where(fits, word, 0), mask=mask)", "tl.store(words + index, word, mask=mask)",
          "parts reached by lists that are empty"),
         ("total.to(tl.int64) + per_intersection - 1", "total.to(tl.int64)", "need rounded down"),
-        ("tl.maximum(need, tl.load(needed + kind))", "need", "need of the last of several lists only"),
+        ("tl.maximum(need, tl.load(place, mask=index == 0, other=0))", "need", "need of the second pass only"),
         ("mask=total > capacity", "mask=total >= capacity", "lists that just fit refused"),
         ("tl.store(needed + 4, (total * 0 + 1)", "tl.store(needed + 4, (total * 0)", "overflow not noted"),
     ),

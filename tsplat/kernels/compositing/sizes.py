@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..launch import Int, kernel
 
-BLOCK = 128
+BLOCK = 256
+"""No fewer than the threads of a program on any GPU, so that each has elements of its own."""
 
 CUT = 1.5
 """Lists longer than this many chunks are cut."""
@@ -35,9 +36,11 @@ def _limit_kernel(
     if words is not None:
         word = tl.load(words + index, mask=mask, other=0)
         tl.store(words + index, tl.where(fits, word, 0), mask=mask)
+    # By one thread: others would read what it writes.
+    need = (total.to(tl.int64) + per_intersection - 1) // per_intersection
+    place = needed + kind + index * 0
+    tl.store(place, tl.maximum(need, tl.load(place, mask=index == 0, other=0)), mask=index == 0)
     if tl.program_id(0) == 0:
-        need = (total.to(tl.int64) + per_intersection - 1) // per_intersection
-        tl.store(needed + kind, tl.maximum(need, tl.load(needed + kind)))
         tl.store(needed + 4, (total * 0 + 1).to(tl.int64), mask=total > capacity)
 
 
