@@ -362,7 +362,7 @@ def own_gaussians(n_gaussians, BLOCK: tl.constexpr):
 
 @triton.jit
 def search_starts(starts, n, child, steps):
-    """Finds the last p in [0, n) with starts[p] <= child by binary search."""
+    """Finds the parent of each child, the last p in [0, n) with starts[p] <= child, by binary search."""
     return _search_between(starts, child * 0, child * 0 + n, child, steps)
 
 
@@ -370,7 +370,8 @@ def search_starts(starts, n, child, steps):
 def search_starts_of_block(starts, n, child, steps, ON_CPU: tl.constexpr):
     """Finds what ``search_starts`` does for children less than ``starts[n]``, most of which follow each other.
 
-    Gathers are slow on a CPU: it searches for the least child, and for the others only up to the parent of the largest.
+    As gathers are slow on a CPU, it searches everywhere for the parent of the least child only, and for the others
+    between that one and the parent of the largest.
     """
     if ON_CPU:
         first, last = tl.min(child), tl.max(child)

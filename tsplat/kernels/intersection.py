@@ -1,18 +1,18 @@
 """Intersections of projected Gaussians with tiles: the exact ellipse against rows and columns of tiles.
 
 A Gaussian is visible where opacity exp(-sigma) >= 1/255, inside the ellipse 2 sigma(dx, dy) <= 2 ln(255 opacity). The
-extent of the ellipse in y gives its tile rows. For each of them, the extent in x of the part of the ellipse between the
-first and the last pixel center of that tile row gives a span of tiles (the maximum of a concave function over an
-interval, so a clamped argument). The bound is widened by the rounding error of fp32, so that no intersection is lost
-that adds to a pixel. Without conics, the rectangle mean +- radii takes the place of the ellipse, as in gsplat.
+extent of the ellipse in y gives its tile rows. In each of them, its extent in x between the first and the last pixel
+center of the tile row gives a span of tiles: it ends at the height in between that is nearest to the ellipse's leftmost
+or rightmost point. The bound is widened by the rounding error of fp32, so that no intersection is lost that adds to a
+pixel. Without conics, the rectangle mean +- radii takes the place of the ellipse, as in gsplat.
 
-Three kernels have one lane per output: tile rows per Gaussian, a span per (Gaussian, tile row), and a tile per
-intersection. The second and third find their Gaussian and span by binary search in a prefix sum. A zero precedes the
-counts, so that their prefix sum has the start of each, and their total in the end. Once intersections are sorted by
-tile, a fourth kernel gathers their rows and finds where the list of each tile begins.
+Three kernels have one lane per output: the tile rows of a Gaussian, a span, and an intersection. The second and third
+find the Gaussian, or the span, by binary search in a prefix sum. A zero precedes the counts, so that their prefix sum
+has the start of each and ends with the total. Once intersections are sorted by tile, a fourth kernel gathers their rows
+and finds the first one of each tile.
 
-Spans and intersections may be fewer than there is room for, which only the device knows then, from the end of these
-sums. Spans behind the last one have no intersections. Intersections behind the last one have a tile behind all others.
+There may be fewer spans and intersections than there is room for. Only the device then knows their number, the last
+value of these sums. Spans beyond it have no intersections, and intersections beyond it a tile beyond all others.
 """
 
 import torch
@@ -131,8 +131,8 @@ def _tile_columns_kernel(
     end = tl.load(span_starts + n)
     if first_span < end:
         mask = span < end
-        child = tl.where(mask, span, 0)
-        position = search_starts_of_block(span_starts, n, child, steps, ON_CPU)
+        safe = tl.where(mask, span, 0)
+        position = search_starts_of_block(span_starts, n, safe, steps, ON_CPU)
         row = tl.load(rows + position, mask=mask, other=0).to(tl.int64)
         mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
             means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
@@ -141,7 +141,7 @@ def _tile_columns_kernel(
         high = mean[0] + extent_x
         if conics is not None:
             tile_row = tl.load(first_tile_rows + position, mask=mask, other=0)
-            tile_row += child - tl.load(span_starts + position)
+            tile_row += safe - tl.load(span_starts + position)
             top = tl.maximum((tile_row * TILE).to(mean[1].dtype) + 0.5 - mean[1], -extent_y)
             bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], extent_y)
             thick = det > 0.0
@@ -184,8 +184,8 @@ def _tile_intersections_kernel(
     end = tl.load(place_starts + n_spans)
     if first_place < end:
         mask = place < end
-        child = tl.where(mask, place, 0)
-        span = search_starts_of_block(place_starts, n_spans, child, steps, ON_CPU)
+        safe = tl.where(mask, place, 0)
+        span = search_starts_of_block(place_starts, n_spans, safe, steps, ON_CPU)
         position = tl.load(positions + span).to(tl.int64)
         row = tl.load(rows + position).to(tl.int64)
         if image_ids is not None:
@@ -193,7 +193,7 @@ def _tile_intersections_kernel(
         else:
             image = row // n_per_image
         y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
-        x = tl.load(first_columns + span) + (child - tl.load(place_starts + span))
+        x = tl.load(first_columns + span) + (safe - tl.load(place_starts + span))
         key = tl.where(mask, image * n_tiles + y * tile_width + x - key_bias, last_key)
         tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < n_intersections)
         tl.store(flatten_ids + place, row.to(tl.int32), mask=place < n_intersections)
@@ -270,7 +270,7 @@ def tile_rows(
 
 
 def unread_spans(tensor: Tensor) -> int:
-    """Returns the spans that have room without waiting for their number; 0 on a CPU, where nothing waits."""
+    """Returns how many spans may have room without waiting for their number; 0 on a CPU, where nothing waits."""
     return 0 if is_compiled_for_cpu(tensor) else UNREAD
 
 
@@ -287,7 +287,7 @@ def tile_columns(
 
     Args:
         rows, first_tile_rows, span_starts: See :class:`Spans`.
-        n_spans: S, or more; spans behind the last one have no tiles.
+        n_spans: S, or more; spans beyond the last one have no tiles.
 
     Returns:
         Positions and first tiles, [S] int32 each; a zero, followed by the numbers of tiles, [1 + S] int32.
@@ -324,7 +324,7 @@ def tile_intersections(
 
     Args:
         key_bias: Subtracted from each key.
-        last_key: Key of what is behind the last intersection.
+        last_key: Key of elements beyond the last intersection.
     """
     keys = torch.empty(spans.n_intersections, dtype=key_dtype, device=screen.order.device)
     flatten_ids = torch.empty(spans.n_intersections, dtype=torch.int32, device=screen.order.device)

@@ -24,8 +24,8 @@ from .backend import full_precision, launchers
 from .bundles import flatten, restore, split
 from .inputs import contiguous
 
-TOGETHER = 15
-"""Most features composited by walks, which distortion, normals and hits need; more are by matrix products."""
+WALKED_MAX = 15
+"""Most features composited one by one, as distortion, normals and hits need; more are composited by matrix products."""
 
 
 class _Inputs(NamedTuple):
@@ -65,11 +65,11 @@ class _Composite(torch.autograd.Function):
         )
         n_bands = 0
         whole: Intersections | None = None
-        parts: PartLists | None = None
+        lists: PartLists | None = None
         with full_precision(means2d.device):
             launch = launchers(means2d.device, settings.backend)
             for intersections in bands:
-                parts = launch.composite_fwd(
+                lists = launch.composite_fwd(
                     splats, inputs.backgrounds, inputs.masks, intersections, buffers, settings, inputs.rays
                 )
                 n_bands += 1
@@ -77,17 +77,16 @@ class _Composite(torch.autograd.Function):
                 del intersections
         # A copy, as the caller may change the image.
         totals = buffers.colors[..., -2].clone() if settings.distortion else None
-        # Of several bands, the backward pass needs no lists; without lists of parts, it reads no keys.
         if whole is None:
-            parts = None
-        elif parts is None:
-            whole = whole._replace(keys=None)
-        ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, totals, whole, parts))
+            lists = None
+        elif lists is None:
+            whole = whole._replace(keys=None)  # which only lists of parts need
+        ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, totals, whole, lists))
         ctx.save_for_backward(*tensors)
         ctx.settings, ctx.launch = settings, launch
         # Several bands do not fit together, so the backward pass lists them again.
         ctx.bands = bands if whole is None else None
-        # The attribute belongs on the tensor that the caller holds.
+        # The tensor that the caller holds gets the attribute.
         ctx.absgrad_target = means2d if settings.absgrad else None
         ctx.set_materialize_grads(False)
         if buffers.median_rows is not None:
@@ -105,7 +104,7 @@ class _Composite(torch.autograd.Function):
         _v_median_rows: None,
     ) -> tuple[Tensor | None, ...]:
         inputs: _Inputs
-        inputs, transmittances, last_ids, totals, whole, parts = restore(ctx.saved, saved)
+        inputs, transmittances, last_ids, totals, whole, lists = restore(ctx.saved, saved)
         splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
         means2d, _, opacities, colors, depths, color_ids = inputs.splats
         settings: CompositingSettings = ctx.settings
@@ -119,13 +118,12 @@ class _Composite(torch.autograd.Function):
         if rays is not None and any(ctx.needs_input_grad[-3:]):
             rays = rays._replace(v_values=rays.values.new_zeros(len(rays.values), 6, *rays.values.shape[2:]))
         with full_precision(means2d.device):
-            # That of the forward pass, as last_ids are its own.
-            launch = ctx.launch
+            launch = ctx.launch  # of the forward pass, as last_ids count entries of its lists
             v_splats: SplatGradients | None = None
             for intersections in bands:
                 if intersections.gaussian_major is None:
-                    order = _gaussian_major(intersections.flatten_ids, opacities.numel())
-                    intersections = intersections._replace(gaussian_major=order)
+                    gaussian_major = _gaussian_major(intersections.flatten_ids, opacities.numel())
+                    intersections = intersections._replace(gaussian_major=gaussian_major)
                 v_splats = launch.composite_bwd(
                     splats,
                     backgrounds,
@@ -136,7 +134,7 @@ class _Composite(torch.autograd.Function):
                     v_render_alphas,
                     v_splats,
                     settings,
-                    parts,
+                    lists,
                     rays,
                     totals,
                 )
@@ -177,7 +175,7 @@ def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
 
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
-    """Orders intersections of which only the row is known; all of a row's make up one span."""
+    """Orders intersections of which only the rows are known: those of a row count as one span."""
     rows, order = flatten_ids.sort(stable=True)
     places = torch.empty_like(rows)
     places[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
@@ -207,8 +205,8 @@ def composite(
         rays: Of the pixels, if the footprint is evaluated along them. Differentiable.
 
     Returns:
-        Colors [I, H, W, D], with depth as one more channel, and distortion behind it; alphas [I, H, W, 1]; the rows of
-        medians [I, H, W] int32, see :class:`RenderBuffers`, or None.
+        Colors [I, H, W, D], with depth and distortion as further channels, in this order; alphas [I, H, W, 1]; the rows
+        of medians [I, H, W] int32, see :class:`RenderBuffers`, or None.
     """
     dense = contiguous(splats)
     inputs = _Inputs(

@@ -37,7 +37,7 @@ from ..kernels_torch.lens_models import directions
 from ..kernels_torch.unscented import pose_at, time_of
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
-from .compositing import TOGETHER, composite
+from .compositing import WALKED_MAX, composite
 from .inputs import check_scene, flatten_batch, flatten_batches
 from .lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from .pixels import TileLists
@@ -91,7 +91,7 @@ def composite_along_rays(
         None.
     """
     first, rest = 3 * settings.normals, (masks, n_images, bands)
-    if splats.n_features <= TOGETHER or not (settings.normals or settings.hits):
+    if splats.n_features <= WALKED_MAX or not (settings.normals or settings.hits):
         if backgrounds is not None:
             backgrounds = torch.nn.functional.pad(backgrounds, (first, 0))
             backgrounds = backgrounds if backgrounds.shape[-1] else None

@@ -23,7 +23,7 @@ from ..data import Intersections, IntersectionSettings, ProjectedGaussians, Scre
 from ..errors import ArgumentError, MemoryBudgetError
 from .capacity import choose_room
 from .compilation import eager, with_plain_tensors
-from .listing import Band, depth_order, find_spans, list_intersections, list_within
+from .listing import TileRows, depth_order, find_spans, list_intersections, list_within
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError, check_tiles
 
 
@@ -43,11 +43,11 @@ def intersect(
         grid: The tiles of the images that the rows belong to.
         settings: See :class:`IntersectionSettings`.
         budget: Memory for the intersections.
-        explain: Returns the likely cause if even a single row of tiles exceeds the budget.
+        explain: Returns the likely cause if even a single tile row exceeds the budget.
 
     Raises:
         ArgumentError: There are more rows or tiles than 32-bit indices hold.
-        MemoryBudgetError: A single row of tiles exceeds the budget.
+        MemoryBudgetError: A single tile row exceeds the budget.
     """
     with torch.no_grad():  # in half the time of the decorator
         assert projected.opacities is not None
@@ -66,11 +66,11 @@ def intersect(
 
 
 class BandedIntersections:
-    """The intersections of a call, in as few bands of tile rows as fit into the memory budget.
+    """The intersections of a call, in bands of tile rows that each fit into the memory budget.
 
-    Iterate for the :class:`Intersections` of each band. A single band is kept in ``whole``. Several bands are listed
-    again, with the same bits, on each iteration, as they do not fit together. A band that does not fit is halved. With
-    a capacity, there is a single band, listed without waiting for the number of intersections.
+    Iterate for the :class:`Intersections` of each band. A band that does not fit is halved. A single band is kept in
+    ``whole``. Several bands do not fit together, so each iteration lists them again, with the same bits. With a
+    capacity, there is a single band, listed without waiting for the number of intersections.
 
     Attributes:
         whole: The intersections, if there is a single band.
@@ -89,7 +89,7 @@ class BandedIntersections:
         room: Capacities | None = None,
     ) -> None:
         self.whole: Intersections | None = None
-        self.bands: list[Band] = []
+        self.bands: list[TileRows] = []
         self.n_intersections = 0
         self.budget = budget
         self._screen, self._grid, self._settings = screen, grid, settings
@@ -114,7 +114,7 @@ class BandedIntersections:
                 self.whole = list_intersections(screen, grid, (begin, end), spans, settings)
 
     def listed(self) -> Intersections | None:
-        """The intersections of a single band, without what a capacity adds to them. Waits for their number then."""
+        """The intersections of a single band. With a capacity, waits for their number and leaves out what is beyond."""
         whole = self.whole
         if whole is None or whole.needed is None:
             return whole
@@ -150,12 +150,12 @@ def count_tiles(intersections: Intersections) -> Tensor:
 def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid) -> Tensor:
     """Encodes gsplat's 64-bit ids: image | tile | depth, with 32 bits of fp32 depth. [M] int64
 
-    In the order of compositing, ids of a tile ascend unless depths are negative: the bits of those descend.
+    Front to back, the ids of a tile ascend, except where depths are negative: their bits descend.
     """
     assert intersections.keys is not None
     tile_ids = intersections.keys.to(torch.int32) + intersections.key_bias
     if grid.n_images > 1:
-        # Tiles of an image take a power of two of ids.
+        # The tiles of an image take as many ids as the next power of two.
         unused = (1 << _tile_bits(grid.tiles_per_image)) - grid.tiles_per_image
         tile_ids = tile_ids + tile_ids // grid.tiles_per_image * unused
     bits = depths.detach().to(torch.float32).view(torch.int32)[intersections.flatten_ids]

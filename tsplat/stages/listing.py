@@ -20,13 +20,13 @@ from .backend import launchers
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
 from .recording import recordable
 
-Band = tuple[int, int]
-"""First and end flat tile row."""
+TileRows = tuple[int, int]
+"""A band: its first flat tile row, and the one after its last."""
 
-RADIX_ROWS = 32_768
+RADIX_MIN = 32_768
 """Number of integers from which PyTorch sorts by radix."""
 
-FEW_ROWS = 1000
+COMPARED_MAX = 1000
 """Number of values up to which a comparison sort takes least time."""
 
 
@@ -44,16 +44,16 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
     if n_segments <= 1:
         return stable_argsort(depths)
     if image_ids is None:
-        images = depths.view(n_segments, -1)
-        starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
-        return (images.argsort(dim=1, stable=True) + starts).flatten()
+        by_image = depths.view(n_segments, -1)
+        starts = torch.arange(n_segments, device=depths.device)[:, None] * by_image.shape[1]
+        return (by_image.argsort(dim=1, stable=True) + starts).flatten()
     counts = image_ids.bincount(minlength=n_segments)
-    rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
-    return torch.cat([row[stable_argsort(depths[row])] for row in rows])
+    images = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
+    return torch.cat([rows[stable_argsort(depths[rows])] for rows in images])
 
 
 class Room(NamedTuple):
-    """What lists have room for, and where the device notes what they need, see :class:`Intersections`."""
+    """What there is room for, and where the device notes what is needed, see :class:`Intersections`."""
 
     capacities: Capacities
     needed: Tensor
@@ -62,15 +62,15 @@ class Room(NamedTuple):
 def find_spans(
     screen: ScreenGaussians,
     grid: TileGrid,
-    band: Band,
+    band: TileRows,
     settings: IntersectionSettings,
     budget: MemoryBudget | None = None,
     room: Room | None = None,
 ) -> Spans:
-    """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band.
+    """Finds the spans of a band: what each Gaussian intersects of each tile row.
 
-    Without a ``room``, waits for the number of intersections, and for that of spans unless there cannot be many. With
-    one, there are as many as it has, and they are empty if they do not fit.
+    Without a room, waits for the number of intersections, and for that of spans unless there cannot be many. With one,
+    waits for neither: there are as many of each as it holds, and none in any tile if they do not fit.
 
     Raises:
         ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
@@ -85,8 +85,8 @@ def find_spans(
     launch = launchers(screen.means2d.device, settings.backend)
 
     def starts(counts: Tensor, bound: int, kind: int, unread: int = 0) -> tuple[Tensor, int]:
-        """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total, a bound of up
-        to ``unread``, or what there is room for."""
+        """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and for how many there is to be room:
+        the total; or, without waiting for it, the ``bound`` if it is at most ``unread``, or what ``room`` says."""
         fits = bound <= INDEX_MAX
         sums = counts.cumsum(0, dtype=torch.int32 if fits else torch.int64)
         if room is None:
@@ -139,16 +139,16 @@ def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> N
 def list_intersections(
     screen: ScreenGaussians,
     grid: TileGrid,
-    band: Band,
+    band: TileRows,
     spans: Spans,
     settings: IntersectionSettings,
     *,
     sort: bool = True,
 ) -> Intersections:
-    """Lists the intersections of spans, ordered by tile, then depth, then row; Gaussian by Gaussian if not sorted."""
+    """Lists the intersections of spans by tile, then depth, then row; Gaussian by Gaussian if not sorted."""
     first_tile, n_tiles = band[0] * grid.tile_width, (band[1] - band[0]) * grid.tile_width
     # Emitted in depth order, intersections need a stable sort by tile alone, with int16 keys while they fit.
-    short = n_tiles < 2**16  # one more key is that of no tile
+    short = n_tiles < 2**16  # one key remains for no tile
     key_bias = first_tile + (2**15 if short else 0)
     key_dtype = torch.int16 if short else torch.int32
     launch = launchers(screen.means2d.device, settings.backend)
@@ -167,7 +167,7 @@ def list_intersections(
 
 
 def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int]:
-    """First intersection of each image, and their number M, as rows of an image follow each other. I + 1 ints"""
+    """First intersection of each image, whose rows follow each other, and M: I + 1 ints."""
     images = torch.arange(grid.n_images + 1, device=screen.order.device)
     if screen.image_ids is None:
         starts = images * (screen.order.numel() // max(grid.n_images, 1))
@@ -192,7 +192,7 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     if values.device.type != "cpu":
         return values.sort(stable=True)
     keys = values.numpy()
-    if keys.size <= FEW_ROWS:
+    if keys.size <= COMPARED_MAX:
         indices = keys.argsort(kind="stable")
         return torch.from_numpy(keys[indices]), torch.from_numpy(indices)
     order = stable_argsort(values)
@@ -205,14 +205,14 @@ def stable_argsort(values: Tensor) -> Tensor:
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):
         return values.argsort(stable=True)
     keys = values.detach().numpy()
-    if keys.size <= FEW_ROWS:
+    if keys.size <= COMPARED_MAX:
         return torch.from_numpy(keys.argsort(kind="stable"))
     return _argsort(_ordered_bits(keys) if values.dtype == torch.float32 else keys)
 
 
 def _argsort(keys: np.ndarray) -> Tensor:
     """Returns the order of int16 or int32 keys."""
-    if keys.size >= RADIX_ROWS and torch.get_num_threads() > 1:
+    if keys.size >= RADIX_MIN and torch.get_num_threads() > 1:
         return torch.from_numpy(keys).argsort(stable=True)
     if keys.dtype == np.int16:
         return torch.from_numpy(np.argsort(keys, kind="stable"))

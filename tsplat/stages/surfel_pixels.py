@@ -15,7 +15,7 @@ from ..data import CompositingSettings, Features, Intersections, ProjectedGaussi
 from ..errors import UnsupportedError
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
-from .compositing import TOGETHER, composite
+from .compositing import WALKED_MAX, composite
 from .pixels import TileLists
 
 
@@ -63,10 +63,10 @@ def composite_surfels(
     """
     features, depths = splats.colors, splats.depths
     assert features is not None and depths is not None
-    together = splats.n_features <= TOGETHER
+    together = splats.n_features <= WALKED_MAX
     if settings.absgrad and not together:
         raise UnsupportedError(  # absolute values of two sums over features do not add up to those of their sum
-            f"absgrad: not implemented for 2D Gaussians with more than {TOGETHER - 3} channels of colors and depth, "
+            f"absgrad: not implemented for 2D Gaussians with more than {WALKED_MAX - 3} channels of colors and depth, "
             f"found {splats.n_features - 3}; render further channels by another call"
         )
     rest = (masks, n_images, bands)
