@@ -28,8 +28,8 @@ TILE_SIZES: Final = (4, 8, 16)
 
 
 class Capacities(NamedTuple):
-    """What there is room for: spans; intersections; in lists of parts, the entries that as many intersections may need,
-    of no effect if a tile is one part; and chunks that long lists are cut into. A ``capacity`` is all of them."""
+    """What there is room for: spans; intersections; entries of the lists of parts, in intersections that may need as
+    many, of no effect if a tile is one part; and chunks of long lists. A ``capacity`` is all of them."""
 
     spans: int
     intersections: int

@@ -40,7 +40,7 @@ class ProjectionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntersectionSettings:
-    """As in :func:`tsplat.rasterization`. ``boxes``: for tiles of mean +- radii, instead of those of the ellipse."""
+    """As in :func:`tsplat.rasterization`. ``boxes``: whether to intersect mean +- radii in place of the ellipse."""
 
     numerics: Numerics
     backend: Backend
@@ -58,7 +58,7 @@ class CompositingSettings:
         channel_chunk: Upper bound of the channels accumulated in one pass.
         absgrad, numerics, backend: As in :func:`tsplat.rasterization`.
         footprint: The kind of splat, see ``kernels/compositing/footprints``.
-        distortion: Whether to render the distortion of the last feature, behind it, and to find its median.
+        distortion: Whether to render the distortion of the last feature, as a channel after it, and find its median.
         normals, hits: Whether the first three features are normals, which face rays; the last, distances along them.
     """
 
@@ -146,7 +146,7 @@ class ProjectedGaussians(NamedTuple):
         means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
         conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or shapes of another footprint.
         compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
-        row_of: [B, C, N] int32, inverse of ``dense_ids``: the row of each entry, -1 where it has none; or None.
+        row_of: [B, C, N] int32, inverse of ``dense_ids``: the row, -1 where there is none; or None.
         normals: [nnz, 3] of surfels, in the camera frame, towards the camera; or None.
     """
 
@@ -209,7 +209,8 @@ class ScreenGaussians(NamedTuple):
     Attributes:
         means2d, radii: [nnz, 2] pixels, [nnz, 2] int32.
         conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
-        order, image_ids: [nnz] int64, rows in the order of emission; [nnz] int64, or None if rows are [I, N].
+        order: [nnz] int64, rows in *emission order*: front to back, for intersections to need a sort by tile only.
+        image_ids: [nnz] int64, image of each row; None if rows are [I, N].
     """
 
     means2d: Tensor
@@ -221,11 +222,11 @@ class ScreenGaussians(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Runs of tiles: a *span* is what a projected Gaussian intersects of one row of tiles.
+    """Runs of tiles: a *span* is what a projected Gaussian intersects of one tile row.
 
     Attributes:
-        rows, first_tile_rows: [nnz] int32, row of each Gaussian, and its first row of tiles, in emission order.
-        span_starts: [nnz + 1] int32, first span of each Gaussian, and their number S.
+        rows, first_tile_rows: [nnz] int32, row of each Gaussian, and its first tile row, in emission order.
+        span_starts: [nnz + 1] int32, first span of each of them, and the number S of spans.
         positions, first_columns: [S] int32, position of each span's Gaussian in emission order, and first tile.
         place_starts, n_intersections: [S + 1] int32, first intersection of each span, and M; M.
     """
@@ -243,10 +244,8 @@ class GaussianMajor(NamedTuple):
     """The intersections ordered by Gaussian, then span; sums over a Gaussian's tiles follow this order.
 
     Attributes:
-        places: [M] int32, place of each intersection in this order.
-        place_starts: [S + 1] int32, first place of each span, and M.
-        span_starts: [nnz + 1] int32, first span of the i-th Gaussian, and S.
-        rows, positions: [nnz] int32, row of the i-th Gaussian, a permutation; [S] int32, the i of each span's Gaussian.
+        places: [M] int32, place of each intersection in this order, which is that before the sort by tile.
+        place_starts, span_starts, rows, positions: As of :class:`Spans`; rows are a permutation.
     """
 
     places: Tensor
@@ -264,9 +263,9 @@ class Intersections(NamedTuple):
         isect_offsets: [tiles of the band + 1] int32, first intersection of each tile, and M.
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
-        keys, key_bias: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
+        keys, key_bias: [M] flat tile of each intersection minus ``key_bias``, for int16 keys; None if unknown.
         room, needed: If M is a capacity, what there is room for, and [5] int64, what is needed and whether any did not
-            fit. Behind the last intersection follow some in no tile; lists that do not fit are empty.
+            fit. Elements beyond the last intersection are in no tile; lists are empty if they do not fit.
     """
 
     first_tile: int
@@ -283,14 +282,15 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        n_entries, ids: K, the number of entries or more; [K] int32 rows, between zeros, None in the backward pass.
+        n_entries, ids: K, the number of entries or more; [K] int32, the row of each, None in the backward pass.
         offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
         words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts words], the
             number of set bits up to the end of each word. None if a tile is one part.
-        ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
+        ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None if no list is cut.
-        chunk_lists, chunk_transmittances: [chunks] int32; [chunks, pixels of a part], negative where pixels stopped.
-        chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with depth as the last channel.
+        chunk_lists: [chunks] int32, the list of each chunk.
+        chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where pixels have stopped.
+        chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with channels as in ``RenderBuffers``.
         records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None for the backward pass to pack them.
         order: [parts * tiles] int64, the order in which programs take the lists; None if it does not matter.
     """
@@ -365,7 +365,7 @@ class RenderBuffers(NamedTuple):
     """Output of compositing, written tile by tile.
 
     Attributes:
-        colors: [I, H, W, D], with depth as the last channel if there is depth, and distortion behind it.
+        colors: [I, H, W, D], with depth as the last channel if there is depth, and distortion after it.
         transmittances: [I, H, W], remaining behind the last Gaussian.
         last_ids: [I, H, W] int32, entries of its list that a pixel passed before it stopped; None without a gradient.
         median_rows, alphas: [I, H, W] int32, last row in front of which T > 1/2, or -1; [I, H, W, 1] 1 - T; or None.

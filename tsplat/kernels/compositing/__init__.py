@@ -1,11 +1,12 @@
 r"""Front-to-back compositing of the Gaussians of each tile, forward and backward. Read this page first.
 
-**The idea.** Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T
-background, with w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)) and T_i the product of 1 - alpha_j over
-j < i. One program, of one warp, renders one part of a tile, the parts with the longest lists first. It walks the part's
-list one Gaussian after the other, and loads each record while it blends the one before. Very long lists are cut into
-chunks, each with a program of its own: the product of 1 - alpha over each chunk comes first and gives T where the next
-one starts; the colors of chunks are added in the end.
+**The idea.** Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T_end
+background, with w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)), T_i the product of 1 - alpha_j over j < i,
+and T_end that over all. One program, of one warp, renders one part of a tile, the parts with the longest lists first:
+there are more parts than tiles to fill a GPU, and fewer Gaussians reach a part. It walks the part's list one Gaussian
+after the other, and loads each record while it blends the one before. Very long lists are cut into chunks, each with a
+program of its own: the product of 1 - alpha over each chunk comes first and gives T where the next one starts; the
+colors of chunks are added last.
 
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
 recurrence replaces a buffer per channel. With v the gradient of the pixel, let behind_i = (sum over j > i of
@@ -24,7 +25,7 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
                ----+-----+
     chunks     A,B | A,C |         pieces of a list, if it is long                  chunks
                 v     v
-    images         pixels, and of each list where its walk ended                    walks_ and matrices_forward
+    images         pixels, and where the walk of each list ended                    walks_ and matrices_forward
                 v     v
     slots      A A | B | C         one per entry, those of a Gaussian side by side  slots, walks_ and matrices_backward
                 \/
@@ -38,6 +39,7 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     part        rectangle of a tile's pixels, composited by one program
     list        the rows that may reach a part, front to back
     entry       an element of a list; in the backward pass, a row and a slot
+    walk        the loop of a program over a list or a chunk
     chunk       piece of a long list, composited by a program of its own
     order       the sequence in which programs take the lists
     Gaussian-major  order of intersections: by Gaussian, then by span; an index in it, or in a list, is a place
@@ -49,8 +51,8 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 `walks_forward`; then `slots`, `walks_backward`, and `slots` again. From 16 channels on, `matrices_forward` and
 `matrices_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share, `pixel_sums`
 the sums over the pixels of a part, `rays` those of pixels and their gradients, `beams` what bounds the rays of a part,
-and `distortion` that of a feature.
-`footprints` has the math of a splat. `sizes` keeps lists within memory that was allocated before they were counted.
+`distortion` that of a feature, and `footprints` the math of a splat. `sizes` keeps lists within memory that was
+allocated before they were counted, and `alphas` finds who contributes to a pixel.
 """
 
 import math
@@ -60,16 +62,7 @@ import torch
 from torch import Tensor
 
 from ...config import TRANSMITTANCE_MIN
-from ...data import (
-    CompositingSettings,
-    Intersections,
-    PartLists,
-    Rays,
-    RenderBuffers,
-    SplatGradients,
-    Splats,
-    TileGrid,
-)
+from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderBuffers, SplatGradients, Splats, TileGrid
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_shape
 from .alphas import tile_alphas
 from .chunks import chunk_products, combine_chunks, combine_rays
@@ -94,7 +87,7 @@ __all__ = [
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
-    """Returns the most bytes of rows, slots and chunks that compositing needs per intersection."""
+    """Returns the most bytes of entries, slots and chunks that compositing needs per intersection."""
     shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
     size = means.dtype.itemsize
     parts = grid.tile_size**2 // (shape.width * shape.height)
@@ -125,7 +118,7 @@ def composite_fwd(
         rays: Of the pixels, if the footprint is evaluated along them.
 
     Returns:
-        The lists, for :func:`composite_bwd`, which otherwise makes them again; never None. They are without the ids of
+        The lists, never None, for :func:`composite_bwd`, which otherwise makes them again. They are without the ids of
         entries, which it lists again with their slots.
     """
     band = _band(splats, intersections, buffers.colors.shape[0], settings, rays)
@@ -180,17 +173,17 @@ def composite_bwd(
     rays: Rays | None = None,
     totals: Tensor | None = None,
 ) -> SplatGradients:
-    """Returns the gradients of each row, by a band of tiles.
+    """Returns the gradients of each row due to a band of tiles.
 
     Args:
         splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.
         transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
         v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W, 1] or None
             for zero.
-        v_splats: Of other bands, added to and returned; or None.
+        v_splats: Those due to bands before, added to and returned; or None.
         lists: What :func:`composite_fwd` returned for the band; None to make them again.
         rays: As for :func:`composite_fwd`, with room for their gradients.
-        totals: [I, H, W], what was rendered of the last feature; only with distortion.
+        totals: [I, H, W], the rendered channel of the last feature; only with distortion.
     """
     gaussian_major = intersections.gaussian_major
     assert gaussian_major is not None

@@ -19,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def add_distortion(blended, color, median, place, z, weight, added, transmittance):
-    """Appends the distortion and the sum of w to blended features. Updates the median's entry + 1.
+    """Appends the distortion and the sum of w to blended features. Updates the place of the median's entry, plus 1.
 
     Args:
         color: What a pixel had before, features and what is appended.
@@ -29,7 +29,7 @@ def add_distortion(blended, color, median, place, z, weight, added, transmittanc
     term = 2.0 * tl.fma(z, color[N + 1], color[N - 1] * -1.0)
     mixed = tl.where(added, tl.fma(weight, term, color[N]), color[N])
     total = tl.where(added, color[N + 1] + weight, color[N + 1])
-    # Of what is added, alpha may be zero.
+    # The alpha of an added Gaussian may be zero.
     return blended + (mixed, total), tl.where(added & (weight > 0.0) & (transmittance > 0.5), place + 1, median)
 
 
@@ -37,7 +37,7 @@ def add_distortion(blended, color, median, place, z, weight, added, transmittanc
 def store_medians(
     median_rows, chunk_median_rows, ids, median, pixel, own, inside, chunk, is_chunk, PIXELS: tl.constexpr
 ):
-    """Stores the rows of medians, -1 where there is none; of a chunk at their places in the part."""
+    """Stores the rows of medians, -1 where there is none; of a chunk by the index of the pixel in the part."""
     row = tl.load(ids + median - 1, mask=median > 0, other=-1)
     if chunk_median_rows is not None:
         if is_chunk:

@@ -1,4 +1,4 @@
-"""Sums over the pixels of a part, of all that the backward walk adds for a Gaussian.
+"""Sums over the pixels of a part, of all values of a slot.
 
 On NVIDIA GPUs, several values are summed over the lanes of a warp at once. Summing n values over 32 lanes one by one
 takes 5 n shuffles. Here, at each of five steps, a lane keeps half of the values it has and passes the other half to the

@@ -47,7 +47,7 @@ def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: 
 @triton.jit
 def store_ray_gradients(v_rays, chunk_v_rays, values, program, image, pixel, own, inside, is_chunk, is_whole, grid,
                         PIXELS: tl.constexpr):  # fmt: skip
-    """Stores the gradients of a part's rays: of a chunk at their places in the part, else in the images."""
+    """Stores the gradients of a part's rays: of a chunk by the index of the pixel in the part, else in the images."""
     plane = grid[2].to(tl.int64) * grid[3]
     if chunk_v_rays is not None:
         if is_chunk:

@@ -1,8 +1,8 @@
 """Slots: where the backward pass of compositing writes the sums of entries, and the gradients that follow from them.
 
-An intersection has a slot for each part of its tile that composited it: each part that it reaches and in which a pixel
-added it or an entry after it. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so
-those of a Gaussian are contiguous. Two kernels count the slots of intersections, and write rows and slots of entries.
+An intersection has a slot for each part of its tile that composited it: where it has an entry and some pixel had not
+stopped before. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so those of a
+Gaussian are contiguous. Two kernels count the slots of intersections, and write the rows and slots of entries.
 
 After the walk, two kernels add the slots of each Gaussian to its row of ``sums`` in a fixed order: the sums of the
 footprint, the gradients of features, and two sums for absgrad. The second also turns them into gradients.
@@ -18,17 +18,7 @@ from torch import Tensor
 
 from ...data import CompositingSettings, GaussianMajor, Intersections, PartLists, SplatGradients, Splats
 from ..device_math import load_tuple, store_tuple
-from ..launch import (
-    Int,
-    Launch,
-    fix,
-    has_ptx,
-    is_compiled_for_cpu,
-    kernel,
-    longest_first,
-    planned,
-    programs,
-)
+from ..launch import Int, Launch, fix, has_ptx, is_compiled_for_cpu, kernel, longest_first, planned, programs
 from .footprints import FOOTPRINTS
 from .footprints.ellipse import LARGE
 from .lists import BLOCK, MARGIN, list_values, number_of_entries, places_in_lists, store_margins, tile_keys

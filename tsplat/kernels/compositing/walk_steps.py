@@ -220,7 +220,7 @@ def alpha_at(
 def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.constexpr = False):
     """One step front to back. Returns the weight alpha T, whether the Gaussian is added, and T behind it.
 
-    A pixel that has stopped keeps its transmittance, with a negative sign. If AMD, its weight is zero.
+    A pixel adds all until it stops, if only with alpha 0. Then it keeps T, with a negative sign; if AMD, weights are 0.
     """
     weight = alpha * transmittance
     # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike a minus, a factor of -1 is free.

@@ -52,8 +52,8 @@ class Footprint:
         SHAPE: Values of a row's shape, ``Splats.conics``.
         VALUES: Values of ``pack``.
         SUMS: Values of ``expand``: the sums over pixels that gradients are made of.
-        BY_COLUMN: The first so many values of ``add_gradients`` are sums over pixels of one column when ``expand`` gets
-            them. The others may be sums over all pixels.
+        BY_COLUMN: How many of the first values of ``add_gradients`` are sums over one column of pixels when ``expand``
+            gets them. The others may be sums over all pixels.
         pack: (mean, shape, visible) to VALUES values of a record, and whether the splat is rendered, if it is visible.
         is_large: (shape, opacity, TILE, ALPHA_MIN) to whether it may touch more than ``LARGE`` tiles.
         bound: (record, x, y, TILE, LOG2_ALPHA_MIN) to what ``reaches`` needs for a tile; x and y are its first pixel.

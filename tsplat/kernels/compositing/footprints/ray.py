@@ -3,8 +3,8 @@
 In the frame where the Gaussian is a unit sphere around 0, x -> M (x - m) with M = diag(1 / s) R^T, the ray o + t d is
 w + t u with w = M (o - m) and u = M d. Alpha is that at its highest point, t = -(u . w) / |u|^2 and c = w + t u
 (3DGUT, arXiv 2412.12507, section 4.3). As c is orthogonal to u, gradients are linear in sums over pixels of g, g c and
-g c c^T. Rounding leaves c a part along u, as long as that of w, which alpha does not show, but which M^T multiplies by
-1 / s; so gradients are those of c after another step, c - u (u . c) / |u|^2.
+g c c^T. Rounding leaves c a component along u, which alpha does not show, but which M^T multiplies by 1 / s; so
+gradients are those of c after another step, c - u (u . c) / |u|^2.
 
 A *shape* is a row's mean, quaternion wxyz of any norm, and scales, in the world frame; the mean in pixels is not used.
 A record holds m and the rows of M. The *pixel* is a ray: o and d. A part lists what its beam may meet: see `beams`.
@@ -99,7 +99,7 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     root = tl.sqrt(tl.minimum(tl.minimum(squares[0], squares[1]), squares[2]))
     level = record[12] - constant(LOG2_ALPHA_MIN, record[12])
     size = tl.sqrt(tl.maximum(level, 0.0) / constant(HALF_LOG2_E, level) + 1e-3) / root
-    # The rounding of this test, and of compositing, which is as if a ray passed so much further away.
+    # Room for the rounding of this test, and of compositing, as a distance by which a ray may pass closer.
     distance = tl.abs(to_mean[0]) + tl.abs(to_mean[1]) + tl.abs(to_mean[2]) + frame[9]
     room = 2e-6 * (distance + size)
 
@@ -167,7 +167,7 @@ def _locate(record, pixel):
 
 @triton.jit
 def _orthogonal(at):
-    """c without the part along u that rounding left."""
+    """c without the component along u that rounding left."""
     along = tl.fma(at[4], at[0], tl.fma(at[5], at[1], at[6] * at[2])) * -at[7]
     return tl.fma(along, at[4], at[0]), tl.fma(along, at[5], at[1]), tl.fma(along, at[6], at[2])
 
