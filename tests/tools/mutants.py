@@ -390,7 +390,7 @@ MUTANTS = [
         ("load_tuple(rays + pixel + image * (5 * plane)", "load_tuple(rays + pixel + image * (6 * plane)",
          "rays of another image"),
         ("load_tuple(origins + image * 3, 1, 3)", "load_tuple(origins, 1, 3)", "origin of the first image"),
-        ("return inside & (tl.abs(pixel[3])", "return inside | (tl.abs(pixel[3])", "without a ray, Gaussians show"),
+        ("return inside & (tl.abs(ray[3])", "return inside | (tl.abs(ray[3])", "without a ray, Gaussians show"),
         ("total[k] + value", "value", "gradients of rays are not summed"),
     ),
     *_in("kernels/compositing/chunks.py", RAYS,

@@ -1,4 +1,4 @@
-"""What every launcher needs: kernel launches on any device, grids that fit, the order of tiles, compiler options."""
+"""What every launcher needs: kernel launches on any device, grids that fit, the order of lists, compiler options."""
 
 import functools
 import inspect
@@ -25,7 +25,7 @@ RESIDENT = 256
 """Number of one-warp programs that any GPU runs at once; the order of fewer does not matter."""
 
 GRAIN = 64
-"""Granularity of list lengths when tiles are ordered: neighbors of similar length stay together and share caches."""
+"""Granularity of lengths when lists are ordered: neighbors of similar length stay together and share caches."""
 
 GRAINS_MAX = 2**15 - 1
 """Longer lists, of over two million entries, count as equally long."""
@@ -37,7 +37,7 @@ CPU_LONG_BLOCK = 64
 """Elements of a program on a CPU if each reads a long row, whose neighboring values are then still in the caches."""
 
 CPU_ROWS = 4
-"""Rows of pixels of a part of a tile on a CPU: their state stays in registers."""
+"""Pixel rows of a part of a tile on a CPU: their state stays in registers."""
 
 CPU_AHEAD = 8
 """Entries of a list by which a CPU prefetches what it will read and write."""
@@ -60,13 +60,13 @@ CPU_CHUNK = 2**30
 """A CPU needs no chunks."""
 
 FEATURES_HELD = 6
-"""Features for which a thread holds the state of several pixels."""
+"""Most features for which a thread holds the state of several pixels."""
 
 FEATURES_MIN = 16
 """Number of channels from which matrix products cost fewer instructions than channels one by one."""
 
 UNREAD = 2**16
-"""Sizes that are at most so large have as much room as they may need, instead of being read from the device."""
+"""Sizes that cannot exceed this are not read from the device: there is as much room as they may need."""
 
 PLANS_MAX = 256
 """Number of settings for which a function keeps what it planned."""
@@ -342,7 +342,7 @@ def approximate(tensor: Tensor) -> bool:
 
 
 def walk_options(tensor: Tensor) -> dict[str, int | bool]:
-    """Returns compiler options for kernels in which one warp walks a tile's list for many pixels.
+    """Returns compiler options for kernels in which one warp walks a part's list for many pixels.
 
     Without contraction beyond the explicit fma, forward and backward round alike. The bound on registers keeps ptxas
     from spilling in favor of occupancy.

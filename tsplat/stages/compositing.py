@@ -74,7 +74,7 @@ class _Composite(torch.autograd.Function):
                 )
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
-                del intersections
+                del intersections  # before memory for those of the next band is allocated
         # A copy, as the caller may change the image.
         totals = buffers.colors[..., -2].clone() if settings.distortion else None
         if whole is None:

@@ -1,7 +1,4 @@
-"""Alphas of Gaussians at the pixels of a tile, bit by bit those of walks: they tell who contributes to a pixel.
-
-One program computes BLOCK alphas.
-"""
+"""Alphas of Gaussians at the pixels of a tile, with the bits of walks: they tell who contributes to a pixel."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +21,7 @@ BLOCK = 128
 def _alphas_kernel(
     records,  # [nnz, WIDTH]
     rows,  # [K] int32 or int64
-    x,  # [w] centers of the tile's columns of pixels
+    x,  # [w] centers of the tile's pixel columns
     y,  # [h]
     alphas,  # [K, h, w], output
     n: "Int", width: "Int", height: "Int",

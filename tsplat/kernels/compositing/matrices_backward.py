@@ -114,7 +114,7 @@ def _features_bwd_kernel(
     blocks = tl.cdiv(n_features, CHANNELS)
     channels = tl.arange(0, CHANNELS)[None, :]
     column = tl.arange(0, GROUP)
-    place_in_part = tl.arange(0, PIXELS)[:, None]
+    pixel_in_part = tl.arange(0, PIXELS)[:, None]
     program = tl.program_id(0)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     for part in range(TOGETHER):
@@ -125,7 +125,7 @@ def _features_bwd_kernel(
             index, 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
-        v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
+        v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
         transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
         behind = tl.zeros_like(transmittance)
         if v_render_alphas is not None:
@@ -146,7 +146,7 @@ def _features_bwd_kernel(
                     color = tl.zeros([PIXELS, CHANNELS], dtype)
                     for step in range(end_chunk - 1 - program):
                         later = (end_chunk - 1 - step).to(tl.int64) * n_features + channel
-                        address = chunk_colors + later * PIXELS + place_in_part
+                        address = chunk_colors + later * PIXELS + pixel_in_part
                         color += tl.load(address, mask=channel < n_features, other=0.0)
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
                 behind *= inverse_transmittance(transmittance, APPROX)

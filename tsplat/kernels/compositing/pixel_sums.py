@@ -13,9 +13,8 @@ from ..device_math import add
 SUMS_MAX = 32
 """Most values that are summed at once: one per lane."""
 
-
 CAN_REORDER = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
-"""Triton 3.9 warns of the argument."""
+"""Argument of ``tl.reshape``, of which Triton 3.9 warns."""
 
 
 @triton.jit

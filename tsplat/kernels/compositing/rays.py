@@ -17,17 +17,17 @@ def load_rays(rays, origins, image, pixel, inside, grid):
 
 
 @triton.jit
-def has_ray(pixel, inside):
-    """Whether pixels are inside the image and have a ray, if they need one."""
-    if len(pixel) == 6:
-        return inside & (tl.abs(pixel[3]) + tl.abs(pixel[4]) + tl.abs(pixel[5]) > 0.0)
+def has_ray(ray, inside):
+    """Whether pixels are inside the image and have a ray, if they need one: their center may be passed instead."""
+    if len(ray) == 6:
+        return inside & (tl.abs(ray[3]) + tl.abs(ray[4]) + tl.abs(ray[5]) > 0.0)
     else:
         return inside
 
 
 @triton.jit
 def no_gradients(like):
-    """Gradients of rays to add to."""
+    """Zero gradients of rays, to add to."""
     return (tl.zeros_like(like),) * 6
 
 

@@ -18,7 +18,7 @@ from .records import load_record, pack_records
 from .walk_steps import OPACITY, Band, absorb, alpha_at, begin_forward, store_chunk, store_list
 
 PASS = 8
-"""Channels accumulated in one pass over the lists."""
+"""Most channels accumulated in one pass over the lists."""
 
 
 @kernel(strided=("backgrounds", "render_colors", "chunk_colors"))
