@@ -236,7 +236,7 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     if n > CUT * chunk:
         offsets, counts, grains = _list_sizes(offsets, words, totals, band)
         order = order if grains is None else launch.by_grains(grains)
-        sums, is_known = counts.cumsum(0, dtype=torch.int32), True
+        sums, is_known = counts.cumsum(0, dtype=torch.int32), True  # ``chunk_starts``, then n_chunks + n_entries
     elif words is not None:
         offsets = offsets.new_empty(n_lists + 1)
     chunk_starts, n_chunks, n_entries = None if sums is None else sums[:-1], 0, n * band.parts
