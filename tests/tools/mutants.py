@@ -1222,7 +1222,7 @@ MUTANTS = [
     ),
     *_in("ops/captured_calls.py", ("tests/ops/test_graphed_calls.py",),
         ("!= self.room:", "!= self.room and False:", "graphs without room for lists of parts"),
-        ("self._calls.clear()", "pass", "pinned memory freed in a capture"),
+        ("recorder.warm_up(self._calls.clear)", "pass", "pinned memory freed in a capture"),
         ("if turn != self._turn:", "if False:", "a backward pass of what a later call saved"),
         ("if self._is_spent:", "if False:", "a second backward pass of memory that the first has reused"),
         ("                own.zero_()", "                pass", "gradients of images of an earlier backward pass"),

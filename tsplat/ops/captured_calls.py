@@ -97,8 +97,9 @@ class CapturedCall:
         while (room := self.needed_room(self.room if any_overflow(self._calls) else least)) != self.room:
             self.room = room
             recorder.warm_up(self._try)
-        # Pinned memory: freed in a capture, it would have an event of that, which PyTorch later fails to query.
-        self._calls.clear()
+        # Pinned memory: freed in a capture, also of another thread, it would have an event of that, which PyTorch later
+        # fails to query.
+        recorder.warm_up(self._calls.clear)
         run, self._replay_forward = recorder.record(self._forward)
         self._is_zero = [True] * len(self._v)
         self._own_v_centers: Tensor | None = None
