@@ -3,12 +3,15 @@
 The emulator has no streams to capture: these tests need a GPU.
 """
 
+import dataclasses
+
 import pytest
 import torch
 import triton
 
 from tests.support import scenes
 from tsplat import check_overflow, graphed, l1_ssim_loss, rasterization, rasterization_2dgs
+from tsplat.ops.cuda_graphs import GraphRecorder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -154,6 +157,58 @@ def test_graphed_calls_give_the_bits_of_eager_calls(render):
         assert_same(results(replayed, values), results(render, values, packed=False))
     (kind,) = replayed._kinds.values()
     assert len(kind.calls) == 1
+
+
+@pytest.mark.parametrize("kind", ["covars", "rolling shutter", "surfels"])
+def test_kinds_of_calls_are_captured(kind, caplog):
+    scene = scenes.make(dataclasses.replace(STRUCTURE, covars=kind == "covars", cameras=2), torch.float32, "cuda")
+    render, options = rasterization, {}
+    if kind == "rolling shutter":
+        options = dict(viewmats_rs=scene["viewmats"] + 0.01, with_ut=True, rolling_shutter="ROLLING_TOP_TO_BOTTOM")
+    if kind == "surfels":
+        render, options = rasterization_2dgs, dict(render_mode="RGB+ED", distloss=True)
+        del scene["covars"], scene["camera_model"]
+    replayed = graphed(render)
+    for _ in range(4):
+        images = replayed(**scene, **options)[:2]
+    assert not caplog.text
+    assert all(found.calls for found in replayed._kinds.values())
+    assert_same(images, render(**scene, **options, packed=False)[:2])
+
+
+def test_pinned_memory_after_a_capture():
+    scene, _ = make()
+    replayed = graphed(rasterization)
+    for _ in range(4):
+        replayed(**scene)
+        for _ in range(3):
+            torch.zeros(5, dtype=torch.int64).pin_memory()
+
+
+def test_memory_of_graphs_that_are_gone_is_free():
+    reserved = []
+    for n in range(3_000, 3_008):
+        scene = scenes.make(dataclasses.replace(STRUCTURE, n=n), torch.float32, "cuda")
+        if n == 3_000:
+            replayed = graphed(rasterization)
+        for _ in range(3):
+            replayed(**scene)
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] < 1.5 * reserved[1]
+
+
+def test_a_failed_capture_leaves_others_as_they_were():
+    ones = torch.ones(3, device="cuda")
+    results, replay = GraphRecorder().record(lambda: ones + 1)
+    with pytest.raises(RuntimeError, match="captur"):
+        GraphRecorder().record(lambda: (ones + 1).tolist())  # waits
+    torch.rand(3, device="cuda")
+    torch.cuda.empty_cache()
+    replay()
+    assert results.tolist() == [2, 2, 2]
+    results, replay = GraphRecorder().record(lambda: ones + 2)
+    replay()
+    assert results.tolist() == [3, 3, 3]
 
 
 def test_hooks_of_profilers_see_launches():
