@@ -1,5 +1,6 @@
 """Fused L1 and SSIM against the formula in plain PyTorch, with autograd's gradients."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu_timing import counting
 from emulator.package import tsplat_emulated
-from tests.emulator.targets import each_target
+from tests.emulator.targets import each_target, one_target
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import ArgumentError, ShapeError, UnsupportedError
@@ -99,6 +100,37 @@ def test_gradients_of_zero_change_no_bit_on_gpus(target, code):
             outputs, v = zip(*used)
             gradients += torch.autograd.grad(outputs, image, v)
     assert torch.equal(*gradients)
+
+
+@pytest.mark.triton
+def test_maps_of_more_than_half_of_int32_are_written(tmp_path):
+    """Of a large batch; here of one plane, whose maps are that far apart in a file that is mostly a hole."""
+    from tsplat.kernels import image_loss
+
+    size, shape = 2**30 + 8, (1, 16, 16, 1)
+    image, target = torch.rand(shape), torch.rand(shape)
+    _, (image, target, maps) = image_loss.l1_ssim_fwd(
+        image, target, valid=False, n_windows=256, ssim_weight=0.2, dtype=torch.float32
+    )
+    far = torch.from_numpy(np.memmap(tmp_path / "maps", np.float32, "w+", shape=(2 * size + 256,)))
+    arguments = image_loss._arguments(image, target, maps) | dict(maps=far, size=size)
+    constants = dict(VALID=False, C1=image_loss.SSIM_K1**2, C2=image_loss.SSIM_K2**2)
+    image_loss._l1_ssim_fwd_kernel.launch(1, sums=torch.empty(2, 1), **constants, **arguments)
+    for k, expected in enumerate(maps):
+        assert torch.equal(far[k * size : k * size + 256], expected.flatten())
+
+
+@pytest.mark.slow
+@one_target
+def test_pixels_that_are_far_apart_on_gpus(target, code, tmp_path):
+    """As the first channels of a large image with many; here of ten rows in a file that is mostly a hole."""
+    near, seen = (torch.rand(1, 10, 4, 3).half() for _ in range(2))
+    step = 2**28
+    memory = torch.from_numpy(np.memmap(tmp_path / "image", np.float16, "w+", shape=(9 * step + 12,)))
+    far = memory.as_strided(near.shape, (0, step, 3, 1)).copy_(near)
+    with tsplat_emulated(target, code):
+        expected, found = ([*l1_and_ssim(image, seen, backend="triton")] for image in (near, far))
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1146,6 +1146,7 @@ MUTANTS = [
         ("(plane * height + r)", "(plane // n_channels * n_channels * height + r)",
          "gradients of all channels stored in the first plane"),
         ("return v_image.permute(0, 2, 3, 1)", "return v_image.reshape(image.shape)", "planes taken for channels"),
+        ("tl.store(out + size + size,", "tl.store(out + 2 * size,", "maps of large batches"),
         ("(place <= 2 * RADIUS)", "(place < 2 * RADIUS)", "the window's last tap lost"),
         ("sums + n_programs + program", "sums + program", "the sum of SSIM is that of L1"),
         ("program < n_programs, other", "program < n_programs - 1, other", "the last program's sum of L1 lost"),

@@ -115,7 +115,7 @@ def _l1_ssim_fwd_kernel(
     out = maps + plane * height * width + r * width + c
     tl.store(out, tl.where(whole, by_mean, 0.0), mask=inside)
     tl.store(out + size, tl.where(whole, -ssim / d_structure, 0.0), mask=inside)
-    tl.store(out + 2 * size, tl.where(whole, 2.0 * luminance / d_structure, 0.0), mask=inside)
+    tl.store(out + size + size, tl.where(whole, 2.0 * luminance / d_structure, 0.0), mask=inside)
     a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
     b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
     tl.store(sums + tl.program_id(0), tl.sum(tl.abs(a - b)))
@@ -196,7 +196,7 @@ def _l1_ssim_bwd_kernel(
             weight = tl.load(taps + k)
             along_mean += weight * tl.load(here, mask=inside, other=0.0)
             along_square += weight * tl.load(here + size, mask=inside, other=0.0)
-            along_product += weight * tl.load(here + 2 * size, mask=inside, other=0.0)
+            along_product += weight * tl.load(here + size + size, mask=inside, other=0.0)
         down = _tap(taps, row - rows + RADIUS)[:, None]
         by_mean += down * along_mean[None, :]
         by_square += down * along_square[None, :]
@@ -236,8 +236,10 @@ def l1_ssim_fwd(
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
     # Not three values of one tensor: autograd takes longer for views.
     l1, ssim, loss = (maps.new_empty(()) for _ in range(3))
-    if is_compiled_for_cpu(image):  # neighbors are loaded as vectors
-        image, target = (t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for t in (image, target))
+    planar = is_compiled_for_cpu(image)  # neighbors are loaded as vectors
+    image, target = (
+        t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) if planar or _is_wide(t) else t for t in (image, target)
+    )
     blocks = _n_programs(image)
     sums = torch.empty(2, blocks, dtype=dtype, device=image.device)
     _l1_ssim_fwd_kernel.launch(
@@ -288,6 +290,11 @@ def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windo
         **_arguments(*kept),
     )
     return v_image.permute(0, 2, 3, 1)
+
+
+def _is_wide(image: Tensor) -> bool:
+    """Returns whether pixels of an image are further apart in memory than int32 counts."""
+    return (image.shape[1] - 1) * image.stride(1) + (image.shape[2] - 1) * image.stride(2) >= 2**31
 
 
 def _n_programs(image: Tensor) -> int:
