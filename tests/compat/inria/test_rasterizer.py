@@ -177,6 +177,16 @@ def test_no_gaussians_give_the_background():
     assert not invdepths.any()
 
 
+def test_results_are_contiguous():
+    scene = scenes.make(STRUCTURE)
+    rasterizer = GaussianRasterizer(settings_of(scene, antialiasing=False))
+    image, radii, invdepths = rasterizer(**arguments_of(scene))
+    filtered = rasterizer.visible_filter(scene["means"], scene["scales"], scene["quats"])
+    assert all(tensor.is_contiguous() for tensor in (image, radii, invdepths, filtered))
+    # As Inria's psnr reads images; operations on images keep the order of their strides.
+    assert image.clamp(0, 1)[None].view(1, -1).shape == (1, 3 * 30 * 40)
+
+
 def test_prefiltered_gaussians_are_in_front_of_the_camera():
     scene = scenes.make(STRUCTURE)
     view = scene["viewmats"][0]

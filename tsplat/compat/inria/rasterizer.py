@@ -135,7 +135,7 @@ class GaussianRasterizer(torch.nn.Module):
         gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, means3D.new_ones(n))
         radii = self._project(gaussians)[0]
         assert radii is not None
-        return radii[0, :, 0]
+        return radii[0, :, 0].contiguous()
 
     @with_plain_tensors
     def forward(
@@ -266,7 +266,8 @@ class GaussianRasterizer(torch.nn.Module):
             backgrounds=torch.cat([s.bg.to(inverse), inverse.new_zeros(1)])[None], numerics=NUMERICS,
             subpixel_offset=None if s.subpixel_offset is None else s.subpixel_offset[None],
         )  # fmt: skip
-        return image[0].movedim(-1, 0), radii[0, :, 0], flatten_ids
+        # Contiguous as Inria's, so that programs can call view.
+        return image[0].movedim(-1, 0).contiguous(), radii[0, :, 0].contiguous(), flatten_ids
 
     @torch.no_grad()
     def _check_prefiltered(self, means: Tensor) -> None:
