@@ -10,8 +10,8 @@ Nothing of this was measured on a GPU.
 
 Mode `capacity` calls rasterization with `packed=False` and room for 1.5 times the scene's intersections, doubled until
 its lists fit. Mode `graph` replays the graphs of such calls by `tsplat.graphed`, with the room that it gives to lists:
-each replay is a launch, and copies are operators. It also gives records of mode `captured`: the same device work in one
-CUDA graph of the whole pass, which docs/howto/compile.md captures by hand.
+each replay is a launch, and copies are operators. It also gives a record of mode `captured`: the device work of a call
+in one CUDA graph, which docs/howto/compile.md captures by hand.
 
 `--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
 REF` also runs another commit, eagerly. `--write` replaces the recorded results of these scenes, and writes
@@ -141,14 +141,12 @@ def by_graphs(around: graphs.Around, figures: dict[str, dict[str, Any]], gpu: st
     return found
 
 
-def by_capture(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the figures of each pass in one CUDA graph, given those without graphs."""
+def by_capture(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a call in one CUDA graph, given those without graphs."""
     one = {"launches": 1, "operators": 0, "waits": 0, "host_us": host.LAUNCH_US, "mode": "captured"}
-    found = {}
-    for of, given in figures.items():
-        found[of] = given | one | {"step_us": step_us(host.LAUNCH_US, given["device_us"], 0)}
-        for name in ("allocations", "function_calls", "python_us", "cpu_target_us"):
-            del found[of][name]
+    found = given | one | {"step_us": step_us(host.LAUNCH_US, given["device_us"], 0)}
+    for name in ("allocations", "function_calls", "python_us", "cpu_target_us"):
+        del found[name]
     return found
 
 
@@ -175,7 +173,7 @@ def records(
             step, predictor, operators = execute(sized | {"capacity": step.meta["room"]}, gpus)
         figures[mode] = {gpu: by_pass(mode, predictor, operators, python, gpu) for gpu in gpus}
         if mode == "graph":
-            figures["captured"] = {gpu: by_capture(figures[mode][gpu]) for gpu in gpus}
+            figures["captured"] = {gpu: {"call": by_capture(figures[mode][gpu]["call"])} for gpu in gpus}
             around = graphs.measure(scene, repeats)
             figures[mode] = {gpu: by_graphs(around, figures[mode][gpu], gpu) for gpu in gpus}
         if mode == modes[0]:
@@ -188,8 +186,7 @@ def records(
                 device = gsplat_step.device_us(scene, other, meta, compositing, gpu)
                 theirs = peer_record(other, scene, device, figures[modes[0]][gpu], of)
                 found.append({"implementation": gsplat_kernels.NAME, **labels, **theirs})
-            for mode in figures:
-                ours = figures[mode][gpu][of]
+            for ours in (figures[mode][gpu][of] for mode in figures if of in figures[mode][gpu]):
                 if theirs is not None:
                     ours["ratio_device"] = ours["device_us"] / theirs["device_us"]
                     ours["ratio_step"] = ours["step_us"] / theirs["step_us"]

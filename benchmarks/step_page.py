@@ -20,7 +20,7 @@ microseconds. On the machine of the [GPU](#measured-on-a-gpu), time on the host 
 and 5 times for gsplat. A call is `rasterization()` forward and backward, packed; a training step is rasterization, L1 +
 SSIM loss, backward and Adam. Step time is the larger of host and device time, plus waits. Ratios are tsplat / gsplat.
 [Graphed](howto/compile.md#calls-that-replay-graphs) calls replay CUDA graphs; they have not been run on a GPU.
-[Captured](howto/compile.md#cuda-graphs-by-hand) passes are one CUDA graph each.
+A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
 """
 
@@ -41,8 +41,8 @@ NOTES = f"""
 - Graphed: replays count as launches, and copies as operators. Graphs read arguments in place here, as the addresses of
   parameters stay the same; activations that move are copied. There is room for 1.25 times what each kind of list needs.
   Loss and Adam are as in other steps.
-- Captured: the kernels and operators of a graphed call in one graph, with loss and Adam in that of a step. One launch,
-  and no Python; what copies cameras and targets into tensors of the graph is not counted.
+- Captured: the kernels and operators of a graphed call in one graph, without copies of images and gradients. One
+  launch, and no Python; what copies cameras into tensors of the graph is not counted. Adam cannot be captured.
 - Launch: Python's time of one launch, on average and at most, with a launcher that does nothing. Tiny call: 20
   Gaussians at 16×16 pixels on the CPU target, measured, kernels included.
 """

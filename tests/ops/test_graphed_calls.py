@@ -1,8 +1,10 @@
 """Graphed calls give the bits of eager calls. On a CPU, what is recorded and replayed stands for CUDA graphs."""
 
 import concurrent.futures
+import copy
 import dataclasses
 import gc
+import pickle
 import re
 import sys
 import threading
@@ -485,6 +487,16 @@ def test_gradient_checkpointing(captures):
     for _ in range(4):
         loss = torch.utils.checkpoint.checkpoint(lambda: render(**scene)[0].sum(), use_reentrant=False)
         assert torch.equal(torch.autograd.grad(loss, scene["means"])[0], expected[0])
+
+
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, lambda render: pickle.loads(pickle.dumps(render))])
+def test_copies_have_graphs_of_their_own(captures, make_copy):
+    render, scene = graphed(rasterization), make()
+    for _ in range(2):
+        render(**scene)
+    other = make_copy(render)
+    assert not other._kinds and render._kinds
+    assert torch.equal(other(**scene)[0], render(**scene)[0])
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

@@ -110,6 +110,10 @@ class Graphed:
             found = self._render(arguments, means)
         return self._function(**arguments) if found is None else found
 
+    def __reduce__(self) -> Any:
+        """A copy, as of a model that is copied, has graphs of its own."""
+        return Graphed, (self._function,)
+
     def clear(self) -> None:
         """Releases all graphs; their memory is free once no backward pass needs it."""
         with self._lock:
