@@ -222,7 +222,7 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
             images = screen._replace(image_ids=torch.arange(N))
             kernels.tile_intersections(images, grid, spans, torch.int16, 2**15, 2**15 - 1)
             kernels.tile_lists(ints.to(torch.int16), torch.arange(N), ints, 64, -(2**15))
-            kernels.limit_starts(starts, N, torch.zeros(4, dtype=torch.int64), 0)
+            kernels.limit_starts(starts, N, torch.zeros(5, dtype=torch.int64), 0)
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
 
 
@@ -233,7 +233,7 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
 
     with recorded(vendor) as launches:
         ints = torch.ones(N, dtype=torch.int32)
-        kernels.limit_starts(ints, N, torch.zeros(4, dtype=torch.int64), 2, torch.ones_like(ints), 4)
+        kernels.limit_starts(ints, N, torch.zeros(5, dtype=torch.int64), 2, torch.ones_like(ints), 4)
     yield from (("lists of parts", call) for call in launches)
     with mock.patch.object(part_lists, "CUT", 0):
         for d in channels:

@@ -188,6 +188,21 @@ def test_options_of_parameter_groups_raise_if_they_change_steps():
             optimizer.step()
 
 
+def test_steps_are_not_captured(monkeypatch):
+    """A graph would repeat what Python computes for one step."""
+
+    class OnGpu(torch.nn.Parameter):
+        is_cuda = True
+
+    parameter = OnGpu(torch.ones(3))
+    optimizer = Adam([parameter])
+    parameter.grad = torch.ones(3)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UnsupportedError, match=r"^step: not implemented in a CUDA graph.*capturable=True"):
+        optimizer.step()
+    assert not optimizer.state
+
+
 def test_step_counts_of_other_dtypes_are_kept():
     counts = []
     for dtype in (torch.float32, torch.float64, torch.int64):

@@ -85,7 +85,8 @@ class Adam(torch.optim.Adam):
                 Adam, as other moments do not decay. The step count is common to all Gaussians.
 
         Raises:
-            NotImplementedError: A loaded state turns on an option that is not implemented.
+            NotImplementedError: A loaded state turns on an option that is not implemented; or the step is captured in a
+                CUDA graph.
             ArgumentError: ``visible`` or a moment does not match a parameter, or a parameter is not contiguous. Nothing
                 has been changed.
         """
@@ -131,6 +132,11 @@ def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> No
         visible: See :meth:`Adam.step`, which raises the same errors.
     """
     found = [(optimizer, *entry) for optimizer in optimizers for entry in optimizer._with_gradients()]
+    if found and found[0][1].is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "step: not implemented in a CUDA graph, which would repeat the rates of one step; call it after replays, "
+            "or use torch.optim.Adam(capturable=True)"
+        )
     names, tensors = ["params", "gradient"] * len(found), [tensor for entry in found for tensor in entry[1:3]]
     visible, *resolved = plain_all(["visible", *names], [visible, *tensors])
     gradients = resolved[1::2]
