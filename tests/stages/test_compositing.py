@@ -156,6 +156,11 @@ def test_masked_tiles_have_background_and_no_gradient(backend):
             r"isect_offsets: expected integers from 0 to \d+, found 1048",
         ),
         ("isect_offsets", lambda offsets: offsets.flip(-1), "isect_offsets: expected ascending offsets"),
+        (
+            "isect_offsets",
+            lambda offsets: offsets.clamp_min(2),
+            "isect_offsets: expected offsets that begin with 0, found",
+        ),
     ],
 )
 def test_lists_out_of_range_raise(name, change, match):

@@ -85,6 +85,11 @@ class TileLists(NamedTuple):
         if backgrounds is not None:
             backgrounds = check_backgrounds(backgrounds, self.images, channels, "[..., D] as colors")
         check_tile_lists("isect_offsets", self.isect_offsets, self.flatten_ids, math.prod(leading))
+        first = self.isect_offsets.flatten()[:1]
+        if first.device.type == "cpu" and bool(first.any()):  # kernels look up the tile of each intersection
+            raise ArgumentError(
+                f"isect_offsets: expected offsets that begin with 0, found {int(first)}; pass those of sorted ids"
+            )
         return backgrounds
 
     def arrange(self, rows: dict[str, Tensor | None], channels: int) -> tuple[Tensor | None, int, list[Intersections]]:
