@@ -1267,6 +1267,7 @@ MUTANTS = [
         ("if places == self._places else None", "if True else None", "graphs of parameters that were replaced"),
         ("graph is None or graph.room != self._rooms[kind]", "graph is None", "graphs without room kept"),
         ("own.copy_(given)", "pass", "a graph of one view for all"),
+        ("with torch.cuda.device_of(inputs.pixels):", "if True:", "empty graphs on other GPUs than the current one"),
     ),
     *_in("training/view_gradients.py", ("tests/training/test_trainer_ranks.py", "-k", "capacity"),
         ("self._ranks.any([any_overflow(calls)], self._device)", "[any_overflow(calls)]",

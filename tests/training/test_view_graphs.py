@@ -127,6 +127,28 @@ def test_nothing_waits_in_a_graph(graphs, monkeypatch):
     trained(dataclasses.replace(CONFIG, steps=8))
 
 
+def test_the_gpu_of_a_view_is_the_current_one_while_it_is_captured(graphs, monkeypatch):
+    """Launches on another GPU are on no stream that is captured: a graph would be empty."""
+    current, found = [], []
+
+    class DeviceOf:
+        def __init__(self, tensor):
+            self._device = tensor.device
+
+        def __enter__(self):
+            current.append(self._device)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    make, record = view_graphs.GraphRecorder, CountingRecorder.record
+    monkeypatch.setattr(torch.cuda, "device_of", DeviceOf)
+    monkeypatch.setattr(view_graphs, "GraphRecorder", lambda: found.append([*current]) or make())
+    monkeypatch.setattr(CountingRecorder, "record", lambda *given: found.append([*current]) or record(*given))
+    trained(dataclasses.replace(CONFIG, steps=4))
+    assert len(found) >= 2 and all(devices == [torch.device("cpu")] for devices in found)
+
+
 def test_graphs_that_are_asked_for_without_a_gpu_raise():
     gaussians = make_gaussians()
     with pytest.raises(UnsupportedError, match="graph: not implemented on cpu; use auto or off"):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..config import Capacities
@@ -106,9 +107,11 @@ class ViewGraphs:
         graph = self._graphs.get(kind) if places == self._places else None
         if graph is None or graph.room != self._rooms[kind]:
             try:
-                if self._recorder is None:
-                    self._recorder = GraphRecorder()
-                graph = _Graph(self._compute, kind, inputs, self._rooms[kind], self._recorder)
+                # If another GPU is the current one, nothing is captured.
+                with torch.cuda.device_of(inputs.pixels):  # type: ignore[no-untyped-call]
+                    if self._recorder is None:
+                        self._recorder = GraphRecorder()
+                    graph = _Graph(self._compute, kind, inputs, self._rooms[kind], self._recorder)
             except Exception as error:  # what cannot be captured works without a graph
                 self._works, self._graphs = False, {}
                 logging.getLogger("tsplat").warning("tsplat: training without CUDA graphs: %s", error)
