@@ -96,6 +96,24 @@ def test_scale_modifier_and_precomputed_values_match_reference():
     assert_exact("color", image, plain.colors[0].movedim(-1, 0))
 
 
+def test_gradient_of_a_pose_matches_reference():
+    """As programs that optimize cameras call it: matrices and center are computed from the pose."""
+    scene = scenes.make(STRUCTURE)
+    view = scene["viewmats"].clone().requires_grad_()
+    given = settings_of(scene)
+    projection = torch.linalg.solve(given.viewmatrix, given.projmatrix)
+    pose = view[0].T
+    center = torch.linalg.inv(pose)[3, :3]
+    settings = given._replace(viewmatrix=pose, projmatrix=pose @ projection, campos=center)
+    image, _ = GaussianRasterizer(settings)(**arguments_of(scene))
+    v_image = scenes.random_like((image,), 0)[0]
+    (gradient,) = torch.autograd.grad(image, view, v_image)
+    _, own, _ = render_reference(scene | {"viewmats": view})
+    (expected,) = torch.autograd.grad(own.colors, view, v_image.movedim(0, -1)[None])
+    # The inverse of the whole matrix depends on its last row, which is constant.
+    assert_exact("viewmatrix", gradient[:, :3], expected[:, :3])
+
+
 def settings_of(scene, **changes):
     """Settings as the programs of 2023 make them: without `antialiasing`."""
     values = dict(bg=scene["backgrounds"][0], scale_modifier=1.0, sh_degree=scene["sh_degree"], prefiltered=False)

@@ -278,6 +278,7 @@ class GaussianRasterizer(torch.nn.Module):
                 "them with markVisible, or pass prefiltered=False"
             )
 
+    @torch.no_grad()  # poses that are optimized move both matrices, and not the principal point
     def _intrinsics(self, like: Tensor) -> Tensor:
         """Intrinsics [1, 3, 3] in pixels: focal lengths from the fields of view, principal point from `projmatrix`."""
         s = self.raster_settings
