@@ -233,7 +233,7 @@ def test_stages_give_what_the_pipeline_does(backend, packed):
         opacities, colors = scene["opacities"].expand(2, -1), scene["colors"].expand(2, -1, -1)
     masks = torch.ones_like(offsets, dtype=torch.bool)
     masks[0, 1, 0] = False
-    densify = torch.zeros_like(means2d)
+    densify = torch.full_like(means2d, math.nan)  # values are not read
     images = tsplat.rasterize_to_pixels_2dgs(
         means2d, transforms, torch.cat([colors, depths[..., None]], -1), opacities, normals, densify, *size, 8, offsets,
         flatten_ids, packed=packed, masks=masks, backend=backend,

@@ -79,3 +79,19 @@ def take_rows(values: Tensor, ids: Tensor, *, unique: bool) -> Tensor:
     """Takes rows [R, ...] of values [n, ...] by ids [R] int64, no two of which are equal if unique. Differentiable."""
     rows: Tensor = _TakeRows.apply(values, ids, unique)  # type: ignore[no-untyped-call]
     return rows
+
+
+class _Zeros(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor)
+
+    @staticmethod
+    def backward(_ctx: Any, v: Tensor) -> Tensor:
+        return v
+
+
+def zeros_for(tensor: Tensor) -> Tensor:
+    """Returns zeros whose gradient is that of a tensor. Its values, which may be NaN, are not read."""
+    zeros: Tensor = apply(_Zeros, tensor)
+    return zeros

@@ -13,7 +13,7 @@ from ..arguments import check_bool, check_numerics, check_tensor, compute_dtype
 from ..config import Backend, NumericsName
 from ..data import CompositingSettings, Features, Intersections, ProjectedGaussians, Splats
 from ..errors import UnsupportedError
-from .autograd import take_rows
+from .autograd import take_rows, zeros_for
 from .compilation import eager, with_plain_tensors
 from .compositing import WALKED_MAX, composite
 from .pixels import TileLists
@@ -92,7 +92,7 @@ def with_screen_gradient(transforms: Tensor, densify: Tensor) -> Tensor:
 
     These are the gradients of the projected centers, in pixels, that densification takes.
     """
-    shift = (densify - densify.detach()) * transforms.detach()[:, 8:]
+    shift = zeros_for(densify) * transforms.detach()[:, 8:]
     zero = torch.zeros_like(shift)
     return transforms + torch.cat([zero, shift[:, :1], zero, shift[:, 1:], zero, zero[:, :1]], -1)
 

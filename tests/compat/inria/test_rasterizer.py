@@ -195,6 +195,22 @@ def test_no_gaussians_give_the_background():
     assert not invdepths.any()
 
 
+def test_values_of_screenspace_points_are_not_read():
+    """As where they are allocated by torch.empty_like."""
+    scene = scenes.make(STRUCTURE)
+    rasterizer, arguments = GaussianRasterizer(settings_of(scene)), arguments_of(scene)
+    found = []
+    for value in (0.0, math.nan):
+        points = torch.full_like(scene["means"], value).requires_grad_()
+        image, _ = rasterizer(**arguments | {"means2D": points})
+        image.square().sum().backward()
+        found.append((image, points.grad))
+    (image, gradient), (other, other_gradient) = found
+    assert torch.equal(image, other)
+    assert torch.equal(gradient, other_gradient)
+    assert gradient.any()
+
+
 def test_results_are_contiguous():
     scene = scenes.make(STRUCTURE)
     rasterizer = GaussianRasterizer(settings_of(scene, antialiasing=False))

@@ -13,6 +13,7 @@ from torch import Tensor
 from ... import ArgumentError, UnsupportedError
 from ...arguments import check_choice, check_devices, check_number, check_size, check_tensor
 from ...data import Cameras, Gaussians3D
+from ...stages.autograd import zeros_for
 from ...stages.backend import full_precision
 from ...stages.compilation import with_plain_tensors
 from ...stages.intersection import isect_offset_encode, isect_tiles
@@ -250,7 +251,7 @@ class GaussianRasterizer(torch.nn.Module):
         if means2D is not None:
             # Adds zero, and scales the gradient from pixels to units where the image spans -1 to 1.
             half = pixels.new_tensor([0.5 * width, 0.5 * height])
-            pixels = pixels + ((means2D - means2D.detach())[:, :2] * half)[None]
+            pixels = pixels + (zeros_for(means2D)[:, :2] * half)[None]
         tiles = (-(-width // TILE_SIZE), -(-height // TILE_SIZE))
         # Exact tests of tiles are for pixel centers.
         exact = s.subpixel_offset is None
