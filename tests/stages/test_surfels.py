@@ -248,12 +248,29 @@ def test_stages_give_what_the_pipeline_does(backend, packed):
         image[0, 8:16, :8] = 0.0
     for name, one, other in zip(["colors", "alphas", "normals", "distort", "median"], images, hidden, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=name)
+    assert all(image.is_contiguous() for image in images)  # so that programs can call view
     keys = "camera_ids gaussian_ids radii depths opacities tile_width tile_height tiles_per_gauss isect_ids flatten_ids"
     keys += " means2d isect_offsets width height tile_size n_cameras render_distort gradient_2dgs"
     assert meta.keys() >= set(keys.split()) and "conics" not in meta
     assert torch.equal(meta["isect_offsets"], offsets) and torch.equal(meta["render_distort"], expected[3])
     assert torch.equal(transforms, meta["ray_transforms"]) and torch.equal(normals, meta["normals"])
     assert images[4].max() > 1.0
+
+
+@pytest.mark.parametrize("render_mode", ["RGB", "D", "RGB+D", "RGB+ED"])
+def test_images_are_contiguous_and_distortion_can_be_changed(render_mode):
+    scene = make(3)
+    scene["means"].requires_grad_()
+    gradients = []
+    for in_place in (False, True):
+        colors, alphas, normals, _, distort, median, _ = tsplat.rasterization_2dgs(
+            **scene | {"backgrounds": None}, render_mode=render_mode, backend="torch"
+        )
+        images = (colors, alphas, normals, distort, median)
+        assert all(image.is_contiguous() for image in images)
+        weighted = distort.mul_(3.0) if in_place else 3.0 * distort
+        gradients.append(torch.autograd.grad(colors.sum() + weighted.sum(), scene["means"])[0])
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

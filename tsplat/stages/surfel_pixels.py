@@ -84,7 +84,9 @@ def composite_surfels(
     # The row behind the last has z = 0.
     z = torch.nn.functional.pad(depths, (0, 1))
     medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64), unique=False)
-    return SurfelImages(render_colors, alphas, images[..., :3], images[..., -1:], medians.view(alphas.shape))
+    # In memory of its own, so that programs can change it in place.
+    distortions = images[..., -1:].contiguous()
+    return SurfelImages(render_colors, alphas, images[..., :3], distortions, medians.view(alphas.shape))
 
 
 def with_screen_gradient(transforms: Tensor, densify: Tensor) -> Tensor:
@@ -195,4 +197,4 @@ def rasterize_to_pixels_2dgs(
     )  # fmt: skip
     backgrounds = None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors)
     images = composite_surfels(flat, backgrounds, *arranged, settings)
-    return tuple(images.view((*lists.images, lists.height, lists.width)))
+    return tuple(image.contiguous() for image in images.view((*lists.images, lists.height, lists.width)))

@@ -127,5 +127,5 @@ def arrange_images(
     if options.renders_depth and options.renders_color:
         depths = images.medians if median_depth else colors[..., -1:]
         surface = depth_to_normals(depths, to_world, cameras.Ks.view(*leading, 3, 3)).squeeze(0)
-    colors = colors if options.renders_depth else colors[..., :-1]
+    colors = (colors if options.renders_depth else colors[..., :-1]).contiguous()
     return colors, images.alphas, normals, surface, images.distortions, images.medians
