@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tsplat import ArgumentError
-from tsplat.strategies.random_numbers import _multinomial_sample
+from tsplat.strategies.random_numbers import _multinomial_sample, draw_key
 
 
 def test_samples_follow_the_weights():
@@ -42,3 +42,11 @@ def test_more_samples_than_positive_weights_need_replacement():
     with pytest.raises(ArgumentError, match="n: expected 0 to 2 samples of 2 positive weights, found 3"):
         _multinomial_sample(torch.tensor([1.0, 0.0, 1.0]), 3, replacement=False)
     assert len(_multinomial_sample(torch.tensor([1.0, 0.0, 1.0]), 3)) == 3
+
+
+def test_keys_come_from_the_generator_of_the_cpu_whatever_the_default_device():
+    torch.manual_seed(5)
+    expected = draw_key(None)
+    torch.manual_seed(5)
+    with torch.device("meta"):
+        assert draw_key(None) == expected

@@ -18,7 +18,7 @@ from tsplat.scene.capture.image_cache import CachedPixels, ImageCache
 from tsplat.scene.capture.views import StoredView
 from tsplat.scene.gaussians import FLAT
 from tsplat.stages import capacity
-from tsplat.strategies import DefaultStrategy
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy
 from tsplat.training import (
     Config,
     DivergedError,
@@ -156,6 +156,32 @@ def test_seed_determines_the_result(noisy):
     a, b, c = (fit(start, views, Config(steps=6, seed=seed, background=SKY)) for seed in (1, 1, 2))
     assert all(torch.equal(x, y) for x, y in zip(a.tensors().values(), b.tensors().values()))
     assert not torch.equal(a.means, c.means)
+
+
+def test_the_default_device_and_dtype_do_not_matter(noisy):
+    """As a program sets them. 1,001 steps of Adam are 1,000 in bf16."""
+    strategy = LongAxisStrategy(cap_max=100, refine_start_iter=1, refine_every=3, refine_stop_iter=9)
+    config = Config(steps=9, strategy=strategy, backend="torch", random_background=True)
+    trainer = Trainer(*noisy, config)
+    trainer.advance()
+    tensors, figures = trainer.state()
+    figures["adam_steps"] = dict.fromkeys(figures["adam_steps"], 1001)
+
+    def continued():
+        trainer.restore(tensors, figures)
+        while trainer.step < config.steps:
+            trainer.advance()
+        return trainer.state()
+
+    expected, expected_figures = continued()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found, found_figures = continued()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found_figures == expected_figures
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_first_step_of_each_parameter_is_its_learning_rate(noisy):

@@ -24,7 +24,7 @@ WEIGHT_BITS = 32
 
 def draw_key(generator: torch.Generator | None) -> int:
     """Draws the key of random numbers from a generator, by default PyTorch's global one of the CPU."""
-    device = None if generator is None else generator.device
+    device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
 
 

@@ -193,7 +193,8 @@ class Parameters:
                     raise ArgumentError(
                         f"checkpoint: {name} has shape {list(parameter.shape)}, its moments {list(tensor.shape)}"
                     )
-            optimizer.state[parameter] = {"step": torch.tensor(float(adam_steps[name])), **moments}
+            step = torch.tensor(adam_steps[name], dtype=torch.float32, device="cpu")
+            optimizer.state[parameter] = {"step": step, **moments}
         self.gaussians()  # checks that the shapes agree
 
     def check_names(self, tensors: dict[str, Tensor]) -> None:

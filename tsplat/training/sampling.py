@@ -19,7 +19,7 @@ class ViewSampler:
     def next(self) -> int:
         """The index of the next view."""
         if not self._remaining:
-            self._remaining = torch.randperm(self._n, generator=self._generator).tolist()
+            self._remaining = torch.randperm(self._n, generator=self._generator, device="cpu").tolist()
         return self._remaining.pop()
 
     def upcoming(self, n: int) -> list[int]:

@@ -195,7 +195,7 @@ class Trainer:
     def _draw_background(self) -> Color:
         if not self.config.random_background:
             return self.config.backdrop
-        r, g, b = torch.rand(3, generator=self._background_generator).tolist()
+        r, g, b = torch.rand(3, generator=self._background_generator, dtype=torch.float32, device="cpu").tolist()
         return r, g, b
 
     def _regularize(self, loss_scale: float) -> None:
