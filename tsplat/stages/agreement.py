@@ -30,17 +30,22 @@ MESSAGE_LENGTH_MAX = 1200
 
 
 class Ranks(RankGroup):
-    """The ranks that render together, and whether any needs gradients, as :func:`agreement` fills in."""
+    """The ranks that render together, and whether any needs gradients, as :func:`agreement` fills in.
 
-    def __init__(self, group: ProcessGroup) -> None:
+    `means`, which were not checked, tell the GPU of this rank: the current one may be that of another rank.
+    """
+
+    def __init__(self, group: ProcessGroup, means: object) -> None:
         super().__init__(group)
         self.n_gaussians = [0] * self.world_size
         self.n_cameras = [0] * self.world_size
         self.differentiable = False
         self.differentiable_cameras = False
         self._device_types = sorted(device.type for device in group._device_types)
-        # The same on every rank, wherever its tensors are.
+        # Of the same type on every rank, wherever its tensors are.
         self._record_device = torch.device("cpu" if "cpu" in self._device_types else self._device_types[0])
+        if isinstance(means, Tensor) and means.device.type == self._record_device.type:
+            self._record_device = means.device
 
     def check_device(self, means: Tensor) -> None:
         """Raises :class:`DeviceError` if the group's backend cannot send from the tensor's device."""
@@ -92,8 +97,8 @@ class Ranks(RankGroup):
         return received
 
 
-def join(group: ProcessGroup | None) -> Ranks | None:
-    """Returns the ranks of a process group, by default of all processes; None for a single one."""
+def join(group: ProcessGroup | None, means: object) -> Ranks | None:
+    """Returns the ranks of a process group, by default of all processes; None for a single one. See :class:`Ranks`."""
     if not dist.is_available():
         raise ArgumentError("distributed: this PyTorch was built without torch.distributed; pass distributed=False")
     if not dist.is_initialized():
@@ -107,7 +112,7 @@ def join(group: ProcessGroup | None) -> Ranks | None:
         raise ArgumentError(
             f"group: expected a torch.distributed.ProcessGroup that contains this process, found {group!r}"
         )
-    return None if dist.get_world_size(group) == 1 else Ranks(group)
+    return None if dist.get_world_size(group) == 1 else Ranks(group, means)
 
 
 def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]) -> None:

@@ -218,7 +218,7 @@ def check_request(
     distributed = check_bool("distributed", distributed)
     if group is not None and not distributed:
         raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
-    ranks = join(group) if distributed else None
+    ranks = join(group, scene.means) if distributed else None
     if ranks is None:
         check_not_implemented(not_implemented)
         return _arrange(*_check(scene, options, distributed), distributed)
