@@ -258,7 +258,7 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
     return cameras._replace(Ks=own, lens=lens.repeat(*batch, n_cameras, 1))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache  # for good, as CUDA graphs may read it
 def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Copies numbers to a device once, as the copy waits for it, which a CUDA graph does not allow."""
     with torch.inference_mode(False):
