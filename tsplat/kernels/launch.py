@@ -34,7 +34,7 @@ CPU_BLOCK = 16
 """Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
 
 CPU_LONG_BLOCK = 64
-"""The same if each reads a long row, whose neighboring values are then still in the caches, or if all share a search."""
+"""If each reads a long row, whose neighboring values are then still in the caches, or if they share a search."""
 
 CPU_ROWS = 4
 """Pixel rows of a part of a tile on a CPU: their state stays in registers."""
