@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import tsplat
 from tests.support import scenes
 from tests.support.slow import slow_after
 from tsplat import reference
@@ -255,3 +256,31 @@ def test_margins_match_closed_form():
     assert math.isclose(float(truth.margins.stop[0, 3, 4, 0]), 1 - 1e-4 / 0.5, rel_tol=1e-9)
     assert math.isclose(float(truth.margins.clamp[0, 3, 4, 0]), 1 - 0.5 / 0.999, rel_tol=1e-9)
     assert torch.isinf(truth.margins.order).all()
+
+
+def test_the_default_device_and_dtype_do_not_matter():
+    """As a program sets them. Centers of pixels beyond 128 are integers in bf16."""
+    viewmats, Ks = torch.eye(4)[None], torch.tensor([[[50.0, 0, 100], [0, 50, 2], [0, 0, 1]]])
+    means = torch.tensor([[1.5, 0.0, 1.0]], requires_grad=True)
+    rest = torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 0.1), torch.ones(1), torch.ones(1, 3)
+    ends = viewmats.clone()
+    ends[:, 0, 3] = 0.05
+    lens = dict(with_ut=True, rolling_shutter="ROLLING_LEFT_TO_RIGHT", viewmats_rs=ends)
+
+    def rendered():
+        images = [
+            tsplat.rasterization(
+                means, *rest, viewmats, Ks, 200, 4, packed=False, backend="reference", with_eval3d=evaluates, **lens
+            )[0]
+            for evaluates in (True, False)
+        ]
+        return [image.detach() for image in images] + [*torch.autograd.grad(sum(map(torch.sum, images)), means)]
+
+    expected = rendered()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found = rendered()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, expected)) and all(values.any() for values in expected)

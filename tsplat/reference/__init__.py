@@ -376,7 +376,7 @@ def rasterize(
 
 def _in_tiles(means2d: Tensor, radii: Tensor, width: int, height: int, tile_size: int) -> Tensor:
     """Which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]"""
-    inside = torch.ones((), dtype=torch.bool)
+    inside = torch.ones((), dtype=torch.bool, device=means2d.device)
     for axis, size in enumerate((width, height)):
         mean, radius = means2d[..., axis], radii[..., axis]
         first, end = ((mean - radius) / tile_size).floor(), ((mean + radius) / tile_size).ceil()

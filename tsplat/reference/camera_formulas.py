@@ -223,8 +223,9 @@ def _opencv(a: Tensor, b: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
 
 def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
     """Origins and directions of the rays of pixel centers, world frame, [..., C, H, W, 3]; directions 0 without one."""
-    grid = torch.meshgrid(*(torch.arange(n) + 0.5 for n in (settings.height, settings.width)), indexing="ij")
-    pixels = torch.stack(grid[::-1], -1).to(cameras.intrinsics)  # [H, W, 2]
+    dtype, device = cameras.intrinsics.dtype, cameras.intrinsics.device
+    y, x = (torch.arange(n, dtype=dtype, device=device) + 0.5 for n in (settings.height, settings.width))
+    pixels = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # [H, W, 2]
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     x, y = ((pixels - center) / focal).unbind(-1)
     zero, one = torch.zeros_like(x), torch.ones_like(x)
@@ -331,7 +332,8 @@ def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, m
         for _ in range(SHUTTER_STEPS - 1):
             pixels, _ = at(_time(pixels, settings))
         time = _time(pixels, settings)
-        of_time = torch.stack([_time(unit, settings) - _time(0 * unit, settings) for unit in torch.eye(2).to(pixels)])
+        eye = torch.eye(2, dtype=pixels.dtype, device=pixels.device)
+        of_time = torch.stack([_time(unit, settings) - _time(0 * unit, settings) for unit in eye])
     pixels, valid = at(time)
     if pixels.requires_grad:
         time.requires_grad_()
@@ -339,7 +341,7 @@ def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, m
         velocity = torch.stack(
             [torch.autograd.grad(moving[..., k].sum(), time, retain_graph=True)[0] for k in range(2)], -1
         )
-        inverse = torch.linalg.inv(torch.eye(2).to(pixels) - velocity[..., :, None] * of_time)
+        inverse = torch.linalg.inv(eye - velocity[..., :, None] * of_time)
         pixels = pixels.detach() + (inverse @ (pixels - pixels.detach())[..., None])[..., 0]
     return pixels, valid & (at_start | at_end)
 
