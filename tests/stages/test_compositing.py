@@ -102,6 +102,39 @@ def test_means_that_are_not_finite_are_not_rendered(backend, value):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [3, 17])
+@pytest.mark.parametrize("conic", [(math.nan,) * 3, (math.inf, 0.0, math.inf), (math.inf,) * 3, (1.0, math.nan, 1.0)])
+def test_conics_that_are_not_finite_are_not_rendered(backend, channels, conic):
+    """Whether they are in a list or not; the shapes of culled Gaussians may be anything."""
+    means2d, offsets = torch.tensor([[[2.5, 2.5], [1.5, 1.5], [1.0, 1.0]]]), torch.zeros(1, 1, 1, dtype=torch.int32)
+    colors, opacities = torch.rand(1, 3, channels), torch.full((1, 3), 0.5)
+    results = []
+    for own, listed in ((conic, [0, 1, 2]), (conic, [0, 2]), ((0.1, 0.02, 0.1), [0, 2])):
+        conics = torch.tensor([[(0.1, 0.02, 0.1), own, (0.1, 0.02, 0.1)]])
+        leaves = [tensor.clone().requires_grad_() for tensor in (means2d, conics, colors, opacities)]
+        images = tsplat.rasterize_to_pixels(
+            *leaves, 4, 4, 4, offsets, torch.tensor(listed, dtype=torch.int32), absgrad=True, backend=backend
+        )
+        torch.autograd.backward(images, scenes.random_like(images, 0))
+        results.append((*images, *(leaf.grad for leaf in leaves), leaves[0].absgrad))
+    for *found, expected in zip(*results, strict=True):
+        assert all(torch.equal(one, expected) for one in found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [(1, 4), (4, 1)])
+def test_gradients_of_means_on_a_line_of_pixels(backend, size):
+    """One of the two sums that they are made of is zero."""
+    width, height = size
+    rows = torch.tensor([[[0.1, 0.02, 0.1]]]).double(), torch.ones(1, 1, 1).double(), torch.full((1, 1), 0.5).double()
+    lists = torch.zeros(1, 1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    means2d = torch.tensor([[[0.5 if width == 1 else 1.7, 0.5 if height == 1 else 1.7]]]).double().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda means2d: tsplat.rasterize_to_pixels(means2d, *rows, *size, 4, *lists, backend=backend)[0], means2d
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_absgrad_sums_absolute_gradients_over_pixels(backend):
     """Against one backward pass of the reference per pixel."""
     for channels in (3, 11):

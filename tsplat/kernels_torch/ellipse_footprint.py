@@ -16,9 +16,9 @@ def pack(splats: Splats, numerics: Numerics) -> Tensor:
     """Packs mean x, y; -a/2, -b, -c/2; ln(opacity); clamped opacity of each row. [7, nnz]"""
     means2d, opacities = splats.means2d, splats.opacities
     a, b, c = splats.conics.unbind(-1)
-    # Not rendered: means that are not finite, and conics that are NaN or not positive semidefinite beyond rounding.
+    # Not rendered: what is not finite, and conics that are not positive semidefinite beyond rounding.
     valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001) & (opacities >= ALPHA_MIN)
-    valid &= means2d.isfinite().all(-1)
+    valid &= means2d.isfinite().all(-1) & splats.conics.isfinite().all(-1)
     return torch.stack(
         [
             *torch.where(valid[:, None], means2d, 0.0).unbind(-1),
@@ -84,7 +84,8 @@ def slopes_shifted(record: Tensor, g: Tensor, dx: Tensor, dy: Tensor) -> list[Te
 def finish(found: Tensor, conics: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of means [nnz, 2], conics [nnz, 3] and opacities [nnz], from their sums [nnz, SUMS and more]."""
     moment = found[:, :SUMS].unbind(-1)
-    a, b, c = conics.unbind(-1)
+    # Rows that were not rendered have no sums, and any conic.
+    a, b, c = torch.where((found[:, 1:3] == 0).all(1, keepdim=True), 1.0, conics).unbind(-1)
     return (
         torch.stack([a * moment[1] + b * moment[2], b * moment[1] + c * moment[2]], -1),
         torch.stack([-0.5 * moment[3], -moment[4], -0.5 * moment[5]], -1),

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ...device_math import det2
-from .interface import Footprint
+from .interface import Footprint, rendered_shape
 
 LARGE = tl.constexpr(32)
 """Number of tiles that the bounding box of a splat may touch before it is large."""
@@ -20,9 +20,9 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _pack(mean, c, visible):
-    # Not rendered: means that are not finite, and conics that are NaN or not positive semidefinite beyond rounding.
+    # Not rendered: what is not finite, and conics that are not positive semidefinite beyond rounding.
     valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001)
-    valid = valid & visible & (mean[0] * 0.0 + mean[1] * 0.0 == 0.0)
+    valid = valid & visible & (mean[0] * 0.0 + mean[1] * 0.0 + c[0] * 0.0 + c[1] * 0.0 + c[2] * 0.0 == 0.0)
     x = tl.where(valid, mean[0], 0.0)
     y = tl.where(valid, mean[1], 0.0)
     a = tl.where(valid, c[0] * (-0.5 * LOG2_E), 0.0)
@@ -122,6 +122,7 @@ def _slopes(record, g, at):
 
 @triton.jit
 def _finish(moment, c, opacity):
+    c = rendered_shape(moment[1:], c, 2)
     v_mean = (c[0] * moment[1] + c[1] * moment[2], c[1] * moment[1] + c[2] * moment[2])
     v_conic = (-0.5 * moment[3], -moment[4], -0.5 * moment[5])
     return v_mean, v_conic, tl.where(opacity > 0.0, moment[0] / opacity, 0.0)
