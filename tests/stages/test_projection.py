@@ -87,6 +87,24 @@ def test_overflowing_gradient_is_zeroed_and_infinite_gradient_kept(backend):
     assert not infinite[0][0].isfinite().all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("numerics", ["gsplat-1.5", "inria"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_negative_definite_covariances_are_culled(backend, numerics, packed):
+    """Their determinant is positive, and the roots of their variances are NaN."""
+    covars = torch.tensor([0.01, 0, 0, 0.01, 0, 0.01]) * torch.tensor([[-1.0], [1.0]])
+    Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+    *_, radii, means2d, depths, conics, _ = tsplat.fully_fused_projection(
+        torch.tensor([[0.0, 0, 4]] * 2), covars, None, None, torch.eye(4)[None], Ks, 80, 60, packed=packed,
+        backend=backend, numerics=numerics,
+    )  # fmt: skip
+    rows = torch.cat([radii, means2d, depths[..., None], conics], -1)
+    if not packed:
+        assert not rows[0, 0].any()
+        rows = rows[0, 1:]
+    assert len(rows) == 1 and rows.any()
+
+
 @pytest.mark.triton
 @pytest.mark.parametrize("length", [10.0, 30.0])
 def test_gradients_of_needles_in_fp32_are_close_to_fp64(length):

@@ -805,6 +805,8 @@ MUTANTS = [
          "cross term of the pose's gradient lost"),
         ("v_p[2] + v_depth)", "v_p[2])", "gradient of depth lost"),
         ("visible & (tl.load(valid", "visible | (tl.load(valid", "invalid Gaussians not culled"),
+        ("((radius_x > radius_min) | (radius_y > radius_min))",
+         "(((radius_x <= radius_min) & (radius_y <= radius_min)) == 0)", "radii of NaN not culled"),
         ("(mean2d[1] - radius_y < height)", "(mean2d[1] - radius_y < width)", "width for height in culling"),
         ("(z >= constant(near, det))", "(z > -constant(near, det))", "Gaussians behind the camera rendered"),
         ("finite(outgoing) | (finite(incoming) == 0)", "finite(incoming)", "overflowing gradients not zeroed", 0),

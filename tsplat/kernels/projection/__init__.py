@@ -136,10 +136,11 @@ def _project(
         radius_x, radius_y = bounds(blurred, det, bounded, ALPHA_MIN, EXTEND, OPACITY_AWARE)
     else:
         radius_x, radius_y = bounds(blurred, det, None, ALPHA_MIN, EXTEND, OPACITY_AWARE)
-    radius_x = tl.minimum(radius_x, RADIUS_MAX)
-    radius_y = tl.minimum(radius_y, RADIUS_MAX)
     radius_min = constant(radius_clip, det)
     visible = visible & ((radius_x > radius_min) | (radius_y > radius_min))
+    # NaN, of negative definite covariances, would become the bound.
+    radius_x = tl.minimum(radius_x, RADIUS_MAX)
+    radius_y = tl.minimum(radius_y, RADIUS_MAX)
     visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
     visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
     return visible, radius_x, radius_y, mean2d, depth, inverse, rho, opacity
