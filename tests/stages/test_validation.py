@@ -88,6 +88,20 @@ def test_invalid_colors_of_many_channels_are_culled(packed):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinite_colors_in_half_precision_are_invalid(backend, dtype, value):
+    made = scene()
+    made["colors"] = made["colors"].to(dtype)
+    made["colors"][3, 1] = value
+    colors, _, meta = tsplat.rasterization(**made, backend=backend, packed=False)
+    assert int(meta["n_invalid"]) == 1 and not meta["radii"][:, 3].any()
+    assert colors.isfinite().all()
+    with pytest.raises(tsplat.InvalidValueError, match="colors: 1 of 12 Gaussians are not finite"):
+        tsplat.rasterization(**made, backend=backend, validate="error")
+
+
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize(
     "change",

@@ -884,6 +884,7 @@ MUTANTS = [
     ),
     *_in("kernels_torch/validation.py", _torch("tests/stages/test_validation.py"),
         ("within.all(-2)", "within.any(-2)", "a color that is invalid for one camera accepted"),
+        ("min(MAGNITUDE_MAX, torch.finfo(tensor.dtype).max)", "MAGNITUDE_MAX", "infinite colors in fp16 accepted"),
         ("~(exceeds(viewmats, 2) | ", "~(", "cameras that are not finite accepted"),
         ("t[..., 2, :] * xy) / det", "t[..., 2, :] * xy)", "camera center not divided by the determinant"),
     ),

@@ -40,7 +40,8 @@ def _valid_gaussians(gaussians: Gaussians3D, signals: list[tuple[Tensor, bool]])
 
 def exceeds(tensor: Tensor, n_own_dims: int) -> Tensor:
     """Finds entries with a value that is not finite or beyond MAGNITUDE_MAX in their trailing dimensions."""
-    invalid = ~(tensor.abs() <= MAGNITUDE_MAX)
+    # In fp16, MAGNITUDE_MAX would be infinity.
+    invalid = ~(tensor.abs() <= min(MAGNITUDE_MAX, torch.finfo(tensor.dtype).max))
     return invalid.flatten(invalid.dim() - n_own_dims).any(-1) if n_own_dims else invalid
 
 
