@@ -353,6 +353,12 @@ def test_gains_of_views_are_estimated_after_the_first_steps(scene):
         trainer.advance()
     ratios = trainer.state()[0]["gains/logs"].exp()
     torch.testing.assert_close(ratios[0] / ratios[1], torch.full((3,), 0.6), rtol=0.05, atol=0)
+    # A step that renders each view six times.
+    trainer = Trainer(gaussians, [dark, views[1]], Config(steps=10, views_per_step=12, gains=True, **FROZEN))
+    for _ in range(10):
+        trainer.advance()
+    ratios = trainer.state()[0]["gains/logs"].exp()
+    torch.testing.assert_close(ratios[0] / ratios[1], torch.full((3,), 0.6), rtol=0.05, atol=0)
 
 
 def test_masked_pixels_do_not_count(scene):

@@ -60,6 +60,16 @@ def test_gains_converge_to_the_ratios_of_the_views_around_one():
     torch.testing.assert_close(gains.apply(1, images[1]), images[1], rtol=1e-3, atol=0)
 
 
+def test_gains_converge_where_a_step_renders_a_view_many_times():
+    truth, image = torch.tensor([[0.5], [2.0]]), torch.rand(6, 5, 3) + 0.1
+    gains = ViewGains(2, image, views_per_step=12)
+    for _ in range(10):
+        for index in 6 * [0, 1]:
+            gains.observe(index, image, image * truth[index], None)
+        gains.update(RankGroup())
+    torch.testing.assert_close(gains.logs, truth.log().expand(2, 3))
+
+
 def test_gains_ignore_masked_pixels_and_images_without_content():
     image, mask = torch.rand(4, 4, 3) + 0.1, torch.zeros(4, 4, dtype=torch.bool)
     mask[:2] = True

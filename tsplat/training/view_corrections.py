@@ -13,7 +13,7 @@ from ..scene.capture.views import View
 from ..stages.process_group import RankGroup
 
 GAIN_RATE = 0.5
-"""Weight of the newest estimate in the gains of a view."""
+"""Largest weight of the newest estimate in the gains of a view."""
 
 GAIN_SPREAD = 0.07
 """Gains that vary by much less are not applied: held-out views look like their neighbors, also in exposure."""
@@ -99,13 +99,15 @@ class ViewGains:
     Whenever a view is rendered, the gains that fit its photograph best, by least squares, are averaged with the earlier
     ones. Their mean over all views is 1, as a geometric mean, because held-out views are rendered without a gain. Their
     logarithms are multiplied by s^4 / (s^4 + GAIN_SPREAD^4), with the root s of their mean square. `like` has their
-    dtype and device.
+    dtype and device. `views_per_step` views are observed between updates, and each has less weight if there are fewer
+    views, as estimates of one view add up.
 
     Attributes:
         logs: [n_views, 3] logarithms of the gains, updated in place.
     """
 
-    def __init__(self, n_views: int, like: Tensor) -> None:
+    def __init__(self, n_views: int, like: Tensor, views_per_step: int = 1) -> None:
+        self._rate = min(GAIN_RATE, n_views / views_per_step)
         self.logs = like.new_zeros(n_views, 3)
         self._changes = torch.zeros_like(self.logs)
 
@@ -124,7 +126,7 @@ class ViewGains:
             image, target = image[mask], target[mask]
         image, target = image.reshape(-1, 3).to(self.logs), target.reshape(-1, 3).to(self.logs)
         gains = ((image * target).sum(0) / image.square().sum(0)).nan_to_num(1.0).clamp(1 / GAIN_MAX, GAIN_MAX)
-        self._changes[index] += GAIN_RATE * (gains.log() - self.logs[index])
+        self._changes[index] += self._rate * (gains.log() - self.logs[index])
 
     def discard(self) -> None:
         """Forgets the estimates since the last update."""

@@ -88,7 +88,8 @@ class ViewGradients:
         self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and on_gpu) else None
         weights = (config.depth_weight * extent, config.normal_weight, config.distortion_weight / extent)
         self.geometry_loss = GeometryLoss(*weights, gaussians.surfels)
-        self.gains = ViewGains(len(views), gaussians.means.detach()) if config.gains else None
+        n = config.views_per_step
+        self.gains = ViewGains(len(views), gaussians.means.detach(), n) if config.gains else None
         self.received_rows = 0
         reason = self._without_graphs()
         if config.graph == "on" and reason:
