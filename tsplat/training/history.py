@@ -1,6 +1,7 @@
 """Metrics over the steps of a run, and a warning when the PSNR drops for long."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 from .observers import Observer, Progress
@@ -18,12 +19,17 @@ PSNR_MAX = 120.0
 """Limit for the PSNR of nearly equal images, as neither plots nor JSON can hold infinity."""
 
 
+def read_psnr(progress: Progress) -> float | None:
+    """The PSNR of a step, at most PSNR_MAX; None if the loss is not finite, which checkpoints cannot hold."""
+    return min(float(progress.psnr), PSNR_MAX) if math.isfinite(float(progress.loss)) else None
+
+
 @dataclasses.dataclass
 class History(Observer):
     """Metrics recorded during training.
 
     Attributes:
-        train_steps, train_psnr, train_loss: Metrics of the training views of every tenth step.
+        train_steps, train_psnr, train_loss: Metrics of the training views of every tenth step; finite ones only.
         test_steps, test_psnr: Mean PSNR over the held-out views, whenever they were evaluated.
         test_gaussians: Number of Gaussians at that time.
     """
@@ -38,11 +44,12 @@ class History(Observer):
     test_gaussians: list[int] = dataclasses.field(default_factory=list)
 
     def after_step(self, progress: Progress) -> None:
-        """Records a training step, if it is one of every tenth or the last."""
+        """Records a training step with a finite loss, if it is one of every tenth or the last."""
         # Reading a loss synchronizes with the GPU, so most steps are not read.
-        if progress.step % self.EVERY == 0 or progress.step == progress.steps:
+        is_due = progress.step % self.EVERY == 0 or progress.step == progress.steps
+        if is_due and (psnr := read_psnr(progress)) is not None:
             self.train_steps.append(progress.step)
-            self.train_psnr.append(min(float(progress.psnr), PSNR_MAX))
+            self.train_psnr.append(psnr)
             self.train_loss.append(float(progress.loss))
 
     def record_test(self, step: int, psnr: float, n_gaussians: int) -> None:
@@ -64,9 +71,9 @@ class PsnrMonitor:
 
     def check(self, progress: Progress) -> str | None:
         """Takes a training step into account. Returns a warning if one is due."""
-        if progress.step % History.EVERY:
+        if progress.step % History.EVERY or (psnr := read_psnr(progress)) is None:
             return None
-        psnr, past = min(float(progress.psnr), PSNR_MAX), SMOOTHING**History.EVERY
+        past = SMOOTHING**History.EVERY
         self._smoothed = psnr if self._smoothed is None else past * self._smoothed + (1 - past) * psnr
         self._best = max(self._best, self._smoothed)
         if self._smoothed > self._best - DROP_MIN:
