@@ -1,9 +1,12 @@
 """Densification during training: determinism, limits, and what strategies receive."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from tests.support.training_scenes import gray
+from tsplat.scene import View
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.training import Config, Trainer, fit
 from tsplat.training import densification as densification_module
@@ -72,8 +75,12 @@ def test_checkpoints_hold_no_table_of_binomials_and_accept_empty_statistics(scen
     assert float(strategy_state(other)["strategy/count"].max()) == 1
 
 
-def test_several_views_per_step_are_merged_into_one_info(scene):
+@pytest.mark.parametrize("sizes", ["equal", "mixed"])
+def test_several_views_per_step_are_merged_into_one_info(scene, sizes):
     gaussians, views = scene
+    if sizes == "mixed":
+        camera = dataclasses.replace(views[1].camera, width=views[1].width // 2, height=views[1].height // 2)
+        views = [views[0], View(views[1].image[: camera.height, : camera.width].contiguous(), camera)]
     rates = dict.fromkeys(("sh0_rate", "means_rate", "scales_rate", "opacities_rate", "quats_rate"), 0.0)
     states = []
     for views_per_step in (2, 1):

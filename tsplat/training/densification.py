@@ -112,13 +112,13 @@ def merge_info(
 
     This is the ``info`` that strategies receive for a step whose views were rendered one at a time. Calls are unpacked;
     the gradients of their entry `key`, the strategy's ``key_for_gradient``, become those with respect to pixels of
-    `view`, without the factor `loss_scale` of the loss. `n_cameras` are those of all ranks; `gather` concatenates
-    [C, N, ...] over these, and is None if this rank has all cameras.
+    `view`, without the factor `loss_scale` of the loss, and radii the same fractions of its longer side. `n_cameras`
+    are those of all ranks; `gather` concatenates [C, N, ...] over these, and is None if this rank has all cameras.
     """
     first = metas[0]
     if gather is None and n_cameras == 1 and loss_scale == 1:
         return first if first["n_cameras"] == 1 else {**first, "n_cameras": 1}
-    size = first[key].new_tensor([view.width, view.height])
+    size, longest = first[key].new_tensor([view.width, view.height]), max(view.width, view.height)
 
     def concatenate(tensors: list[Tensor]) -> Tensor:
         tensor = torch.cat(tensors)
@@ -142,7 +142,7 @@ def merge_info(
     return {
         **first,
         key: centers,
-        "radii": concatenate([meta["radii"] for meta in metas]),
+        "radii": concatenate([meta["radii"] * (longest / max(meta["width"], meta["height"])) for meta in metas]),
         "n_cameras": n_cameras,
         "width": view.width,
         "height": view.height,
