@@ -21,7 +21,7 @@ from tests.support.train_worker import capture
 from tests.support.waiting import wait_for
 from tsplat import ArgumentError, cli
 from tsplat.errors import FileError
-from tsplat.training import RunConfig, read_newest, train
+from tsplat.training import RunConfig, read_newest, resume, train
 from tsplat.training.processes import group
 from tsplat.training.processes.environment import rank_variables
 from tsplat.training.processes.launcher import ranks_and_gpus
@@ -212,6 +212,15 @@ def test_restarted_ranks_resume_their_own_run_only(folder, tmp_path, monkeypatch
     assert "resumed from step_00000002: step 2 of 4" in capsys.readouterr().out
     # Before the first checkpoint, a run starts again.
     assert train(config, tmp_path / "other")["steps"] == 4
+    # A run that is extended.
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
+    resume(tmp_path / "run", steps=6, stop_after=5)
+    with pytest.raises(ArgumentError, match="expected more than the 6 steps"):
+        resume(tmp_path / "run", steps=6)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(ArgumentError, match="expected more than the 6 steps"):
+        resume(tmp_path / "run", steps=5)
+    assert resume(tmp_path / "run", steps=6)["steps"] == 6
 
 
 @needs_gloo

@@ -26,6 +26,7 @@ from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
 from ..parameters import own_rows, scene_tensors
+from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
 from ..report.plots import evenly_spaced
 from ..trainer import Trainer
@@ -112,7 +113,7 @@ def resume(
     Args:
         run: The run's folder, or one of its checkpoints.
         steps: Extend the run to this number of steps in total, more than it has, finished or not. Its schedules become
-            those of the longer run; see `docs/training.md`.
+            those of the longer run; see `docs/training.md`. Ranks that torchrun has restarted continue an extended run.
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
@@ -137,7 +138,9 @@ def resume(
         return train(started, run, stop_after=stop_after, view=view)
     _, config, _ = read_newest_settings(run, checkpoint)
     require_extras(config)
-    _, _, ranks = join_ranks(config)
+    device, _, ranks = join_ranks(config)
+    if steps == config.steps and ranks.any([is_restarted()], device)[0]:
+        steps = None  # this checkpoint is one of the extended run
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
     config = locate_scene(found.config, found.figures.get("scene", {}), path.parent.parent, scene)
     config = config if steps is None else extend(config, steps)
