@@ -435,7 +435,8 @@ def test_mixed_precision_matches_fp32(scene, precision):
     assert results[0][1] == results[1][1]
 
 
-@pytest.mark.parametrize("name", slow_after(1, PRESETS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
 def test_2d_gaussians_are_trained_with_every_preset(noisy, name):
     gaussians, views = noisy
     initial = dataclasses.replace(gaussians, quats=make_gaussians().quats + 0.1).as_surfels()

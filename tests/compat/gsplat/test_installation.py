@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from tests.support.slow import slow_after
 from tsplat.scene import read_ply
 
 SCRIPT = """
@@ -97,7 +96,8 @@ except ModuleNotFoundError:
     assert result.stdout == "no gsplat.nothing\n"
 
 
-@pytest.mark.parametrize("installed", slow_after(1, [True, False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [True, False])
 def test_fused_ssim_is_there_where_it_is_not_installed(tmp_path, forks, installed):
     if installed:
         (tmp_path / "fused_ssim.py").write_text("fused_ssim = 'their own'")

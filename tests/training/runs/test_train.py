@@ -15,7 +15,6 @@ import torch
 
 from tests.support.captures import write_scene
 from tests.support.paths import SCENES
-from tests.support.slow import slow_after
 from tests.support.training_scenes import image_sizes
 from tsplat import ArgumentError
 from tsplat.scene import FileError, procedural_capture
@@ -134,7 +133,8 @@ def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
     assert [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")] == names
 
 
-@pytest.mark.parametrize("moment", slow_after(1, ["reading", "evaluation", "saving"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["reading", "evaluation", "saving"])
 def test_run_killed_before_its_first_checkpoint_starts_again(moment, tmp_path, monkeypatch, capsys):
     class Killed(BaseException):
         pass

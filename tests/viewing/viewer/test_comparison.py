@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.fake_viser import Client
+from tests.support.slow import slow_after
 from tests.support.training_scenes import HEIGHT, WIDTH
 from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
@@ -133,7 +134,7 @@ def test_split_follows_its_handle(client, models):
 
 
 @pytest.mark.usefixtures("_black")
-@pytest.mark.parametrize("way", ["buttons", "keys", "frustum"])
+@pytest.mark.parametrize("way", slow_after(1, ["buttons", "keys", "frustum"]))
 def test_previous_and_next_view(client, models, way):
     names = [camera.name for camera in models[0].cameras]
     go(client, "photograph")

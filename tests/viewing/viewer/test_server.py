@@ -56,6 +56,7 @@ def test_models_that_are_opened_have_names_of_their_own(serve):
     assert [model.name for model in viewer._models] == ["a", "a (2)", "a (3)"]
 
 
+@pytest.mark.slow
 def test_last_message_reaches_the_page():
     viewer = Viewer([viewed()], port=18880)
     client = ViewerClient(viewer.url, 32, 24)

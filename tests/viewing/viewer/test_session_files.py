@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.slow import slow_after
 from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
 from tests.viewing.test_scene_pages import read_page
@@ -279,7 +280,7 @@ def test_keyframes_are_saved_and_loaded(client, tmp_path):
     assert count.content == "3 keyframes"
 
 
-@pytest.mark.parametrize("button", ["Preview", "Save video"])
+@pytest.mark.parametrize("button", slow_after(1, ["Preview", "Save video"]))
 def test_client_that_leaves_ends_its_preview_and_its_video(session, client, tmp_path, button):
     for x in (0, 1):
         client.camera.move((x, 0, -3))

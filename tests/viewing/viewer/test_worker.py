@@ -70,6 +70,7 @@ def test_request_that_waited_until_the_camera_was_at_rest_is_rendered_at_full_si
     assert client.rendered == [(0, MOVING_SECONDS), (1, None)]
 
 
+@pytest.mark.slow
 def test_no_image_at_rest_while_requests_arrive(client, monkeypatch):
     monkeypatch.setattr(worker, "REST_SECONDS", 2.0)
     for i in range(20):
