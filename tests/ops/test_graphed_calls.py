@@ -524,6 +524,7 @@ REFUSED = {
     "a batch": lambda render, scene: torch.func.vmap(lambda x: render(**scene | {"means": x})[0])(scene["means"][None]),
     "fake tensors": fake,
     "make_fx": lambda render, scene: make_fx(lambda x: render(**scene | {"means": x})[0])(scene["means"]),
+    "jit.trace": lambda render, scene: torch.jit.trace(lambda x: render(**scene | {"means": x})[0], scene["means"]),
     "sparse": lambda render, scene: render(**scene | {"colors": scene["colors"].to_sparse()}),
 }
 

@@ -16,6 +16,7 @@ from ..arguments import kind_of
 from ..config import Capacities
 from ..errors import UnsupportedError
 from ..stages.backend import choose
+from ..stages.compilation import is_transformed
 from ..stages.recording import LaunchRecorder
 from .captured_calls import CapturedCall
 from .cuda_graphs import GraphRecorder
@@ -195,12 +196,10 @@ class _Kind:
 
 def can_capture(means: Tensor) -> bool:
     """Returns whether calls on these means can be captured in a CUDA graph, or recorded on a CPU."""
-    if torch.compiler.is_compiling() or torch.is_anomaly_enabled() or not means.numel():
+    # The function refuses most of this.
+    if torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0:
         return False
-    # The function refuses what PyTorch transforms or traces.
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return False
-    if forward_ad._current_level >= 0:
+    if torch.is_anomaly_enabled() or not means.numel():
         return False
     # What a backward pass needs is kept by the graph; others want to keep, or to compute it again.
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:

@@ -85,18 +85,25 @@ def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
     return resolved
 
 
+def is_transformed() -> bool:
+    """Returns whether PyTorch transforms or traces operations, or a ``TorchDispatchMode`` sees them."""
+    transforms: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
+    return transforms or torch._C._len_torch_dispatch_stack() > 0
+
+
 def refuse_transforms() -> None:
     """Raises an UnsupportedError if PyTorch transforms or traces operations."""
+    if not is_transformed():
+        return
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError(TRANSFORMS)
     if torch._C._get_tracing_state() is not None:
         raise UnsupportedError("torch.jit.trace is not implemented; call the function without tracing it")
-    if torch._C._len_torch_dispatch_stack():
-        kinds = torch._C._TorchDispatchModeKey
-        if any(torch._C._get_dispatch_mode(kind) for kind in (kinds.FAKE, kinds.PROXY, kinds.FUNCTIONAL)):
-            raise UnsupportedError(
-                "tracing (FakeTensorMode, make_fx, torch.export) is not implemented; call the function outside of it"
-            )
+    kinds = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(kind) for kind in (kinds.FAKE, kinds.PROXY, kinds.FUNCTIONAL)):
+        raise UnsupportedError(
+            "tracing (FakeTensorMode, make_fx, torch.export) is not implemented; call the function outside of it"
+        )
 
 
 def with_plain_tensors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
