@@ -59,13 +59,9 @@ lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/docs-installed ## build the documentation site, docs/_build/html/index.html; runs the examples
+docs: $(INSTALLED) ## build the documentation site, docs/_build/html/index.html; runs the examples
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site -d docs/_build/doctrees . docs/_build/html
 	@echo docs/_build/html/index.html
-
-$(VENV)/docs-installed: $(INSTALLED)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
-	touch $@
 
 fuzz: $(INSTALLED) ## check properties of random scenes for MINUTES=5; failures are saved under tests/cases
 	$(BIN)/python -m tests.tools.fuzz --minutes $(MINUTES)

@@ -78,6 +78,14 @@ def test_decision_records_fit_on_a_page(record):
     assert f"[{text.splitlines()[0][2:]}]({record.name})" in (record.parent / "README.md").read_text()
 
 
+def test_readme_starts_with_the_commands_that_ci_runs():
+    first_screen = (ROOT / "README.md").read_text().split("## Installation")[0]
+    assert re.findall("^make ([a-z]+)", first_screen, re.MULTILINE) == ["demo", "test"]
+    targets = re.findall("^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "exec make test"
+
+
 def test_readme_has_a_python_block():
     assert python_blocks(ROOT / "README.md")
 

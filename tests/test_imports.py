@@ -1,4 +1,4 @@
-"""The structure of the package: which module may import which, and the sizes of files and functions.
+"""The structure of the package: which module may import which, and how many parameters a function takes.
 
 A module is a file or folder directly in tsplat/. `MODULES` lists all of them from bottom to top, each with the modules
 that it may import. Every allowed import points downwards, so there is no cycle.
@@ -29,7 +29,7 @@ MODULES = {
     "arguments": {"config", "errors"},
     "support": {"errors"},
     "triton_cpu": set(),
-    "kernels": {"config", "data", "triton_cpu"},
+    "kernels": {"config", "data", "errors", "triton_cpu"},
     "kernels_torch": {"config", "data"},
     "reference": {"config", "data"},
     "stages": {"arguments", "config", "data", "errors", "kernels", "kernels_torch", "triton_cpu"},
@@ -45,9 +45,6 @@ MODULES = {
     "cli": {"__init__", "scene", "stages", "support", "training", "viewing"},
     "__main__": {"cli"},
 }
-LOADED_BY_NAME = {("stages", "kernels"), ("stages", "kernels_torch")}
-"""Imports through importlib, which the syntax tree does not show."""
-
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
 OPTIONAL = {
     "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy", "tensorboard",
@@ -55,10 +52,7 @@ OPTIONAL = {
 }  # fmt: skip
 USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
 
-MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 7, 13, 21, 75
-MAX_LINES, MAX_BODY, MAX_PARAMETERS = 400, 80, 12
-LONGER = {"tsplat/reference/__init__.py": 500, "tsplat/kernels/projection/__init__.py": 500}
-"""Lines of files that are longer: the reference is one file, and so are both kernels of a step."""
+MAX_PARAMETERS = 12
 DROP_IN = {
     "tsplat/rasterization.py": {"rasterization", "rasterization_2dgs"},
     "tsplat/reference/__init__.py": {"rasterize"},
@@ -174,33 +168,6 @@ def test_imports_are_allowed():
         if target not in MODULES.get(module, ()):
             problems += [f"{place}: {module} imports {target}" for place in places]
     fail_if_any(problems)
-
-
-def test_number_of_modules_and_imports():
-    files = [path for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
-    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))]
-    assert len(files) <= MAX_FILES, f"{len(files)} files in tsplat/: {[path.name for path in files]}"
-    assert len(folders) <= MAX_FOLDERS, f"{len(folders)} folders in tsplat/: {[path.name for path in folders]}"
-    assert len({module_of(path) for path in FILES}) <= MAX_MODULES
-    found = imports_between_modules().keys() | LOADED_BY_NAME
-    assert len(found) <= MAX_IMPORTS, f"{len(found)} imports between modules: {sorted(found)}"
-
-
-@pytest.mark.parametrize(("module", "max_modules", "max_imports"), [("training", 20, 54), ("kernels", 13, 30)])
-def test_number_of_modules_and_imports_inside(module, max_modules, max_imports):
-    """Inside of a module, a module is a file or folder directly in it."""
-    folder = PACKAGE / module
-    found, modules = set(), set()
-    for path in sorted(folder.rglob("*.py")):
-        own = path.relative_to(folder).with_suffix("").parts[0]
-        modules.add(own)
-        files = {imported_file(target) for _, target, _ in imports(path)}
-        inside = (
-            file.relative_to(folder).with_suffix("").parts[0] for file in files if file and folder in file.parents
-        )
-        found |= {(own, other) for other in inside if other != own}
-    assert len(modules) <= max_modules, sorted(modules)
-    assert len(found) <= max_imports, sorted(found)
 
 
 def imported_file(target):
@@ -345,25 +312,6 @@ def test_file_names_are_unique():
         for one, other in itertools.combinations(paths[stem], 2)
         if module_of(one) != module_of(other) and not {module_of(one), module_of(other)} <= MIRRORED
     )
-
-
-def test_lengths_of_files():
-    problems = []
-    for path in FILES:
-        lines = len(path.read_text().splitlines())
-        if lines > LONGER.get(name(path), MAX_LINES):
-            problems.append(f"{name(path)}:{lines}: {lines} lines")
-    fail_if_any(problems)
-
-
-def test_lengths_of_functions():
-    problems = []
-    for path, node, is_kernel in functions():
-        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-        lines = node.end_lineno - body[0].lineno + 1 if body else 0
-        if lines > MAX_BODY and not is_kernel:
-            problems.append(f"{name(path)}:{node.lineno}: {node.name}() has {lines} lines without its docstring")
-    fail_if_any(problems)
 
 
 def test_numbers_of_parameters():

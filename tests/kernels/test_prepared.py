@@ -1,6 +1,7 @@
 """Launches by a key: what is compiled once more, what is not, and what is still checked."""
 
 import re
+import subprocess
 import threading
 
 import pytest
@@ -10,8 +11,9 @@ pytest.importorskip("triton")
 import triton.language as tl
 
 from tsplat import triton_cpu
+from tsplat.errors import BackendError
 from tsplat.kernels.launch import Int, fix, kernel, planned
-from tsplat.kernels.prepared import Notice
+from tsplat.kernels.prepared import Notice, prepare
 
 pytestmark = pytest.mark.triton
 
@@ -202,3 +204,26 @@ def test_time_of_a_call_adds_up(monkeypatch):
             clock[0] += took
         clock[0] += waited
     assert delays == [2.0, 1.5, 0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "words"),
+    [
+        (RuntimeError("Failed to find C compiler."), BackendError, "here Failed to find C compiler"),
+        (subprocess.CalledProcessError(1, ["gcc", "launcher.c"]), BackendError, "install both .*gcc python3-dev"),
+        (RuntimeError("out of registers"), RuntimeError, "out of registers"),
+    ],
+)
+def test_errors_name_the_c_compiler_that_triton_needs_on_a_gpu(raised, expected, words):
+    class Kernel:
+        def __getitem__(self, grid):
+            def launch(**arguments):
+                raise raised
+
+            return launch
+
+        arg_names, strided = (), ()
+
+    with pytest.raises(expected, match=words) as caught:
+        prepare(Kernel(), "nvidia", 1, {})
+    assert type(caught.value) is expected

@@ -11,12 +11,10 @@ from torch import Tensor
 
 import tsplat
 from tests.support import scenes
-from tests.support.paths import ROOT
 from tsplat import kernels_torch
 from tsplat.config import CameraField
 from tsplat.data import Cameras
 
-PACKAGE, MAX_FILES = ROOT / "tsplat", 20
 VIEWMATS, KS, *_ = get_type_hints(Cameras, include_extras=True).values()
 PROJECTION = {name: getattr(kernels_torch, name) for name in ("projection_fwd", "projection_bwd")}
 
@@ -72,13 +70,6 @@ def render_plain(scene, shift, **options):
     return tsplat.rasterization(
         **scene | {"viewmats": cameras.viewmats, "Ks": cameras.Ks}, packed=False, backend="torch", **options
     )
-
-
-def test_few_files_name_the_tensors_of_cameras():
-    """Outside of compat/: kernels, what checks or calls them, the reference, files of cameras, and third-party code."""
-    files = [path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".js") and "compat" not in path.parts]
-    found = [str(path) for path in files if re.search(r"\b(viewmats|Ks|camera_model)\b", path.read_text())]
-    assert len(found) <= MAX_FILES, "\n".join(sorted(found))
 
 
 def make(dtype=torch.float64, **structure):

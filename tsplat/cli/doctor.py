@@ -8,7 +8,7 @@ import torch
 
 from .. import __version__, rasterization
 from ..scene.cameras import Camera, rasterization_arguments
-from ..stages.backend import choose, cpu_compiler_problem, has_triton, triton_is_interpreted
+from ..stages.backend import choose, cpu_compiler_problem, gpu_compiler_problem, has_triton, triton_is_interpreted
 
 CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
@@ -68,6 +68,11 @@ def _advice(missing: list[str], has_gpu: bool) -> list[str]:
         advice.append("no triton: pip install triton (Linux); without it GPUs use the slower torch backend")
     elif problem := cpu_compiler_problem():
         advice.append(f"no compiled kernels on the CPU: {problem}")
+    if has_gpu and (problem := gpu_compiler_problem()):
+        advice.append(
+            f"kernels of a new kind may fail on the GPU: {problem}; Triton compiles its launchers at run time; install "
+            "a C compiler and Python's headers (apt-get install gcc python3-dev)"
+        )
     if triton_is_interpreted():
         advice.append("TRITON_INTERPRET is set: kernels run in Python, which is meant for tests; unset it")
     optional = [package for package in missing if package in OPTIONAL]

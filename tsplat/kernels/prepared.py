@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import triton
 from torch import Tensor
 
 from .. import triton_cpu
+from ..errors import BackendError
 
 Vendor = Literal["nvidia", "amd", "none"]
 """Who made a GPU; none for CPUs."""
@@ -49,6 +51,7 @@ def prepare(kernel: Any, vendor: Vendor, n_programs: int, arguments: dict[str, A
     Raises:
         ValueError: A tensor is not contiguous although the kernel needs it.
         TritonCPUError: The kernel cannot be compiled for the CPU.
+        BackendError: The C compiler, with which Triton compiles its launchers on a GPU machine, is missing or fails.
     """
     check_contiguous(kernel, arguments)
     with _notice.compiling():
@@ -218,7 +221,16 @@ def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -
     The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.5 to 3.9, also while a
     profiler hooks launches.
     """
-    compiled = kernel[(n_programs,)](**arguments)
+    try:
+        compiled = kernel[(n_programs,)](**arguments)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        if not isinstance(error, subprocess.CalledProcessError) and "C compiler" not in str(error):
+            raise
+        raise BackendError(
+            "backend: 'triton' on a GPU needs a C compiler and Python's headers, as Triton compiles its launchers; here "
+            f"{error}; install both (apt-get install gcc python3-dev), set the environment variable CC to the "
+            "compiler, or use backend='torch'"
+        ) from error
     runtime, driver = triton.knobs.runtime, triton.runtime.driver.active
     device = driver.get_current_device()
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata

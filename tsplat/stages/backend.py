@@ -8,6 +8,9 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import os
+import shutil
+import sysconfig
 import warnings
 from typing import Any, Literal
 
@@ -49,6 +52,27 @@ def cpu_compiler_problem() -> str | None:
     except TritonCPUError as error:
         warnings.warn(f"backend='auto' falls back to backend='torch', which is slower: {error}", stacklevel=2)
         return str(error)
+    return None
+
+
+def gpu_compiler_problem() -> str | None:
+    """Returns what Triton lacks to compile its C modules on a GPU machine, or None if it lacks nothing.
+
+    Triton looks for a compiler in this order: ``knobs.build.impl``, the environment variable CC, gcc, clang. Builds for
+    Windows bring one.
+    """
+    if not has_triton() or os.name == "nt":
+        return None
+    import triton
+
+    if triton.knobs.build.impl is not None:
+        return None
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(map(shutil.which, compilers)):
+        return f"no C compiler is found ({' or '.join(compilers)})"
+    headers = sysconfig.get_paths("posix_prefix")["include"]
+    if not os.path.exists(os.path.join(headers, "Python.h")):
+        return f"Python.h is not in {headers}"
     return None
 
 

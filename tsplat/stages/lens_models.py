@@ -73,7 +73,7 @@ class ExternalDistortionReferencePolynomial(enum.IntEnum):
 class BivariateWindshieldModelParameters:
     """A windshield in front of a camera, ``external_distortion_coeffs`` of :func:`tsplat.rasterization`.
 
-    With phi = asin(x / |p|) and psi = asin(y / |p|) of a point p of the camera frame, the lens sees the direction
+    With phi = asin(x / ‖p‖) and psi = asin(y / ‖p‖) of a point p of the camera frame, the lens sees the direction
     (sin h, sin v, sqrt(1 - sin^2 h - sin^2 v)) in its place, where h and v are polynomials of phi and psi. Coefficients
     are those of 1, phi, ..., phi^n, then of psi, phi psi, ..., phi^(n-1) psi, and so on: 1, 3, 6, 10, 15 or 21 for
     degrees n of 0 to 5, as a tensor of any dtype and device or a sequence. Not differentiable.
