@@ -227,7 +227,7 @@ def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -
         if not isinstance(error, subprocess.CalledProcessError) and "C compiler" not in str(error):
             raise
         raise BackendError(
-            "backend: 'triton' on a GPU needs a C compiler and Python's headers, as Triton compiles its launchers; here "
+            "backend: 'triton' on a GPU needs a C compiler and Python's headers, for Triton's launchers; here "
             f"{error}; install both (apt-get install gcc python3-dev), set the environment variable CC to the "
             "compiler, or use backend='torch'"
         ) from error
