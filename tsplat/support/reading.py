@@ -1,6 +1,7 @@
 """Opening files that others made."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -24,6 +25,17 @@ def is_special(mode: int) -> bool:
 def stays_inside(name: str) -> bool:
     """Whether a path is relative and does not lead out of the folder that it is relative to."""
     return not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def is_possible(path: str | os.PathLike[str]) -> bool:
+    """Whether a file could have this path: not if it has NUL or surrogates, or is too long for its file system."""
+    try:
+        os.lstat(path)
+    except ValueError:  # NUL, or characters that the file system cannot encode
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:

@@ -1,6 +1,7 @@
 """Tests of COLMAP scenes: text models written by hand, and binary models by pycolmap."""
 
 import math
+import shutil
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tests.support.captures import write_scene
 from tests.support.paths import SCENES
 from tsplat import ArgumentError, UnsupportedError
-from tsplat.scene import FileError, MissingExtraError, read_colmap
+from tsplat.scene import FileError, MissingExtraError, read_capture, read_colmap
 
 pytest.importorskip("pycolmap")
 
@@ -84,12 +85,19 @@ def test_intrinsics_are_scaled_to_smaller_images(tmp_path):
 @pytest.mark.parametrize(
     ("scene", "error", "words"),
     [
-        (dict(camera="1 FOV 43 30 50 52 21 14 0.1"), UnsupportedError, "OPENCV_FISHEYE, found FOV; undistort"),
+        (dict(camera="1 EQUIRECTANGULAR 43 30 43 30"), UnsupportedError, "focal lengths, found EQUIRECTANGULAR"),
+        (
+            dict(camera="1 DIVISION 43 30 50 52 21 14 1e6"),
+            FileError,
+            "distortion: expected parameters of a lens, found D",
+        ),
+        (dict(camera="1 FOV 43 30 50 52 21 14 nan"), FileError, r"cameras\.txt: camera 1: expected finite"),
+        (dict(camera="1 FULL_OPENCV 43 30 0 52 21 14" + 8 * " 0"), FileError, "camera 1: focal lengths"),
+        (dict(camera="1 FOV 43 30 5 5 2 1 0\n1 FOV 43 30 5 5 2 1 0"), FileError, "different ids, found 1 twice"),
         (dict(camera="1 PINHOLE 43 30 nan 52 21 14"), FileError, r"cameras\.txt: camera 1: expected finite"),
         (dict(camera="1 PINHOLE 43 30 -50 52 21 14"), FileError, "camera 1: focal lengths: .*found -50 and 52"),
         (dict(pose="nan nan nan nan"), FileError, r"images\.txt: image 1: expected a quaternion"),
         (dict(size=(30, 43)), FileError, r"43×30, found 30×43"),
-        (dict(points=0), ArgumentError, "points"),
         (dict(n=1), ArgumentError, "two images"),
     ],
 )
@@ -138,10 +146,11 @@ def test_invalid_downscale_is_rejected(tmp_path, downscale):
         read_colmap(tmp_path, downscale)
 
 
+@pytest.mark.parametrize("camera", ["SIMPLE_RADIAL 43 30 50 21 14.5 0.1", "FOV 43 30 50 50 21 14.5 0.1"])
 @pytest.mark.parametrize("module", ["pycolmap", "PIL"])
-def test_missing_extra_is_named(tmp_path, monkeypatch, module):
+def test_missing_extra_is_named(tmp_path, monkeypatch, module, camera):
     # Only distorted images need pycolmap.
-    write_scene(tmp_path, camera="1 SIMPLE_RADIAL 43 30 50 21 14.5 0.1")
+    write_scene(tmp_path, camera=f"1 {camera}")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):
         read_colmap(tmp_path)
@@ -172,3 +181,92 @@ def test_names_outside_of_the_folder_of_images_are_errors(tmp_path, name):
     path.write_text(path.read_text().replace("00.png", name))
     with pytest.raises(FileError, match=r"images\.txt: image 1: expected a path inside the folder of images"):
         read_colmap(folder)
+
+
+def test_names_of_no_file_are_errors(tmp_path):
+    folder = write_scene(tmp_path, n=4)
+    path = folder / "sparse" / "0" / "images.txt"
+    path.write_text(path.read_text().replace("00.png", "0" * 300 + ".png"))
+    with pytest.raises(FileError, match=r"images\.txt: expected names of files, found '0000"):
+        read_colmap(folder)
+
+
+def test_images_listed_twice_are_errors(tmp_path):
+    path = write_scene(tmp_path, n=4) / "sparse" / "0" / "images.txt"
+    text = path.read_text()
+    for name, found in (("01.png", "'01.png' twice"), ("./01.png", r"'\./01.png' and '01.png'")):
+        path.write_text(text.replace("00.png", name))
+        with pytest.raises(FileError, match=rf"images\.txt: expected images of different names, found {found}"):
+            read_colmap(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["flat", "beside", "in the model"])
+def test_images_outside_of_a_folder_of_images_are_read(tmp_path, layout):
+    """RealityCapture writes all files into one folder; images may also be beside ``sparse/``, or beside its files."""
+    expected = read_colmap(write_scene(tmp_path / "expected"))
+    folder = write_scene(tmp_path / "scene")
+    model = folder / "sparse" / "0"
+    for path in (folder / "images").iterdir():
+        path.rename((model if layout == "in the model" else folder) / path.name)
+    (folder / "images").rmdir()
+    if layout == "flat":
+        for path in model.iterdir():
+            path.rename(folder / path.name)
+        shutil.rmtree(folder / "sparse")
+    write_scene(tmp_path / "scene_2")  # no downscaled images of the scene
+    for downscale in (1, 2):
+        capture = read_capture(folder, downscale=downscale)
+        assert capture.notes == expected.notes and len(capture.test) == 2 and len(capture.points) == 5
+        if downscale == 1:
+            assert all(torch.equal(a.image, b.image) for a, b in zip(capture.train, expected.train))
+            assert capture.train[0].camera.name == expected.train[0].camera.name
+
+
+def test_model_without_images_is_refused(tmp_path):
+    folder = write_scene(tmp_path)
+    shutil.rmtree(folder / "images")
+    with pytest.raises(FileError, match=r"images: no such folder, and none of the 10 images of .* is in "):
+        read_colmap(folder)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".bin"])
+@pytest.mark.parametrize("points", ["none", "one", "no file"])
+def test_points_are_drawn_where_the_model_has_none(tmp_path, points, suffix):
+    model = write_scene(tmp_path, points=1 if points == "one" else 0) / "sparse" / "0"
+    if suffix == ".bin":
+        import pycolmap
+
+        pycolmap.Reconstruction(str(model)).write_binary(str(model))
+        for path in model.glob("*.txt"):
+            path.unlink()
+    if points == "no file":
+        (model / f"points3D{suffix}").unlink()
+    capture = read_capture(tmp_path)
+    n = 1 if points == "one" else 0
+    assert capture.notes == (f"{model}: its model has {n} points; training starts from 20000 random points",)
+    # Cameras are on a line of 4.5 units along x, and look along z.
+    low, high = capture.points.min(0).values, capture.points.max(0).values
+    assert len(capture.points) == len(capture.colors) == 20_000
+    assert high[0] - low[0] > 3.9 and high[2] - low[2] > 3.9
+    assert not torch.equal(capture.points, read_capture(tmp_path, seed=1).points)
+    assert len(read_colmap(tmp_path, n_random=50).points) == 50
+
+
+@pytest.mark.parametrize("place", ["sparse/0", "."])
+def test_points_of_a_ply_beside_the_model_are_read(tmp_path, place):
+    write_scene(tmp_path, points=0)
+    header = "ply\nformat ascii 1.0\nelement vertex 2\n" + "".join(f"property float {c}\n" for c in "xyz")
+    (tmp_path / place / "points3D.ply").write_text(header + "end_header\n1 2 3\n4 5 6\n")
+    capture = read_colmap(tmp_path)
+    assert capture.points.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert "its model has 0 points; training starts from the points3D.ply of " in capture.notes[-1]
+
+
+def test_points_of_the_other_format_are_read(tmp_path):
+    import pycolmap
+
+    sparse = write_scene(tmp_path) / "sparse" / "0"
+    pycolmap.Reconstruction(str(sparse)).write_binary(str(sparse))
+    for name in ("cameras.txt", "images.txt", "points3D.bin"):
+        (sparse / name).unlink()
+    assert len(read_colmap(tmp_path).points) == 5

@@ -248,18 +248,18 @@ def test_number_of_masks_that_are_found_is_noted(tmp_path, views):
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".bin"])
-def test_missing_points_are_named(tmp_path, views, suffix):
+def test_missing_images_of_a_model_are_named(tmp_path, views, suffix):
     pycolmap = pytest.importorskip("pycolmap")
     sparse = write_colmap(tmp_path, views, POINTS) / "sparse" / "0"
     if suffix == ".bin":
         pycolmap.Reconstruction(str(sparse)).write_binary(str(sparse))
         for path in sparse.glob("*.txt"):
             path.unlink()
-    (sparse / f"points3D{suffix}").unlink()
+    (sparse / f"images{suffix}").unlink()
     with pytest.raises(FileError) as error:
         read_capture(tmp_path)
     assert str(error.value) == (
-        f"{sparse}: no points3D{suffix}; a COLMAP model needs cameras, images, points3D, all as .bin or all as .txt"
+        f"{sparse}: no images{suffix}; a COLMAP model needs cameras and images, both as .bin or both as .txt"
     )
 
 
@@ -301,11 +301,20 @@ def test_names_that_are_not_utf8_are_read(tmp_path, views, kind):
     assert not any("missing" in note for note in capture.notes)
 
 
-@pytest.mark.parametrize("name", ["\ud800.png", "a" * 5000, "images", "/dev/zero", "..", "/"], ids=range(6))
+@pytest.mark.parametrize("name", ["images", "/dev/zero", "..", "/"], ids=range(4))
 def test_names_of_no_file_are_skipped(tmp_path, views, name):
     frames = [{**frame(view), **({"file_path": name} if i == 3 else {})} for i, view in enumerate(views)]
     capture = read_transforms(write_transforms(tmp_path, views, frames=frames))
     assert len(names(capture)) == 8
+
+
+@pytest.mark.parametrize("key", ["file_path", "mask_path", "ply_file_path", "test_filenames"])
+@pytest.mark.parametrize("name", ["\ud800.png", "a" * 300, "a" * 5000, "b/" * 3000, "a\0.png"], ids=range(5))
+def test_names_that_no_file_can_have_are_errors(tmp_path, views, name, key):
+    frames = [{**frame(view), **({key: name} if i == 3 else {})} for i, view in enumerate(views)]
+    values = {"ply_file_path": {key: name}, "test_filenames": {key: [name]}}.get(key, {"frames": frames})
+    with pytest.raises(FileError, match=rf"transforms\.json: .*{key}: expected a file name, found"):
+        read_transforms(write_transforms(tmp_path, views, **values))
 
 
 def test_byte_order_mark_is_ignored(tmp_path, views):

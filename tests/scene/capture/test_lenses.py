@@ -6,11 +6,17 @@ import pytest
 import torch
 
 from tests.support.captures import write_colmap, write_image, write_transforms
-from tsplat import ArgumentError, fully_fused_projection, fully_fused_projection_with_ut, rasterization
+from tsplat import (
+    ArgumentError,
+    UnsupportedError,
+    fully_fused_projection,
+    fully_fused_projection_with_ut,
+    rasterization,
+)
 from tsplat.scene import Camera, View, read_capture, read_colmap, read_transforms
 from tsplat.scene.cameras import rasterization_arguments
 from tsplat.scene.capture import lenses
-from tsplat.scene.capture.lenses import Lens, Undistortion
+from tsplat.scene.capture.lenses import Lens, Undistortion, colmap_lens
 
 pytest.importorskip("pycolmap")
 
@@ -319,3 +325,120 @@ def test_large_images_need_no_stored_map(monkeypatch):
     expected = Undistortion(lens, 40, 30)(image)
     monkeypatch.setattr(lenses, "MAP_PIXELS_MAX", 100)
     assert torch.equal(Undistortion(lens, 40, 30)(image), expected)
+
+
+COLMAP_LENSES = [
+    ("FULL_OPENCV", (*F, -0.12, 0.03, 0.01, -0.02, 0.05, 0.02, -0.01, 0.01)),
+    ("FOV", (*F, 0.7)),
+    ("SIMPLE_DIVISION", (100.0, 58.0, 47.0, -0.2)),
+    ("DIVISION", (*F, 0.15)),
+    ("EUCM", (*F, 0.6, 1.1)),
+    ("THIN_PRISM_FISHEYE", (70.0, 74.0, 58.0, 47.0, -0.1, 0.04, 0.004, -0.003, -0.03, 0.01, 0.01, -0.005)),
+    ("RAD_TAN_THIN_PRISM_FISHEYE", (70.0, 74.0, 58.0, 47.0, -0.1, 0.04, 0, 0.01, 0, 0.01, 0.01, 0, 0.01, 0, 0, -0.01)),
+]
+
+
+@pytest.mark.parametrize(("model", "params"), COLMAP_LENSES)
+def test_lenses_of_colmap_are_undistorted(tmp_path, model, params):
+    """Dots are at the projections of an undistorted camera, which the rasterizer computes, too."""
+    import pycolmap
+
+    is_fisheye = "FISHEYE" in model
+    points = fisheye_points() if is_fisheye else grid_points()
+    lens = pycolmap.Camera(model=model, width=WIDTH, height=HEIGHT, params=list(params))
+    pixels = torch.from_numpy(lens.img_from_cam(points.numpy()))
+    camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
+    capture = read_colmap(write_colmap(tmp_path, two_views(dots(pixels, WIDTH, HEIGHT)), points, camera))
+    view = capture.train[0]
+    kind = "fisheye" if is_fisheye else "pinhole"
+    assert view.camera.model == kind and view.camera.distortion is None
+    assert capture.notes == (
+        f"{tmp_path / 'sparse/0/cameras.txt'}: images of 2 cameras ({'DIVISION' if 'DIV' in model else model}) are "
+        f"undistorted by pycolmap to {kind} images",
+    )
+    assert view.mask is None or view.mask.float().mean() > 0.99
+    assert_dots_at_sparse(view, 12)
+    assert (view.sparse[:, :2].sort(0).values - pixels.sort(0).values).abs().max() > 0.2
+    _, means2d, _, _, _ = fully_fused_projection(
+        points.float(), None, torch.tensor([[1.0, 0, 0, 0]]).repeat(12, 1), torch.full((12, 3), 0.01),
+        torch.eye(4)[None], view.camera.K[None], WIDTH, HEIGHT, camera_model=kind,
+    )  # fmt: skip
+    torch.testing.assert_close(means2d[0].sort(0).values, view.sparse[:, :2].sort(0).values, rtol=0, atol=1e-3)
+    with pytest.raises(UnsupportedError, match="cameras='native' is not implemented for"):
+        read_colmap(tmp_path, cameras="native")
+
+
+@pytest.mark.parametrize(
+    ("model", "params", "same"),
+    [
+        ("FULL_OPENCV", (*F, *8 * [0.0]), "PINHOLE 100 104 58 47"),
+        ("FULL_OPENCV", (*F, -0.12, 0.03, 0.01, -0.02, 0, 0, 0, 0), "OPENCV 100 104 58 47 -0.12 0.03 0.01 -0.02"),
+        ("FOV", (*F, 0), "PINHOLE 100 104 58 47"),
+        ("SIMPLE_DIVISION", (100, 58, 47, 0), "PINHOLE 100 100 58 47"),
+        ("DIVISION", (*F, 0), "PINHOLE 100 104 58 47"),
+        ("EUCM", (*F, 0, 1.3), "PINHOLE 100 104 58 47"),
+        ("THIN_PRISM_FISHEYE", (*F, *8 * [0.0]), "FISHEYE 100 104 58 47"),
+        ("THIN_PRISM_FISHEYE", (*F, 0.1, 0.02, 0, 0, 0.01, 0, 0, 0), "OPENCV_FISHEYE 100 104 58 47 0.1 0.02 0.01 0"),
+        ("RAD_TAN_THIN_PRISM_FISHEYE", (*F, *12 * [0.0]), "FISHEYE 100 104 58 47"),
+        ("RAD_TAN_THIN_PRISM_FISHEYE", (*F, 0.1, 0, 0.01, *9 * [0.0]), "OPENCV_FISHEYE 100 104 58 47 0.1 0 0.01 0"),
+    ],
+)
+@pytest.mark.parametrize("cameras", ["undistorted", "native"])
+def test_lenses_without_other_coefficients_are_those_of_opencv(tmp_path, model, params, same, cameras):
+    import pycolmap
+
+    points = fisheye_points()
+    lens = pycolmap.Camera(model=model, width=WIDTH, height=HEIGHT, params=list(params))
+    pixels = torch.from_numpy(lens.img_from_cam(points.numpy()))
+    views = two_views(dots(pixels, WIDTH, HEIGHT))
+    camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
+    name, rest = same.split(" ", 1)
+    one = read_colmap(write_colmap(tmp_path / "one", views, points, camera), cameras=cameras)
+    other = write_colmap(tmp_path / "other", views, points, f"{name} {WIDTH} {HEIGHT} {rest}")
+    other = read_colmap(other, cameras=cameras)
+    assert one.notes == other.notes == ()
+    for a, b in zip(one.train, other.train):
+        assert torch.equal(a.image, b.image) and torch.equal(a.camera.K, b.camera.K)
+        assert torch.equal(a.sparse, b.sparse) and a.camera.model == b.camera.model
+    if cameras == "native":
+        for x, y, _ in one.train[0].sparse.tolist():
+            assert (pixels - torch.tensor([x, y])).norm(dim=-1).min() < 1e-3
+
+
+@pytest.mark.parametrize("more", [(0.1, 0, 0, 0), (0.1, -0.02, 0.01, 0.01)])
+def test_radial_coefficients_are_undistorted_in_both_formats(tmp_path, more):
+    points = grid_points()
+    params = (*F, -0.12, 0.03, 0.01, -0.02, *more)
+    image = torch.randint(0, 256, (HEIGHT, WIDTH, 3), dtype=torch.uint8)
+    names = ("fl_x", "fl_y", "cx", "cy", "k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6")
+    keys = dict(zip(names, params), w=WIDTH, h=HEIGHT, camera_model="FULL_OPENCV" if more[1] else "OPENCV")
+    write_transforms(tmp_path / "json", two_views(image), **keys)
+    one = read_transforms(tmp_path / "json")
+    camera = f"FULL_OPENCV 120 90 {' '.join(map(str, params))}"
+    other = read_colmap(write_colmap(tmp_path / "colmap", two_views(image), points, camera)).train[0]
+    assert torch.equal(one.train[0].image, other.image) and torch.equal(one.train[0].camera.K, other.camera.K)
+    assert not torch.equal(other.image, image) and "(FULL_OPENCV) are undistorted by pycolmap" in one.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "params"), [("FOV", (30.0, 30.0, 60, 45, 1.2)), ("DIVISION", (40.0, 40, 60, 45, 0.5))]
+)
+def test_pixels_that_no_ray_of_colmap_reaches_are_masked_out(model, params):
+    """Every pixel with a source is where a lens that is inverted shows it."""
+    lens = colmap_lens(model, WIDTH, HEIGHT, params)
+    undistortion = Undistortion(lens, WIDTH, HEIGHT)
+    x, y = torch.meshgrid(torch.arange(WIDTH) + 0.5, torch.arange(HEIGHT) + 0.5, indexing="xy")
+    coordinates = torch.stack([x, y, 0 * x], -1).byte()
+    result = undistortion(coordinates)[undistortion.has_source][:, :2].double()
+    K = undistortion.K
+    rays = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]], -1)[undistortion.has_source]
+    radius = rays.norm(dim=-1, keepdim=True)
+    fx, fy, cx, cy, k = params
+    if model == "FOV":
+        shown = rays / radius * torch.atan(2 * radius * math.tan(k / 2)) / k
+    else:
+        shown = 2 * rays / (1 + (1 - 4 * k * radius**2).sqrt())
+    inside = shown * torch.tensor([fx, fy]) + torch.tensor([cx, cy])
+    border = (inside > 1).all(-1) & (inside < torch.tensor([WIDTH - 1, HEIGHT - 1])).all(-1)
+    assert undistortion.has_source.float().mean() > 0.3
+    assert (result - inside + 0.5)[border].abs().max() <= 1.01

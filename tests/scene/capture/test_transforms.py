@@ -310,7 +310,7 @@ EVERYTHING = [f"images/{name}.png" for name in (*(f"train_00{i}" for i in range(
         (dict(camera_model="THIN_PRISM_FISHEYE"), UnsupportedError, "found THIN_PRISM_FISHEYE"),
         (dict(is_fisheye=True, p1=0.1), UnsupportedError, "p1 is not implemented for fisheye"),
         (dict(is_fisheye=True, fl_x=None, camera_angle_x=1), FileError, "expected fl_x in"),
-        (dict(k3=0.1), UnsupportedError, "k3"),
+        (dict(k4=0.1), UnsupportedError, "k4 is not implemented for pinhole cameras; only .*p2, k3 is"),
         (dict(rolling_shutter=[0, 0.01, 0, 0]), UnsupportedError, "rolling_shutter"),
         (dict(ply_file_path=3), FileError, "ply_file_path"),
         (dict(ply_file_path="/dev/zero"), FileError, r"transforms\.json: ply_file_path: .* '/dev/zero', a pipe"),

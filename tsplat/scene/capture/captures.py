@@ -33,7 +33,7 @@ def read_capture(
         downscale, test_every, background, strict, on_progress, cameras, max_size: See :func:`read_colmap` and
             :func:`read_transforms`.
         normalize: Whether to apply :func:`normalize_capture`.
-        seed: Random seed of the initial points that :func:`read_transforms` draws if the file has none.
+        seed: Random seed of the initial points that are drawn if the scene has none.
 
     Raises:
         FileError: The folder has neither format, or see the two functions.
@@ -42,7 +42,7 @@ def read_capture(
     folder = Path(folder)
     options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras, max_size=max_size)
     if _is_colmap(folder):
-        capture = read_colmap(folder, downscale, test_every, background=background, **options)
+        capture = read_colmap(folder, downscale, test_every, background=background, seed=seed, **options)
     elif _is_json(folder) or has_transforms(folder):
         capture = read_transforms(folder, downscale, test_every, background, seed=seed, **options)
     elif not folder.exists():

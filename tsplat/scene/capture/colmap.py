@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...arguments import check_size
+from ...arguments import check_size, describe
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
+from ...support.reading import is_possible
 from ..rotation import rotation_matrix, similarity
-from .colmap_model import ColmapImage, ColmapModel, count_images, has_model, read_model
-from .lenses import Lens
+from .colmap_model import ColmapImage, ColmapModel, count_images, has_cameras, has_model, read_model
+from .initial_points import N_RANDOM, bounds, random_points, read_points
+from .lenses import COLMAP_MODELS, Lens, colmap_lens
 from .photographs import (
     CameraKind,
     OnProgress,
@@ -23,6 +25,7 @@ from .photographs import (
     find_usable,
     is_held_out,
     limit_sizes,
+    note_undistorted,
     read_views,
     split_views,
 )
@@ -47,6 +50,7 @@ FISHEYE_MODELS = {
 """COLMAP's camera model -> indices of fx, fy, cx, cy, k1, k2, k3, k4 in its parameters; missing ones are zero."""
 
 MODELS = PINHOLE_MODELS | FISHEYE_MODELS
+"""Models that tsplat undistorts itself, and that cameras can have; pycolmap knows :data:`COLMAP_MODELS`, too."""
 
 DOWNSCALED_FOLDERS = (2, 4, 8)
 """Values of `downscale` for which ``images_<downscale>/`` is used if it exists."""
@@ -65,11 +69,15 @@ def read_colmap(
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
     max_size: int = 0,
+    n_random: int = N_RANDOM,
+    seed: int = 0,
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
-    Images of SIMPLE_RADIAL, RADIAL and OPENCV cameras are undistorted to pinhole images of the same size, those of
-    fisheye cameras to equidistant fisheye images, up to 90 degrees from the optical axis. The mask of
+    Distorted images are undistorted to pinhole images of the same size, those of fisheye cameras to equidistant fisheye
+    images, up to 90 degrees from the optical axis. If the model has fewer than two points, initial points come from
+    ``points3D.ply`` beside it or in the scene, or else are drawn at random in a box around the cameras and what they
+    look at; a note says so. The mask of
     ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without
     valid pixels are skipped with a note. Each view has the sparse points that COLMAP observed in it. Like COLMAP, this
     ignores the EXIF orientation of images, unless only the rotated image has the size of its camera; see
@@ -78,7 +86,7 @@ def read_colmap(
     Args:
         folder: The scene, with ``images/`` and a binary or text model in ``sparse/0/`` or ``sparse/``. Other numbers,
             ``colmap/sparse/0/``, ``colmap/sparse/`` and the scene itself are tried next. A note names models that are
-            not read.
+            not read. Images may also be in the scene itself, or beside the files of the model.
         downscale: Factor to downscale images by, with area averaging. K is scaled per axis by the ratio of the sizes in
             pixels, which also applies to images that are smaller than their camera. For 2, 4 and 8, images of
             ``images_2/``, ``images_4/`` or ``images_8/`` are used as they are if that folder exists; they have the
@@ -92,32 +100,38 @@ def read_colmap(
         cameras: ``"native"`` to keep images as they were taken, with distorted cameras, instead of undistorting them.
         max_size: Longer side in pixels to which larger images are downscaled, if `downscale` is 1; 0 for no limit. A
             note in ``Capture.notes`` tells how many are.
+        n_random: Number of points to draw if the scene has none.
+        seed: Random seed of these points.
 
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
             training image has a valid pixel.
         UnsupportedError: An unsupported camera model.
-        ArgumentError: An invalid argument, or fewer than two images or points.
+        ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    check_size("downscale", downscale)
+    for name, value in (("downscale", downscale), ("n_random", n_random)):
+        check_size(name, value)
     check_test_every(test_every)
     folder = Path(folder)
-    for path in (folder, folder / "images"):
-        if not path.is_dir():
-            raise FileError(f"{path}: no such folder; expected a COLMAP scene with images/ and sparse/0/ or sparse/")
+    if not folder.is_dir():
+        raise FileError(f"{folder}: no such folder; expected a COLMAP scene with images/ and sparse/0/ or sparse/")
     model_folder = find_model(folder) or folder / "sparse" / "0"
     model = read_model(model_folder)
     images = sorted(model.images, key=lambda image: image.name)
     if len(images) < 2:
         raise ArgumentError(f"{folder}: expected at least two images with a pose, found {len(images)}")
     lenses = {i: _lens(model, i) for i in sorted({image.camera_id for image in images})}
-    if len(model.points) < 2:
-        raise ArgumentError(f"{folder}: expected at least two sparse points, found {len(model.points)}")
-
-    downscaled = downscaled_folder(folder / "images", downscale)
-    paths = [find_by_stem(downscaled, image.name) if downscaled else folder / "images" / image.name for image in images]
+    image_folder = _find_images(folder, model_folder, [image.name for image in images])
+    # Beside a scene with images of its own is another scene.
+    downscaled = downscaled_folder(image_folder, downscale) if image_folder.name == "images" else None
+    paths = [find_by_stem(downscaled, image.name) if downscaled else image_folder / image.name for image in images]
+    for image, path in zip(images, paths):
+        if not is_possible(path):
+            found = describe(image.name)
+            raise FileError(f"{model.cameras_file.with_stem('images')}: expected names of files, found {found}")
     kept, notes = find_usable(paths, strict)
+    notes += note_undistorted(lenses.values(), model.cameras_file)
     observed, note = _observed_points(model, images)
     masks = [find_mask(folder / "masks", image.name) for image in images]
     camera_ids = {camera_id: i for i, camera_id in enumerate(lenses)}
@@ -143,11 +157,17 @@ def read_colmap(
         )
     views = read_views(photographs, background, on_progress, cameras)
     train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
+    points, colors = torch.from_numpy(model.points).float(), torch.from_numpy(model.colors) / 255
+    if len(points) < 2:
+        ply = next((path for f in (model_folder, folder) if (path := f / "points3D.ply").is_file()), None)
+        found = f"the {ply.name} of {ply.parent}" if ply else f"{n_random} random points"
+        points, colors = read_points(ply, notes) if ply else random_points(bounds(train), n_random, seed)
+        notes.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {found}")
     return Capture(
         train=tuple(train),
         test=tuple(test),
-        points=torch.from_numpy(model.points).float(),
-        colors=torch.from_numpy(model.colors) / 255,
+        points=points,
+        colors=colors,
         background=background or (0.0, 0.0, 0.0),
         notes=(*_note_others(model_folder, model), *model.notes, *notes, *skipped, *note),
     )
@@ -157,13 +177,27 @@ def find_model(folder: Path) -> Path | None:
     """Returns the folder of a scene's COLMAP model, or None if it has none.
 
     That is ``sparse/0/`` or ``sparse/`` or, if neither has files of a model, the first one of ``sparse/1/`` and so on,
-    ``colmap/sparse/0/``, ``colmap/sparse/``, or the scene itself beside ``images/``.
+    ``colmap/sparse/0/``, ``colmap/sparse/``, or the scene itself, beside ``images/`` or with cameras and images.
     """
     sparse, moved = folder / "sparse", folder / "colmap" / "sparse"
     candidates = [sparse / "0", sparse, *_numbered(sparse), moved / "0", moved]
-    if (folder / "images").is_dir():
+    if (folder / "images").is_dir() or has_cameras(folder):
         candidates.append(folder)
     return next((candidate for candidate in candidates if has_model(candidate)), None)
+
+
+def _find_images(folder: Path, model_folder: Path, names: Sequence[str]) -> Path:
+    """Returns the folder that the names of images are relative to: ``images/``, the scene, or that of the model."""
+    candidates = [path for path in (folder / "images", folder, model_folder) if path.is_dir()]
+    for path in candidates:
+        if any(os.path.isfile(path / name) for name in names):
+            return path
+    if folder / "images" in candidates:
+        return folder / "images"
+    raise FileError(
+        f"{folder / 'images'}: no such folder, and none of the {len(names)} images of {model_folder} is in {folder}; "
+        "expected a COLMAP scene with images/ and sparse/0/ or sparse/"
+    )
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -206,17 +240,19 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
     """Returns the intrinsics of a camera after checking that a real one can have them."""
     camera, where = model.cameras[camera_id], f"{model.cameras_file}: camera {camera_id}"
     name = camera.model
-    if name not in MODELS:
+    if name not in MODELS and name not in COLMAP_MODELS:
         raise UnsupportedError(
-            f"{where}: expected {', '.join(MODELS)}, found {name}; undistort the images first (colmap "
-            "image_undistorter)"
+            f"{where}: expected a camera model with focal lengths, found {name}; render perspective images first"
         )
-    values = [camera.params[i] for i in MODELS[name]]
-    if not all(math.isfinite(value) for value in values):
+    if not all(math.isfinite(value) for value in camera.params):
         raise FileError(f"{where}: expected finite parameters, found {camera.params}")
-    fx, fy, cx, cy, k1, k2, k3, k4 = (values + [0.0] * 4)[:8]
-    projection: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
-    lens = Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), projection)
+    if name in COLMAP_MODELS:
+        lens = colmap_lens(name, camera.width, camera.height, camera.params)
+    else:
+        values = [camera.params[i] for i in MODELS[name]]
+        fx, fy, cx, cy, k1, k2, k3, k4 = (values + [0.0] * 4)[:8]
+        projection: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
+        lens = Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), projection)
     if lens.problem is not None:
         raise FileError(f"{where}: {lens.problem}; the file may be damaged")
     return lens
@@ -224,6 +260,8 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
 
 def _observed_points(model: ColmapModel, images: Sequence[ColmapImage]) -> tuple[list[Tensor], list[str]]:
     """Returns the points [O, 3] that each image observes, and a note if some of them are not in the model."""
+    if not len(model.points):
+        return [torch.empty(0, 3, dtype=torch.float64, device="cpu") for _ in images], []
     order = np.argsort(model.point_ids)
     ids, points = model.point_ids[order], model.points[order]
     observed, lost = [], 0

@@ -89,8 +89,8 @@ class ColmapImage:
 class ColmapModel:
     """A COLMAP model: cameras by id, registered images in the order of the file, and points.
 
-    `point_ids` [P] are int64, `points` [P, 3] fp64 in the world frame, `colors` [P, 3] uint8 RGB. Notes say what is
-    inconsistent, in one sentence each.
+    `point_ids` [P] are int64, `points` [P, 3] fp64 in the world frame, `colors` [P, 3] uint8 RGB; without a file of
+    points, P is 0. Notes say what is inconsistent, in one sentence each.
     """
 
     cameras_file: Path
@@ -107,6 +107,11 @@ def has_model(folder: Path) -> bool:
     return any((folder / f"{name}{suffix}").is_file() for name in FILES for suffix in SUFFIXES)
 
 
+def has_cameras(folder: Path) -> bool:
+    """Returns whether a folder has the cameras and the images of a COLMAP model, in one format."""
+    return any(all((folder / f"{name}{suffix}").is_file() for name in FILES[:2]) for suffix in SUFFIXES)
+
+
 def count_images(folder: Path) -> int:
     """Returns the number of registered images of a model, from its file of images alone; 0 if that is damaged."""
     try:
@@ -119,7 +124,7 @@ def count_images(folder: Path) -> int:
 
 
 def read_model(folder: Path) -> ColmapModel:
-    """Reads a model. Binary files are preferred if all three exist.
+    """Reads a model. Binary files are preferred if all three exist. The file of points may be missing.
 
     Raises:
         FileError: A file is missing, cut short or damaged, or has a value that no camera, pose or point can have.
@@ -127,19 +132,25 @@ def read_model(folder: Path) -> ColmapModel:
     suffix = _find_suffix(folder)
     stated: dict[str, int] = {}
     paths = [folder / f"{name}{suffix}" for name in FILES]
+    if not paths[2].is_file():
+        paths[2] = next((path for s in SUFFIXES if (path := folder / f"{FILES[2]}{s}").is_file()), paths[2])
     try:
         if suffix == ".bin":
             cameras = _binary_cameras(_Reader(paths[0]))
             images = _binary_images(_Reader(paths[1]))
-            ids, points, colors = _binary_points(_Reader(paths[2]))
         else:
-            cameras = dict(_each_line(paths[0], _text_camera, stated))
+            cameras = _text_cameras(paths[0], stated)
             images = list(_text_images(paths[1], stated))
-            ids, points, colors = _text_points(paths[2], stated)
+        ids, points, colors = _read_points(paths[2], stated)
     except OSError as error:
         raise FileError(f"{error.filename or folder}: {error.strerror or error}") from error
-    if len({image.name for image in images}) < len(images):
-        raise FileError(f"{paths[1]}: expected images of different names, found a name twice")
+    first: dict[str, str] = {}
+    for image in images:
+        name = os.path.normpath(image.name)
+        if name in first:
+            found = f"{image.name!r} twice" if first[name] == image.name else f"{first[name]!r} and {image.name!r}"
+            raise FileError(f"{paths[1]}: expected images of different names, found {found}")
+        first[name] = image.name
     for image in images:
         if image.camera_id not in cameras:
             raise FileError(f"{paths[1]}: {image.name}: its camera {image.camera_id} is not in {paths[0].name}")
@@ -162,15 +173,24 @@ def read_model(folder: Path) -> ColmapModel:
 def _find_suffix(folder: Path) -> str:
     """Returns the suffix of the files to read."""
     missing = {suffix: [name for name in FILES if not (folder / f"{name}{suffix}").is_file()] for suffix in SUFFIXES}
-    for suffix in SUFFIXES:
-        if not missing[suffix]:
-            return suffix
     # The format of which more is there.
     suffix = min(SUFFIXES, key=lambda suffix: len(missing[suffix]))
-    names = " and ".join(f"{name}{suffix}" for name in missing[suffix])
+    needed = [name for name in missing[suffix] if name in FILES[:2]]
+    if not needed:
+        return suffix
+    names = " and ".join(f"{name}{suffix}" for name in needed)
     if len(missing[suffix]) == len(FILES):
-        names = "cameras, images and points3D (.bin or .txt)"
-    raise FileError(f"{folder}: no {names}; a COLMAP model needs {', '.join(FILES)}, all as .bin or all as .txt")
+        names = "cameras and images (.bin or .txt)"
+    raise FileError(f"{folder}: no {names}; a COLMAP model needs cameras and images, both as .bin or both as .txt")
+
+
+def _read_points(
+    path: Path, stated: dict[str, int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
+    """Returns ids, positions and colors of the points; none if there is no file."""
+    if not path.exists():
+        return np.empty(0, np.int64), np.empty((0, 3)), np.empty((0, 3), np.uint8)
+    return _binary_points(_Reader(path)) if path.suffix == ".bin" else _text_points(path, stated)
 
 
 class _Reader:
@@ -295,6 +315,15 @@ def _line_error(path: Path, number: int, line: bytes) -> FileError:
         "points3D": "ID X Y Z R G B ERROR TRACK",
     }[path.stem]
     return FileError(f"{path}: line {number}: expected {expected}, found {line[:60].decode('ascii', 'replace')!r}")
+
+
+def _text_cameras(path: Path, stated: dict[str, int]) -> dict[int, ColmapCamera]:
+    cameras: dict[int, ColmapCamera] = {}
+    for camera_id, camera in _each_line(path, _text_camera, stated):
+        if camera_id in cameras:
+            raise FileError(f"{path}: expected cameras of different ids, found {camera_id} twice")
+        cameras[camera_id] = camera
+    return cameras
 
 
 def _text_camera(words: Sequence[bytes], path: Path) -> tuple[int, ColmapCamera]:

@@ -1,8 +1,8 @@
 """Lens distortion: intrinsics with distortion, and undistortion to pinhole images or equidistant fisheye images.
 
 The models are COLMAP's OPENCV (radial and tangential distortion), of which SIMPLE_RADIAL and RADIAL are special cases,
-and OPENCV_FISHEYE (Kannala and Brandt, 2006). pycolmap computes the pinhole camera and its projections; images are
-sampled bilinearly.
+and OPENCV_FISHEYE (Kannala and Brandt, 2006). Other models of COLMAP are known to pycolmap only, which also
+computes pinhole cameras and their projections. Images are sampled bilinearly.
 """
 
 import dataclasses
@@ -42,6 +42,26 @@ COEFFICIENT_MIN = 1e-30
 DISTORTION_MAX = 100.0
 """Maximum of a term of the distortion at the image's corner, relative to 1."""
 
+COLMAP_MODELS: dict[str, CameraModel] = {
+    "FULL_OPENCV": "pinhole",
+    "FOV": "pinhole",
+    "SIMPLE_DIVISION": "pinhole",
+    "DIVISION": "pinhole",
+    "EUCM": "pinhole",
+    "THIN_PRISM_FISHEYE": "fisheye",
+    "RAD_TAN_THIN_PRISM_FISHEYE": "fisheye",
+}
+"""COLMAP's camera models that pycolmap undistorts -> the model that their images are undistorted to."""
+
+PROBES = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 0.5), (0.0, -0.5))
+"""Where a lens has to be invertible: positions between the principal point, 0, and the borders of the image."""
+
+PROBE_PIXELS = 0.5
+"""Maximum distance in pixels between a pixel and the projection of its ray."""
+
+REACH_DIRECTIONS, REACH_STEPS = 64, 1024
+"""Samples of angles around the optical axis, and of radii, that find where a lens stops being monotonic."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Lens:
@@ -52,6 +72,7 @@ class Lens:
         fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
         distortion: OpenCV's k1, k2, p1, p2; of fisheye cameras k1, k2, k3, k4.
         model: ``"pinhole"`` or ``"fisheye"``, the model without distortion.
+        colmap: COLMAP's name and parameters of a lens of :data:`COLMAP_MODELS`, which `distortion` cannot describe.
     """
 
     width: int
@@ -62,6 +83,7 @@ class Lens:
     cy: float
     distortion: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     model: CameraModel = "pinhole"
+    colmap: tuple[str, tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) for value in self.distortion):
@@ -88,11 +110,18 @@ class Lens:
         powers = (2, 4, 1, 1) if self.model == "pinhole" else (2, 4, 6, 8)
         if not all(abs(k) * radius**power <= DISTORTION_MAX for k, power in zip(self.distortion, powers)):
             return f"distortion: expected coefficients of a lens, found {self.distortion}"
+        if self.colmap is not None and not _is_invertible(self):
+            return f"distortion: expected parameters of a lens, found {self.colmap[0]} {self.colmap[1]}"
         return None
 
     @property
     def is_pinhole(self) -> bool:
-        return self.model == "pinhole" and not any(self.distortion)
+        return self.model == "pinhole" and not any(self.distortion) and self.colmap is None
+
+    @property
+    def undistorted(self) -> "Lens":
+        """The lens without distortion."""
+        return dataclasses.replace(self, distortion=(0.0, 0.0, 0.0, 0.0), colmap=None)
 
     def distorted(self, points: Tensor) -> Tensor:
         """Where a lens with a focal length of 1 shows points [P, 2] at depth 1. [P, 2]"""
@@ -102,7 +131,7 @@ class Lens:
             radius = square.sqrt().clamp_min(1e-12)
             theta = radius.atan()
             return points * _distorted_angle(theta, self.distortion) / radius
-        tangential = torch.tensor([[k4, k3]], dtype=points.dtype)  # p2, p1
+        tangential = points.new_tensor([[k4, k3]])  # p2, p1
         product = points.prod(-1, keepdim=True)
         shift = 2 * tangential.flip(-1) * product + tangential * (square + 2 * points.square())
         return points * (1 + k1 * square + k2 * square.square()) + shift
@@ -116,7 +145,7 @@ class Lens:
             squares = [*_roots([1, 3 * k1, 5 * k2]), *_roots([1 - LENS_GAIN_MIN, k1, k2])]
             square = min(squares, default=math.inf)
             reach = math.sqrt(square) * (1 + k1 * square + k2 * square**2) if squares else math.inf
-        x, y = ((torch.arange(n) + 0.5) / n for n in (width, height))
+        x, y = ((torch.arange(n, dtype=torch.float32, device="cpu") + 0.5) / n for n in (width, height))
         x, y = (x * self.width - self.cx) / self.fx, (y * self.height - self.cy) / self.fy
         return torch.hypot(x[None, :], y[:, None]) < reach
 
@@ -124,7 +153,9 @@ class Lens:
         """Returns K [3, 3] in fp64 for images of another size, scaled per axis."""
         x, y = width / self.width, height / self.height
         return torch.tensor(
-            [[self.fx * x, 0, self.cx * x], [0, self.fy * y, self.cy * y], [0, 0, 1]], dtype=torch.float64
+            [[self.fx * x, 0, self.cx * x], [0, self.fy * y, self.cy * y], [0, 0, 1]],
+            dtype=torch.float64,
+            device="cpu",
         )
 
 
@@ -143,13 +174,17 @@ class Undistortion:
         values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
         if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
             raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
-        distortion = _Fisheye(lens) if lens.model == "fisheye" else _Radial(lens)
+        distortion: _Colmap | _Fisheye | _Radial
+        if lens.colmap is not None:
+            distortion = _Colmap(lens)
+        else:
+            distortion = _Fisheye(lens) if lens.model == "fisheye" else _Radial(lens)
         self.K = distortion.undistorted.intrinsics(width, height)
         self._distortion, self._scale = distortion, np.array([width / lens.width, height / lens.height])
         is_stored = width * height <= MAP_PIXELS_MAX
         # [H, W, 2] position of each undistorted pixel in the distorted image, in pixels.
-        self._sources = torch.empty(height, width, 2) if is_stored else None
-        self.has_source = torch.empty(height, width, dtype=torch.bool)
+        self._sources = torch.empty(height, width, 2, dtype=torch.float32, device="cpu") if is_stored else None
+        self.has_source = torch.empty(height, width, dtype=torch.bool, device="cpu")
         for rows in _row_chunks(width, height):
             sources, self.has_source[rows] = self._map(rows)
             if self._sources is not None:
@@ -194,14 +229,8 @@ class _Radial:
     """OpenCV's radial and tangential distortion of a pinhole camera."""
 
     def __init__(self, lens: Lens) -> None:
-        require("pycolmap")
-        import pycolmap
-
-        params = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
-        self._camera = pycolmap.Camera(model="OPENCV", width=lens.width, height=lens.height, params=params)
-        pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), self._camera)
-        fx, fy, cx, cy = (float(value) for value in pinhole.params)
-        self.undistorted = Lens(pinhole.width, pinhole.height, fx, fy, cx, cy)
+        self._camera = _pycolmap_camera(lens)
+        self.undistorted = _pinhole(self._camera)
         self._max_squared_radius = min(_roots([1, 3 * lens.distortion[0], 5 * lens.distortion[1]]), default=math.inf)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
@@ -217,17 +246,12 @@ class _Fisheye:
         self._lens = lens
         self._max_theta = _largest_angle(lens.distortion)
         zoom = self._zoom()
-        self.undistorted = dataclasses.replace(
-            lens, fx=zoom * lens.fx, fy=zoom * lens.fy, distortion=(0.0, 0.0, 0.0, 0.0)
-        )
+        self.undistorted = _zoomed(lens, zoom)
 
     def _zoom(self) -> float:
         """The smallest factor of the focal lengths for which no pixel on the border of the image lies outside of it."""
         lens = self._lens
-        x, y = (np.linspace(0, size, 201) for size in (lens.width, lens.height))
-        edges = [(x, 0 * x), (x, 0 * x + lens.height), (0 * y, y), (0 * y + lens.width, y)]
-        border = np.concatenate([np.stack(edge, -1) for edge in edges])
-        radii = np.hypot((border[:, 0] - lens.cx) / lens.fx, (border[:, 1] - lens.cy) / lens.fy)
+        _, radii = _border(lens)
         thetas = np.linspace(0, self._max_theta, 10_001)
         distorted = _distorted_angle(thetas, lens.distortion)
         # Where the lens does not reach the border, its whole field of view is inside.
@@ -242,6 +266,132 @@ class _Fisheye:
         ratio = _distorted_angle(theta, lens.distortion) / np.maximum(theta, 1e-12)
         sources = points * ratio[:, None] * (lens.fx, lens.fy) + (lens.cx, lens.cy)
         return sources, theta < self._max_theta
+
+
+class _Colmap:
+    """A lens of :data:`COLMAP_MODELS`, whose images become pinhole images or equidistant fisheye images."""
+
+    def __init__(self, lens: Lens) -> None:
+        self._camera, self._is_fisheye = _pycolmap_camera(lens), lens.model == "fisheye"
+        if self._is_fisheye:
+            self._reach, edge = self._find_reach(lens, math.pi / 2)
+            self.undistorted = _zoomed(lens, self._zoom(lens) or edge / self._reach)
+        else:
+            self.undistorted = pinhole = _pinhole(self._camera)
+            # As far as the corners of the undistorted image.
+            x, y = max(pinhole.cx, pinhole.width - pinhole.cx), max(pinhole.cy, pinhole.height - pinhole.cy)
+            self._reach, _ = self._find_reach(lens, 1.01 * math.hypot(x / pinhole.fx, y / pinhole.fy))
+
+    def _project(self, points: Array) -> Array:
+        """Pixels [P, 2] of undistorted points [P, 2]; NaN where there are none."""
+        if not self._is_fisheye:
+            return _img_from_cam(self._camera, np.concatenate([points, np.ones((len(points), 1))], -1))
+        theta = np.hypot(points[:, 0], points[:, 1])
+        # numpy.sinc has a factor of pi.
+        rays = np.concatenate([points * np.sinc(theta / np.pi)[:, None], np.cos(theta)[:, None]], -1)
+        return _img_from_cam(self._camera, rays)
+
+    def _find_reach(self, lens: Lens, largest: float) -> tuple[float, float]:
+        """Returns up to which radius the lens is monotonic in every direction, and the distorted radius there."""
+        angles = np.linspace(0, 2 * np.pi, REACH_DIRECTIONS, endpoint=False)
+        radii = np.linspace(0, largest, REACH_STEPS + 1)
+        points = radii[:, None, None] * np.stack([np.cos(angles), np.sin(angles)], -1)
+        offsets = self._project(points.reshape(-1, 2)) - (lens.cx, lens.cy)
+        distances = np.hypot(offsets[:, 0] / lens.fx, offsets[:, 1] / lens.fy).reshape(len(radii), -1)
+        rises = (np.diff(distances, axis=0) > 0).all(1)  # NaN does not
+        last = int(rises.argmin()) if not rises.all() else REACH_STEPS
+        return float(radii[max(last, 1)]), float(distances[max(last, 1)].max())
+
+    def _zoom(self, lens: Lens) -> float:
+        """The factor of :meth:`_Fisheye._zoom`; 0 if the lens does not reach the border."""
+        border, radii = _border(lens)
+        points, is_inverse = _invert(self._camera, border)
+        thetas = np.arctan(np.hypot(points[:, 0], points[:, 1]))
+        reached = is_inverse & (thetas > 0) & (thetas <= self._reach)
+        return float((radii[reached] / thetas[reached]).max(initial=0.0))
+
+    def sources(self, points: Array) -> tuple[Array, Array]:
+        """Pixels [P, 2] of undistorted points [P, 2], and whether they are where distortion is monotonic."""
+        return self._project(points), np.hypot(points[:, 0], points[:, 1]) < self._reach
+
+
+def _pycolmap_camera(lens: Lens) -> Any:
+    require("pycolmap")
+    import pycolmap
+
+    model, params = lens.colmap or ("OPENCV", (lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion))
+    return pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=list(params))
+
+
+def _pinhole(camera: Any) -> Lens:
+    """Returns COLMAP's pinhole camera of the undistorted images of one of its cameras."""
+    import pycolmap
+
+    pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), camera)
+    fx, fy, cx, cy = (float(value) for value in pinhole.params)
+    return Lens(pinhole.width, pinhole.height, fx, fy, cx, cy)
+
+
+def _zoomed(lens: Lens, zoom: float) -> Lens:
+    return dataclasses.replace(lens.undistorted, fx=zoom * lens.fx, fy=zoom * lens.fy)
+
+
+def _border(lens: Lens) -> tuple[Array, Array]:
+    """Returns pixels [P, 2] on the border of an image, and their distances from the center in focal lengths."""
+    x, y = (np.linspace(0, size, 201) for size in (lens.width, lens.height))
+    edges = [(x, 0 * x), (x, 0 * x + lens.height), (0 * y, y), (0 * y + lens.width, y)]
+    border = np.concatenate([np.stack(edge, -1) for edge in edges])
+    return border, np.hypot((border[:, 0] - lens.cx) / lens.fx, (border[:, 1] - lens.cy) / lens.fy)
+
+
+def _img_from_cam(camera: Any, points: Array) -> Array:
+    pixels: Array = camera.img_from_cam(points)
+    return pixels
+
+
+def _invert(camera: Any, pixels: Array) -> tuple[Array, Array]:
+    """Returns the points [P, 2] at depth 1 that a camera shows at pixels [P, 2], and for which of them it does."""
+    points = np.nan_to_num(np.asarray(camera.cam_from_img(pixels), float).reshape(-1, 2), posinf=0.0, neginf=0.0)
+    shown = _img_from_cam(camera, np.concatenate([points, np.ones((len(points), 1))], -1))
+    return points, np.abs(shown - pixels).max(-1) <= PROBE_PIXELS
+
+
+def _is_invertible(lens: Lens) -> bool:
+    """Returns whether pixels halfway to the borders of an image have rays: a real lens shows something there."""
+    if lens.colmap is None or not all(math.isfinite(value) for value in lens.colmap[1]):
+        return lens.colmap is None
+    pixels = [
+        [
+            lens.cx + x * (lens.width - lens.cx if x > 0 else lens.cx),
+            lens.cy + y * (lens.height - lens.cy if y > 0 else lens.cy),
+        ]
+        for x, y in PROBES
+    ]
+    _, is_inverse = _invert(_pycolmap_camera(lens), np.array(pixels))
+    return bool(is_inverse.all())
+
+
+def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) -> Lens:
+    """Returns a camera of :data:`COLMAP_MODELS`, given its parameters in COLMAP's order.
+
+    Lenses whose other coefficients are zero are those of OpenCV: pinhole cameras, OPENCV and OPENCV_FISHEYE.
+    """
+    if model == "SIMPLE_DIVISION":
+        params = (params[0], *params)
+    fx, fy, cx, cy, *rest = params
+    projection, distortion = COLMAP_MODELS[model], (0.0, 0.0, 0.0, 0.0)
+    if model == "FULL_OPENCV":
+        distortion, others = (rest[0], rest[1], rest[2], rest[3]), rest[4:]
+    elif model == "THIN_PRISM_FISHEYE":
+        distortion, others = (rest[0], rest[1], rest[4], rest[5]), [*rest[2:4], *rest[6:]]
+    elif model == "RAD_TAN_THIN_PRISM_FISHEYE":
+        distortion, others = (rest[0], rest[1], rest[2], rest[3]), rest[4:]
+    else:
+        others = rest[:1]  # FOV, DIVISION and EUCM are pinhole cameras for a first coefficient of zero.
+    if not any(others):
+        return Lens(width, height, fx, fy, cx, cy, distortion, projection)
+    name = "DIVISION" if model == "SIMPLE_DIVISION" else model
+    return Lens(width, height, fx, fy, cx, cy, model=projection, colmap=(name, tuple(params)))
 
 
 def _distorted_angle(theta: Angle, distortion: Sequence[float]) -> Angle:

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_size
-from ...errors import ArgumentError, FileError
+from ...errors import ArgumentError, FileError, UnsupportedError
 from ..cameras import Camera
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
@@ -157,6 +157,8 @@ def read_views(
     rotated images, and the image is rotated as its orientation says.
     """
     _check_masks([photograph.mask for photograph in photographs if photograph.mask])
+    if cameras == "native":
+        _check_native(photographs)
     undistortions: Undistortions = {}
     sources, largest = [], 1
     with warnings.catch_warnings():
@@ -251,7 +253,7 @@ def _read_pixels(
     if photograph.mask is not None:
         mask = _read_mask(photograph.mask, source, read_size)
     elif undistortion is not None and not undistortion.has_source.all():
-        mask = torch.full((*image.shape[:2], 1), 255, dtype=torch.uint8)
+        mask = torch.full((*image.shape[:2], 1), 255, dtype=torch.uint8, device="cpu")
     if undistortion is not None:
         image = downscale(undistortion(image), *size)
         mask = None if mask is None else downscale(undistortion(mask), *size)
@@ -273,8 +275,8 @@ def _describe(photograph: Photograph, source: _Source, undistortions: Undistorti
     K = lens.intrinsics(*size)
     if undistortion is not None:
         K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistortion.K
-        lens = dataclasses.replace(lens, distortion=(0.0, 0.0, 0.0, 0.0))
-    distortion = torch.tensor(lens.distortion) if any(lens.distortion) else None
+        lens = lens.undistorted
+    distortion = torch.tensor(lens.distortion, dtype=torch.float32, device="cpu") if any(lens.distortion) else None
     return dict(
         camera=Camera(viewmat, K.float(), *size, lens.model, photograph.name, distortion=distortion),
         sparse=None if points is None else _project_visible(points, photograph.viewmat, lens, K, *size),
@@ -321,6 +323,26 @@ def _project_visible(points: Tensor, viewmat: Tensor, lens: Lens, K: Tensor, wid
     pixels = shown * K.diagonal()[:2] + K[:2, 2]
     inside = ((pixels >= 0) & (pixels < pixels.new_tensor([width, height]))).all(-1)
     return torch.cat([pixels, camera[:, 2:]], -1)[inside].float()
+
+
+def _check_native(photographs: Sequence[Photograph]) -> None:
+    """Raises UnsupportedError for lenses that cameras cannot have."""
+    for photograph in photographs:
+        if photograph.lens.colmap is not None:
+            raise UnsupportedError(
+                f"{photograph.path}: cameras='native' is not implemented for {photograph.lens.colmap[0]} cameras with "
+                "distortion; expected 'undistorted'"
+            )
+
+
+def note_undistorted(lenses: Iterable[Lens], where: Path) -> list[str]:
+    """Returns a note on cameras of a file, `where`, whose images pycolmap undistorts by models that tsplat lacks."""
+    others = [lens for lens in lenses if lens.colmap is not None]
+    if not others:
+        return []
+    names = ", ".join(sorted({lens.colmap[0] for lens in others if lens.colmap is not None}))
+    kinds = " and ".join(sorted({lens.model for lens in others}, reverse=True))
+    return [f"{where}: images of {len(others)} cameras ({names}) are undistorted by pycolmap to {kinds} images"]
 
 
 def _check_masks(paths: Sequence[Path]) -> None:

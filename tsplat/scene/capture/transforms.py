@@ -12,17 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ...arguments import check_size, describe
 from ...errors import ArgumentError, FileError
-from ...support.reading import is_special, read_json
-from ..cameras import centers
-from ..formats.point_clouds import read_point_cloud
+from ...support.reading import is_possible, is_special, read_json
 from ..images import read_image_info
 from .colmap import TEST_EVERY, downscaled_folder, find_by_stem
-from .colmap_model import COORDINATE_MAX
+from .initial_points import N_RANDOM, bounds, random_points, read_points
 from .lenses import Lens
 from .photographs import (
     CameraKind,
@@ -32,11 +27,12 @@ from .photographs import (
     find_usable,
     is_held_out,
     limit_sizes,
+    note_undistorted,
     read_views,
     split_views,
 )
 from .transforms_cameras import read_lens, read_viewmat
-from .views import Capture, Color, View
+from .views import Capture, Color
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
 """Suffixes tried, in this order, if ``file_path`` has none."""
@@ -54,7 +50,7 @@ def read_transforms(
     test_every: int = TEST_EVERY,
     background: Color | None = None,
     *,
-    n_random: int = 20_000,
+    n_random: int = N_RANDOM,
     seed: int = 0,
     strict: bool = False,
     on_progress: OnProgress | None = None,
@@ -68,7 +64,7 @@ def read_transforms(
     ``val_filenames`` and ``test_filenames`` if it has any of them: the last two are held out. Frames that repeat an
     image, and images without valid pixels, are skipped with a note. Initial points come from ``ply_file_path``. If it
     is missing, they are drawn at random and gray: uniformly in [-1.3, 1.3]^3 for the synthetic NeRF scenes, otherwise
-    in a box around the cameras and what they look at. Images with distortion (``k1``, ``k2``, ``p1``, ``p2``) are
+    in a box around the cameras and what they look at. Images with distortion (``k1`` to ``k3``, ``p1``, ``p2``) are
     undistorted. Those of the model OPENCV_FISHEYE or with ``is_fisheye`` (``k1`` to ``k4``) become equidistant
     fisheye images, up to 90 degrees from the optical axis. Focal lengths are ``fl_x``, or come from ``camera_angle_x``
     (radians) or ``x_fov`` (degrees). ``mask_path`` is white for valid pixels. The EXIF orientation of images is
@@ -105,6 +101,7 @@ def read_transforms(
     frames, notes = _find_frames(files, contents, downscale, strict)
     lenses: dict[Lens, int] = {}
     photographs = [_photograph(frame, downscale, lenses) for frame in frames]
+    notes += note_undistorted(lenses, path)
     if has_test_file:
         held_out = [frame.file != files[0] for frame in frames]
     else:
@@ -126,13 +123,11 @@ def read_transforms(
 
     ply = contents[0].get("ply_file_path")
     if ply is not None:
-        points, colors = _read_points(_resolve_file(files[0], ply, "ply_file_path"), notes)
+        points, colors = read_points(_resolve_file(files[0], ply, "ply_file_path"), notes)
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
-        low, high = (-BLENDER_HALF_SIZE, BLENDER_HALF_SIZE) if is_blender else _bounds(train)
-        generator = torch.Generator().manual_seed(seed)
-        points = torch.rand(n_random, 3, generator=generator) * (high - low) + low
-        colors = torch.full_like(points, 0.5)
+        corners = (-BLENDER_HALF_SIZE, BLENDER_HALF_SIZE) if is_blender else bounds(train)
+        points, colors = random_points(corners, n_random, seed)
         notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
     return Capture(tuple(train), tuple(test), points, colors, background, notes=tuple(notes))
 
@@ -229,7 +224,7 @@ def _find_frames(
         for number, own in enumerate(content["frames"]):
             name = own.get("file_path")
             full = _find_image(file, name, f"frame {number}: file_path")
-            image = _downscaled(full, downscale)
+            image = _downscaled(file, full, downscale)
             if not os.path.isfile(image) and not os.path.isfile(full):
                 if WINDOWS_PATH.match(name) and os.name != "nt":
                     raise FileError(
@@ -239,7 +234,7 @@ def _find_frames(
                 if found := _find_in_other_case(full, folders):
                     other_case.append(full)
                     full = found
-                    image = _downscaled(full, downscale)
+                    image = _downscaled(file, full, downscale)
             # A value of null is as good as none.
             values = {key: value for part in (content, own) for key, value in part.items() if value is not None}
             frames.append(_Frame(file, f"frame {number}", values, full, image))
@@ -270,22 +265,11 @@ def _find_in_other_case(image: Path, folders: dict[Path, dict[str, Path]]) -> Pa
     return folders[folder].get(image.name.lower())
 
 
-def _downscaled(full: Path, downscale: int) -> Path:
+def _downscaled(file: Path, full: Path, downscale: int) -> Path:
     """Returns the image to read instead of a full one: that of a folder of downscaled images, if there is one."""
-    folder = downscaled_folder(full.parent, downscale)
+    is_scene = full.parent.resolve() == file.parent.resolve()  # the folder beside it is another scene
+    folder = None if is_scene else downscaled_folder(full.parent, downscale)
     return full if folder is None else find_by_stem(folder, full.name)
-
-
-def _read_points(path: Path, notes: list[str]) -> tuple[Tensor, Tensor]:
-    """Reads the points of a PLY; colors that are not finite become gray. Adds to `notes`."""
-    points, colors = read_point_cloud(path, warn=notes.append)
-    far = (points.abs() > COORDINATE_MAX).any(-1)
-    if far.any():
-        raise FileError(
-            f"{path}: expected positions of magnitude at most {COORDINATE_MAX:.0e}; {int(far.sum())} of {len(points)} "
-            f"points are not (first: point {int(far.long().argmax())})"
-        )
-    return points, colors.nan_to_num(0.5)
 
 
 def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photograph:
@@ -314,9 +298,10 @@ def _view_name(path: Path, image: Path) -> str:
 
 def _resolve(path: Path, name: object, what: str) -> Path:
     """Returns a path that is given relative to the file `path`."""
-    if not isinstance(name, str) or not name or "\0" in name:
+    full = path.parent / name.replace("\\", "/") if isinstance(name, str) and name else None
+    if full is None or not is_possible(full):
         raise FileError(f"{path}: {what}: expected a file name, found {describe(name)}")
-    return path.parent / name.replace("\\", "/")
+    return full
 
 
 def _resolve_file(path: Path, name: object, what: str) -> Path:
@@ -333,12 +318,3 @@ def _find_image(path: Path, name: object, what: str) -> Path:
     if os.path.isfile(image) or not image.name:
         return image
     return next((p for s in SUFFIXES if os.path.isfile(p := image.with_name(image.name + s))), image)
-
-
-def _bounds(views: Sequence[View]) -> tuple[Tensor, Tensor]:
-    """Returns the corners [3] of a box around cameras and the points ahead of them, as far as the cameras are apart."""
-    poses = torch.stack([view.camera.viewmat for view in views])
-    positions = centers(poses)
-    diameter = (positions - positions.mean(0)).norm(dim=-1).max().clamp_min(1e-3) * 2
-    corners = torch.cat([positions, positions + diameter * poses[:, 2, :3]]).float()
-    return corners.amin(0), corners.amax(0)

@@ -14,9 +14,9 @@ from ...errors import FileError, UnsupportedError
 from ..cameras import viewmat_from_pose
 from ..images import read_image_info
 from .colmap_model import COORDINATE_MAX
-from .lenses import Lens
+from .lenses import Lens, colmap_lens
 
-CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE")
+CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
 
 DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
 
@@ -36,11 +36,15 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     is_fisheye = name == "OPENCV_FISHEYE" or values.get("is_fisheye")
     model: CameraModel = "fisheye" if is_fisheye else "pinhole"
     keys = ("k1", "k2", "p1", "p2") if model == "pinhole" else ("k1", "k2", "k3", "k4")
-    k1, k2, k3, k4 = (_number(values, key, where, 0.0) for key in keys)
-    unknown = [key for key in DISTORTION_KEYS if key not in keys and _number(values, key, where, 0.0)]
+    k1, k2, k3, k4 = distortion = tuple(_number(values, key, where, 0.0) for key in keys)
+    # What pycolmap undistorts; k4 means something else for other cameras than FULL_OPENCV.
+    more = () if model == "fisheye" else ("k3", "k4", "k5", "k6") if name == "FULL_OPENCV" else ("k3",)
+    radial = [_number(values, key, where, 0.0) for key in more]
+    unknown = [key for key in DISTORTION_KEYS if key not in (*keys, *more) and _number(values, key, where, 0.0)]
     if unknown:
         raise UnsupportedError(
-            f"{where}: {unknown[0]} is not implemented for {model} cameras; only the distortion {', '.join(keys)} is"
+            f"{where}: {unknown[0]} is not implemented for {model} cameras; only the distortion "
+            f"{', '.join((*keys, *more))} is"
         )
     shutter = values.get("rolling_shutter")
     if isinstance(shutter, list) and any(shutter):
@@ -61,7 +65,11 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     if not (fx > 0 and fy > 0):
         raise FileError(f"{where}: fl_x and fl_y: expected positive focal lengths, found {fx} and {fy}")
     cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
-    lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), model)
+    if any(radial):
+        params = (fx, fy, cx, cy, *distortion, *radial, 0.0, 0.0, 0.0)
+        lens = colmap_lens("FULL_OPENCV", width, height, params[:12])
+    else:
+        lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), model)
     if lens.problem is not None:
         raise FileError(f"{where}: {lens.problem}")
     return lens
@@ -97,9 +105,9 @@ def read_viewmat(matrix: object, where: str) -> Tensor:
     are_fours = all(isinstance(row, list) and len(row) == 4 and None not in map(to_float, row) for row in rows)
     if not rows or not are_fours:
         raise FileError(f"{where}: transform_matrix: expected 4×4 finite numbers, found {describe(matrix)}")
-    pose = torch.tensor(rows, dtype=torch.float64)
+    pose = torch.tensor(rows, dtype=torch.float64, device="cpu")
     rotation = pose[:3, :3]
-    skew = (rotation.T @ rotation - torch.eye(3, dtype=torch.float64)).abs().max()
+    skew = (rotation.T @ rotation - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
     if not skew <= ROTATION_TOLERANCE or torch.linalg.det(rotation) < 0:
         raise FileError(f"{where}: transform_matrix: expected a rotation as its 3×3 part; remove scale and reflection")
     if pose[:3, 3].abs().max() > COORDINATE_MAX:
