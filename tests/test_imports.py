@@ -37,7 +37,7 @@ MODULES = {
     "rasterization": {"arguments", "config", "data", "errors", "reference", "stages"},
     "__init__": {"config", "errors", "ops", "rasterization", "stages"},
     "scene": SCENE,
-    "strategies": {"arguments", "config", "data", "errors", "stages"},
+    "strategies": {"arguments", "config", "data", "errors", "stages", "support"},
     "rendering": {"rasterization", "scene"},
     "viewing": VIEWING,
     "training": TRAINING,

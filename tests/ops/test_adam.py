@@ -1,6 +1,7 @@
 """Adam against torch.optim.Adam: steps, state dicts, visibility masks, errors."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -235,3 +236,16 @@ def test_moments_of_another_shape_or_dtype_raise(backend):
     ):
         optimizer.step()
     assert optimizer.state[parameter]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["copy", "pickle"]
+)
+def test_copies_take_the_same_steps(copied):
+    optimizer = Adam(parameters(torch.float32), lr=0.1, backend="torch")
+    step(optimizer, [group for group in optimizer.param_groups[0]["params"]], 3)
+    other = copied(optimizer)
+    for each in (optimizer, other):
+        step(each, [*each.param_groups[0]["params"]], 2)
+    for one, two in zip(optimizer.param_groups[0]["params"], other.param_groups[0]["params"]):
+        assert one is not two and torch.equal(one, two)

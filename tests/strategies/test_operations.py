@@ -1,6 +1,7 @@
 """Operations on Gaussians: parameters change as intended, and moments follow their Gaussians."""
 
 import math
+import signal
 
 import pytest
 import torch
@@ -165,3 +166,18 @@ def test_optimizers_follow_replaced_parameters():
     optimizers["means"], optimizers["quats"] = optimizers["quats"], optimizers["means"]
     follow_replaced(params, optimizers)
     assert optimizers["means"].param_groups[0]["params"][0] is params["quats"]
+
+
+def test_ctrl_c_changes_all_rows_or_none():
+    params, optimizers = make_model(9, 0)
+    state = {"grad2d": torch.arange(9.0)}
+
+    def interrupt(rows):
+        signal.raise_signal(signal.SIGINT)
+        return rows[:5]
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_rows(params, optimizers, state, 9, lambda _, p: interrupt(p), interrupt, interrupt)
+    check_moments(params, optimizers)
+    lengths = {len(rows) for rows in (*params.values(), *state.values())}
+    assert lengths in ({5}, {9})

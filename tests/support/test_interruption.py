@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tsplat.support import interruption
-from tsplat.support.interruption import SIGNALS, Interrupted, stop_on_signals
+from tsplat.support.interruption import ALL_SIGNALS, SIGNALS, DeferredSignals, Interrupted, stop_on_signals
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 
@@ -85,3 +85,86 @@ os.kill(os.getpid(), signal.SIGTERM)
 """
     process = forks.run(code)
     assert (process.returncode, process.stderr) == (-signal.SIGTERM, "")
+
+
+def handlers():
+    return {signum: signal.getsignal(signum) for signum in ALL_SIGNALS}
+
+
+def test_ctrl_c_is_raised_at_the_end_of_a_block():
+    def work():
+        with DeferredSignals(), DeferredSignals():
+            signal.raise_signal(signal.SIGINT)
+            reached.append(True)
+
+    before, reached = handlers(), []
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert reached
+    assert handlers() == before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_errors_leave_a_block_that_defers_signals():
+    before = handlers()
+    with pytest.raises(ZeroDivisionError), DeferredSignals():
+        raise ZeroDivisionError
+    assert handlers() == before
+
+
+def test_ctrl_c_again_ends_a_block_that_hangs(monkeypatch):
+    def work():
+        with DeferredSignals():
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the block was not ended")
+
+    monkeypatch.setattr(interruption, "REPEAT", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_requests_to_stop_are_noted_at_once():
+    with stop_on_signals() as stop, DeferredSignals():
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set
+
+
+@pytest.mark.parametrize("calls", range(1, 5))
+def test_an_interrupt_while_signals_are_deferred_leaves_handlers_that_work(calls):
+    """A handler that raises when the n-th handler is installed or restored."""
+    before, install, count = handlers(), signal.signal, 0
+
+    def interrupted(signum, handler):
+        nonlocal count
+        count += 1
+        previous = install(signum, handler)
+        if count == calls:
+            raise KeyboardInterrupt
+        return previous
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "signal", interrupted)
+        try:
+            with DeferredSignals():
+                pass
+        except KeyboardInterrupt:
+            pass
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for signum, handler in before.items():
+            if callable(handler):
+                signal.signal(signum, handler)
+
+
+def test_signals_are_not_deferred_in_other_threads():
+    def work():
+        with DeferredSignals():
+            assert signal.getsignal(signal.SIGINT) is before
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()

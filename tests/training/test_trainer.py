@@ -1,7 +1,13 @@
 """The trainer on a scene of a few Gaussians."""
 
+import copy
 import dataclasses
+import functools
 import math
+import pickle
+import random
+import signal
+import sys
 
 import pytest
 import torch
@@ -507,3 +513,114 @@ def test_restore_rejects_other_views_and_configurations(scene):
     other = dataclasses.replace(trainer.config, exposure=False)
     with pytest.raises(ArgumentError, match=r"'exposures'.*resume with the configuration"):
         Trainer(gaussians, views, other).restore(tensors, figures)
+
+
+def take_steps(trainer, n):
+    """Takes n steps; returns the state."""
+    for _ in range(n):
+        trainer.advance()
+    return trainer.state()
+
+
+def assert_same_state(found, expected):
+    assert found[1] == expected[1]
+    assert found[0].keys() == expected[0].keys()
+    assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
+
+
+def densifying(name, steps=40):
+    """The configuration of a preset whose strategy refines every other step."""
+    config = preset(name, steps)
+    if config.strategy is None:
+        return config
+    strategy = dataclasses.replace(config.strategy, refine_every=2, refine_start_iter=0)
+    return dataclasses.replace(config, strategy=strategy)
+
+
+def test_changes_of_the_list_of_views_do_not_matter(noisy):
+    start, views = noisy
+    given = list(views)
+    trainer = Trainer(start, given, Config(steps=9))
+    given.reverse()
+    assert_same_state(take_steps(trainer, 9), take_steps(Trainer(start, views, Config(steps=9)), 9))
+
+
+@pytest.mark.parametrize(
+    "mode", slow_after(1, [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+)
+def test_modes_of_the_caller_do_not_matter(noisy, mode):
+    start, views = noisy
+    config = Config(steps=6, exposure=True, pose_refinement=True)
+    expected = take_steps(Trainer(start, views, config), 6)
+    with mode():
+        views = [dataclasses.replace(view, image=view.image.clone()) for view in views]
+        trainer = Trainer(dataclasses.replace(start, means=start.means.clone()), views, config)
+        assert_same_state(take_steps(trainer, 3), take_steps(Trainer(start, views, config), 3))
+        trainer.restore(*copy.deepcopy(trainer.state()))
+    assert_same_state(take_steps(trainer, 3), expected)
+
+
+def read_pixels(pixels):
+    return pixels
+
+
+@pytest.mark.parametrize("copied", slow_after(1, [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]))
+@pytest.mark.parametrize("name", slow_after(1, PRESETS))
+def test_copies_of_a_trainer_take_the_same_steps(noisy, name, copied):
+    start, views = noisy
+    cache = ImageCache()
+    views = [
+        StoredView(
+            CachedPixels(cache, i, (WIDTH, HEIGHT), functools.partial(read_pixels, (view.image, None))), view.camera
+        )
+        for i, view in enumerate(views)
+    ]
+    trainer = Trainer(start, views, dataclasses.replace(densifying(name), gains=True))
+    take_steps(trainer, 7)
+    other = copied(trainer)
+    assert other.step == 7 and other.n_gaussians == trainer.n_gaussians
+    assert_same_state(take_steps(other, 7), take_steps(trainer, 7))
+
+
+def test_trainers_of_several_ranks_are_not_copied(noisy):
+    trainer = Trainer(*noisy, Config(steps=2))
+    trainer.ranks.world_size = 2
+    with pytest.raises(UnsupportedError, match=r"one of 2 ranks is not implemented; use state\(\) and restore\(\)"):
+        copy.deepcopy(trainer)
+
+
+def advance_interrupted(trainer, at):
+    """Takes a step in which Ctrl-C is pressed at some function call; returns whether it raised KeyboardInterrupt."""
+    n_calls = 0
+
+    def count(_frame, event, _argument):
+        nonlocal n_calls
+        if event == "call":
+            n_calls += 1
+            if n_calls == at:
+                signal.raise_signal(signal.SIGINT)
+
+    previous = sys.getprofile()
+    try:
+        sys.setprofile(count)
+        trainer.advance()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(previous)
+    return False
+
+
+@pytest.mark.parametrize("name", slow_after(1, PRESETS))
+def test_interrupted_trainers_continue_with_the_same_bits(noisy, name):
+    start, views = noisy
+    config = densifying(name)
+    trainer, expected = Trainer(start, views, config), Trainer(start, views, config)
+    random.seed(name)
+    interrupted = 0
+    while trainer.step < 12:
+        interrupted += advance_interrupted(trainer, int(2 ** random.uniform(0, 11)))
+        while expected.step < trainer.step:
+            expected.advance()
+        assert_same_state(trainer.state(), expected.state())
+    assert interrupted > 4

@@ -59,6 +59,10 @@ class Adam(torch.optim.Adam):
         super().__init__(params, lr=lr, betas=betas, eps=eps, **given)
         self._backend = backend
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles consist of."""
+        return {**super().__getstate__(), "_backend": self._backend}
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
         _check_off(param_group, METHOD)

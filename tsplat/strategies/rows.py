@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from ..support.interruption import DeferredSignals
 from .gaussian_parameters import Optimizers, Parameters, State, check_optimizers, has_rows
 
 
@@ -38,13 +39,14 @@ def _update_param_with_optimizer(
             new,
             {key: optimizer_fn(key, value) if has_rows(key, value) else value for key, value in entries.items()},
         )
-    for name, (new, entries) in successors.items():
-        if name in optimizers:
-            optimizers[name].state.pop(params[name], None)
-            if entries:
-                optimizers[name].state[new] = entries
-            optimizers[name].param_groups[0]["params"] = [new]
-        params[name] = new
+    with DeferredSignals():
+        for name, (new, entries) in successors.items():
+            if name in optimizers:
+                optimizers[name].state.pop(params[name], None)
+                if entries:
+                    optimizers[name].state[new] = entries
+                optimizers[name].param_groups[0]["params"] = [new]
+            params[name] = new
 
 
 def replace_rows(
@@ -56,15 +58,16 @@ def replace_rows(
     moment_fn: Callable[[Tensor], Tensor],
     state_fn: Callable[[Tensor], Tensor],
 ) -> None:
-    """Replaces parameters, moments and statistics of n Gaussians. Nothing is replaced if a function raises."""
+    """Replaces parameters, moments and statistics of n Gaussians: all of them, or none if a function raises."""
     # The table of binomial coefficients may have as many rows by chance.
     rows = {
         key: state_fn(value)
         for key, value in state.items()
         if key != "binoms" and isinstance(value, Tensor) and value.dim() and len(value) == n
     }
-    _update_param_with_optimizer(param_fn, lambda _, moment: moment_fn(moment), params, optimizers)
-    state.update(rows)
+    with DeferredSignals():
+        _update_param_with_optimizer(param_fn, lambda _, moment: moment_fn(moment), params, optimizers)
+        state.update(rows)
 
 
 def append_zeros(n: int) -> Callable[[Tensor], Tensor]:

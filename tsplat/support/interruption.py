@@ -1,13 +1,13 @@
-"""Signals that end a run: Ctrl-C, and those that schedulers send before they kill a job."""
+"""Signals that end a run, Ctrl-C and those that schedulers send before they kill a job, and how to postpone them."""
 
 import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .output import protect_output
 
@@ -16,6 +16,8 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
 """Signals that :func:`exit_on_signals` handles, where the platform has them."""
+
+ALL_SIGNALS = tuple(sorted(signal.valid_signals()))
 
 REPEAT = 1.0
 """Seconds within which another signal is the same request: launchers forward what schedulers send to every process."""
@@ -60,6 +62,57 @@ class StopRequest:
                 raise KeyboardInterrupt
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
+
+
+class DeferredSignals:
+    """Postpones the handlers of signals, such as that of Ctrl-C, which raises KeyboardInterrupt, to the end of a block.
+
+    An interrupted caller then finds what the block changes as it was before the block or as it is after it, never
+    halfway. A signal that comes again after :data:`REPEAT` seconds is handled at once, so that a block that hangs can
+    be ended. Outside of the main thread, which handles signals, this does nothing. Handlers of :class:`StopRequest` are
+    not postponed, as they only take a note.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._received: dict[int, float] = {}
+        self._active = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        found = {signum: signal.getsignal(signum) for signum in ALL_SIGNALS}
+        self._handlers = {
+            signum: handler
+            for signum, handler in found.items()
+            if callable(handler) and not isinstance(getattr(handler, "__self__", None), StopRequest)
+        }
+        try:
+            self._active = True
+            for signum in self._handlers:
+                signal.signal(signum, self._handle)
+        except BaseException:
+            self._restore()
+            raise
+
+    def __exit__(self, *_error: object) -> None:
+        self._restore()
+        for signum in self._received:
+            self._handlers[signum](signum, None)
+
+    def _restore(self) -> None:
+        try:
+            for signum, handler in self._handlers.items():
+                signal.signal(signum, handler)
+        finally:
+            self._active = False  # a handler that was restored may have raised before the others were
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        """The handler of all signals inside the block."""
+        now = time.monotonic()
+        if self._active and now - self._received.setdefault(signum, now) < REPEAT:
+            return
+        self._handlers[signum](signum, frame)
 
 
 @contextlib.contextmanager

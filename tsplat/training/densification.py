@@ -61,11 +61,13 @@ class Densification:
         params, optimizers = self._parameters.for_strategy()
         arguments = (params, optimizers, self.strategy_state, step, info)
         shard = Shard(self._ranks, n_gaussians) if self._sharded else None
-        if isinstance(strategy, MCMCStrategy):
-            strategy.step_post_backward(*arguments, lr=lr, shard=shard, backend=self._config.backend)
-        else:
-            strategy.step_post_backward(*arguments, shard=shard)
-        self._parameters.params.update(params)
+        try:
+            if isinstance(strategy, MCMCStrategy):
+                strategy.step_post_backward(*arguments, lr=lr, shard=shard, backend=self._config.backend)
+            else:
+                strategy.step_post_backward(*arguments, shard=shard)
+        finally:  # a strategy may have replaced parameters before an error, such as too little memory
+            self._parameters.params.update(params)
         return count(self._ranks if self._sharded else None, len(params["means"]))[1] if refines else n_gaussians
 
     def _limit_by_memory(self, n_gaussians: int) -> None:

@@ -15,9 +15,10 @@ from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
-from ..stages.backend import launchers
+from ..stages.backend import full_precision, launchers
 from ..stages.process_group import RankGroup
 from ..strategies.sharding import count
+from ..support.interruption import DeferredSignals
 from .configuration import Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
@@ -36,7 +37,8 @@ class Trainer:
 
     Views come in random permutations, so that each comes once before any comes again. On one device and PyTorch build,
     equal arguments give bit-identical results with the ``torch`` backend, also when training is interrupted and resumed
-    with :meth:`state` and :meth:`restore`.
+    with :meth:`state` and :meth:`restore`. The caller's grad mode, inference mode and
+    autocast state do not matter. A trainer of one rank can be copied and pickled; copies have no observers.
 
     Args:
         gaussians: All initial Gaussians or, if `is_shard`, the rows of a sharded scene that this rank holds; not
@@ -63,6 +65,7 @@ class Trainer:
         UnsupportedError: fp16 with a sharded scene, or an observer that cannot observe several ranks.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         gaussians: Gaussians,
@@ -81,6 +84,7 @@ class Trainer:
             raise ArgumentError(
                 f"training: expected at least one Gaussian and one view, found {n} Gaussians and {len(views)} views"
             )
+        views = tuple(views)  # which the caller may change
         check_geometry(gaussians, views, config)
         self.observers = list(observers)
         for observer in observers:
@@ -144,8 +148,17 @@ class Trainer:
         """Views with the learned lenses of the cameras that took them; held-out ones, too."""
         return self._parameters.with_lenses(views)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.ranks.world_size > 1:
+            raise UnsupportedError(
+                f"trainer: copying one of {self.ranks.world_size} ranks is not implemented; use state() and restore()"
+            )
+        return _restored, (self.gaussians, self._views, self.config, *self.state())
+
     def advance(self) -> Progress:
         """Takes one step, and tells the observers before and after it.
+
+        Ctrl-C, and other signals with a handler in Python, are handled after the step, so that training can continue.
 
         Raises:
             Interrupted: An observer ended training; no step was taken.
@@ -154,6 +167,13 @@ class Trainer:
         """
         for observer in self.observers:
             observer.before_step(self.step, self.gaussians)
+        with DeferredSignals(), torch.inference_mode(False), full_precision(self.device):
+            progress = self._take_step()
+        for observer in self.observers:
+            observer.after_step(progress)
+        return progress
+
+    def _take_step(self) -> Progress:
         config = self.config
         means_lr = self._parameters.set_rates(self.step)
         # All ranks draw the views and backgrounds of the whole step.
@@ -181,10 +201,7 @@ class Trainer:
         self.step += 1
         waited = None if self._cache is None else self._cache.waited
         state = (mean_loss, mean_psnr, gaussians, self.n_gaussians, warning, waited)
-        progress = Progress(self.step, config.steps, *state)
-        for observer in self.observers:
-            observer.after_step(progress)
-        return progress
+        return Progress(self.step, config.steps, *state)
 
     def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
         """Starts to read the images of this step that this rank renders, and those of the next steps."""
@@ -248,6 +265,7 @@ class Trainer:
         n = len(self._parameters.params["means"])
         return frozenset(name for name, tensor in self.state()[0].items() if has_rows(name, tensor, n))
 
+    @torch.inference_mode(False)
     def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any], *, is_shard: bool = False) -> None:
         """Continues from the state of a trainer with the same views and configuration, on any number of ranks.
 
@@ -276,6 +294,15 @@ class Trainer:
             self._gains.logs.copy_(tensors["gains/logs"])
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
+
+
+def _restored(
+    gaussians: Gaussians, views: Sequence[View], config: Config, tensors: dict[str, Tensor], figures: dict[str, Any]
+) -> Trainer:
+    """Returns a trainer that continues from a state."""
+    trainer = Trainer(gaussians, views, config)
+    trainer.restore(tensors, figures)
+    return trainer
 
 
 def scene_extent(views: Sequence[View]) -> float:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,10 @@ class ImageCache:
         self._pool = ThreadPoolExecutor(max(1, min(WORKERS_MAX, os.cpu_count() or 1)), thread_name_prefix="images")
         self._kept: collections.OrderedDict[int, tuple[Future[Pixels], int]] = collections.OrderedDict()
         self._bytes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are empty caches of the same size."""
+        return ImageCache, (self.bytes_max,)
 
     def start(self, pixels: "CachedPixels") -> Future[Pixels]:
         """Starts to read an image unless it is in the cache, and makes it the last one to be dropped."""
