@@ -19,11 +19,12 @@ pytestmark = pytest.mark.xdist_group("imports")
 PACKAGE = ROOT / "tsplat"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-SCENE = {"__init__", "arguments", "config", "errors", "support"}
-VIEWING = {"arguments", "config", "errors", "rendering", "scene", "stages", "support"}
+SCENE = {"__init__", "arguments", "config", "errors", "precision", "support"}
+VIEWING = {"arguments", "config", "errors", "precision", "rendering", "scene", "stages", "support"}
 TRAINING = VIEWING | {"__init__", "ops", "strategies", "viewing"}
 MODULES = {
     "config": set(),
+    "precision": set(),
     "errors": set(),
     "data": {"config"},
     "arguments": {"config", "errors"},
@@ -31,17 +32,17 @@ MODULES = {
     "triton_cpu": set(),
     "kernels": {"config", "data", "errors", "triton_cpu"},
     "kernels_torch": {"config", "data"},
-    "reference": {"config", "data"},
-    "stages": {"arguments", "config", "data", "errors", "kernels", "kernels_torch", "triton_cpu"},
-    "ops": {"arguments", "config", "errors", "stages"},
-    "rasterization": {"arguments", "config", "data", "errors", "reference", "stages"},
+    "reference": {"config", "data", "precision"},
+    "stages": {"arguments", "config", "data", "errors", "kernels", "kernels_torch", "precision", "triton_cpu"},
+    "ops": {"arguments", "config", "errors", "precision", "stages"},
+    "rasterization": {"arguments", "config", "data", "errors", "precision", "reference", "stages"},
     "__init__": {"config", "errors", "ops", "rasterization", "stages"},
     "scene": SCENE,
-    "strategies": {"arguments", "config", "data", "errors", "stages", "support"},
+    "strategies": {"arguments", "config", "data", "errors", "precision", "stages", "support"},
     "rendering": {"rasterization", "scene"},
     "viewing": VIEWING,
     "training": TRAINING,
-    "compat": {"__init__", "arguments", "config", "data", "scene", "stages", "strategies"},
+    "compat": {"__init__", "arguments", "config", "data", "precision", "scene", "stages", "strategies"},
     "cli": {"__init__", "scene", "stages", "support", "training", "viewing"},
     "__main__": {"cli"},
 }

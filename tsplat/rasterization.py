@@ -17,7 +17,7 @@ from .config import (
     Validate,
 )
 from .data import Cameras, Splats
-from .stages.backend import full_precision
+from .precision import in_full_precision
 from .stages.capacity import Capacity, note_need
 from .stages.compilation import eager, traceable
 from .stages.exchange import exchange, gather_cameras
@@ -40,27 +40,27 @@ __all__ = ["rasterization", "rasterization_2dgs"]
 def render(request: Request) -> Rendering:
     """Renders the Gaussians of a request by the stages, in their order."""
     options, settings = request.options, request.settings
-    with full_precision(request.device):
-        cameras = gather_cameras(request.ranks, request.cameras, request.device)
-        gaussians, cameras, centers = request.prepare(cameras)
-        harmonics = request.find_harmonics(centers)
-        projected, shaded = project(gaussians, cameras, settings.projection, request.batch, harmonics)
-        if request.sparse_gradients is not None:
-            request.sparse_gradients.set_visible(projected)
-        features = shade(request, gaussians.means, centers, projected, shaded)
-        shaped, features, extra = with_shapes(request, gaussians, projected, features)
-        received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
-        splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
-        budget = request.memory_budget(splats.n_features)
-        intersections = intersect(received, request.grid, settings.intersection, budget, request.explain_memory)
-        images = composite_images(request, splats, intersections, cameras)
-        note_need(intersections.whole, options.capacity, request.grid)
-        extra |= images.extra
-        meta = describe_render(request, gaussians.valid, projected, received, intersections, extra)
+    cameras = gather_cameras(request.ranks, request.cameras, request.device)
+    gaussians, cameras, centers = request.prepare(cameras)
+    harmonics = request.find_harmonics(centers)
+    projected, shaded = project(gaussians, cameras, settings.projection, request.batch, harmonics)
+    if request.sparse_gradients is not None:
+        request.sparse_gradients.set_visible(projected)
+    features = shade(request, gaussians.means, centers, projected, shaded)
+    shaped, features, extra = with_shapes(request, gaussians, projected, features)
+    received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
+    splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
+    budget = request.memory_budget(splats.n_features)
+    intersections = intersect(received, request.grid, settings.intersection, budget, request.explain_memory)
+    images = composite_images(request, splats, intersections, cameras)
+    note_need(intersections.whole, options.capacity, request.grid)
+    extra |= images.extra
+    meta = describe_render(request, gaussians.valid, projected, received, intersections, extra)
     return Rendering(images.colors, images.alphas, meta, cameras, images.surfels)
 
 
 @traceable(IN_GRAPHS)
+@in_full_precision
 def rasterization(
     means: Tensor, quats: Tensor | None, scales: Tensor | None, opacities: Tensor, colors: Tensor | None,
     viewmats: Tensor, Ks: Tensor, width: int, height: int,
@@ -260,6 +260,7 @@ def rasterization(
 
 
 @eager
+@in_full_precision
 def rasterization_2dgs(
     means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, colors: Tensor,
     viewmats: Tensor, Ks: Tensor, width: int, height: int,
@@ -334,14 +335,12 @@ def rasterization_2dgs(
     request = check_request(scene, options, {}, group, distributed)
     check_modes(request.options, distloss, depth_mode)
     rendering = render(request)
-    with full_precision(request.device):
-        return *arrange_images(request, rendering, median_depth=depth_mode == "median"), rendering.meta
+    return *arrange_images(request, rendering, median_depth=depth_mode == "median"), rendering.meta
 
 
 def _render_reference(request: Request) -> Rendering:
     """Renders with the dense reference, which is never packed and has no tiles."""
     from .reference import rasterize
 
-    with full_precision(request.device):
-        found = rasterize(**request.reference_arguments())
-        return Rendering(found.colors, found.alphas, describe_reference(request, found))
+    found = rasterize(**request.reference_arguments())
+    return Rendering(found.colors, found.alphas, describe_reference(request, found))

@@ -176,6 +176,15 @@ def test_long_compilation_is_said_once(long, prepared, monkeypatch, caplog):
     assert all(re.match("tsplat: compiling kernels for a new kind of call; .* find them in /", line) for line in lines)
 
 
+def test_a_cache_that_cannot_be_written_is_no_place_of_later_runs(prepared, monkeypatch, caplog, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    Notice()._watch(threading.Event(), 0.0)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "find them" not in line
+    assert re.search(r"so do later runs, as they cannot be kept: .*file.*; set TRITON_CACHE_DIR", line)
+
+
 def test_launches_that_were_prepared_cost_no_timer(prepared, monkeypatch):
     a = torch.tensor([1.0, 2.0])
     total(a)
@@ -187,17 +196,8 @@ def test_time_of_a_call_adds_up(monkeypatch):
     """Kernels that are compiled one after another count together; after a pause, the next call counts from 0."""
     clock, delays = [0.0], []
 
-    class Timer:
-        def __init__(self, delay, function):
-            delays.append(delay)
-
-        def start(self):
-            pass
-
-        cancel = start
-
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("threading.Timer", Timer)
+    monkeypatch.setattr("tsplat.triton_cpu.start_thread", lambda _watch, arguments: delays.append(arguments[1]))
     notice = Notice()
     for took, waited in ((0.5, 1.0), (1.0, 1.0), (1.0, 60.0), (1.0, 0.0)):
         with notice.compiling():

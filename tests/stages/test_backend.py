@@ -1,5 +1,8 @@
 """Choice of the backend: errors where Triton kernels cannot run, and the fallback to PyTorch."""
 
+import builtins
+import warnings
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
 from tsplat.stages import backend
+from tsplat.triton_cpu import MissingDependencyError, target
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +31,7 @@ def test_triton_on_cpu_without_llvmlite_raises(monkeypatch):
 
 
 def test_triton_without_the_package_raises(monkeypatch):
-    monkeypatch.setattr(backend, "has_triton", lambda: False)
+    monkeypatch.setattr(backend, "triton_problem", lambda: backend.NO_TRITON)
     with pytest.raises(tsplat.BackendError, match="the triton package is not installed: pip install triton"):
         tsplat.rasterization(**_scene(), backend="triton")
     assert backend.choose(torch.device("cpu"))[0] == "torch"
@@ -75,6 +79,67 @@ def test_an_unknown_triton_falls_back_to_torch(monkeypatch):
         pytest.raises(tsplat.BackendError, match=r"no attribute 'context'; or use backend='torch'"),
     ):
         run(_scene(), backend="triton")
+
+
+def _chosen_with(monkeypatch, name, value):
+    """The backend for CPU tensors, its reason, and warnings, of a process where a function is replaced."""
+    for function in ("triton_problem", "cpu_compiler_problem"):
+        monkeypatch.setattr(backend, function, getattr(backend, function).__wrapped__)
+    monkeypatch.setattr(name, value)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        return *backend.choose(torch.device("cpu")), [str(warning.message) for warning in caught]
+
+
+def _raising(error):
+    def function(*args, **kwargs):
+        raise error
+
+    return function
+
+
+LOAD_ERRORS = [
+    OSError("GLIBCXX_3.4.29 not found"),
+    ImportError("undefined symbol: x"),
+    AttributeError("module 'triton' has no attribute 'knobs'"),
+    RuntimeError("another version"),
+]
+
+
+@pytest.mark.parametrize("error", LOAD_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("package", ["triton", "llvmlite.binding", "tsplat.triton_cpu"])
+def test_packages_that_cannot_be_loaded_fall_back_to_torch(monkeypatch, package, error):
+    """With one warning, which says why."""
+    real = builtins.__import__
+
+    def load(name, globals=None, locals=None, fromlist=(), level=0):
+        if name == package or (level == 2 and f"tsplat.{name}" == package):
+            raise error
+        return real(name, globals, locals, fromlist, level)
+
+    if package == "llvmlite.binding":
+        monkeypatch.setattr("tsplat.triton_cpu.target._target", lambda name: target.import_llvm())
+    chosen, reason, said = _chosen_with(monkeypatch, "builtins.__import__", load)
+    assert chosen == "torch"
+    assert len(said) == 1
+    assert all(f"{type(error).__name__}: {error}" in text for text in (reason, *said))
+
+
+@pytest.mark.triton
+def test_an_unknown_name_of_a_cpu_is_said(monkeypatch):
+    monkeypatch.setenv("TSPLAT_CPU", "avx2")
+    chosen, reason, said = _chosen_with(monkeypatch, "tsplat.stages.backend._chosen", {})
+    assert chosen == "torch"
+    assert len(said) == 1
+    assert all("TSPLAT_CPU: expected one of x86-64-v4, x86-64-v3, found 'avx2'" in text for text in (reason, *said))
+
+
+@pytest.mark.triton
+def test_packages_that_are_not_installed_are_no_warning(monkeypatch):
+    missing = MissingDependencyError("needs llvmlite, which is not installed", not_installed=True)
+    chosen, reason, said = _chosen_with(monkeypatch, "tsplat.triton_cpu.check_machine", _raising(missing))
+    assert (chosen, said) == ("torch", [])
+    assert "not installed" in reason
 
 
 @pytest.mark.triton

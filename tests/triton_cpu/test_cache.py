@@ -53,6 +53,63 @@ def test_the_second_process_does_not_compile(directory, compilations):
     assert entry.stat().st_mtime_ns == before.st_mtime_ns
 
 
+@pytest.fixture
+def homeless(monkeypatch, tmp_path):
+    """A user without an entry in /etc/passwd, and without HOME, whose temporary files are in a folder of the test."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", dict().__getitem__)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(triton.knobs.cache, "home_dir", "~/")
+    monkeypatch.chdir(tmp_path)
+    before = vars(triton.knobs.cache).copy()
+    yield tmp_path / f"triton-{os.getuid()}"
+    vars(triton.knobs.cache).clear()
+    vars(triton.knobs.cache).update(before)
+
+
+@pytest.mark.parametrize("variable", [None, "~/cache", "~nobody-of-this-name/cache"])
+def test_without_a_home_machine_code_is_in_the_temporary_directory(homeless, compilations, monkeypatch, variable):
+    if variable:
+        monkeypatch.setenv("TRITON_CACHE_DIR", variable)
+    cache.set_directory()
+    assert triton.knobs.cache.dir == str(homeless / "cache")
+    assert homeless.stat().st_mode & 0o777 == 0o700
+    scale()
+    assert list(homeless.rglob("*.o"))
+    assert cache.problem() is None
+    cache.set_directory()
+    scale()
+    assert len(compilations) == 1
+    assert [path.name for path in homeless.parent.iterdir()] == [homeless.name]
+
+
+def test_temporary_directories_of_others_are_not_used(homeless):
+    """Machine code is loaded from there: a link, or a folder that others can write to, may be somebody's trap."""
+    (homeless.parent / "trap").mkdir()
+    homeless.symlink_to(homeless.parent / "trap")
+    cache.set_directory()
+    first = triton.knobs.cache.dir
+    homeless.unlink()
+    homeless.mkdir()
+    homeless.chmod(0o777)
+    assert os.path.dirname(first) == str(homeless.parent)
+    assert first != cache._own_temporary() != str(homeless / "cache")
+    assert not list((homeless.parent / "trap").iterdir())
+
+
+def test_a_tilde_that_no_shell_expanded_is_the_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "~/cache")
+    before = vars(triton.knobs.cache).copy()
+    try:
+        cache.set_directory()
+        assert triton.knobs.cache.dir == str(tmp_path / "cache")
+    finally:
+        vars(triton.knobs.cache).clear()
+        vars(triton.knobs.cache).update(before)
+
+
 def test_entries_differ_by_constants_types_and_cpu(directory, compilations, monkeypatch):
     scale()
     scale(3.0)

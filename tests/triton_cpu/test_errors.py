@@ -1,6 +1,7 @@
 """What cannot be compiled is an error that names it, never a wrong number."""
 
 import builtins
+import re
 import sys
 
 import pytest
@@ -113,14 +114,40 @@ def test_missing_llvmlite(monkeypatch):
 
     def without(name, *args, **kwargs):
         if name.startswith("llvmlite"):
-            raise ImportError(name)
+            raise ModuleNotFoundError(name, name="llvmlite")
         return real(name, *args, **kwargs)
 
     for name in [name for name in sys.modules if name.startswith("llvmlite")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tsplat\[cpu\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'tsplat\[cpu\]'") as caught:
         target.import_llvm()
+    assert caught.value.not_installed
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Could not find/load shared object file libllvmlite.so"),
+        ImportError("undefined symbol"),
+        ModuleNotFoundError("No module named 'llvmlite.binding.ffi'", name="llvmlite.binding.ffi"),
+        AttributeError("function 'LLVMPY_Init' not found"),
+        RuntimeError("LLVM is of another version"),
+    ],
+)
+def test_llvmlite_that_cannot_be_loaded(monkeypatch, error):
+    real = builtins.__import__
+
+    def broken(name, *args, **kwargs):
+        if name.startswith("llvmlite"):
+            raise error
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", broken)
+    expected = rf"(?s)cannot be loaded \({type(error).__name__}: {re.escape(str(error))}\); install it again"
+    with pytest.raises(MissingDependencyError, match=expected) as caught:
+        target.import_llvm()
+    assert not caught.value.not_installed
 
 
 def test_machines_that_are_not_supported(monkeypatch):

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tsplat.triton_cpu import launch, threads
+from tests.support.waiting import wait_for
+from tsplat.triton_cpu import launch, room, threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +57,7 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch, pool):
         for n in (500, 7, 2, 1):
             assert torch.equal(work(n_threads, n, pool=pool), expected[:n])
     if pool:
-        assert [thread.name for thread in threading.enumerate()].count("triton_cpu") >= 7
+        wait_for(lambda: threads._pool._size >= 7)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -122,22 +123,106 @@ def test_calls_return_when_their_time_is_up_and_continue(monkeypatch):
 def test_a_launch_needs_no_further_threads(monkeypatch):
     """Where the system starts only one more thread, that one and the caller share the programs."""
     pool, started = threads.Pool(), []
+    start = threads._thread.start_new_thread
 
-    class Thread(threading.Thread):
-        def start(self):
-            if started:
-                raise RuntimeError("can't start new thread")
-            started.append(self)
-            super().start()
+    def start_one(*arguments):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(start(*arguments))
 
     expected = work(1)
     monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
     monkeypatch.setattr(threads, "_pool", pool)
-    monkeypatch.setattr(threads.threading, "Thread", Thread)
+    monkeypatch.setattr(threads._thread, "start_new_thread", start_one)
     for _ in range(3):
         assert torch.equal(work(4, pool=True), expected)
-    assert len(started) == pool._size == 1
+    wait_for(lambda: pool._size == 1)
+    assert len(started) == pool._started == 1
     assert pool._jobs.qsize() <= 3  # one per launch
+
+
+@pytest.mark.usefixtures("_threads")
+def test_threads_that_die_of_memory_are_not_waited_for(monkeypatch):
+    """One never runs Python; others run out of it before they have worked, or before they have said that they did."""
+    pool, started = threads.Pool(), []
+    start = threads._thread.start_new_thread
+
+    def start_or_not(*arguments):
+        started.append(arguments)
+        return start(*arguments) if len(started) > 1 else 0
+
+    real, failures = threads.Job.work, []
+
+    def work_or_fail(job):
+        if not failures:
+            failures.append(job)
+            raise MemoryError
+        real(threads.Job(job.entry, job.state))  # which nobody waits for
+
+    expected = work(1)
+    monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
+    monkeypatch.setattr(threads, "_pool", pool)
+    monkeypatch.setattr(threads._thread, "start_new_thread", start_or_not)
+    monkeypatch.setattr(threads.Job, "work", work_or_fail)
+    for _ in range(3):
+        assert torch.equal(work(4, pool=True), expected)
+    assert len(started) == 3
+    wait_for(lambda: failures and pool._size == 2)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_little_address_space_leaves_the_work_to_one_thread(monkeypatch):
+    monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
+    expected = work(1)
+    monkeypatch.setattr(threads, "_pool", threads.Pool())
+    monkeypatch.setattr(room, "has_room", lambda n_bytes: False)
+    monkeypatch.setattr(threads._thread, "start_new_thread", None)
+    assert torch.equal(work(4, pool=True), expected)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_openmp_is_not_used_where_address_space_is_limited(monkeypatch):
+    """OpenMP ends the process if it cannot start a thread."""
+    monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
+    expected = work(1)
+    monkeypatch.setattr(room, "is_limited", lambda: True)
+    monkeypatch.setattr(threads, "_openmp", None)
+    assert torch.equal(work(2), expected)
+
+
+LIMIT = """
+import resource, sys, torch
+from tests.triton_cpu.test_cache import scale
+from tests.triton_cpu.test_threads import work
+from tsplat.triton_cpu import launcher, room
+kind, left = sys.argv[1], int(sys.argv[2])
+launcher.HELPER_SECONDS = 1e-12
+expected = work(1)
+scale(2.0)
+assert not room.is_limited()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + left, resource.RLIM_INFINITY))
+assert room.is_limited()
+try:
+    if kind == "load":
+        scale(2.0)
+    elif kind == "compile":
+        scale(3.25)
+    else:
+        assert torch.equal(work(4, pool=kind == "pool"), expected)
+except MemoryError:
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are those of Linux")
+@pytest.mark.parametrize("left", [0, 100_000, 8_300_000, 17_000_000])
+@pytest.mark.parametrize("kind", ["load", "compile", "pool", "openmp"])
+def test_a_limit_of_address_space_is_an_error_in_python(forks, kind, left, tmp_path):
+    """Neither a thread that never starts nor an abort of LLVM or OpenMP."""
+    found = forks.run(LIMIT, kind, left, environment={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)})
+    assert found.returncode == 0, found.stderr
 
 
 FORK = """

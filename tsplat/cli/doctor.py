@@ -8,7 +8,7 @@ import torch
 
 from .. import __version__, rasterization
 from ..scene.cameras import Camera, rasterization_arguments
-from ..stages.backend import choose, cpu_compiler_problem, gpu_compiler_problem, has_triton, triton_is_interpreted
+from ..stages.backend import choose, cpu_compiler_problem, gpu_compiler_problem, triton_is_interpreted, triton_problem
 
 CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
@@ -64,8 +64,8 @@ def _advice(missing: list[str], has_gpu: bool) -> list[str]:
             if torch.version.cuda or torch.version.hip
             else "no GPU: this PyTorch has no CUDA or ROCm; on a machine with a GPU, install one from pytorch.org"
         )
-    if not has_triton():
-        advice.append("no triton: pip install triton (Linux); without it GPUs use the slower torch backend")
+    if problem := triton_problem():
+        advice.append(f"no triton: {problem}; without it GPUs use the slower torch backend")
     elif problem := cpu_compiler_problem():
         advice.append(f"no compiled kernels on the CPU: {problem}")
     if has_gpu and (problem := gpu_compiler_problem()):

@@ -50,7 +50,7 @@ def prepare(kernel: Any, vendor: Vendor, n_programs: int, arguments: dict[str, A
 
     Raises:
         ValueError: A tensor is not contiguous although the kernel needs it.
-        TritonCPUError: The kernel cannot be compiled for the CPU.
+        TritonCPUError: The kernel cannot be compiled for the CPU; a TritonCPUMemoryError if there is too little memory.
         BackendError: The C compiler, with which Triton compiles its launchers on a GPU machine, is missing or fails.
     """
     check_contiguous(kernel, arguments)
@@ -59,6 +59,8 @@ def prepare(kernel: Any, vendor: Vendor, n_programs: int, arguments: dict[str, A
             return _launch_by_triton(kernel, n_programs, arguments)
         try:
             return triton_cpu.prepare(kernel, arguments)
+        except triton_cpu.TritonCPUMemoryError:
+            raise
         except triton_cpu.TritonCPUError as error:
             raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
 
@@ -75,23 +77,24 @@ class Notice:
         began = time.monotonic()
         if began - self._ended > PAUSE:
             self._seconds, self._said = 0.0, False
-        timer = threading.Timer(max(PATIENCE - self._seconds, 0.0), self._say)
-        timer.daemon = True
-        timer.start()
+        compiled = threading.Event()
+        triton_cpu.start_thread(self._watch, (compiled, max(PATIENCE - self._seconds, 0.0)))
         try:
             yield
         finally:
-            timer.cancel()
+            compiled.set()
             self._ended = time.monotonic()
             self._seconds += self._ended - began
 
-    def _say(self) -> None:
-        if not self._said:
+    def _watch(self, compiled: threading.Event, seconds: float) -> None:
+        if not compiled.wait(seconds) and not self._said:
             self._said = True
+            problem = triton_cpu.cache_problem()
+            later = f"later runs find them in {triton.knobs.cache.dir}"
+            if problem is not None:
+                later = f"so do later runs, as they cannot be kept: {problem}; set TRITON_CACHE_DIR to another folder"
             logging.getLogger("tsplat").warning(
-                "tsplat: compiling kernels for a new kind of call; this takes up to a minute, and later runs find them "
-                "in %s",
-                triton.knobs.cache.dir,
+                "tsplat: compiling kernels for a new kind of call; this takes up to a minute, and %s", later
             )
 
 

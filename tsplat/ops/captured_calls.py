@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..config import Capacities
 from ..errors import UnsupportedError
+from ..precision import full_precision
 from ..stages.autograd import Gradients, apply, once_differentiable
-from ..stages.backend import full_precision
 from ..stages.capacity import any_overflow, deferred, graph_room, needed_by
 from ..stages.meta import Meta
 from ..stages.recording import LaunchRecorder
@@ -88,7 +88,7 @@ class CapturedCall:
         self._copied = [i for i, is_read in enumerate(in_place) if not is_read]
         self._own_copies = [self._inputs[i] for i in self._copied]
         self._needed = [i for i, tensor in enumerate(self._inputs) if tensor.requires_grad]
-        with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision(self._inputs[0].device):
+        with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             self._capture(recorder, least)
 
     def _capture(self, recorder: GraphRecorder | LaunchRecorder, least: Capacities | None) -> None:

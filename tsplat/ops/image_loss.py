@@ -10,8 +10,9 @@ from torch import Tensor
 from ..arguments import check_choice, check_devices, check_number, check_tensor, compute_dtype
 from ..config import SSIM_TAPS, Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
+from ..precision import full_precision
 from ..stages.autograd import apply, once_differentiable
-from ..stages.backend import full_precision, launchers
+from ..stages.backend import launchers
 from ..stages.compilation import traceable, with_plain_tensors
 from ..stages.operators import Results
 
@@ -34,7 +35,7 @@ class _L1Ssim(torch.autograd.Function):
         n_batch, height, width, channels = image.shape
         ctx.weights = dict(n_windows=n_batch * (height - margin) * (width - margin) * channels, ssim_weight=ssim_weight)
         outputs: tuple[Tensor, ...]
-        with full_precision(image.device):
+        with full_precision():
             outputs, kept = launchers(image.device, backend).l1_ssim_fwd(
                 image, target, valid=valid, dtype=compute_dtype(image, target), **ctx.weights
             )
@@ -49,8 +50,7 @@ class _L1Ssim(torch.autograd.Function):
         image, *kept = saved
         if all(of_mean is None for of_mean in v):
             return (None,) * 5
-        with full_precision(image.device):
-            v_image = launchers(image.device, ctx.backend).l1_ssim_bwd(kept, v, **ctx.weights)
+        v_image = launchers(image.device, ctx.backend).l1_ssim_bwd(kept, v, **ctx.weights)
         return v_image.to(image.dtype), None, None, None, None
 
 

@@ -31,6 +31,7 @@ from ..config import (
     Unscented,
 )
 from ..data import Cameras, Gaussians3D, ProjectionSettings
+from ..precision import differentiable, product
 from .camera_formulas import Camera, distances, facing, intrinsics, project_points
 from .camera_formulas import quaternion_to_rotation as quaternion_to_rotation
 from .camera_formulas import rays as camera_rays
@@ -76,15 +77,15 @@ class Margins:
 def covariances(quats: Tensor, scales: Tensor) -> Tensor:
     """R diag(s)^2 R^T. [..., 4], [..., 3] -> [..., 3, 3]"""
     m = quaternion_to_rotation(quats) * scales[..., None, :]
-    return m @ m.transpose(-1, -2)
+    return product(m, m.transpose(-1, -2))
 
 
 def camera_centers(viewmats: Tensor, numerics: Numerics = DEFAULT_NUMERICS) -> Tensor:
     """World positions of cameras. [..., 4, 4] -> [..., 3]"""
     if numerics.camera_center == "inverse":
-        rotated: Tensor = torch.linalg.solve(viewmats[..., :3, :3], viewmats[..., :3, 3])
+        rotated: Tensor = differentiable(torch.linalg.solve, viewmats[..., :3, :3], viewmats[..., :3, 3])
         return -rotated
-    return -(viewmats[..., :3, :3].transpose(-1, -2) @ viewmats[..., :3, 3:])[..., 0]
+    return -product(viewmats[..., :3, :3].transpose(-1, -2), viewmats[..., :3, 3:])[..., 0]
 
 
 def _relative(value: Tensor, threshold: Tensor | float) -> Tensor:
@@ -125,10 +126,10 @@ def project(
         means2d, points, sharp, defined = unscented_transform(means, axes, camera, settings.camera, settings.unscented)
     else:
         rotation = viewmats[..., None, :3, :3]
-        points = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
+        points = product(rotation, means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
         means2d, jacobian, defined = project_points(points, intrinsics(Ks), settings.camera)
-        to_image = jacobian @ rotation
-        sharp = to_image @ covars[..., None, :, :, :] @ to_image.transpose(-1, -2)
+        to_image = product(jacobian, rotation)
+        sharp = product(product(to_image, covars[..., None, :, :, :]), to_image.transpose(-1, -2))
     z = depths = points[..., 2]
     if settings.unscented is not None and settings.unscented.radial:
         depths = points.norm(dim=-1)
@@ -249,7 +250,7 @@ def composite(
     weight = alpha * before
     # Where no Gaussian is added, incoming gradients may be NaN, as those of 1 / depth; they reach none.
     covered = added.any(-1)
-    image = torch.where(covered[..., None], torch.einsum("...hwn,...nd->...hwd", weight, color), 0.0)
+    image = torch.where(covered[..., None], product(weight, color[..., None, :, :]), 0.0)
     left = torch.where(covered, through[..., -1], 1.0) if through.shape[-1] else through.new_ones(covered.shape)
     if backgrounds is not None:
         image = image + left[..., None] * backgrounds[..., None, None, :]
@@ -355,7 +356,7 @@ def rasterize(
         numerics=numerics, contributes=decided.contributes, sigmas=sigmas,
     )  # fmt: skip
     covered = (image.alphas > 0)[..., None]
-    along = [torch.where(covered, torch.einsum("...n,...nd->...d", image.weights, values), 0.0) for values in seen]
+    along = [torch.where(covered, product(image.weights[..., None, :], values)[..., 0, :], 0.0) for values in seen]
     render_colors = image.colors
     if render_mode in HIT_MODES:
         render_colors = torch.cat([render_colors, along[0]], -1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import FOV_MARGIN, LENS_GAIN_MIN, SHUTTER_STEPS, CameraSettings, Unscented
+from ..precision import product
 
 
 def quaternion_to_rotation(quats: Tensor) -> Tensor:
@@ -107,12 +108,12 @@ def unscented(
     of_mean[0], of_covariance[0] = 1 - 6 * transform.weight, transform.center_weight
     means2d = (of_mean[:, None] * pixels).sum(-2)
     offsets = pixels - means2d[..., None, :]
-    covariances = (offsets * of_covariance[:, None]).transpose(-1, -2) @ offsets
+    covariances = product((offsets * of_covariance[:, None]).transpose(-1, -2), offsets)
     return means2d, in_camera, covariances, valid.all(-1) if transform.all_valid else valid.any(-1)
 
 
 def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
-    return (rotation @ points[..., None])[..., 0] + translation
+    return product(rotation, points[..., None])[..., 0] + translation
 
 
 def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
@@ -273,8 +274,8 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
     else:
         rotation, translation = _pose(cameras.shutter[..., None, None, :], _time(pixels, settings).expand_as(x))
     to_world = rotation.transpose(-1, -2)
-    directions = (to_world @ directions[..., None])[..., 0]
-    origins = (to_world @ (origins - translation)[..., None])[..., 0]
+    directions = product(to_world, directions[..., None])[..., 0]
+    origins = product(to_world, (origins - translation)[..., None])[..., 0]
     return origins, torch.where(exists[..., None], directions, 0.0)
 
 
@@ -294,8 +295,8 @@ def distances(
     whiten = rows[..., None, None, None, :, :, :]
     exists = (directions != 0).any(-1)
     directions = torch.where(exists[..., None], directions, directions.new_tensor([0.0, 0.0, 1.0]))
-    origin = (whiten @ (origins[..., None, :] - means[..., None, None, None, :, :])[..., None])[..., 0]
-    direction = torch.nn.functional.normalize((whiten @ directions[..., None, :, None])[..., 0], dim=-1)
+    origin = product(whiten, (origins[..., None, :] - means[..., None, None, None, :, :])[..., None])[..., 0]
+    direction = torch.nn.functional.normalize(product(whiten, directions[..., None, :, None])[..., 0], dim=-1)
     squared = torch.linalg.cross(direction, origin).square().sum(-1)
     nearest = -(direction * origin).sum(-1, keepdim=True) * direction  # from the origin of the ray
     lengths = squares.sqrt()[..., None, None, None, :, :]
@@ -342,7 +343,7 @@ def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, m
             [torch.autograd.grad(moving[..., k].sum(), time, retain_graph=True)[0] for k in range(2)], -1
         )
         inverse = torch.linalg.inv(eye - velocity[..., :, None] * of_time)
-        pixels = pixels.detach() + (inverse @ (pixels - pixels.detach())[..., None])[..., 0]
+        pixels = pixels.detach() + product(inverse, (pixels - pixels.detach())[..., None])[..., 0]
     return pixels, valid & (at_start | at_end)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import DEFAULT_NUMERICS, RADIUS_MAX, CameraSettings, Numerics
+from ..precision import product
 from . import _depth_order, _in_tiles, _pixel_centers, _relative, composite
 from .camera_formulas import Camera, quaternion_to_rotation
 
@@ -41,13 +42,13 @@ def project_surfels(
 ) -> Surfels:  # fmt: skip
     """Projects every surfel with every camera."""
     rotation = cameras.rotation[..., None, :, :]  # [..., C, 1, 3, 3]
-    axes = rotation @ quaternion_to_rotation(quats)[..., None, :, :, :]  # [..., C, N, 3, 3]
-    centers = (rotation @ means[..., None, :, :, None])[..., 0] + cameras.translation[..., None, :]
+    axes = product(rotation, quaternion_to_rotation(quats)[..., None, :, :, :])  # [..., C, N, 3, 3]
+    centers = product(rotation, means[..., None, :, :, None])[..., 0] + cameras.translation[..., None, :]
     disc = torch.stack([axes[..., 0] * scales[..., None, :, :1], axes[..., 1] * scales[..., None, :, 1:2], centers], -1)
     fx, fy, cx, cy = cameras.intrinsics.unbind(-1)
     zero, one = torch.zeros_like(fx), torch.ones_like(fx)
     K = torch.stack([torch.stack(row, -1) for row in ((fx, zero, cx), (zero, fy, cy), (zero, zero, one))], -2)
-    transforms = K[..., None, :, :] @ disc
+    transforms = product(K[..., None, :, :], disc)
     z = centers[..., 2]
     seen = (z >= settings.near) & (z <= settings.far)
     # The box around the projected unit circle: equation 9 of the paper's supplement.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..config import CameraModel, RollingShutterType
 from ..errors import ArgumentError, UnsupportedError
+from ..precision import product
 
 UP = (0.0, -1.0, 0.0)
 """Default up direction in the world frame: structure-from-motion usually produces scenes with y down."""
@@ -78,7 +79,7 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
         distance from the optical axis; and which points have a positive depth and are inside the image [..., P] bool.
     """
     viewmat, K = camera.viewmat.to(points), camera.K.to(points)[..., None]
-    x, y, z = (viewmat[..., :3, :3] @ points.T + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
+    x, y, z = (product(viewmat[..., :3, :3], points.T) + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
     depths = z
     if camera.model == "fisheye":
         radius = torch.hypot(x, y).clamp_min(1e-9)
@@ -261,7 +262,7 @@ def resize_camera(camera: Camera, longest: int) -> Camera:
 
 def centers(poses: Tensor) -> Tensor:
     """Returns the camera centers [C, 3] in the world frame, given world-to-camera matrices [C, 4, 4]."""
-    return -(poses[:, :3, :3].mT @ poses[:, :3, 3:]).squeeze(-1)
+    return -product(poses[:, :3, :3].mT, poses[:, :3, 3:]).squeeze(-1)
 
 
 def orbit(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..config import FILTER_VARIANCE, FOV_MARGIN
+from ..precision import in_full_precision
 from .cameras import Camera
 from .gaussians import Gaussians
 from .morton import morton_order
@@ -50,6 +51,7 @@ class CulledModel:
         rows = (~self._hidden(camera, near, eps2d))[self._chunks].nonzero().squeeze(1)
         return self.gaussians if 2 * len(rows) > len(self.gaussians) else self.gaussians.select(rows)
 
+    @in_full_precision
     def _hidden(self, camera: Camera, near: float, eps2d: float) -> Tensor:
         """Which chunks are behind the near plane or beside the image for certain, [chunks] bool.
 

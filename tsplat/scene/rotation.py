@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import spherical_harmonics
 from ..errors import ArgumentError
+from ..precision import differentiable, product
 from .gaussians import Gaussians
 
 SIMILARITY_TOLERANCE = 1e-3
@@ -93,10 +94,10 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     unit = quaternions(rotation * torch.linalg.det(rotation).sign())
     blocks = _sh_blocks(gaussians.sh_degree, rotation)
     bands = torch.split(gaussians.shN, [len(block) for block in blocks], 1)
-    parts = [torch.einsum("ij,njc->nic", block.to(band), band) for block, band in zip(blocks, bands)]
+    parts = [differentiable(_rotate_band, block.to(band), band) for block, band in zip(blocks, bands)]
     return dataclasses.replace(
         moved,
-        quats=gaussians.quats @ _left_product(unit).T.to(gaussians.quats),
+        quats=product(gaussians.quats, _left_product(unit).T.to(gaussians.quats)),
         shN=torch.cat(parts, 1) if parts else gaussians.shN,
     )
 
@@ -125,6 +126,11 @@ def sh_signs(degree: int, signs: tuple[int, int, int]) -> Tensor:
         ],
         dtype=torch.float32,
     )
+
+
+def _rotate_band(block: Tensor, band: Tensor) -> Tensor:
+    """Multiplies the coefficients of a degree by a matrix. [i, j], [N, j, 3] -> [N, i, 3]"""
+    return torch.einsum("ij,njc->nic", block, band)
 
 
 def _similarity(matrix: Tensor) -> tuple[float, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..arguments import plain
 from ..data import sum_by_id
 from ..errors import UnsupportedError
+from ..precision import in_full_precision
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -19,11 +20,14 @@ Gradients = tuple[Tensor | None, ...]
 def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
     """Turns ``backward(ctx, saved, *v)`` into a backward pass of plain gradients, whose own derivative raises.
 
+    Autocast is off in it, also where a program calls its backward pass inside of autocast.
+
     PyTorch's decorator of the same name disconnects gradients from the inputs, so that ``torch.autograd.grad`` with
     ``allow_unused`` silently returns None for second derivatives.
     """
 
     @functools.wraps(backward)
+    @in_full_precision
     def once(ctx: Any, *v: Tensor | None) -> Gradients:
         v = tuple([None if t is None else plain("gradient of an output", t) for t in v])
         # Unpack once: gradient checkpointing does not allow a second access.

@@ -4,7 +4,6 @@ The packages ``kernels`` and ``kernels_torch`` offer the same launchers with the
 returns one of them. They are imported on first use, so that ``import tsplat`` neither needs Triton nor compiles.
 """
 
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -20,11 +19,26 @@ from ..arguments import check_choice
 from ..config import BACKENDS, Backend
 from ..errors import BackendError
 
+NO_TRITON = "the triton package is not installed: pip install triton (Linux)"
+
 
 @functools.cache
+def triton_problem() -> str | None:
+    """Returns why Triton cannot be imported, or None if it can. Warns if it is installed."""
+    try:
+        if importlib.util.find_spec("triton") is None:
+            return NO_TRITON
+        import triton
+
+        triton.knobs  # noqa: B018  # an old Triton has none
+        return None
+    except Exception as error:  # an OSError or an AttributeError, where its library is of another system or version
+        return _falls_back(f"triton is installed, but cannot be imported ({_describe(error)}); install it again")
+
+
 def has_triton() -> bool:
-    """Returns whether the triton package is installed."""
-    return importlib.util.find_spec("triton") is not None
+    """Returns whether the triton package is installed, and can be imported."""
+    return triton_problem() is None
 
 
 def triton_is_interpreted() -> bool:
@@ -38,21 +52,34 @@ def triton_is_interpreted() -> bool:
 
 @functools.cache
 def cpu_compiler_problem() -> str | None:
-    """Returns why Triton kernels cannot be compiled for this machine's CPU, or None if they can: a small one was."""
-    if not has_triton():
-        return "the triton package is not installed"
-    from ..triton_cpu import TritonCPUError, check_compiler, check_machine
+    """Returns why Triton kernels cannot be compiled for this machine's CPU, or None if they can: a small one was.
 
+    Warns, as rendering is much slower then, unless Triton or llvmlite is not installed.
+    """
+    if problem := triton_problem():
+        return problem
+    try:
+        from ..triton_cpu import MissingDependencyError, TritonCPUError, check_compiler, check_machine
+    except Exception as error:  # a Triton without a name that the compiler imports
+        return _falls_back(f"Triton has no compiler for the CPU that tsplat knows ({_describe(error)})")
     try:
         check_machine()
-    except TritonCPUError as error:
-        return str(error)
-    try:
         check_compiler()
-    except TritonCPUError as error:
-        warnings.warn(f"backend='auto' falls back to backend='torch', which is slower: {error}", stacklevel=2)
-        return str(error)
+    except MissingDependencyError as error:
+        return str(error) if error.not_installed else _falls_back(str(error))
+    except Exception as error:  # also those of a damaged llvmlite
+        return _falls_back(str(error) if isinstance(error, TritonCPUError) else _describe(error))
     return None
+
+
+def _falls_back(problem: str) -> str:
+    """Warns that a problem makes rendering slow, and returns it."""
+    warnings.warn(f"backend='auto' falls back to backend='torch', which is slower: {problem}", stacklevel=3)
+    return problem
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def gpu_compiler_problem() -> str | None:
@@ -93,8 +120,8 @@ def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["tr
 
 def _triton_problem(device: torch.device, backend: Backend) -> str | None:
     """Returns why Triton kernels do not run on a device, or None if they do."""
-    if not has_triton():
-        return "the triton package is not installed: pip install triton (Linux)"
+    if problem := triton_problem():
+        return problem
     if device.type == "cuda":
         return None
     if device.type != "cpu":
@@ -127,15 +154,3 @@ def launchers(device: torch.device, backend: Backend = "auto") -> Any:
 
 _chosen: dict[tuple[torch.device, Backend], Any] = {}
 """Launchers by device and backend."""
-
-_nothing = contextlib.nullcontext()
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Returns a context in which autocast is off."""
-    if not torch._C._is_any_autocast_enabled():
-        return _nothing
-    kind = device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return _nothing
-    return torch.autocast(kind, enabled=False)

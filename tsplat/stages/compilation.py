@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from ..arguments import TRANSFORMS, plain
 from ..errors import UnsupportedError
+from ..precision import full_precision
 from .operators import Operator, Results
 
 Parameters = ParamSpec("Parameters")
@@ -107,7 +108,7 @@ def refuse_transforms() -> None:
 
 
 def with_plain_tensors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Passes arguments through :func:`plain_all` before a function gets them."""
+    """Passes arguments through :func:`plain_all` before a function gets them, and turns autocast off."""
     names = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -115,7 +116,8 @@ def with_plain_tensors(function: Callable[Parameters, Result]) -> Callable[Param
         n = len(args)
         if n > len(names):
             return function(*args, **kwargs)  # raises
-        values = plain_all(chain(names[:n], kwargs), chain(args, kwargs.values()))
-        return function(*values[:n], **dict(zip(kwargs, values[n:])))
+        with full_precision():
+            values = plain_all(chain(names[:n], kwargs), chain(args, kwargs.values()))
+            return function(*values[:n], **dict(zip(kwargs, values[n:])))
 
     return run

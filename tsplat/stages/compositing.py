@@ -19,8 +19,9 @@ from ..data import (
     Splats,
     sum_by_id,
 )
+from ..precision import full_precision
 from .autograd import apply, once_differentiable
-from .backend import full_precision, launchers
+from .backend import launchers
 from .bundles import flatten, restore, split
 from .inputs import contiguous
 
@@ -66,7 +67,7 @@ class _Composite(torch.autograd.Function):
         n_bands = 0
         whole: Intersections | None = None
         lists: PartLists | None = None
-        with full_precision(means2d.device):
+        with full_precision():
             launch = launchers(means2d.device, settings.backend)
             for intersections in bands:
                 lists = launch.composite_fwd(
@@ -117,45 +118,44 @@ class _Composite(torch.autograd.Function):
         bands: Iterable[Intersections] = ctx.bands or [whole]
         if rays is not None and any(ctx.needs_input_grad[-3:]):
             rays = rays._replace(v_values=rays.values.new_zeros(len(rays.values), 6, *rays.values.shape[2:]))
-        with full_precision(means2d.device):
-            launch = ctx.launch  # of the forward pass, as last_ids count entries of its lists
-            v_splats: SplatGradients | None = None
-            for intersections in bands:
-                if intersections.gaussian_major is None:
-                    gaussian_major = _gaussian_major(intersections.flatten_ids, opacities.numel())
-                    intersections = intersections._replace(gaussian_major=gaussian_major)
-                v_splats = launch.composite_bwd(
-                    splats,
-                    backgrounds,
-                    intersections,
-                    transmittances,
-                    last_ids,
-                    v_render_colors,
-                    v_render_alphas,
-                    v_splats,
-                    settings,
-                    lists,
-                    rays,
-                    totals,
-                )
-                del intersections
-            assert v_splats is not None
-            n_colors = n_features - (depths is not None)
-            v_colors, v_depths, v_backgrounds = None, None, None
-            if colors is not None:
-                v_colors = v_splats.v_features if depths is None else v_splats.v_features[:, :n_colors]
-                if color_ids is not None:
-                    v_colors = sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(transmittances) == 1)
-                if v_colors.dtype != colors.dtype:
-                    v_colors = v_colors.to(colors.dtype)
-            if depths is not None:
-                v_depths = v_splats.v_features[:, -1]
-            if backgrounds is not None:
-                # Contiguous and image by image, as the order of PyTorch's sums depends on strides and, on a GPU, on how
-                # many there are.
-                weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
-                sums = [of_image.sum((0, 1)) for of_image in weighted]
-                v_backgrounds = torch.stack(sums) if sums else weighted.new_zeros(0, n_colors)
+        launch = ctx.launch  # of the forward pass, as last_ids count entries of its lists
+        v_splats: SplatGradients | None = None
+        for intersections in bands:
+            if intersections.gaussian_major is None:
+                gaussian_major = _gaussian_major(intersections.flatten_ids, opacities.numel())
+                intersections = intersections._replace(gaussian_major=gaussian_major)
+            v_splats = launch.composite_bwd(
+                splats,
+                backgrounds,
+                intersections,
+                transmittances,
+                last_ids,
+                v_render_colors,
+                v_render_alphas,
+                v_splats,
+                settings,
+                lists,
+                rays,
+                totals,
+            )
+            del intersections
+        assert v_splats is not None
+        n_colors = n_features - (depths is not None)
+        v_colors, v_depths, v_backgrounds = None, None, None
+        if colors is not None:
+            v_colors = v_splats.v_features if depths is None else v_splats.v_features[:, :n_colors]
+            if color_ids is not None:
+                v_colors = sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(transmittances) == 1)
+            if v_colors.dtype != colors.dtype:
+                v_colors = v_colors.to(colors.dtype)
+        if depths is not None:
+            v_depths = v_splats.v_features[:, -1]
+        if backgrounds is not None:
+            # Contiguous and image by image, as the order of PyTorch's sums depends on strides and, on a GPU, on how
+            # many there are.
+            weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
+            sums = [of_image.sum((0, 1)) for of_image in weighted]
+            v_backgrounds = torch.stack(sums) if sums else weighted.new_zeros(0, n_colors)
         if ctx.absgrad_target is not None:
             assert v_splats.absgrad is not None
             ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)

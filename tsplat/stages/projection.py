@@ -27,8 +27,9 @@ from ..config import (
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..errors import ArgumentError
 from ..kernels_torch.camera_models import project_points
+from ..precision import full_precision, in_full_precision, matrix_product
 from .autograd import apply, once_differentiable
-from .backend import full_precision, launchers
+from .backend import launchers
 from .bundles import regroup
 from .compilation import eager, with_plain_tensors
 from .inputs import NO_HARMONICS, Harmonics, check_scene, contiguous, flatten_batches, in_dtype
@@ -52,7 +53,7 @@ class _Project(torch.autograd.Function):
         gaussians, cameras = regroup(rest, Gaussians3D, cameras_type)
         device = gaussians.means.device
         colors = clamped = None
-        with full_precision(device):
+        with full_precision():
             launch = launchers(device, settings.backend)
             forward = launch.surfels_fwd if settings.surfels else launch.projection_fwd
             projected: ProjectedGaussians = forward(gaussians, cameras, settings)
@@ -81,15 +82,14 @@ class _Project(torch.autograd.Function):
         *v_rows, v_colors = v
         given = ProjectedGradients(**{f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v_rows) if t is not None})
         v_centers = v_coeffs = None
-        with full_precision(radii.device):
-            backward = ctx.launch.surfels_bwd if settings.surfels else ctx.launch.projection_bwd
-            v_gaussians, v_cameras = backward(gaussians, cameras, row_of, radii, given, settings, needs)
-            if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
-                v_means, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
-                    gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
-                    degree=ctx.degree, needs_centers=needs_centers, others=v_gaussians.means,
-                )  # fmt: skip
-                v_gaussians = v_gaussians._replace(means=v_means)
+        backward = ctx.launch.surfels_bwd if settings.surfels else ctx.launch.projection_bwd
+        v_gaussians, v_cameras = backward(gaussians, cameras, row_of, radii, given, settings, needs)
+        if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
+            v_means, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
+                gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
+                degree=ctx.degree, needs_centers=needs_centers, others=v_gaussians.means,
+            )  # fmt: skip
+            v_gaussians = v_gaussians._replace(means=v_means)
         return None, None, None, v_centers, v_coeffs, *v_gaussians, *v_cameras
 
 
@@ -320,6 +320,7 @@ def _unpacked(projected: ProjectedGaussians, batch: torch.Size) -> tuple[Tensor 
     return tuple(None if t is None else t.view(*shape, *own) for t, own in zip(outputs, OWN_SHAPES))
 
 
+@in_full_precision
 def project_covariances(
     means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int, camera_model: CameraModel
 ) -> tuple[Tensor, Tensor]:
@@ -340,10 +341,10 @@ def project_covariances(
     zero = torch.zeros_like(x)
     rows = (torch.stack([zero if entry is None else entry + zero for entry in row], -1) for row in (row0, row1))
     jacobian = torch.stack(list(rows), -2)  # [..., C, N, 2, 3]
-    with full_precision(means.device):
-        return torch.stack(mean2d, -1), jacobian @ covars @ jacobian.transpose(-1, -2)
+    return torch.stack(mean2d, -1), matrix_product(matrix_product(jacobian, covars), jacobian.mT)
 
 
+@in_full_precision
 def quat_scale_to_covar_preci(
     quats: Tensor, scales: Tensor, compute_covar: bool = True, compute_preci: bool = True, triu: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:

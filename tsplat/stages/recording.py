@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
-from .backend import full_precision
+from ..precision import full_precision
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -69,7 +69,7 @@ class _Recording(NamedTuple):
     kept: list[Any]
 
     def replay(self) -> None:
-        with torch.no_grad(), full_precision(CPU):
+        with torch.no_grad(), full_precision():
             for step in self.steps:
                 step()
 

@@ -23,7 +23,7 @@ from ..arguments import (
 from ..data import Cameras, Gaussians3D, Rays, TileGrid
 from ..errors import ArgumentError
 from .agreement import Ranks, agreement, check_distributed, describe, join
-from .backend import full_precision, launchers
+from .backend import launchers
 from .bundles import flatten, restore, structure
 from .compilation import plain_all, refuse_transforms
 from .eval3d import camera_rays, check_rays, given_rays
@@ -378,7 +378,6 @@ def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None = None) ->
     means, opacities, covars = scene.means, scene.opacities, scene.covars
     if covars is None:
         return Gaussians3D(means, scene.quats, scene.scales, None, opacities)
-    with full_precision(covars.device):  # autocast changes what cat does
-        # By slices: a GPU waits for the copy of a list of indices.
-        upper = torch.cat([covars[..., i, i:] for i in range(3)], -1)
+    # By slices: a GPU waits for the copy of a list of indices.
+    upper = torch.cat([covars[..., i, i:] for i in range(3)], -1)
     return Gaussians3D(means, None, None, upper, opacities)

@@ -11,8 +11,9 @@ from torch import Tensor
 from ..arguments import BOOLS, check_devices, check_sh_degree, check_tensor, compute_dtype, is_per_camera
 from ..config import Backend
 from ..data import Features, ProjectedGaussians
+from ..precision import full_precision
 from .autograd import apply, once_differentiable
-from .backend import full_precision, launchers
+from .backend import launchers
 from .compilation import eager, with_plain_tensors
 from .request import Request
 
@@ -31,7 +32,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         clamp: bool,
         backend: Backend,
     ) -> Tensor:
-        with full_precision(means.device):
+        with full_precision():
             colors: Tensor
             colors, clamped = launchers(means.device, backend).spherical_harmonics_fwd(
                 means, centers, coeffs, dense_ids, radii, degree=degree, clamp=clamp
@@ -43,10 +44,9 @@ class _SphericalHarmonics(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_colors: Tensor) -> tuple[Tensor | None, ...]:
-        with full_precision(v_colors.device):
-            v_inputs = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
-                *saved, v_colors, degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
-            )
+        v_inputs = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
+            *saved, v_colors, degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
+        )
         return *v_inputs, None, None, None, None, None, None
 
 
@@ -81,8 +81,7 @@ def _evaluate(
     # Kernels evaluate three channels. Slices, as the gradient of split is cat, which autocast changes.
     padded = torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
     chunks = [padded[..., first : first + 3].contiguous() for first in range(0, n_channels, 3)]
-    with full_precision(means.device):
-        colors = torch.cat([apply(_SphericalHarmonics, means, centers, chunk, *rest) for chunk in chunks], -1)
+    colors = torch.cat([apply(_SphericalHarmonics, means, centers, chunk, *rest) for chunk in chunks], -1)
     return colors[:, :n_channels]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..arguments import check_bool, check_choice, check_culling, check_numerics, check_size, compute_dtype
 from ..config import Backend, CameraSettings, NumericsName
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..errors import ArgumentError
+from ..precision import differentiable, inverse, product
 from .compilation import eager, with_plain_tensors
 from .depth_maps import depth_to_normals
 from .inputs import check_scene, flatten_batches, in_dtype
@@ -121,8 +121,8 @@ def arrange_images(
     options, images, colors, leading = request.options, rendering.surfels, rendering.colors, request.image_shape[:-2]
     assert images is not None and rendering.cameras is not None
     cameras = request.own(rendering.cameras)
-    to_world = torch.linalg.inv_ex(cameras.viewmats).inverse.view(*leading, 4, 4)
-    normals = images.normals @ to_world[..., None, :3, :3].transpose(-1, -2)
+    to_world = differentiable(inverse, cameras.viewmats).view(*leading, 4, 4)
+    normals = product(images.normals, to_world[..., None, :3, :3].transpose(-1, -2))
     surface = None
     if options.renders_depth and options.renders_color:
         depths = images.medians if median_depth else colors[..., -1:]

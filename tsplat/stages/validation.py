@@ -11,8 +11,9 @@ from ..data import Cameras, Gaussians3D
 from ..errors import InvalidValueError
 from ..kernels_torch.validation import camera_centers as camera_centers
 from ..kernels_torch.validation import exceeds, has_no_focal_length, is_singular
+from ..precision import full_precision
 from .autograd import once_differentiable
-from .backend import full_precision, launchers
+from .backend import launchers
 from .inputs import camera_fields, contiguous
 from .lens_models import away, center_at_end
 
@@ -42,7 +43,7 @@ class _Prepared(torch.autograd.Function):
         ctx: Any, saved: tuple[Tensor, Tensor | None], v_viewmats: Tensor, v_centers: Tensor
     ) -> tuple[Tensor | None, ...]:
         viewmats, valid = saved
-        with torch.enable_grad(), full_precision(viewmats.device):
+        with torch.enable_grad():
             leaf = viewmats.detach().requires_grad_()
             v_viewmats = v_viewmats + torch.autograd.grad(camera_centers(leaf, ctx.numerics), leaf, v_centers)[0]
         if valid is not None:
@@ -71,7 +72,7 @@ def prepare(
         The Gaussians with ``valid``; the cameras; their centers [B, C, 3] in the world frame.
     """
     others = {name: t for name, t in cameras._asdict().items() if t is not None and name not in CHECKED_BY_KERNELS}
-    with full_precision(gaussians.means.device):
+    with full_precision():
         marked = _mark_invalid(cameras, others) if check and others else cameras
         valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).prepare(
             gaussians if check else None,

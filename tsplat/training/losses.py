@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import ShapeError
 from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
+from ..precision import differentiable, inverse
 from ..scene.capture.views import View
 from ..stages.depth_maps import depth_to_normals
 
@@ -91,7 +92,7 @@ class GeometryLoss:
             if self.surfels:
                 normals = meta["render_normals"][0]
             else:
-                camtoworld = torch.linalg.inv(view.camera.viewmat)
+                camtoworld = differentiable(inverse, view.camera.viewmat)
                 normals = depth_to_normals(images[0, ..., 3:], camtoworld, view.camera.K) * alpha
             known = prior.square().sum(-1) > 0
             terms.append(self.normal_weight * torch.where(known, 1 - (normals * prior).sum(-1), 0.0))

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
+from ..precision import full_precision
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
-from ..stages.backend import full_precision, launchers
+from ..stages.backend import launchers
 from ..stages.process_group import RankGroup
 from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
@@ -167,7 +168,7 @@ class Trainer:
         """
         for observer in self.observers:
             observer.before_step(self.step, self.gaussians)
-        with DeferredSignals(), torch.inference_mode(False), full_precision(self.device):
+        with DeferredSignals(), torch.inference_mode(False), full_precision():
             progress = self._take_step()
         for observer in self.observers:
             observer.after_step(progress)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..precision import differentiable, product
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
 from ..stages.process_group import RankGroup
@@ -32,9 +33,9 @@ def move_camera(viewmat: Tensor, motion: Tensor) -> Tensor:
     x, y, z = rotation.unbind()
     zero = torch.zeros_like(x)
     cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero]).view(3, 3)
-    top = torch.cat([torch.linalg.matrix_exp(cross), translation[:, None]], 1)
+    top = torch.cat([differentiable(torch.linalg.matrix_exp, cross), translation[:, None]], 1)
     bottom = top.new_tensor([[0.0, 0.0, 0.0, 1.0]])
-    return torch.cat([top, bottom]) @ viewmat.to(motion)
+    return product(torch.cat([top, bottom]), viewmat.to(motion))
 
 
 def move_poses(camera: Camera, motions: Tensor) -> Camera:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..config import Capacities
 from ..errors import UnsupportedError
+from ..precision import full_precision
 from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
-from ..stages.backend import full_precision
 from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
@@ -137,7 +137,7 @@ class ViewGradients:
     def _fit(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
         view = self._views[index]
-        with full_precision(self._device):
+        with full_precision():
             camera = self._parameters.camera_of(index, view.camera)
         with self._autocasting():
             images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
@@ -172,7 +172,7 @@ class ViewGradients:
         `index` is one of the views that the other ranks render, which all have the same size and camera model. Returns
         ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
         """
-        with full_precision(self._device):
+        with full_precision():
             camera = self._parameters.camera_of(index, self._views[index].camera)
         with self._autocasting():
             backdrop, degree = self._config.backdrop, self._degree(step)

@@ -16,6 +16,7 @@ The path of a kernel, by module:
     target      the CPU to compile for
     machine     LLVM IR to machine code by llvmlite, and loading it
     cache       machine code on disk
+    room        address space that is left
     threads     programs of the grid on several threads
     trial       a kernel that is compiled to find out whether kernels can be
 
@@ -27,23 +28,33 @@ The only extern function that is implemented is `prefetch`: it takes a 64-bit ad
 returns 0.
 """
 
-from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError
+from .cache import problem as cache_problem
+from .errors import (
+    MissingDependencyError,
+    TritonCPUError,
+    TritonCPUMemoryError,
+    UnsupportedMachineError,
+    UnsupportedOperationError,
+)
 from .launcher import launch, prepare, untraced
 from .target import check_machine, target_name
-from .threads import get_num_threads, set_num_threads
+from .threads import get_num_threads, set_num_threads, start_thread
 from .trial import check_compiler
 
 __all__ = [
     "MissingDependencyError",
     "TritonCPUError",
+    "TritonCPUMemoryError",
     "UnsupportedMachineError",
     "UnsupportedOperationError",
+    "cache_problem",
     "check_compiler",
     "check_machine",
     "get_num_threads",
     "launch",
     "prepare",
     "set_num_threads",
+    "start_thread",
     "target_name",
     "untraced",
 ]

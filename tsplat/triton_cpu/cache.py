@@ -2,13 +2,18 @@
 
 An entry is one file in Triton's cache directory (`TRITON_CACHE_DIR`, or `.triton/cache` in `TRITON_HOME` or the home
 directory): a header with a checksum, and the object file. It is written atomically. One whose checksum is wrong counts
-as missing. Where the directory cannot be written, code stays in memory.
+as missing. Where the directory cannot be written, code stays in memory. A user without a home directory, as in
+containers with arbitrary user ids, has one of their own in the directory of temporary files; Triton itself would write
+to a folder named `~` in the working directory.
 """
 
+import atexit
 import contextlib
 import functools
 import hashlib
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +23,47 @@ import triton
 
 MAGIC = b"triton_cpu object\n"
 
+
+def set_directory() -> None:
+    """Replaces Triton's cache directory if its name starts with `~`: by what that stands for, if there is a home."""
+    named = triton.knobs.cache.dir
+    if not named.startswith("~"):
+        return
+    expanded = os.path.expanduser(named)
+    triton.knobs.cache.dir = _own_temporary() if expanded.startswith("~") else expanded
+
+
+def _own_temporary() -> str:
+    """Returns a directory of temporary files that only this user can write to, the same in later runs if possible."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    path = os.path.join(tempfile.gettempdir(), f"triton-{user}")
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        status = os.lstat(path)  # not that of a link, which another user may have made
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == user and not status.st_mode & 0o022:
+            return os.path.join(path, "cache")
+    path = tempfile.mkdtemp(prefix="triton-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def problem() -> str | None:
+    """Returns why nothing can be written to the cache directory, or None if it can be."""
+    try:
+        os.makedirs(triton.knobs.cache.dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=triton.knobs.cache.dir) as file:
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        return str(error)
+    return None
+
+
 _locked: set[TextIO] = set()
 """The lock files that this process holds or waits for."""
 
 
-NOT_COMPILING = {"__init__.py", "cache.py", "errors.py", "launcher.py", "threads.py", "trial.py"}
+NOT_COMPILING = {"__init__.py", "cache.py", "errors.py", "launcher.py", "room.py", "threads.py", "trial.py"}
 """Modules that machine code does not depend on."""
 
 
@@ -98,6 +139,7 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_close_inherited)
+set_directory()
 
 
 def _path(kernel: str, key: str) -> Path:

@@ -9,7 +9,19 @@ class TritonCPUError(RuntimeError):
 
 
 class MissingDependencyError(TritonCPUError, ImportError):
-    """A package that the compiler needs is not installed."""
+    """A package that the compiler needs is not installed, or cannot be loaded.
+
+    Attributes:
+        not_installed: Whether it is not installed.
+    """
+
+    def __init__(self, message: str, *, not_installed: bool) -> None:
+        super().__init__(message)
+        self.not_installed = not_installed
+
+
+class TritonCPUMemoryError(TritonCPUError, MemoryError):
+    """The process may not use as much address space as the compiler needs."""
 
 
 class UnsupportedMachineError(TritonCPUError):

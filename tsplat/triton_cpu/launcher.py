@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.jit import JITFunction
 
-from . import cache, machine, threads
+from . import cache, machine, room, threads
 from .errors import TritonCPUError, UnsupportedOperationError
 from .frontend import make_ttir
 from .target import host_target
@@ -175,6 +175,7 @@ class Launcher:
         with machine.lock:
             if key in self.compiled:
                 return self.compiled[key]
+            room.check_room(room.LOAD, self.kernel.__name__)
             types, constants = self.signature(values)
             code, symbol = object_code(self.kernel, types, constants)
             formats = [
@@ -211,6 +212,7 @@ def object_code(
         with cache.compiling(name, key):
             code = cache.load(name, key)
             if code is None:
+                room.check_room(room.COMPILE, name)
                 code = machine.compile_object(llvm_ir(kernel, signature, constants, symbol), target)
                 cache.store(name, key, code)
     return code, symbol
@@ -282,7 +284,8 @@ def launch(
 
     Raises:
         UnsupportedOperationError: The kernel uses an operation that is not implemented, or Triton's frontend fails.
-        MissingDependencyError: llvmlite is not installed.
+        MissingDependencyError: llvmlite is not installed, or cannot be loaded.
+        TritonCPUMemoryError: The limit of the process's address space is too low.
         UnsupportedMachineError: Machine code cannot be made for this CPU.
         TypeError: An argument is missing or of a type that is not supported.
     """

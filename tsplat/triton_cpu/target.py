@@ -72,11 +72,18 @@ def host_features() -> frozenset[str]:
 
 
 def import_llvm() -> Any:
-    """Returns the module `llvmlite.binding`; raises MissingDependencyError if it is not installed."""
+    """Returns the module `llvmlite.binding`; raises MissingDependencyError if it is not installed, or is damaged."""
     try:
         import llvmlite.binding
-    except ImportError as error:
+    except Exception as error:  # an OSError or an AttributeError, where its library is of another system or version
+        if isinstance(error, ModuleNotFoundError) and error.name == "llvmlite":
+            raise MissingDependencyError(
+                "Triton kernels on the CPU need llvmlite, which is not installed: pip install 'tsplat[cpu]'",
+                not_installed=True,
+            ) from error
         raise MissingDependencyError(
-            "Triton kernels on the CPU need llvmlite, which is not installed: pip install 'tsplat[cpu]'"
+            f"llvmlite is installed, but cannot be loaded ({type(error).__name__}: {error}); install it again: "
+            "pip install --force-reinstall llvmlite",
+            not_installed=False,
         ) from error
     return llvmlite.binding

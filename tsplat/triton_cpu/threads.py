@@ -6,8 +6,13 @@ or so, or after a program that takes longer, which lets Ctrl-C interrupt a launc
 Where PyTorch's operators use as many threads as the launch, its own OpenMP threads run the programs: they spin for
 some milliseconds after an operator, so that others would have to wait for a core. Otherwise the threads are those of a
 pool, which wait for a lock and take no CPU time, and which the launching thread does not wait for if they are late.
+
+OpenMP ends a process that cannot start a thread, and ``threading.Thread.start`` waits forever for one that runs out of
+memory before it has said that it runs. So where address space is limited, OpenMP is not used, and the pool starts its
+threads without waiting for them, and only where there is room.
 """
 
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -22,11 +27,15 @@ from typing import Any
 
 import torch
 
+from . import room
 from .machine import EntryPoint
 
 NEXT, DONE, TOTAL, ACTIVE = 0, 1, 2, 8
 TICKS = 1 << 28
 """Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
+
+WAIT = 0.1
+"""Seconds after which the launching thread looks again whether all programs are done."""
 
 HEADER = "10q"
 """State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
@@ -67,27 +76,42 @@ class Job:
             self.finished.put(None)
 
 
+def start_thread(function: Callable[..., None], arguments: tuple[Any, ...]) -> bool:
+    """Starts a daemon thread without waiting for it. Returns False if there is no room for it, or no thread left."""
+    if not room.has_room(room.THREAD):
+        return False
+    try:
+        _thread.start_new_thread(function, arguments)
+    except (RuntimeError, MemoryError):
+        return False
+    return True
+
+
 class Pool:
     """Threads, started when they are first needed."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._size = 0
+        self._started = self._size = 0  # threads that were started, and those that run
         self._lock = threading.Lock()
 
     def help(self, job: Job, helpers: int) -> None:
         """Asks a number of threads to work on a job; fewer where the system starts no more threads."""
-        if self._size < helpers:
-            with self._lock, contextlib.suppress(RuntimeError):
-                while self._size < helpers:
-                    threading.Thread(target=self._run, name="triton_cpu", daemon=True).start()
-                    self._size += 1
-        for _ in range(min(helpers, self._size)):
+        ready = min(helpers, self._size)
+        if self._started < helpers:
+            with self._lock:
+                while self._started < helpers and start_thread(self._run, (job,)):
+                    self._started += 1
+        for _ in range(ready):
             self._jobs.put(job)
 
-    def _run(self) -> None:
+    def _run(self, job: Job) -> None:
+        with self._lock:
+            self._size += 1
         while True:
-            self._jobs.get().work()
+            with contextlib.suppress(MemoryError):  # of Python; the launching thread continues
+                job.work()
+            job = self._jobs.get()
 
 
 def run(entry: EntryPoint, state: Any, threads: int) -> None:
@@ -100,7 +124,7 @@ def run(entry: EntryPoint, state: Any, threads: int) -> None:
         entry(state)
         while state[DONE] < state[TOTAL]:
             entry(state)
-    elif threads == torch.get_num_threads() and not _forked and (run_parallel := _openmp()):
+    elif threads == torch.get_num_threads() and not _forked and not room.is_limited() and (run_parallel := _openmp()):
         while state[DONE] < state[TOTAL]:
             run_parallel(entry, state, threads, 0)
     else:
@@ -113,8 +137,9 @@ def _run_in_pool(job: Job, helpers: int) -> None:
         _pool.help(job, helpers)
         while state[NEXT] < state[TOTAL]:
             job.entry(state)
-        if state[DONE] < state[TOTAL]:
-            job.finished.get()
+        while state[DONE] < state[TOTAL]:
+            with contextlib.suppress(queue.Empty):
+                job.finished.get(timeout=WAIT)  # a thread that is out of memory does not answer
     except BaseException:
         _cancel(state)
         raise

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..precision import in_full_precision
 from ..scene.cameras import UP, Camera, intrinsics, look_at
 from ..scene.gaussians import Gaussians
 from .trajectories import orbit_around, spiral_at
@@ -29,6 +30,7 @@ GROUND_MASS, GROUND_THICKNESS, GROUND_SPREAD = 0.1, 0.1, 1.5
 the other end by this factor."""
 
 
+@in_full_precision
 def place_cameras(
     gaussians: Gaussians,
     width: int,
@@ -113,6 +115,7 @@ def look_at_all(
     return look_at((target + distance * direction).tolist(), target.tolist(), up), target.float()
 
 
+@in_full_precision
 def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400, fov: float = 50.0) -> list[Camera]:
     """Places n cameras of `size` pixels on spheres around a model, looking at it.
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ... import ShapeError
+from ...precision import in_full_precision
 
 __all__ = ["color_correct_affine", "color_correct_quadratic"]
 
@@ -11,6 +12,7 @@ VARIANCE_MIN = 1e-8
 SLOPE_MIN = 1e-8
 
 
+@in_full_precision
 def color_correct_affine(img: Tensor, ref: Tensor) -> Tensor:
     """Corrects each channel by an affine function: fits img = a ref + b and returns (img - b) / a.
 
@@ -32,6 +34,7 @@ def color_correct_affine(img: Tensor, ref: Tensor) -> Tensor:
     return ((x - offset) / slope).clamp(0, 1).view_as(img)
 
 
+@in_full_precision
 def color_correct_quadratic(img: Tensor, ref: Tensor, num_iters: int = 5, eps: float = 0.5 / 255) -> Tensor:
     """Corrects colors by quadratic functions of all channels, fitted by least squares to unclipped pixels.
 
@@ -67,7 +70,7 @@ def color_correct_quadratic(img: Tensor, ref: Tensor, num_iters: int = 5, eps: f
             # Normal equations in fp64; the pseudoinverse, as terms of few or equal pixels are not independent.
             inverse = torch.linalg.pinv(rows.T @ rows, hermitian=True)
             weights = inverse @ (rows.T @ target[:, channel].double())
-            corrected.append(terms @ weights.to(terms.dtype))
+            corrected.append((terms * weights.to(terms.dtype)).sum(1))
         colors = torch.stack(corrected, 1).clamp(0, 1)
     return colors.view_as(img)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ... import ArgumentError, rasterization, rasterization_2dgs
 from ...arguments import check_number
 from ...config import RasterizeMode, RenderMode
+from ...precision import differentiable, inverse
 from ._unsupported import unsupported_class
 from .cuda._wrapper import (
     FThetaCameraDistortionParameters,
@@ -152,7 +153,7 @@ def rasterization_2dgs_inria_wrapper(
         sh_degree=sh_degree, backgrounds=backgrounds, render_mode="RGB+ED", numerics="inria",
     )  # fmt: skip
     depths = (1 - depth_ratio) * images[..., -1:] + depth_ratio * medians
-    surface = depth_to_normal(depths, torch.linalg.inv(viewmats.to(depths.dtype)), Ks.to(depths.dtype))
+    surface = depth_to_normal(depths, differentiable(inverse, viewmats.to(depths.dtype)), Ks.to(depths.dtype))
     names = ("means2d", "width", "height", "radii", "n_cameras", "gradient_2dgs")
     found = {name: meta[name] for name in names} | {"gaussian_ids": None}
     maps = {"normals_rend": normals, "normals_surf": surface * alphas.detach(), "render_distloss": distortions}

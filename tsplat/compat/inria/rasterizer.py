@@ -13,8 +13,8 @@ from torch import Tensor
 from ... import ArgumentError, UnsupportedError
 from ...arguments import check_choice, check_devices, check_number, check_size, check_tensor
 from ...data import Cameras, Gaussians3D
+from ...precision import full_precision
 from ...stages.autograd import zeros_for
-from ...stages.backend import full_precision
 from ...stages.compilation import with_plain_tensors
 from ...stages.intersection import isect_offset_encode, isect_tiles
 from ...stages.pixels import rasterize_to_pixels
@@ -200,7 +200,7 @@ class GaussianRasterizer(torch.nn.Module):
         if scales is not None:
             check_tensor("scales", scales, [n, 3], "[N, 3] as means3D")
             scales = scales * s.scale_modifier
-        with full_precision(means3D.device):
+        with full_precision():
             colors = self._shade(means3D, dc, shs) if colors_precomp is None else colors_precomp
             gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, opacities[:, 0])
             image, radii, flatten_ids = self._render(gaussians, means2D, colors)

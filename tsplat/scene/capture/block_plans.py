@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError
+from ...precision import in_full_precision
 from ...support.files import write_json
 from ...support.reading import read_json
 from ..cameras import Camera, project_points
@@ -99,6 +100,7 @@ class BlockPlan:
         return block
 
 
+@in_full_precision
 def plan_blocks(
     capture: Capture,
     blocks: int | tuple[int, int],

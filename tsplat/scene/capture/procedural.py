@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ...arguments import check_size
+from ...precision import in_full_precision
 from ..cameras import Camera, intrinsics, orbit
 from ..images import to_bytes
 from .views import Capture, View
@@ -91,6 +92,7 @@ class Solid:
         return like.new_tensor(((c, 0.0, -s), (0.0, 1.0, 0.0), (s, 0.0, c)))
 
 
+@in_full_precision
 def procedural_capture(
     width: int = 176,
     height: int = 132,
@@ -166,6 +168,7 @@ def procedural_capture(
     )
 
 
+@in_full_precision
 def trace(poses: Tensor, K: Tensor, width: int, height: int, supersampling: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """Renders the scene from world-to-camera `poses` [C, 4, 4]; each pixel is the mean of ``supersampling``^2 rays.
 

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...precision import in_full_precision
+
 ITERATIONS = 10
 VALUE_ITERATIONS = 100
 BLOCK = 1 << 22
@@ -77,6 +79,7 @@ def _k_means(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
     return centroids
 
 
+@in_full_precision
 def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
     """Returns the nearest centroid of each row, [N] int64."""
     squares = centroids.square().sum(1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d
 
 from ...config import SH_NORMS, SSIM_K1, SSIM_K2, SSIM_TAPS, Backend
+from ...precision import in_full_precision
 from ...rendering import render, render_views
 from ...scene.cameras import Camera
 from ...scene.gaussians import Gaussians
@@ -77,6 +78,7 @@ def score_regions(target: Tensor, rendered: Tensor) -> dict[str, RegionScore]:
     return scores
 
 
+@in_full_precision
 def ssim_map(image: Tensor, target: Tensor) -> Tensor:
     """SSIM of the windows inside of images [H, W, C] in [0, 1], as a mean over channels. [H - 10, W - 10]"""
     x, y = image.movedim(-1, 0), target.movedim(-1, 0)

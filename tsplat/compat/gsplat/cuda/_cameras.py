@@ -5,11 +5,12 @@ from torch import Tensor
 from .... import ShapeError
 from ....arguments import check_tensor
 from ....config import CameraModel
-from ....stages.backend import full_precision
+from ....precision import in_full_precision, matrix_product
 from ....stages.lens_models import check_camera_model
 from ....stages.projection import project_covariances
 
 
+@in_full_precision
 def world_to_cam(means: Tensor, covars: Tensor, viewmats: Tensor) -> tuple[Tensor, Tensor]:
     """Transforms Gaussians from the world frame to the frames of cameras.
 
@@ -30,9 +31,8 @@ def world_to_cam(means: Tensor, covars: Tensor, viewmats: Tensor) -> tuple[Tenso
     check_tensor("covars", covars, [*batch, n, 3, 3], "[..., N, 3, 3] as means")
     check_tensor("viewmats", viewmats, [*batch, None, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")
     rotation, translation = viewmats[..., None, :3, :3], viewmats[..., None, :3, 3]  # [..., C, 1, 3, 3], [..., C, 1, 3]
-    with full_precision(means.device):
-        means_c = (rotation * means[..., None, :, None, :]).sum(-1) + translation
-        covars_c = rotation @ covars[..., None, :, :, :] @ rotation.transpose(-1, -2)
+    means_c = (rotation * means[..., None, :, None, :]).sum(-1) + translation
+    covars_c = matrix_product(matrix_product(rotation, covars[..., None, :, :, :]), rotation.mT)
     return means_c, covars_c
 
 
