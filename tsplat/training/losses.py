@@ -57,12 +57,14 @@ class GeometryLoss:
             and not before :data:`NORMAL_START`; and of 1 - n . N for the normals N of a prior.
         distortion_weight: Weight of the distortion, in 1 / world units; not before :data:`DISTORTION_START`.
         surfels: Whether Gaussians are 2D. The normals of 3D Gaussians are those of the depth map.
+        prior_scales: By the names of views, the last scale with which their priors of depth fit.
     """
 
     depth_weight: float
     normal_weight: float
     distortion_weight: float
     surfels: bool
+    prior_scales: dict[str, Tensor] = dataclasses.field(default_factory=dict, compare=False)
 
     def needs_depth(self, progress: float) -> bool:
         """Whether expected depth must be rendered, after a fraction of the run: on all ranks, whatever their views."""
@@ -83,7 +85,8 @@ class GeometryLoss:
                 total = total + self.depth_weight * depth_error(depth, view.sparse)
             if view.depth_prior is not None:
                 covered = alpha[..., 0] > 0.5 if view.mask is None else (alpha[..., 0] > 0.5) & view.mask
-                total = total + self.depth_weight * prior_depth_error(depth, view.depth_prior, covered)
+                error, self.prior_scales[view.name] = _fit_prior(depth, view.depth_prior, covered)
+                total = total + self.depth_weight * error
         if self.normal_weight > 0 and self.surfels and progress >= NORMAL_START:
             terms.append(self.normal_weight * (1 - (meta["render_normals"][0] * meta["surf_normals"] * alpha).sum(-1)))
         if self.normal_weight > 0 and view.normal_prior is not None:
@@ -109,6 +112,11 @@ def prior_depth_error(depth: Tensor, prior: Tensor, covered: Tensor) -> Tensor:
     The prior [H, W] is inverse depth up to scale and shift, and NaN where it is unknown. Its scale and shift are those
     of least squares, and have no gradient. Pixels are compared where `covered` [H, W] is true.
     """
+    return _fit_prior(depth, prior, covered)[0]
+
+
+def _fit_prior(depth: Tensor, prior: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns :func:`prior_depth_error`, and the scale of the prior, [] fp64."""
     known = covered & prior.isfinite() & (depth > 0)
     inverse = 1 / torch.where(known, depth, 1.0)
     with torch.no_grad():
@@ -117,7 +125,7 @@ def prior_depth_error(depth: Tensor, prior: Tensor, covered: Tensor) -> Tensor:
         dx, dy = (torch.where(known, values - values.sum() / n, 0.0) for values in (x, y))
         scale = (dx * dy).sum() / (dx * dx).sum().clamp_min(1e-30)
         fitted = (y.sum() / n + scale * dx).to(depth.dtype)
-    return torch.where(known, inverse - fitted, 0.0).abs().sum() / n
+    return torch.where(known, inverse - fitted, 0.0).abs().sum() / n, scale
 
 
 def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:

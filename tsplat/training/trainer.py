@@ -145,6 +145,11 @@ class Trainer:
         found = self._parameters.params.get("lenses")
         return None if found is None else found.detach()
 
+    @property
+    def prior_scales(self) -> dict[str, Tensor]:
+        """By the names of this rank's views, the last scale with which their priors of depth fit inverse depths."""
+        return self._view_gradients.geometry_loss.prior_scales
+
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
         """Views with the learned lenses of the cameras that took them; held-out ones, too."""
         return self._parameters.with_lenses(views)

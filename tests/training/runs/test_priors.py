@@ -14,7 +14,7 @@ from tsplat.errors import FileError
 from tsplat.rendering import render_views
 from tsplat.scene import Capture
 from tsplat.training import Config, RunConfig, Trainer
-from tsplat.training.runs.priors import read_priors
+from tsplat.training.runs.priors import note_fits, read_priors
 
 
 @pytest.fixture
@@ -136,3 +136,120 @@ def test_command_reads_priors(tmp_path, capsys, monkeypatch):
     (maps / "02.npy").write_bytes((maps / "02.npy").read_bytes()[:-8] + bytes(8))
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
     assert "02.png" in capsys.readouterr().err
+
+
+def points_of(view, n=300):
+    """Points at known depths that a view shows in all of its pixels, and its inverse depth, [H, W]."""
+    y, x = torch.meshgrid(torch.arange(view.height) + 0.5, torch.arange(view.width) + 0.5, indexing="ij")
+    depths = 2 + torch.sin(x / 9) * torch.cos(y / 7)
+    sparse = torch.stack([x, y, depths], -1).view(-1, 3)[:: view.height * view.width // n]
+    return sparse, 1 / depths
+
+
+@pytest.fixture
+def posed(capture):
+    """The capture, whose views have sparse points of known depths."""
+    return dataclasses.replace(
+        capture, train=tuple(dataclasses.replace(view, sparse=points_of(view)[0]) for view in capture.train)
+    )
+
+
+@pytest.mark.parametrize("kind", ["inverse", "scaled", "depth", "millimeters", "one"])
+def test_metric_depth_is_refused(posed, tmp_path, kind):
+    for i, view in enumerate(posed.train):
+        inverse = points_of(view)[1].numpy()
+        inverse[:3] = 0
+        depth = np.where(inverse > 0, 1 / np.where(inverse > 0, inverse, 1), 0)
+        if kind == "millimeters":
+            Image.fromarray((depth * 1000).astype(np.uint16)).save(tmp_path / f"{i}.png")
+            continue
+        values = {"inverse": inverse, "scaled": 7 * inverse - 90, "depth": depth, "one": inverse if i else depth}[kind]
+        np.save(tmp_path / f"{i}.npy", values)
+    if kind in ("inverse", "scaled", "one"):  # one map of three may be wrong
+        assert all(view.depth_prior is not None for view in read_priors(posed, config(tmp_path)).train)
+        return
+    with pytest.raises(
+        FileError, match=r"maps of inverse depth, .*; those of 3 of 3 views .* write 1 / depth, and 0 wh"
+    ):
+        read_priors(posed, config(tmp_path))
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_metric_depth_is_compared_with_visible_points(capture, tmp_path, is_random):
+    """Without observations, points of the capture are projected, and nearer ones hide those behind them."""
+    from tsplat.scene.cameras import project_points
+
+    generator = torch.Generator().manual_seed(0)
+    near = torch.rand(5000, 3, generator=generator) * torch.tensor([2.0, 2.0, 0.5]) - torch.tensor([1.0, 1.0, 0.25])
+    capture = dataclasses.replace(capture, points=near, random_points=is_random)
+    for i, view in enumerate(capture.train):
+        u, v, depths, inside = project_points(view.camera, near)
+        shown = torch.full((view.height * view.width,), torch.inf)
+        pixels = (v[inside].long() * view.width + u[inside].long(), depths[inside])
+        shown = shown.scatter_reduce(0, *pixels, "amin").view(view.height, view.width)
+        assert shown.isfinite().sum() > 50
+        np.save(tmp_path / f"{i}.npy", np.where(shown.isfinite(), shown, 0))
+    if is_random:
+        read_priors(capture, config(tmp_path))
+        return
+    with pytest.raises(FileError, match="expected maps of inverse depth"):
+        read_priors(capture, config(tmp_path))
+    for path in tmp_path.glob("*.npy"):
+        depth = np.load(path)
+        np.save(path, 1 / np.where(depth > 0, depth, np.inf))
+    read_priors(capture, config(tmp_path))
+
+
+@pytest.mark.parametrize("unknown", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize("size", [(30, 40), (60, 80), (15, 20)])
+def test_unknown_depths_are_not_averaged(capture, tmp_path, unknown, size):
+    depth = np.full(size, 0.5, np.float32)
+    depth[:, : size[1] // 2 + 1] = unknown
+    np.save(tmp_path / "0.npy", depth)
+    prior = read_priors(capture, config(tmp_path)).train[0].depth_prior
+    known = prior.isfinite()
+    assert torch.allclose(prior[known], torch.tensor(0.5), rtol=1e-6)
+    assert not known[:, :19].any() and known[:, 23:].all()
+
+
+def test_normals_of_another_frame_are_refused(capture, tmp_path):
+    options = dict(depth_prior="", normal_prior=str(tmp_path), normal_weight=0.1)
+    normals = np.tile(np.float32([0.1, 0.2, -0.9]), (30, 40, 1))
+    for sign in (1, -1):
+        for i in range(3):
+            np.save(tmp_path / f"{i}.npy", normals * np.float32([1, sign, sign]))
+        if sign > 0:
+            assert all(
+                view.normal_prior is not None for view in read_priors(capture, config(tmp_path, **options)).train
+            )
+            continue
+        with pytest.raises(FileError, match="most of 3 of 3 views point away; negate y and z"):
+            read_priors(capture, config(tmp_path, **options))
+
+
+def test_black_pixels_of_normals_are_unknown(capture, tmp_path):
+    normals = np.full((30, 40, 3), (128, 128, 0), np.uint8)
+    normals[:, :20] = 0
+    normals[:, 30:] = 128
+    Image.fromarray(normals).save(tmp_path / "0.png")
+    options = dict(depth_prior="", normal_prior=str(tmp_path), normal_weight=0.1)
+    prior = read_priors(capture, config(tmp_path, **options)).train[0].normal_prior
+    assert not prior[:, :20].any() and not prior[:, 30:].any()
+    torch.testing.assert_close(prior[:, 20:30].norm(dim=-1), torch.ones(30, 10))
+
+
+def test_depth_that_fits_with_a_negative_scale_is_noted(capture, tmp_path):
+    """Of a scene without sparse points, when training has ended."""
+    gaussians, views = make_gaussians(), []
+    for view in capture.train:
+        with torch.no_grad():
+            images, _, _ = render_views(gaussians, [view.camera], render_mode="RGB+ED", backend="torch")
+        views.append(dataclasses.replace(view, depth_prior=images[0, ..., 3].clamp_min(0.1)))
+    for inverse in (False, True):
+        given = [dataclasses.replace(v, depth_prior=1 / v.depth_prior) if inverse else v for v in views]
+        trainer = Trainer(gaussians, given, Config(steps=3, backend="torch", depth_weight=0.1))
+        for _ in range(3):
+            trainer.advance()
+        notes = note_fits(trainer.prior_scales)
+        assert len(trainer.prior_scales) == 3 and bool(notes) != inverse
+        assert inverse or "maps of 3 of 3 views are small where the model is near" in notes[0]

@@ -77,7 +77,7 @@ def read_colmap(
     Distorted images are undistorted to pinhole images of the same size, those of fisheye cameras to equidistant fisheye
     images, up to 90 degrees from the optical axis. If the model has fewer than two points, initial points come from
     ``points3D.ply`` beside it or in the scene, or else are drawn at random in a box around the cameras and what they
-    look at; a note says so. The mask of
+    look at, with a note. The mask of
     ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without
     valid pixels are skipped with a note. Each view has the sparse points that COLMAP observed in it. Like COLMAP, this
     ignores the EXIF orientation of images, unless only the rotated image has the size of its camera; see
@@ -157,10 +157,11 @@ def read_colmap(
         )
     views = read_views(photographs, background, on_progress, cameras)
     train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
-    points, colors = torch.from_numpy(model.points).float(), torch.from_numpy(model.colors) / 255
+    points, colors, is_random = torch.from_numpy(model.points).float(), torch.from_numpy(model.colors) / 255, False
     if len(points) < 2:
         ply = next((path for f in (model_folder, folder) if (path := f / "points3D.ply").is_file()), None)
         found = f"the {ply.name} of {ply.parent}" if ply else f"{n_random} random points"
+        is_random = ply is None
         points, colors = read_points(ply, notes) if ply else random_points(bounds(train), n_random, seed)
         notes.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {found}")
     return Capture(
@@ -168,6 +169,7 @@ def read_colmap(
         test=tuple(test),
         points=points,
         colors=colors,
+        random_points=is_random,
         background=background or (0.0, 0.0, 0.0),
         notes=(*_note_others(model_folder, model), *model.notes, *notes, *skipped, *note),
     )

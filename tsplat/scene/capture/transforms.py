@@ -129,7 +129,7 @@ def read_transforms(
         corners = (-BLENDER_HALF_SIZE, BLENDER_HALF_SIZE) if is_blender else bounds(train)
         points, colors = random_points(corners, n_random, seed)
         notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
-    return Capture(tuple(train), tuple(test), points, colors, background, notes=tuple(notes))
+    return Capture(tuple(train), tuple(test), points, colors, background, notes=tuple(notes), random_points=ply is None)
 
 
 def has_transforms(folder: Path) -> bool:

@@ -155,6 +155,7 @@ class Capture:
         world: [4, 4] fp64 on the CPU, the similarity transform from the world frame of the files to that of the
             capture. Its inverse maps a trained model back to the frame of the files.
         notes: What a user should know about how the files were read, such as skipped images, one sentence each.
+        random_points: Whether ``points`` were drawn at random, so that they are not on surfaces.
 
     Raises:
         ShapeError: ``world`` is not [4, 4].
@@ -165,8 +166,9 @@ class Capture:
     points: Tensor
     colors: Tensor
     background: Color = (0.0, 0.0, 0.0)
-    world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64))
+    world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64, device="cpu"))
     notes: tuple[str, ...] = ()
+    random_points: bool = False
 
     def __post_init__(self) -> None:
         if self.world.shape != (4, 4):

@@ -35,7 +35,7 @@ from .display import ProgressDisplay
 from .live_view import ViewOptions, check_view, shown
 from .loop import RunLoop, print_setup, score_views
 from .metric_logs import TensorBoardLog, WandbLog
-from .priors import read_priors
+from .priors import note_fits, read_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_settings
@@ -346,6 +346,8 @@ def fit_and_report(
     except Interrupted:
         _write_record(loop)
         raise
+    for note in note_fits(trainer.prior_scales) if trainer.ranks.is_main else []:
+        print(f"note: {note}")
     try:
         return write_report(loop, capture, scores)
     except OSError as error:
