@@ -1,118 +1,186 @@
 """A lock file, so that only one process writes into a folder."""
 
 import contextlib
-import datetime
+import errno
 import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import FileError
-from .reading import read_json
+from .process_identity import Identity, describe_process, is_running, kernel, shares_ids
 
 LOCK = "lock"
 """Name of the lock file."""
 
+CONTENT_MAX = 65536
+"""Bytes of a lock file that are read. On Windows, the byte after them is locked: locked ones cannot be read there."""
+
+TRIES = 100
+"""How often another process may delete the file while this one opens it."""
+
+UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
+"""Errors of file systems without locks, such as some network file systems."""
+
+_held: set[int] = set()
+"""Descriptors of the lock files that this process holds."""
+
 
 @contextlib.contextmanager
 def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the lock of a folder, a file with process id, machine and start time, while the block runs.
+    """Holds the lock of a folder while the block runs.
 
-    The lock of a process that ended without removing it, as after SIGKILL, is replaced. Raises FileError if another
-    process holds the lock, or may do so on another machine; or if the file cannot be written.
+    The lock is a file that names the process, machine and start time, on which the operating system holds a lock as
+    long as the process lives, in whatever container. The file of a process that ended without removing it, as after
+    SIGKILL, is replaced. Where the file system has no locks, the file alone decides.
+
+    Raises FileError if another process holds the lock, or may do so on another machine; or if the file cannot be
+    written.
     """
     path = Path(folder) / LOCK
-    content = _describe_process()
     try:
-        with _exclusive(path.parent):
-            holder = _read(path)
-            if holder is not None:
-                _check_ended(path, holder)
-                path.unlink(missing_ok=True)
-            with open(path, "x") as file:
-                json.dump(content, file)
+        descriptor, content = _acquire(path)
     except FileExistsError as error:
         raise FileError(f"{path}: another process just locked this folder; try again") from error
     except OSError as error:
         raise FileError(f"{path}: cannot be written ({error.strerror or error})") from error
+    _held.add(descriptor)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            if _read(path) == content:
-                path.unlink()
+        if descriptor in _held:  # not in a forked child
+            _release(path, descriptor, content)
 
 
-def _describe_process() -> dict[str, Any]:
-    return {
-        "pid": os.getpid(),
-        "machine": socket.gethostname(),
-        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "ticks": int(state[19]) if (state := _process_state(os.getpid())) else None,  # of its start, on Linux only
-    }
+def _acquire(path: Path) -> tuple[int, Identity]:
+    """Opens and locks a lock file, and writes this process into it. Returns its descriptor and its content."""
+    for _ in range(TRIES):
+        try:
+            descriptor, is_own = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
+        except PermissionError:
+            descriptor, is_own = os.open(path, os.O_RDONLY), False  # another user's, in a folder that both can write
+        try:
+            is_locked = _lock(path, descriptor)
+            if not is_locked or _is_file_of(path, descriptor):
+                _check_ended(path, _read(descriptor), is_locked)
+                if is_locked and is_own:
+                    return descriptor, _write(path, descriptor, is_locked)
+                path.unlink(missing_ok=True)
+            os.close(descriptor)
+            descriptor = -1
+            if not is_locked:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+                return descriptor, _write(path, descriptor, is_locked)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def _check_ended(path: Path, holder: dict[str, Any]) -> None:
-    """Raises :class:`FileError` unless the process that a lock file names has ended."""
-    pid, machine = holder.get("pid"), holder.get("machine")
-    if not isinstance(pid, int) or not isinstance(machine, str):
-        return  # cut off while it was written
-    who = f"process {pid} on {machine}, started {holder.get('started')}"
-    if machine != socket.gethostname():
-        raise FileError(
-            f"{path.parent}: locked by {who}; this machine cannot tell whether it still runs: wait for it, or choose "
-            f"another folder; if it has ended, delete {path}"
-        )
-    if _is_running(pid, holder.get("ticks")):
-        raise FileError(f"{path.parent}: in use by {who}; wait for it, or choose another folder")
+def _release(path: Path, descriptor: int, content: Identity) -> None:
+    """Deletes a lock file, unless it is another's by now, and gives up its lock."""
+    _held.discard(descriptor)
+    with contextlib.suppress(OSError):
+        is_own = _is_file_of(path, descriptor) and _read(descriptor) == content
+        if os.name != "posix":
+            os.close(descriptor)  # Windows does not delete open files
+        if is_own:
+            path.unlink()
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a lock file; empty if it is damaged, None if it does not exist."""
+def _lock(path: Path, descriptor: int) -> bool:
+    """Locks a file for this process; returns False where files cannot be locked. Raises FileError if another process
+    has locked it."""
     try:
-        content = read_json(path)
-    except FileNotFoundError:
-        return None
-    except ValueError:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            import msvcrt
+
+            os.lseek(descriptor, CONTENT_MAX, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    except (ImportError, OSError) as error:
+        if isinstance(error, ImportError) or error.errno in UNSUPPORTED:
+            return False
+        if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+            raise
+        holder = _read(descriptor)
+        who = _name(holder) if "pid" in holder else "another process"
+        raise FileError(f"{path.parent}: in use by {who}; wait for it, or choose another folder") from error
+    return True
+
+
+def _check_ended(path: Path, holder: dict[str, Any], is_locked: bool) -> None:
+    """Raises :class:`FileError` unless the process that a lock file names has ended.
+
+    `is_locked` is whether this process could lock the file.
+    """
+    if not isinstance(holder.get("pid"), int) or not isinstance(holder.get("machine"), str):
+        return  # cut off while it was written
+    if is_locked and holder.get("file_lock"):
+        if holder.get("kernel") == kernel() is not None:
+            return  # which would still hold its lock
+        # A network file system may keep the locks of each machine to itself.
+        if holder["machine"] == describe_process()["machine"]:
+            return  # this machine before it was started again
+    if not shares_ids(holder):
+        raise FileError(
+            f"{path.parent}: locked by {_name(holder)}; this machine cannot tell whether it still runs: wait for it, "
+            f"or choose another folder; if it has ended, delete {path}"
+        )
+    if is_running(holder):
+        raise FileError(f"{path.parent}: in use by {_name(holder)}; wait for it, or choose another folder")
+
+
+def _name(holder: dict[str, Any]) -> str:
+    return f"process {holder.get('pid')} on {holder.get('machine')}, started {holder.get('started')}"
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    """Returns the content of a lock file; empty if it is damaged."""
+    try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        content = json.loads(os.read(descriptor, CONTENT_MAX))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _is_running(pid: int, ticks: object) -> bool:
-    """Whether a process of this machine runs: not a later one with its id, nor one that ended unnoticed."""
+def _write(path: Path, descriptor: int, is_locked: bool) -> Identity:
+    """Writes this process into its lock file, and returns the content; deletes the file if that fails."""
+    content = describe_process() | {"file_lock": is_locked}
     try:
-        os.kill(pid, 0)
-    except PermissionError:
-        pass
-    except (OSError, OverflowError):
-        return False
-    state = _process_state(pid)
-    return not state or (state[0] not in "ZX" and ticks in (None, int(state[19])))
-
-
-def _process_state(pid: int) -> list[str]:
-    """What Linux tells about a process, from its state on; see proc(5). Empty elsewhere."""
-    try:
-        # The name of the program, in parentheses, may contain spaces.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        text = json.dumps(content).encode()
+        while text:
+            text = text[os.write(descriptor, text) :]
     except OSError:
-        return []
-
-
-@contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Lets one process at a time run the block, on platforms and file systems that support it."""
-    if os.name != "posix":
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+            path.unlink()
+        raise
+    return content
+
+
+def _is_file_of(path: Path, descriptor: int) -> bool:
+    """Whether a descriptor is of the file that has a path now."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _close_inherited() -> None:
+    """Closes the parent's lock files in a forked child, which would hold the locks after the parent's end."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)

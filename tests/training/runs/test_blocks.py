@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ from tests.support.forks import Forks
 from tsplat import ArgumentError
 from tsplat.scene import Camera, FileError, View, intrinsics, look_at, read_capture
 from tsplat.scene.capture.block_plans import plan_blocks, read_plan, write_plan
+from tsplat.scene.formats.checkpoints import MANIFEST, manifest_digest
+from tsplat.support.files import write_json
 from tsplat.training import BlockError, RunConfig, evaluate_run, merge_blocks, read_newest, resume, train, train_blocks
 from tsplat.training.configuration import to_json
+from tsplat.training.runs import scene_record
 
 pytestmark = pytest.mark.xdist_group("blocks")
 
@@ -132,6 +136,83 @@ def test_missing_blocks_are_named(copy):
             merge_blocks(copy)
         assert error.value.blocks == tuple(range(k, 2))
     assert isinstance(error.value, FileError)
+
+
+def swap(copy, other):
+    (copy / "block_0").rename(copy / "x")
+    (copy / "block_1").rename(copy / "block_0")
+    (copy / "x").rename(copy / "block_1")
+
+
+def take_another_plan(copy, other):
+    write_plan(copy, other)
+
+
+def edit_manifest(copy, edit):
+    path = copy / "block_0" / "checkpoints" / "step_00000006" / MANIFEST
+    content = json.loads(path.read_text())
+    edit(content)
+    del content["sha256"]
+    path.write_text(json.dumps(content | {"sha256": manifest_digest(content)}))
+
+
+def forget_the_digest(copy, other):
+    """As of a run of an earlier version, whose plan is still there."""
+    edit_manifest(copy, lambda content: content["figures"]["scene"].pop("block"))
+    write_plan(copy, other)
+
+
+def replace_by_a_run_of_the_whole(copy, other):
+    edit_manifest(copy, lambda content: content["config"].update(block=""))
+
+
+def start_with_a_typo(copy, other):
+    """A run of another block, before its first checkpoint."""
+    shutil.rmtree(copy / "block_0" / "checkpoints")
+    write_json(copy / "block_0" / "config.json", to_json(dataclasses.replace(CONFIG, block=f"{copy}:1")))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (swap, "is of block 1, not of block 0"),
+        (take_another_plan, "is of another plan"),
+        (forget_the_digest, "is of another plan"),
+        (replace_by_a_run_of_the_whole, "is not of a block"),
+        (start_with_a_typo, "is of block 1, not of block 0"),
+    ],
+)
+def test_runs_of_other_blocks_are_refused(change, problem, copy, scene):
+    other = plan_blocks(read_capture(scene), (1, 2), scene=scene)
+    change(copy, other)
+    for command in (merge_blocks, lambda plan: train_blocks(plan, CONFIG)):
+        with pytest.raises(FileError, match=rf"block_0: the run in this folder {problem}; move it away, and train"):
+            command(copy)
+
+
+def test_plan_and_block_are_checked_before_photographs(copy, scene, tmp_path, monkeypatch):
+    monkeypatch.setattr(scene_record, "read_capture", None)
+    for block, out, message in (
+        (f"{copy}:1", copy / "block_0", f"block: expected 0, that of the folder {copy / 'block_0'}, found 1"),
+        (f"{copy}:2", tmp_path / "run", "block: expected 0 to 1, the blocks of the plan, found 2"),
+        (f"{copy}o:1", tmp_path / "run", "plan.json: cannot be read"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            train(dataclasses.replace(CONFIG, scene=str(scene), block=block), out)
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_is_not_resumed_with_another_plan(copy, scene):
+    config = json.loads((copy / "block_1" / "config.json").read_text())
+    trained = Path(config["block"].rpartition(":")[0])
+    renamed = trained.rename(trained.with_name("gone"))
+    try:
+        blocks = plan_blocks(read_capture(scene), (1, 2), scene=scene)
+        write_plan(copy, blocks)
+        with pytest.raises(FileError, match="the plan of its block, or the block, differs from that of the run"):
+            resume(copy / "block_1", steps=8, accept_changes=False)
+    finally:
+        renamed.rename(trained)
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ fewer points, so that no Gaussians inside imitate what is outside.
 """
 
 import dataclasses
+import hashlib
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -266,12 +268,21 @@ def crop_to_block(gaussians: Gaussians, plan: BlockPlan, block: int) -> Gaussian
 
 def write_plan(folder: str | os.PathLike[str], plan: BlockPlan) -> None:
     """Writes ``plan.json`` into a folder."""
+    write_json(Path(folder) / PLAN, {"format": FORMAT, "version": VERSION, **_to_json(plan)})
 
+
+def digest(plan: BlockPlan) -> str:
+    """Returns a hash of all that the blocks of a plan depend on; not of the place of the scene, which may move."""
+    values = {name: value for name, value in _to_json(plan).items() if name != "scene"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _to_json(plan: BlockPlan) -> dict[str, Any]:
     def finite(corner: Corner) -> list[float | None]:
         return [value if math.isfinite(value) else None for value in corner]
 
-    entries = [vars(block) | {"low": finite(block.low), "high": finite(block.high)} for block in plan.blocks]
-    write_json(Path(folder) / PLAN, {"format": FORMAT, "version": VERSION, **vars(plan), "blocks": entries})
+    blocks = [vars(block) | {"low": finite(block.low), "high": finite(block.high)} for block in plan.blocks]
+    return {**vars(plan), "blocks": blocks}
 
 
 def read_plan(folder: str | os.PathLike[str]) -> BlockPlan:

@@ -1,9 +1,9 @@
 """Heartbeats between ranks: a rank that stops sending them ends the run on all ranks, with a message that names it."""
 
 import contextlib
+import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 
 from ...stages.process_group import RankGroup
+from ...support.process_identity import describe_process, is_running, shares_ids
 
 INTERVAL = 2.0
 """Seconds between heartbeats."""
 
 TIMEOUT = 20.0
-"""Seconds without a heartbeat after which a rank counts as dead."""
+"""Seconds without a heartbeat after which a rank counts as dead, by a monitor that ran all this time."""
 
 EXIT_PEER = 13
 """Exit status of a rank that ends because another one died."""
@@ -38,7 +39,7 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
     # Typed as Any: PyTorch's stubs lack both.
     default_store: Any = dist.distributed_c10d._get_default_store()
     store = torch._C._distributed_c10d.PrefixStore("tsplat-heartbeat", default_store.clone())
-    store.set(f"process {ranks.rank}", f"{os.getpid()}@{socket.gethostname()}")
+    store.set(f"process {ranks.rank}", json.dumps(describe_process()))
     done = threading.Event()
     thread = threading.Thread(target=_monitor, args=(store, ranks, done), daemon=True)
     thread.start()
@@ -53,7 +54,8 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
 
 def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
     others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
-    last_change = {rank: (0, time.monotonic()) for rank in others}
+    latest, silences = dict.fromkeys(others, 0), dict.fromkeys(others, 0.0)
+    before = time.monotonic()
     while not done.wait(INTERVAL):
         try:
             store.add(f"{ranks.rank}", 1)
@@ -63,10 +65,13 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
                 _exit(ranks.rank, f"the rendezvous store no longer answers ({str(error).splitlines()[0][:120]})")
             return
         now = time.monotonic()
+        # A job that is suspended, as by Slurm, or the process that has the store: ranks wake one after another.
+        was_suspended = now - before > TIMEOUT / 2
         for rank in others:
-            if counts[rank] != last_change[rank][0]:
-                last_change[rank] = (counts[rank], now)
-        dead = [rank for rank in others if now - last_change[rank][1] > TIMEOUT]
+            is_silent = counts[rank] == latest[rank] and not was_suspended
+            silences[rank] = silences[rank] + now - before if is_silent else 0.0
+        latest, before = counts, now
+        dead = [rank for rank in others if silences[rank] > TIMEOUT]
         if dead and not done.is_set():
             for rank in dead:
                 _kill(store, rank)
@@ -78,9 +83,9 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
 def _kill(store: Any, rank: int) -> None:
     """Kills a rank on this machine by SIGKILL, since a stopped process ignores other signals."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        pid, _, machine = store.get(f"process {rank}").decode().partition("@")
-        if machine == socket.gethostname():
-            os.kill(int(pid), signal.SIGKILL)
+        process = json.loads(store.get(f"process {rank}"))
+        if shares_ids(process) and is_running(process):
+            os.kill(process["pid"], signal.SIGKILL)
 
 
 def _exit(rank: int, message: str) -> NoReturn:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...errors import ArgumentError, FileError
-from ...scene.capture.block_plans import crop_to_block, read_plan
+from ...scene.capture.block_plans import BlockPlan, crop_to_block, digest, read_plan
 from ...scene.editing.joining import merge_models
 from ...scene.formats.checkpoints import open_model
 from ...scene.formats.foreign import Warn
@@ -19,6 +20,8 @@ from ...viewing.outputs import CONFIG, METRICS
 from ..configuration import RunConfig, read_config
 from ..processes.group import join_ranks
 from .context import has_checkpoints, on_main
+from .run_checkpoints import read_newest_settings
+from .scene_record import describe_block
 from .start import Configure, changed_settings
 from .train import resume, train
 
@@ -59,13 +62,14 @@ def train_blocks(
 
     Raises:
         ArgumentError: There is no such block, or a run was started with other settings.
-        FileError: There is no plan.
+        FileError: There is no plan, or a run in its folder is of another plan or of another block.
         Interrupted, BackendError, DivergedError, MissingExtraError: See :func:`train`.
     """
     if isinstance(config, RunConfig) != (minutes is None):
         raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
     found = read_plan(plan)
     chosen = [found.check_block(k) for k in (range(len(found.blocks)) if blocks is None else blocks)]
+    _check_runs(plan, found, chosen)
     for k in chosen:
         run, block = block_run(plan, k), f"{os.path.abspath(plan)}:{k}"
 
@@ -104,10 +108,11 @@ def merge_blocks(plan: str | os.PathLike[str], *, warn: Warn = warnings.warn) ->
 
     Raises:
         BlockError: Blocks are not trained, or not to the end; names all of them.
-        FileError: There is no plan.
+        FileError: There is no plan, or a run in its folder is of another plan or of another block.
         CheckpointError: A run has no valid checkpoint.
     """
     found = read_plan(plan)
+    _check_runs(plan, found, range(len(found.blocks)))
     missing = [k for k in range(len(found.blocks)) if not _is_finished(block_run(plan, k))]
     if missing:
         names = [f"{k} ({'not finished' if _is_started(block_run(plan, k)) else 'not started'})" for k in missing]
@@ -121,6 +126,43 @@ def merge_blocks(plan: str | os.PathLike[str], *, warn: Warn = warnings.warn) ->
         # The rows that are kept are copies, so that those that are not can be freed.
         kept.append(crop_to_block(open_model(block_run(plan, k), warn=warn), found, k))
     return merge_models(kept, warn=warn)
+
+
+def _check_runs(plan: str | os.PathLike[str], found: BlockPlan, blocks: Iterable[int]) -> None:
+    """Raises FileError unless the runs in the folders of blocks are of these blocks and of this plan."""
+    for k in blocks:
+        run = block_run(plan, k)
+        if not _is_started(run):
+            continue
+        block = _block_of(run)
+        if block is None:
+            problem = "is not of a block"
+        elif block["index"] != k:
+            problem = f"is of block {block['index']}, not of block {k}"
+        elif block["plan"] not in (None, digest(found)):
+            problem = "is of another plan"
+        else:
+            continue
+        raise FileError(f"{run}: the run in this folder {problem}; move it away, and train block {k} here")
+
+
+def _block_of(run: Path) -> dict[str, Any] | None:
+    """Returns the index of the block that a run trains on, and the digest of its plan, None if it is unknown; None for
+    a run that is not of a block."""
+    recorded: dict[str, Any] = {}
+    if has_checkpoints(run):
+        _, config, figures = read_newest_settings(run)
+        recorded = figures.get("scene", {})
+    else:
+        config = read_config(run / CONFIG)
+    if not config.block:
+        return None
+    try:
+        described = describe_block(config)
+    except ArgumentError:  # the plan has moved
+        described = {"block": {"index": int(config.block.rpartition(":")[2]), "plan": None}}
+    block: dict[str, Any] = (described | recorded)["block"]
+    return block
 
 
 def _is_started(run: Path) -> bool:

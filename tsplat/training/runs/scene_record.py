@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import FileError
-from ...scene.capture.block_plans import read_plan, select_block
+from ...errors import ArgumentError, FileError
+from ...scene.capture.block_plans import BlockPlan, digest, read_plan, select_block
 from ...scene.capture.captures import read_capture
 from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture
@@ -69,6 +70,7 @@ def check_scene(scene: str) -> None:
 
 def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capture:
     """Reads the scene of a run as it was read for training."""
+    plan = read_block(config)  # before all photographs
     capture = read_capture(
         config.scene,
         downscale=config.downscale,
@@ -81,8 +83,35 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capt
         cameras=config.camera,
         max_size=config.max_size,
     )
-    plan, _, block = config.block.rpartition(":")
-    return select_block(capture, read_plan(plan), int(block), seed=config.seed) if plan else capture
+    return select_block(capture, *plan, seed=config.seed) if plan else capture
+
+
+def read_block(config: RunConfig) -> tuple[BlockPlan, int] | None:
+    """Returns the plan and the index of the block that a run trains on; None for other runs.
+
+    Raises:
+        ArgumentError: The plan has no such block.
+        FileError: There is no plan.
+    """
+    folder, _, block = config.block.rpartition(":")
+    if not folder:
+        return None
+    plan = read_plan(folder)
+    return plan, plan.check_block(int(block))
+
+
+def check_block_folder(config: RunConfig, run: Path) -> None:
+    """Raises ArgumentError if the folder of a run is that of another block of its plan."""
+    folder, _, block = config.block.rpartition(":")
+    name = re.fullmatch(r"block_([0-9]+)", run.name)
+    if folder and name and int(name[1]) != int(block) and os.path.realpath(folder) == os.path.realpath(run.parent):
+        raise ArgumentError(f"block: expected {name[1]}, that of the folder {run}, found {block}")
+
+
+def describe_block(config: RunConfig) -> Description:
+    """Returns ``block``: the index of the block that a run trains on, and the digest of its plan. Empty for others."""
+    found = read_block(config)
+    return {} if found is None else {"block": {"index": found[1], "plan": digest(found[0])}}
 
 
 def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
@@ -139,6 +168,9 @@ def difference(recorded: Description, found: Description, scene: str) -> str:
         before, after = points["number"], new_points["number"]
         how = f"{before}, now {after}" if before != after else "their hash differs"
         clauses.append(f"the points differ from those of the run ({how})")
+    block, new_block = recorded.get("block"), found.get("block")
+    if block and new_block and block != new_block:
+        clauses.append("the plan of its block, or the block, differs from that of the run")
     return f"{scene}: {'; '.join(clauses)}" if clauses else ""
 
 

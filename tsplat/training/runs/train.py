@@ -39,7 +39,16 @@ from .priors import note_fits, read_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_settings
-from .scene_record import describe_capture, difference, locate_scene, read_scene, record_scene, with_absolute_scene
+from .scene_record import (
+    check_block_folder,
+    describe_block,
+    describe_capture,
+    difference,
+    locate_scene,
+    read_scene,
+    record_scene,
+    with_absolute_scene,
+)
 from .start import Configure, check_minutes, continues, extend, initial_gaussians, plan
 
 WORLD = "world.json"
@@ -84,6 +93,7 @@ def train(
         UnsupportedError: A view of several ranks.
     """
     given = config if isinstance(config, RunConfig) else config(RunConfig.steps)
+    check_block_folder(given, Path(out))
     require_extras(given, view=view is not None)
     if continues(config, given, Path(out)):
         return resume(out, stop_after=stop_after, view=view)
@@ -181,7 +191,7 @@ def _run(
         is_known = found is None and timed is None
         with record.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
             capture = read_run_capture(config, device, stop)
-        described = on_main(ranks, lambda: describe_capture(capture))
+        described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
         change = "" if found is None else difference(found.figures.get("scene", {}), described, config.scene)
         if change:
             if not accept_changes:
@@ -268,7 +278,8 @@ def evaluate_run(
                 f"{run}: there are no held-out views to evaluate; it was trained with test_every=0, or they show "
                 "other blocks"
             )
-        change = difference(record, on_main(ranks, lambda: describe_capture(capture)), config.scene)
+        described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
+        change = difference(record, described, config.scene)
         if change:
             print(f"warning: {change}")
         reserve_threads(device, config.backend)

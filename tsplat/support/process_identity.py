@@ -1,0 +1,74 @@
+"""Which process something belongs to, and whether that one still runs.
+
+Containers may share a host name, and each numbers its processes from 1, so neither tells processes apart.
+"""
+
+import datetime
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+Identity = dict[str, Any]
+"""JSON values of :func:`describe_process`."""
+
+
+def describe_process() -> Identity:
+    """Returns the id and the start of this process, its machine, and on Linux the kernel and the numbering of ids."""
+    state = _process_state(os.getpid())
+    return {
+        "pid": os.getpid(),
+        "machine": socket.gethostname(),
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "ticks": int(state[19]) if state else None,
+        "kernel": kernel(),
+        "ids": _ids(),
+    }
+
+
+def kernel() -> str | None:
+    """Returns what tells this kernel, since it was started, from all others; None if the platform does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def shares_ids(process: Identity) -> bool:
+    """Whether ids of processes mean the same to this process and to another one."""
+    if "ids" not in process:  # of an earlier version
+        return bool(process.get("machine") == socket.gethostname())
+    return (process["machine"], process.get("kernel"), process["ids"]) == (socket.gethostname(), kernel(), _ids())
+
+
+def is_running(process: Identity) -> bool:
+    """Whether a process that shares its ids with this one runs: not a later one with its id, nor one that ended
+    unnoticed."""
+    pid = process["pid"]
+    if os.name != "posix":
+        return True  # there, os.kill() would interrupt it
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass
+    except (OSError, OverflowError):
+        return False
+    state = _process_state(pid)
+    return not state or (state[0] not in "ZX" and process.get("ticks") in (None, int(state[19])))
+
+
+def _ids() -> str | None:
+    """Returns the name of the numbering of processes, of which each container has its own; None but on Linux."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
+def _process_state(pid: int) -> list[str]:
+    """Returns what Linux tells about a process, from its state on; see proc(5). Empty elsewhere."""
+    try:
+        # The name of the program, in parentheses, may contain spaces.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
