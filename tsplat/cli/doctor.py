@@ -84,14 +84,14 @@ def _advice(missing: list[str], has_gpu: bool) -> list[str]:
 def _find_problem(device: torch.device) -> str | None:
     """Renders one Gaussian on a device; returns what goes wrong, or None if it shows."""
     try:
-        K = torch.tensor([[16.0, 0.0, 8.0], [0.0, 16.0, 8.0], [0.0, 0.0, 1.0]], device=device)
-        camera = Camera(torch.eye(4, device=device), K, width=16, height=16)
+        K = torch.tensor([[16.0, 0.0, 8.0], [0.0, 16.0, 8.0], [0.0, 0.0, 1.0]], device=device, dtype=torch.float32)
+        camera = Camera(torch.eye(4, device=device, dtype=torch.float32), K, width=16, height=16)
         colors, _, _ = rasterization(
-            means=torch.tensor([[0.0, 0.0, 1.0]], device=device),
-            quats=torch.tensor([[1.0, 0.0, 0.0, 0.0]], device=device),
-            scales=torch.full((1, 3), 0.1, device=device),
-            opacities=torch.ones(1, device=device),
-            colors=torch.ones(1, 3, device=device),
+            means=torch.tensor([[0.0, 0.0, 1.0]], device=device, dtype=torch.float32),
+            quats=torch.tensor([[1.0, 0.0, 0.0, 0.0]], device=device, dtype=torch.float32),
+            scales=torch.full((1, 3), 0.1, device=device, dtype=torch.float32),
+            opacities=torch.ones(1, device=device, dtype=torch.float32),
+            colors=torch.ones(1, 3, device=device, dtype=torch.float32),
             **rasterization_arguments([camera]),
         )
         is_visible = float(colors[0, 8, 8, 0]) > 0.5

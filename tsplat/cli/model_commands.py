@@ -247,7 +247,9 @@ def _matrix(option: str, values: Any) -> Tensor:
         case "--up":
             return upright(values)
     numbers = _read_numbers(values)
-    return torch.cat([torch.tensor(numbers, dtype=torch.float64).view(-1, 4), similarity()[len(numbers) // 4 :]])
+    return torch.cat(
+        [torch.tensor(numbers, dtype=torch.float64, device="cpu").view(-1, 4), similarity()[len(numbers) // 4 :]]
+    )
 
 
 def _read_numbers(path: Any) -> list[float]:

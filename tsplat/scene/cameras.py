@@ -189,7 +189,7 @@ def intrinsics(width: int, height: int, fov: float) -> Tensor:
     if not 0 < fov < 180:
         raise ArgumentError(f"fov: expected degrees between 0 and 180, found {fov}")
     focal = 0.5 * height / math.tan(math.radians(fov) / 2)
-    return torch.tensor([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
+    return torch.tensor([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
 
 
 def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] = UP) -> Tensor:
@@ -212,7 +212,10 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
         viewmat = look_at(eye=(0, -1, -3), target=(0, 0, 0))  # y points down in the world
         K = intrinsics(width=160, height=120, fov=50)
     """
-    points = {name: torch.tensor(p, dtype=torch.float64) for name, p in (("eye", eye), ("target", target), ("up", up))}
+    points = {
+        name: torch.tensor(p, dtype=torch.float64, device="cpu")
+        for name, p in (("eye", eye), ("target", target), ("up", up))
+    }
     for name, point in points.items():
         if point.shape != (3,) or not point.isfinite().all():
             raise ArgumentError(f"{name}: expected three finite numbers, found {list(point.tolist())}")
@@ -229,7 +232,7 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
 
 def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
     """Returns the world-to-camera matrix [4, 4] of a camera-to-world `rotation` [3, 3] and a `position` [3]."""
-    viewmat = torch.eye(4, dtype=rotation.dtype)
+    viewmat = torch.eye(4, dtype=rotation.dtype, device="cpu")
     viewmat[:3, :3] = rotation.T
     viewmat[:3, 3] = -rotation.T @ position
     return viewmat
@@ -287,14 +290,16 @@ def orbit(
     Raises:
         ArgumentError: See :func:`look_at`.
     """
-    axis = torch.tensor(up, dtype=torch.float64)
+    axis = torch.tensor(up, dtype=torch.float64, device="cpu")
     axis = axis / axis.norm()
     # Azimuth zero is -z, or -x if up is close to the z axis.
-    front = torch.tensor([0.0, 0.0, -1.0] if abs(float(axis[2])) < 0.9 else [-1.0, 0.0, 0.0], dtype=torch.float64)
+    front = torch.tensor(
+        [0.0, 0.0, -1.0] if abs(float(axis[2])) < 0.9 else [-1.0, 0.0, 0.0], dtype=torch.float64, device="cpu"
+    )
     front = front - (front @ axis) * axis
     front = front / front.norm()
     side = axis.cross(front, -1)
-    center = torch.tensor(target, dtype=torch.float64)
+    center = torch.tensor(target, dtype=torch.float64, device="cpu")
     matrices = []
     for azimuth, elevation in zip(azimuths, elevations, strict=True):
         a, e = math.radians(azimuth), math.radians(elevation)

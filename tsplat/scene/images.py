@@ -111,7 +111,9 @@ def read_image(
     with _opened(path, verified=True) as file:
         image = _load(file, path)
         composited = image.has_transparency_data and (keep_alpha or background is not None)
-        backdrop = None if keep_alpha or background is None else torch.tensor(background)
+        backdrop = (
+            None if keep_alpha or background is None else torch.tensor(background, dtype=torch.float32, device="cpu")
+        )
 
         def rows(first: int, last: int) -> Tensor:
             strip = image.crop((0, first, image.width, last))
@@ -237,7 +239,7 @@ def _assemble(rows: Rows, width: int, height: int, channels: int, size: tuple[in
     """Returns an image that is given in strips, [H, W, channels] uint8, downscaled to `size`."""
     if size is not None and size != (width, height):
         return _downscale_rows(rows, (width, height), channels, size)
-    result = torch.empty(height, width, channels, dtype=torch.uint8)
+    result = torch.empty(height, width, channels, dtype=torch.uint8, device="cpu")
     step = max(1, STRIP_PIXELS // width)
     for first in range(0, height, step):
         last = min(first + step, height)
@@ -319,7 +321,7 @@ def downscale(image: Tensor, width: int, height: int) -> Tensor:
 def _downscale_rows(rows: Rows, old: tuple[int, int], channels: int, new: tuple[int, int]) -> Tensor:
     """Downscales an image of `old` width and height that is given in strips of rows."""
     vertical, horizontal = _coverage(old[1], new[1]), _coverage(old[0], new[0])
-    result = torch.empty(new[1], new[0], channels, dtype=torch.uint8)
+    result = torch.empty(new[1], new[0], channels, dtype=torch.uint8, device="cpu")
     step = max(1, STRIP_PIXELS * new[1] // (old[0] * old[1]))
     for start in range(0, new[1], step):
         indices, weights = (part[start : start + step] for part in vertical)
@@ -333,7 +335,7 @@ def _downscale_rows(rows: Rows, old: tuple[int, int], channels: int, new: tuple[
 
 def _average(values: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     """Returns weighted sums of the rows of `values` [old, ...]: fp32 [new, ...], given indices and weights [new, K]."""
-    total = torch.zeros(len(indices), *values.shape[1:])
+    total = torch.zeros(len(indices), *values.shape[1:], dtype=torch.float32, device="cpu")
     for k in range(indices.shape[1]):
         total += values[indices[:, k]] * weights[:, k].view(-1, *[1] * (values.dim() - 1))
     return total
@@ -341,8 +343,8 @@ def _average(values: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
 
 def _coverage(old: int, new: int) -> tuple[Tensor, Tensor]:
     """Indices and weights [new, K] of the old pixels that each new pixel covers, along one axis."""
-    edges = torch.arange(new + 1, dtype=torch.float64) * old / new
+    edges = torch.arange(new + 1, dtype=torch.float64, device="cpu") * old / new
     first = edges[:-1].floor().long()
-    indices = first[:, None] + torch.arange(int((edges[1:].ceil().long() - first).max()))
+    indices = first[:, None] + torch.arange(int((edges[1:].ceil().long() - first).max()), device="cpu")
     overlap = torch.minimum(edges[1:, None], indices + 1.0) - torch.maximum(edges[:-1, None], indices.double())
     return indices.clamp_max(old - 1), (overlap.clamp_min(0) * new / old).float()

@@ -32,7 +32,7 @@ def morton_codes(points: Tensor, bounds: Tensor | None = None) -> Tensor:
     finite = points.isfinite().all(-1)
     known = points[finite].double() if bounds is None else bounds.double()
     if not len(known):
-        return torch.full((len(points),), torch.iinfo(torch.int64).max, device=points.device)
+        return torch.full((len(points),), torch.iinfo(torch.int64).max, device=points.device, dtype=torch.int64)
     low = known.amin(0)
     size = (known.amax(0) - low).amax().clamp_min(torch.finfo(torch.float64).tiny)
     places = ((points.double() - low) / size * (2**BITS - 1)).nan_to_num(0).clamp(0, 2**BITS - 1).to(torch.int64)

@@ -34,9 +34,9 @@ def similarity(
     rotation: Tensor | None = None, translation: Sequence[float] = (0.0, 0.0, 0.0), scale: float = 1.0
 ) -> Tensor:
     """Returns the matrix [4, 4] fp64 that rotates by [3, 3], scales, and then translates."""
-    matrix = torch.eye(4, dtype=torch.float64)
+    matrix = torch.eye(4, dtype=torch.float64, device="cpu")
     matrix[:3, :3] = scale * (matrix[:3, :3] if rotation is None else rotation)
-    matrix[:3, 3] = torch.tensor(translation, dtype=torch.float64)
+    matrix[:3, 3] = torch.tensor(translation, dtype=torch.float64, device="cpu")
     return matrix
 
 
@@ -56,7 +56,7 @@ def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
     Args:
         quat: [4] rotation wxyz, of any nonzero norm.
     """
-    unit = torch.nn.functional.normalize(torch.tensor(quat, dtype=torch.float64), dim=0)
+    unit = torch.nn.functional.normalize(torch.tensor(quat, dtype=torch.float64, device="cpu"), dim=0)
     return transform_gaussians(gaussians, similarity(rotation_matrix(unit.tolist())))
 
 
@@ -88,7 +88,7 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     )
     if gaussians.surfels:
         moved = moved.as_surfels()  # the third scale stays the constant that marks them
-    if torch.equal(rotation, torch.eye(3, dtype=torch.float64)):
+    if torch.equal(rotation, torch.eye(3, dtype=torch.float64, device="cpu")):
         return moved
     # A mirrored ellipsoid is a rotated one, as its center is a point of symmetry.
     unit = quaternions(rotation * torch.linalg.det(rotation).sign())
@@ -125,6 +125,7 @@ def sh_signs(degree: int, signs: tuple[int, int, int]) -> Tensor:
             for order in range(-band, band + 1)
         ],
         dtype=torch.float32,
+        device="cpu",
     )
 
 
@@ -184,7 +185,7 @@ def rotation_matrix(quat: Sequence[float]) -> Tensor:
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
     ]
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
 
 def _left_product(unit: Tensor) -> Tensor:
@@ -202,9 +203,9 @@ def _sh_blocks(degree: int, matrix: Tensor) -> list[Tensor]:
     if degree == 0:
         return []
     generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(N_DIRECTIONS, 3, generator=generator, dtype=torch.float64)
+    directions = torch.randn(N_DIRECTIONS, 3, generator=generator, dtype=torch.float64, device="cpu")
     n_bases = (degree + 1) ** 2
-    each = torch.eye(n_bases, dtype=torch.float64).expand(N_DIRECTIONS, n_bases, n_bases)
+    each = torch.eye(n_bases, dtype=torch.float64, device="cpu").expand(N_DIRECTIONS, n_bases, n_bases)
     # Coefficients of one function in each channel: the values of all functions. [N_DIRECTIONS, n_bases]
     after, before = (spherical_harmonics(degree, d, each, backend="torch") for d in (directions, directions @ matrix))
     bands = [slice(band * band, (band + 1) ** 2) for band in range(1, degree + 1)]

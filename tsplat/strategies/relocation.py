@@ -12,7 +12,9 @@ from .gaussian_parameters import check_floats
 
 def binomial_table(n_max: int = 51) -> Tensor:
     """Returns the binomial coefficients C(n, k) in row n and column k; 0 where k > n. [n_max, n_max] fp64"""
-    return torch.tensor([[math.comb(n, k) for k in range(n_max)] for n in range(n_max)], dtype=torch.float64)
+    return torch.tensor(
+        [[math.comb(n, k) for k in range(n_max)] for n in range(n_max)], dtype=torch.float64, device="cpu"
+    )
 
 
 def check_binoms(binoms: Tensor) -> None:

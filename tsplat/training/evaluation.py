@@ -178,7 +178,7 @@ def evaluate(
     if on_view is not None:
         on_view(len(views), len(views))
     metrics = ranks.all_gather_object([(score.psnr, score.ssim, score.seconds, score.lpips) for score in scores])
-    no_image = torch.empty(0)
+    no_image = torch.empty(0, dtype=torch.float32, device="cpu")
     n = ranks.world_size
     return Evaluation(
         scores[i // n] if i % n == ranks.rank else Score(view, no_image, *metrics[i % n][i // n])
@@ -208,7 +208,7 @@ def fit_poses(
     for i, is_own in _calls(views, ranks, sharded):
         view = views[i]
         motions = identity_motions(1, view.camera.viewmat, rolls=view.camera.viewmat_end is not None).view(-1, 6)
-        unit = torch.tensor([1.0, 1, 1, extent, extent, extent]).to(motions)
+        unit = torch.tensor([1.0, 1, 1, extent, extent, extent], dtype=torch.float32, device="cpu").to(motions)
         motions.requires_grad_()
         optimizer = torch.optim.Adam([motions], lr=POSE_RATE * config.pose_rate)
         for _ in range(POSE_STEPS):

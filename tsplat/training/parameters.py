@@ -144,7 +144,7 @@ class Parameters:
         """Shifts exposures so that their mean is the identity: held-out views are rendered without one."""
         if "exposures" in self.params:
             exposures = self.params["exposures"]
-            exposures -= exposures.mean(0) - torch.eye(3, 4).to(exposures)
+            exposures -= exposures.mean(0) - torch.eye(3, 4, dtype=torch.float32, device="cpu").to(exposures)
 
     def set_rates(self, step: int) -> float:
         """Sets all learning rates for a step and returns that of the means, in world units."""

@@ -250,7 +250,10 @@ class ViewGradients:
         view, parameters = self._views[index], [*self._parameters.params.values()]
         like = self._parameters.params["means"].detach()
         inputs = ViewInputs(
-            torch.tensor([index], device=self._device), view.camera, view.pixels, like.new_tensor(background)
+            torch.tensor([index], device=self._device, dtype=torch.int64),
+            view.camera,
+            view.pixels,
+            like.new_tensor(background),
         )
         found = graphs.results(self._kind(step, index), inputs, parameters)
         if found is None:

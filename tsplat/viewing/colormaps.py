@@ -42,7 +42,7 @@ def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None) -> Tenso
     """Colors depths [H, W] by their inverse, bright is near; returns [H, W, 3] in [0, 1]."""
     inverse, seen = _inverse(depths, alphas)
     values = DEPTH_FLOOR + (1 - DEPTH_FLOOR) * _between(inverse, limits)
-    return apply_colormap(torch.where(seen, values, 0.0)).to(depths.device) / 255
+    return apply_colormap(torch.where(seen, values, 0.0)).to(depths.device).float() / 255
 
 
 def color_depths_over_checks(
@@ -51,7 +51,7 @@ def color_depths_over_checks(
     """Colors depths over a checkerboard, which what is transparent shows; `inverted` if the end is far."""
     inverse, _ = _inverse(depths, alphas, ALPHA_MIN)
     values = _between(inverse, limits)
-    colors = apply_colormap(1 - values if inverted else values, name).to(depths.device) / 255
+    colors = apply_colormap(1 - values if inverted else values, name).to(depths.device).float() / 255
     rows, columns = (torch.arange(n, device=depths.device) // CHECK_SIZE % 2 for n in depths.shape)
     dark, bright = depths.new_tensor(CHECKS).unbind()
     checks = torch.where(rows[:, None] == columns, dark, bright)
@@ -71,7 +71,7 @@ def _inverse(depths: Tensor, alphas: Tensor, alpha_min: float = 0.5) -> tuple[Te
 
 def color_bar(name: str, labels: Sequence[str], *, ends: tuple[float, float] = (0.0, 1.0)) -> Html:
     """Returns a colormap of Matplotlib between two positions, as HTML, with labels at equal distances below it."""
-    colors = apply_colormap(torch.linspace(*ends, 17)[None], name)[0].tolist()
+    colors = apply_colormap(torch.linspace(*ends, 17, dtype=torch.float32, device="cpu")[None], name)[0].tolist()
     stops = ", ".join(f"rgb({r}, {g}, {b})" for r, g, b in colors)
     texts = Html("").join(Html(f"<span>{escape(label)}</span>") for label in labels)
     return Html(

@@ -57,7 +57,9 @@ def place_cameras(
         target = center.tolist() if target is None else target
         if eye is None:
             # The same direction and distance, whatever the target.
-            eye = (torch.tensor(target) - center - framed[:3, :3].T @ framed[:3, 3]).tolist()
+            eye = (
+                torch.tensor(target, dtype=torch.float32, device="cpu") - center - framed[:3, :3].T @ framed[:3, 3]
+            ).tolist()
     if trajectory is None:
         poses = look_at(eye, target, up)[None]
     elif trajectory == "orbit":
@@ -89,7 +91,7 @@ def look_at_all(
     means, weights = visible_mass(gaussians)
     up = _guess_up(means, weights) if up is None else up
     upright = look_at((0.0, 0.0, 0.0), (0.0, 0.0, 1.0) if up[0] or up[1] else (1.0, 0.0, 0.0), up).double()[:3, :3]
-    direction = torch.tensor(VIEW_DIRECTION, dtype=torch.float64) @ upright
+    direction = torch.tensor(VIEW_DIRECTION, dtype=torch.float64, device="cpu") @ upright
     direction = direction / direction.norm()
     rotation = look_at(direction.tolist(), (0.0, 0.0, 0.0), up).double()[:3, :3]
     K = intrinsics(width, height, fov).double()
@@ -101,7 +103,10 @@ def look_at_all(
     local = (means - center) @ rotation.T
     size = float(local.abs().amax())
     distance = 10 * max(size, 1e-6)
-    shift, edges = torch.zeros(3, dtype=torch.float64), torch.tensor([TRIMMED, 1 - TRIMMED], dtype=torch.float64)
+    shift, edges = (
+        torch.zeros(3, dtype=torch.float64, device="cpu"),
+        torch.tensor([TRIMMED, 1 - TRIMMED], dtype=torch.float64, device="cpu"),
+    )
     # A fixed-point iteration, as the extent on the image depends on the distance.
     for _ in range(8):
         x, y, z = (local - shift).unbind(-1)
@@ -130,7 +135,9 @@ def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400, fov: floa
         # A Fibonacci sphere, whose points are evenly spaced; none is at a pole.
         height, azimuth = 1 - (2 * i + 1) / n, i * math.pi * (3 - math.sqrt(5))
         side = math.sqrt(1 - height**2)
-        offset = torch.tensor([side * math.cos(azimuth), height, side * math.sin(azimuth)])
+        offset = torch.tensor(
+            [side * math.cos(azimuth), height, side * math.sin(azimuth)], dtype=torch.float32, device="cpu"
+        )
         eye = center + NEARER[i % len(NEARER)] * radius * offset
         cameras.append(Camera(look_at(eye.tolist(), center.tolist()), K, size, size))
     return cameras

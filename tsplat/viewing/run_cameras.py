@@ -94,7 +94,11 @@ def complete_framing(
             position, center = frame_by_cameras(gaussians, training, up)
             target = center.tolist() if target is None else target
             # The same direction and distance, whatever the target.
-            eye = (position - center + torch.tensor(target)).tolist() if eye is None else eye
+            eye = (
+                (position - center + torch.tensor(target, dtype=torch.float32, device="cpu")).tolist()
+                if eye is None
+                else eye
+            )
     return dict(fov=FOV if fov is None else fov, eye=eye, target=target, up=up)
 
 
@@ -112,7 +116,7 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
         center = _visible_point(gaussians, positions, axes)
     offsets = positions - center
     distances = offsets.norm(dim=-1).clamp_min(1e-9)
-    direction = torch.tensor(up, dtype=torch.float64)
+    direction = torch.tensor(up, dtype=torch.float64, device="cpu")
     elevations = offsets @ (direction / direction.norm()) / distances
     deviation = (elevations - elevations.median()).abs() + (distances / distances.median()).log().abs()
     best = int(deviation.argmin())
@@ -121,7 +125,7 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
 
 def _common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
     """The point closest to all optical axes; None if they are almost parallel, or diverge from it."""
-    across = torch.eye(3, dtype=torch.float64) - axes[:, :, None] * axes[:, None, :]
+    across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
     mean = across.mean(0)
     if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
         return None

@@ -193,7 +193,7 @@ def _describe(start: StartView, gaussians: Gaussians, background: Color, name: s
     Holds no text from outside, which would have to be escaped inside a script element."""
     w, *xyz = quat = rotation_to_y(start.up)
     points = torch.tensor(
-        [[float(value) for value in point] for point in (start.eye, start.target)], dtype=torch.float64
+        [[float(value) for value in point] for point in (start.eye, start.target)], dtype=torch.float64, device="cpu"
     )
     position, target = (points @ rotation_matrix(quat).T).tolist()
     disabled = ("sharpness", "bloom", "grading", "vignette", "fringing")

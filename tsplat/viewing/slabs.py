@@ -100,8 +100,8 @@ def _composite(
     backend: Backend,
 ) -> Tensor:
     """Renders the rows of ids in the order of their depth, slab by slab. [H, W, 3] in [0, 1]"""
-    image = torch.zeros(camera.height, camera.width, 3, device=device)
-    transmittance = torch.ones(camera.height, camera.width, 1, device=device)
+    image = torch.zeros(camera.height, camera.width, 3, device=device, dtype=torch.float32)
+    transmittance = torch.ones(camera.height, camera.width, 1, device=device, dtype=torch.float32)
     with rows.ordered(order, folder) as ordered:
         for start in range(0, len(ordered), SLAB):
             slab = ordered.read(start, min(start + SLAB, len(ordered)))
@@ -110,4 +110,4 @@ def _composite(
             transmittance *= 1 - alphas[0]
             if float(transmittance.max()) < OPAQUE:
                 break
-    return (image + transmittance * torch.tensor(background, device=device)).clamp(0, 1)
+    return (image + transmittance * torch.tensor(background, device=device, dtype=torch.float32)).clamp(0, 1)

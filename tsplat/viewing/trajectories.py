@@ -42,9 +42,9 @@ def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[flo
         ArgumentError: As :func:`tsplat.scene.look_at`, or `frames` is not positive.
     """
     check_size("frames", frames)
-    axis, middle = (torch.tensor(v, dtype=torch.float64) for v in (up, target))
+    axis, middle = (torch.tensor(v, dtype=torch.float64, device="cpu") for v in (up, target))
     axis = axis / axis.norm().clamp_min(1e-12)
-    offset = torch.tensor(eye, dtype=torch.float64) - middle
+    offset = torch.tensor(eye, dtype=torch.float64, device="cpu") - middle
     along = (offset @ axis) * axis
     across = offset - along
     side = axis.cross(across, -1)
@@ -75,9 +75,12 @@ def spiral_at(
     """
     check_size("frames", frames)
     viewmat = look_at(eye, target, up).double()
-    start = torch.tensor(eye, dtype=torch.float64)
-    distance = float((start - torch.tensor(target, dtype=torch.float64)).norm())
-    radii, middle = distance * torch.tensor([SWING, SWING, DIVE]).double(), torch.zeros(3, dtype=torch.float64)
+    start = torch.tensor(eye, dtype=torch.float64, device="cpu")
+    distance = float((start - torch.tensor(target, dtype=torch.float64, device="cpu")).norm())
+    radii, middle = (
+        distance * torch.tensor([SWING, SWING, DIVE], dtype=torch.float32, device="cpu").double(),
+        torch.zeros(3, dtype=torch.float64, device="cpu"),
+    )
     if inside:
         offsets = (torch.stack([camera.position for camera in inside]) - start) @ viewmat[:3, :3].T
         low, high = offsets.amin(0), offsets.amax(0)
@@ -86,7 +89,7 @@ def spiral_at(
     matrices = []
     for i in range(frames):
         a = 2 * math.pi * i / frames
-        swing = torch.tensor([math.cos(TURNS * a), math.sin(TURNS * a), math.sin(a)], dtype=torch.float64)
+        swing = torch.tensor([math.cos(TURNS * a), math.sin(TURNS * a), math.sin(a)], dtype=torch.float64, device="cpu")
         offset = (middle + radii * swing) @ viewmat[:3, :3]
         matrices.append(look_at((start + offset).tolist(), target, up))
     return torch.stack(matrices)
@@ -118,8 +121,8 @@ def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
     if len(cameras) > 2 and (positions[-1] - positions[0]).norm() > GAP * steps.median():
         positions, axes = (torch.cat([values, values.flip(0)[1:-1]]) for values in (positions, axes))
     n = len(positions)
-    times = torch.arange(frames, dtype=torch.float64)[:, None] * n / frames
-    apart = (times - torch.arange(n) + n / 2).remainder(n) - n / 2
+    times = torch.arange(frames, dtype=torch.float64, device="cpu")[:, None] * n / frames
+    apart = (times - torch.arange(n, device="cpu") + n / 2).remainder(n) - n / 2
     weights = torch.softmax(-0.5 * (apart / max(1.0, SMOOTHING * n)) ** 2, -1)
     eyes, forward, up = (weights @ values for values in (positions, axes[:, 2], -axes[:, 1]))
     forward = torch.nn.functional.normalize(forward, dim=-1)
@@ -158,15 +161,19 @@ def _camera(camera: dict[str, Any]) -> Camera:
     width, height = camera["width"], camera["height"]
     check_size("width", width)
     check_size("height", height)
-    rotation = torch.tensor(camera["rotation"], dtype=torch.float64).reshape(3, 3)
-    position = torch.tensor(camera["position"], dtype=torch.float64).reshape(3)
+    rotation = torch.tensor(camera["rotation"], dtype=torch.float64, device="cpu").reshape(3, 3)
+    position = torch.tensor(camera["position"], dtype=torch.float64, device="cpu").reshape(3)
     fx, fy = float(camera["fx"]), float(camera["fy"])
     cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
     model = camera.get("camera_model", "pinhole")
     check_choice("camera_model", model, ("pinhole", "fisheye"))
     viewmat = viewmat_from_pose(rotation, position).float()
-    K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
-    distortion = torch.tensor(camera["distortion"]).float().reshape(4) if "distortion" in camera else None
+    K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
+    distortion = (
+        torch.tensor(camera["distortion"], dtype=torch.float32, device="cpu").float().reshape(4)
+        if "distortion" in camera
+        else None
+    )
     numbers = [K.flatten(), viewmat.flatten(), *([] if distortion is None else [distortion])]
     if not (torch.cat(numbers).isfinite().all() and K.diag().min() > 0):
         raise ValueError("expected positive focal lengths and finite numbers, in fp32")
@@ -249,7 +256,7 @@ def interpolate(
 
 
 def _size(camera: Camera) -> Tensor:
-    return torch.tensor([[camera.width], [camera.height], [1]])
+    return torch.tensor([[camera.width], [camera.height], [1]], dtype=torch.float32, device="cpu")
 
 
 def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:

@@ -82,7 +82,9 @@ class BlockPlan:
 
     def contains(self, block: int, points: Tensor, *, expanded: bool = False) -> Tensor:
         """Whether a block contains points [P, 3], world frame, with its margin if `expanded`. [P] bool"""
-        low, high = (torch.tensor(corner, dtype=torch.float64) for corner in self.box(block, expanded=expanded))
+        low, high = (
+            torch.tensor(corner, dtype=torch.float64, device="cpu") for corner in self.box(block, expanded=expanded)
+        )
         places = self.ground(points)
         return ((places >= low.to(places)) & (places < high.to(places))).all(-1)
 
@@ -213,7 +215,9 @@ def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
     depths = depths[visible]
     x, y = ((p[visible] * factor).long() for p, factor in zip(pixels, (CELLS / camera.width, rows / camera.height)))
     cells = y.clamp_max(rows - 1) * CELLS + x.clamp_max(CELLS - 1)
-    nearest = torch.full((CELLS * rows,), math.inf, dtype=depths.dtype).scatter_reduce(0, cells, depths, "amin")
+    nearest = torch.full((CELLS * rows,), math.inf, dtype=depths.dtype, device="cpu").scatter_reduce(
+        0, cells, depths, "amin"
+    )
     shown = visible[depths == nearest[cells]]
     return members[:, shown].double().mean(1) if len(shown) else members.new_zeros(len(members), dtype=torch.float64)
 
@@ -248,7 +252,7 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
     for view in train:
         seen |= project_points(view.camera, capture.points)[-1]
     around = (seen & ~inside).nonzero().squeeze(1)
-    order = torch.randperm(len(around), generator=torch.Generator().manual_seed(seed)).to(around.device)
+    order = torch.randperm(len(around), generator=torch.Generator().manual_seed(seed), device="cpu").to(around.device)
     n_inside = int(inside.sum())
     chosen = torch.cat([inside.nonzero().squeeze(1), around[order[:n_inside]]]).sort().values
     note = (

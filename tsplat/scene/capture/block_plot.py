@@ -28,7 +28,7 @@ def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -
     x, y = plan.ground(capture.points[chosen]).T.cpu()
     centers = torch.stack([camera.position.cpu() for camera in cameras])
     directions = plan.ground(torch.stack([camera.viewmat[2, :3].double().cpu() for camera in cameras]))
-    low, high = (torch.tensor(corner, dtype=torch.float64) for corner in plan.extent)
+    low, high = (torch.tensor(corner, dtype=torch.float64, device="cpu") for corner in plan.extent)
     places, size = plan.ground(centers), float((high - low).max())
     low, high = torch.minimum(low, places.amin(0)), torch.maximum(high, places.amax(0))
 

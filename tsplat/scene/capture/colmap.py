@@ -157,7 +157,11 @@ def read_colmap(
         )
     views = read_views(photographs, background, on_progress, cameras)
     train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
-    points, colors, is_random = torch.from_numpy(model.points).float(), torch.from_numpy(model.colors) / 255, False
+    points, colors, is_random = (
+        torch.from_numpy(model.points).float(),
+        torch.from_numpy(model.colors).float() / 255,
+        False,
+    )
     if len(points) < 2:
         ply = next((path for f in (model_folder, folder) if (path := f / "points3D.ply").is_file()), None)
         found = f"the {ply.name} of {ply.parent}" if ply else f"{n_random} random points"

@@ -38,7 +38,7 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
         raise ArgumentError(f"capture: expected cameras at different positions, found all {len(views)} at one position")
     scale = 1 / farthest
     # The second row of a world-to-camera rotation is the camera's down direction in the world frame.
-    rotation = _rotation_between(-rotations[:, 1].mean(0), torch.tensor(UP, dtype=torch.float64))
+    rotation = _rotation_between(-rotations[:, 1].mean(0), torch.tensor(UP, dtype=torch.float64, device="cpu"))
     transform = similarity(rotation, (-scale * rotation @ center).tolist(), scale)
 
     def moved(pose: Tensor) -> Tensor:
@@ -66,12 +66,14 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
 def _rotation_between(start: Tensor, end: Tensor) -> Tensor:
     """Returns the smallest rotation [3, 3] from one direction [3] to another (Rodrigues' formula)."""
     if start.norm() < UP_NORM_MIN:
-        return torch.eye(3, dtype=torch.float64)
+        return torch.eye(3, dtype=torch.float64, device="cpu")
     a, b = normalize(start, dim=0), normalize(end, dim=0)
     if float(a @ b) < -1 + 1e-12:
         # Opposite directions: a rotation by 180 degrees about any perpendicular axis.
-        axis = normalize(torch.linalg.cross(a, torch.eye(3, dtype=torch.float64)[a.abs().argmin()]), dim=0)
-        return 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64)
+        axis = normalize(
+            torch.linalg.cross(a, torch.eye(3, dtype=torch.float64, device="cpu")[a.abs().argmin()]), dim=0
+        )
+        return 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64, device="cpu")
     x, y, z = torch.linalg.cross(a, b).tolist()
-    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
-    return torch.eye(3, dtype=torch.float64) + skew + skew @ skew / (1 + a @ b)
+    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64, device="cpu")
+    return torch.eye(3, dtype=torch.float64, device="cpu") + skew + skew @ skew / (1 + a @ b)

@@ -156,9 +156,13 @@ def procedural_capture(
     ]
     generator = torch.Generator().manual_seed(seed)
     all_points, all_colors = torch.cat(hits).cpu(), torch.cat(colors).cpu()
-    chosen = torch.randperm(len(all_points), generator=generator)[:n_points]
-    points = all_points[chosen] + position_noise * torch.randn(len(chosen), 3, generator=generator)
-    shades = all_colors[chosen] + color_noise * torch.randn(len(chosen), 3, generator=generator)
+    chosen = torch.randperm(len(all_points), generator=generator, device="cpu")[:n_points]
+    points = all_points[chosen] + position_noise * torch.randn(
+        len(chosen), 3, generator=generator, dtype=torch.float32, device="cpu"
+    )
+    shades = all_colors[chosen] + color_noise * torch.randn(
+        len(chosen), 3, generator=generator, dtype=torch.float32, device="cpu"
+    )
     return Capture(
         train=tuple(views[:n_train]),
         test=tuple(views[n_train:]),
@@ -176,7 +180,8 @@ def trace(poses: Tensor, K: Tensor, width: int, height: int, supersampling: int 
     R].
     """
     xs, ys = (
-        (torch.arange(size * supersampling, device=poses.device) + 0.5) / supersampling for size in (width, height)
+        (torch.arange(size * supersampling, device=poses.device, dtype=torch.float32) + 0.5) / supersampling
+        for size in (width, height)
     )
     y, x = torch.meshgrid(ys, xs, indexing="ij")
     directions = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)]).view(3, -1)
@@ -330,7 +335,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def _mix(choice: Tensor, *colors: tuple[float, float, float]) -> Tensor:
     """Selects colors by index, modulo their number. [R] -> [3, R]"""
-    return torch.tensor(colors, device=choice.device).T[:, choice.long() % len(colors)]
+    return torch.tensor(colors, device=choice.device, dtype=torch.float32).T[:, choice.long() % len(colors)]
 
 
 def _table(points: Tensor) -> Tensor:

@@ -149,9 +149,9 @@ def _finetune(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2 - 2 * step / steps))
     order: list[int] = []
     for step in range(steps):
-        order = order or torch.randperm(len(cameras), generator=generator).tolist()
+        order = order or torch.randperm(len(cameras), generator=generator, device="cpu").tolist()
         i = order.pop()
-        background = torch.rand(3, generator=generator).to(gaussians.means)
+        background = torch.rand(3, generator=generator, dtype=torch.float32, device="cpu").to(gaussians.means)
         optimized = dataclasses.replace(gaussians, **tensors)
         image, alpha, _ = render_view(optimized, cameras[i], backend=backend)
         difference = on_background(image, alpha, background) - on_background(*targets[i], background)

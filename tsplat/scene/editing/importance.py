@@ -47,9 +47,9 @@ def importance(
     ones = torch.ones_like(opacities)[:, None].requires_grad_()
     errors, weights = torch.zeros_like(opacities), torch.zeros_like(opacities)
     for camera in cameras:
-        background = torch.rand(3, generator=generator).to(device)
+        background = torch.rand(3, generator=generator, dtype=torch.float32, device="cpu").to(device)
         image, alpha, meta = render_view(gaussians, camera, backend=backend, opacities=opacities, extra_signals=ones)
-        signs = torch.randint(0, 2, image.shape, generator=generator).to(image) * 2 - 1
+        signs = torch.randint(0, 2, image.shape, generator=generator, device="cpu").to(image) * 2 - 1
         probe = (signs * (image + (1 - alpha) * background)).sum()
         probe = probe + WEIGHT_PROBE * meta["render_extra_signals"].sum()
         v_opacities, v_ones = torch.autograd.grad(probe, (opacities, ones))

@@ -103,8 +103,8 @@ def _merge_weakest(gaussians: Gaussians, n: int) -> Gaussians:
         return gaussians
     two_largest = log_scales.topk(2).values.sum(1)
     weights = (two_largest.double().exp() * gaussians.opacities.double()).float()
-    couples = torch.arange(len(gaussians) // 2 * 2).reshape(-1, 2)
+    couples = torch.arange(len(gaussians) // 2 * 2, device="cpu").reshape(-1, 2)
     weaker = couples.gather(1, weights[couples].argmin(1, keepdim=True))[:, 0]
-    kept = torch.ones(len(gaussians), dtype=torch.bool)
+    kept = torch.ones(len(gaussians), dtype=torch.bool, device="cpu")
     kept[weaker[weights[weaker].argsort(stable=True)[: len(gaussians) - n]]] = False
     return merge_into_neighbors(gaussians, kept, weights)

@@ -96,7 +96,9 @@ def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, ot
         sums = covariances[own][:, None] + covariances[rows]
         # Flat Gaussians have singular covariances.
         trace = sums.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        sums = sums + (1e-6 * trace + torch.finfo(sums.dtype).tiny) * torch.eye(3).to(sums)
+        sums = sums + (1e-6 * trace + torch.finfo(sums.dtype).tiny) * torch.eye(
+            3, dtype=torch.float32, device="cpu"
+        ).to(sums)
         offsets = means[rows] - means[own][:, None]
         distances = (offsets * torch.linalg.solve_ex(sums, offsets)[0]).sum(-1)
         differences = (colors[rows] - colors[own][:, None]).square().sum(-1) / COLOR_SCALE**2

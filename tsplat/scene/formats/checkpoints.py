@@ -297,7 +297,7 @@ def _read_tensors(path: Path, n: int, wanted: slice) -> dict[str, Tensor]:
     """Reads a file; of tensors that have a row for each of n Gaussians, only the wanted rows."""
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as file:
+    with torch.device("cpu"), safe_open(path, "pt") as file:  # slices are made on the default device
         if wanted == slice(None):
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         return {
@@ -323,7 +323,7 @@ def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, wanted: slice 
     parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     for shard in shards:
-        with safe_open(shard, "pt") as file:
+        with torch.device("cpu"), safe_open(shard, "pt") as file:
             offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
             for name in file.keys():  # noqa: SIM118 - not a dictionary
                 n, first = file.get_slice(name).get_shape()[0], offsets[name]["saved_offsets"][0]

@@ -70,7 +70,7 @@ def _k_means(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
     n = len(rows)
     if n <= k:
         return rows
-    centroids = rows[torch.randperm(n, generator=generator)[:k].to(rows.device)]
+    centroids = rows[torch.randperm(n, generator=generator, device="cpu")[:k].to(rows.device)]
     for _ in range(ITERATIONS):
         labels = _nearest(rows, centroids)
         counts = torch.bincount(labels, minlength=k)[:, None]

@@ -101,7 +101,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
         part = meta.part(name)
         shape, dtype = _shape(part), _dtype(part)
         if math.prod(shape) == 0:
-            tensors[name] = torch.zeros(shape, dtype=dtype)
+            tensors[name] = torch.zeros(shape, dtype=dtype, device="cpu")
             continue
         if name == CLUSTERED:
             array = _decode_clusters(part, path / f"{name}.npz", shape)

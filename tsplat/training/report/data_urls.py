@@ -58,7 +58,7 @@ def error_image(target: Tensor, rendered: Tensor) -> Image:
     """Returns the absolute error of images [H, W, 3] uint8, averaged over RGB, times :data:`ERROR_GAIN`, as colors."""
     difference = target.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)
     levels = (ERROR_GAIN * difference / 3).round().clamp(0, 255).long()
-    return image_of(apply_colormap(torch.arange(256)[None] / 255)[0][levels])
+    return image_of(apply_colormap(torch.arange(256, dtype=torch.float32, device="cpu")[None] / 255)[0][levels])
 
 
 def depth_image(gaussians: Gaussians, camera: Camera, side: int, *, backend: Backend = "auto") -> Image:

@@ -31,7 +31,7 @@ def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree
     farthest = float((points - center).norm(dim=-1).quantile(0.9))
     radius = max(RADIUS * scene_extent(views), RADIUS / 2 * farthest)
     # A Fibonacci lattice: equal areas, and turns by the golden angle.
-    i = torch.arange(n, device=points.device)
+    i = torch.arange(n, device=points.device, dtype=points.dtype)
     height = 1 - (2 * i + 1) / n
     angle = math.pi * (3 - math.sqrt(5)) * i
     width = (1 - height.square()).sqrt()

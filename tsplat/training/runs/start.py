@@ -54,7 +54,7 @@ def initial_gaussians(config: RunConfig, capture: Capture, ranks: RankGroup | No
     if len(points) > n_max:
         print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
         generator = torch.Generator().manual_seed(config.seed)
-        chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
+        chosen = torch.randperm(len(points), generator=generator, device="cpu")[:n_max].sort().values.to(points.device)
         points, colors = points[chosen], colors[chosen]
     sky = sky_gaussians(capture.train, points, config.sky, config.sh_degree) if config.sky else None
     n, n_sky = len(points), 0 if sky is None else len(sky)

@@ -37,7 +37,9 @@ class ViewPose(Pose):
     def camera(self, width: int, height: int, model: CameraModel = "pinhole") -> Camera:
         """Returns the camera of the photograph for an image of another size."""
         assert self.source is not None
-        scale = torch.tensor([width / self.source.width, height / self.source.height, 1.0])
+        scale = torch.tensor(
+            [width / self.source.width, height / self.source.height, 1.0], dtype=torch.float32, device="cpu"
+        )
         return dataclasses.replace(self.source, K=scale[:, None] * self.source.K, width=width, height=height)
 
 

@@ -124,7 +124,7 @@ class Keyframes:
                 "write .mp4, or fewer seconds"
             )
         images = (render(i, len(cameras), camera) for i, camera in enumerate(cameras))
-        write_frames(path, (torch.from_numpy(image) / 255 for image in images), options.fps)
+        write_frames(path, (torch.from_numpy(image).float() / 255 for image in images), options.fps)
         return f"{len(cameras)} frames"
 
 

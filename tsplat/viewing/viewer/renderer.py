@@ -124,7 +124,7 @@ class Pose:
         """Returns the camera of an image of another size. Orthographic cameras see what they see at distance 1."""
         focal = 0.5 * self.height / (0.5 * self.fov if model == "fisheye" else math.tan(self.fov / 2))
         fx, fy = focal * width / self.width, focal * height / self.height
-        K = torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]])
+        K = torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
         return Camera(self.viewmat, K, width, height, model)
 
 

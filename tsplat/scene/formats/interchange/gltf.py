@@ -135,7 +135,7 @@ class _Document:
             roots = self._indices(scene, "nodes")
         else:  # a library of meshes
             roots = list(range(len(self.parts("nodes"))))
-        stack = [(node, torch.eye(4, dtype=torch.float64)) for node in reversed(roots)]
+        stack = [(node, torch.eye(4, dtype=torch.float64, device="cpu")) for node in reversed(roots)]
         found, seen = [], set()
         while stack:
             index, outer = stack.pop()
@@ -266,7 +266,7 @@ def _local_matrix(node: Meta) -> Tensor:
     """Returns the matrix [4, 4] fp64 of a node: its matrix, or translation, rotation (xyzw) and scale."""
     if "matrix" in node.values:
         return torch.from_numpy(node.floats("matrix", 16).reshape(4, 4).T.copy())
-    matrix = torch.eye(4, dtype=torch.float64)
+    matrix = torch.eye(4, dtype=torch.float64, device="cpu")
     if "rotation" in node.values:
         x, y, z, w = (float(value) for value in node.floats("rotation", 4))
         matrix[:3, :3] = rotation_matrix([w, x, y, z])

@@ -69,7 +69,7 @@ def placed(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) ->
     Raises:
         ArgumentError: The matrix shears or stretches.
     """
-    if not torch.equal(matrix, torch.eye(4, dtype=torch.float64)):
+    if not torch.equal(matrix, torch.eye(4, dtype=torch.float64, device="cpu")):
         gaussians = transform_gaussians(gaussians, matrix)
     return flip_axes(gaussians, signs)
 

@@ -69,7 +69,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     with tempfile.TemporaryDirectory() as folder:
         stage = _read_stage(Path(path), start, Path(folder))
         for prim in stage["prims"]:
-            matrix = torch.tensor(prim["matrix"], dtype=torch.float64)
+            matrix = torch.tensor(prim["matrix"], dtype=torch.float64, device="cpu")
             if stage["up"] == "Z":  # a quarter turn about x
                 matrix = torch.stack([matrix[0], matrix[2], -matrix[1], matrix[3]])
             try:

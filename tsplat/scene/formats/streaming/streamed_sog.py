@@ -108,5 +108,5 @@ def _read_rows(folder: Path, name: str, ranges: list[tuple[int, int]] | None, wa
         end = offset + count
     if sum(count for _, count in ranges) == len(gaussians):
         return gaussians
-    ids = torch.cat([torch.arange(offset, offset + count) for offset, count in ranges])
+    ids = torch.cat([torch.arange(offset, offset + count, device="cpu") for offset, count in ranges])
     return gaussians.select(ids)
