@@ -10,37 +10,9 @@ from torch.nn.functional import pad
 import tsplat
 from tests.support import lenses, scenes
 from tests.support.backends import BACKENDS
+from tests.support.layouts import LAYOUTS, with_layout
 from tests.support.slow import slow_after
 from tsplat.ops.adam import Adam
-
-VIEWS = {
-    "negative": lambda t: torch._neg_view(-t),
-    "imaginary part of a conjugate": lambda t: torch.complex(torch.zeros_like(t), -t).conj().imag,
-    "real part of a conjugate": lambda t: torch.complex(t, torch.ones_like(t)).conj().real,
-    "negative, every other": lambda t: torch._neg_view(with_layout(-t, "every other")),
-    "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
-}
-"""Views of floating-point tensors; all but "zero" have the values of the tensor."""
-LAYOUTS = ("contiguous", "every other", "transposed", "offset", "expanded", *VIEWS)
-
-
-def with_layout(tensor: Tensor, layout: str) -> Tensor:
-    """A tensor of equal values that is laid out differently in memory, and what is between them is different."""
-    if layout in VIEWS:
-        return VIEWS[layout](tensor) if tensor.dtype in (torch.float32, torch.float64) else tensor
-    if layout == "contiguous" or tensor.dim() == 0:
-        return tensor
-    if layout == "expanded":
-        return tensor[:1].expand(tensor.shape)
-    if layout == "transposed":
-        axes = list(reversed(range(tensor.dim())))
-        return tensor.permute(axes).contiguous().permute(axes)
-    sizes = [2 * size + 1 for size in tensor.shape]
-    filler = torch.ones(sizes, dtype=tensor.dtype) if tensor.dtype != torch.bool else torch.rand(sizes) < 0.5
-    step = 2 if layout == "every other" else 1
-    part = filler[tuple(slice(1, 1 + step * size, step) for size in tensor.shape)]
-    part.copy_(tensor)
-    return part
 
 
 def _projected(n=14):

@@ -51,9 +51,11 @@ def render(request: Request) -> Rendering:
     received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
     budget = request.memory_budget(splats.n_features)
-    intersections = intersect(received, request.grid, settings.intersection, budget, request.explain_memory)
+    intersections = intersect(
+        received, request.grid, settings.intersection, budget, request.explain_memory, request.ranks
+    )
     images = composite_images(request, splats, intersections, cameras)
-    note_need(intersections.whole, options.capacity, request.grid)
+    note_need(intersections.whole, options.capacity, request.grid, request.ranks)
     extra |= images.extra
     meta = describe_render(request, gaussians.valid, projected, received, intersections, extra)
     return Rendering(images.colors, images.alphas, meta, cameras, images.surfels)
@@ -136,7 +138,8 @@ def rasterization(
         capacity: Number of intersections to allocate memory for, so that the call does not wait for the device to count
             them. ``"auto"`` counts once for images of each size, and then follows what calls need. None counts always.
             Calls with ``packed=False`` then never wait. If there are more intersections, the image shows the background
-            only, and :class:`CapacityError` is raised: by this call on a CPU; on a GPU by a later one or by
+            only, and :class:`CapacityError` is raised: by this call on a CPU; by this call of all ranks with
+            ``distributed``; otherwise, on a GPU, by a later call of the same thread or by
             :func:`tsplat.check_overflow`, whichever is first, and ``meta["overflow"]`` is true.
         distributed: Whether the ranks of a process group render together (docs/distributed.md). Each passes its own
             Gaussians and cameras, any number of either, and gets the images of its cameras with the Gaussians of all
@@ -205,8 +208,9 @@ def rasterization(
         BackendError: ``backend="triton"`` cannot run.
         InvalidValueError: ``validate="error"`` and values are invalid.
         DisagreementError: With ``distributed``, ranks passed different settings; raised on all of them.
-        PeerError: With ``distributed``, another rank rejected its arguments; the message says which and why.
-        CapacityError: A call with a ``capacity``, this or an earlier one, needed more intersections.
+        PeerError: With ``distributed``, another rank rejected its arguments, or exceeded its budget; the message says
+            which and why.
+        CapacityError: A call with a ``capacity``, this or an earlier one of this thread, needed more intersections.
         MemoryBudgetError: The images do not fit into the free memory; or the intersections of a single row of tiles
             exceed the budget, and the message says the likely cause.
 
@@ -332,8 +336,9 @@ def rasterization_2dgs(
         capacity=capacity, surfels=True,
     )  # fmt: skip
     scene = Scene(means, quats, scales, opacities, colors, Cameras(viewmats, Ks), backgrounds, None)
-    request = check_request(scene, options, {}, group, distributed)
-    check_modes(request.options, distloss, depth_mode)
+    request = check_request(
+        scene, options, {}, group, distributed, lambda checked: check_modes(checked, distloss, depth_mode)
+    )
     rendering = render(request)
     return *arrange_images(request, rendering, median_depth=depth_mode == "median"), rendering.meta
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+import sys
 import traceback
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -30,7 +32,8 @@ OF_LISTS = ("flatten_ids", "isect_ids", "isect_offsets", "tiles_per_gauss")
 @pytest.fixture(autouse=True)
 def nothing_learned(monkeypatch):
     monkeypatch.setattr(capacity, "_automatic", {})
-    monkeypatch.setattr(capacity, "_unknown", [])
+    monkeypatch.setattr(capacity, "_orphans", [])
+    monkeypatch.setattr(capacity, "_thread", capacity._Thread())
 
 
 def make(structure=STRUCTURE):
@@ -163,7 +166,7 @@ def test_errors_name_capacities_that_suffice():
 
 @pytest.mark.triton
 def test_an_image_that_does_not_fit_shows_the_background(monkeypatch):
-    monkeypatch.setattr(capacity, "_collect", lambda wait: None)  # a GPU learns of it later
+    monkeypatch.setattr(capacity, "_raise_for", lambda call: None)  # a GPU learns of it later
     scene = make()
     found, meta = run(scene, backend="triton", capacity=7)
     assert meta["overflow"]
@@ -236,7 +239,7 @@ def test_nothing_is_copied_to_the_device(kind, monkeypatch):
 @pytest.mark.triton
 @pytest.mark.parametrize(("packed", "expected"), [(False, []), (True, ["nonzero"])])
 def test_nothing_waits_for_the_device(packed, expected, monkeypatch):
-    monkeypatch.setattr(capacity, "_collect", lambda wait: None)
+    monkeypatch.setattr(capacity, "_raise_for", lambda call: None)
     as_on_a_gpu = "tsplat.kernels.projection.indices_of", lambda flags: flags.nonzero().squeeze(1)
     monkeypatch.setattr(*as_on_a_gpu)
     scene, options = make(), dict(backend="triton", packed=packed, render_mode="RGB+ED")
@@ -304,19 +307,123 @@ def call(needed, event):
     return capacity._Call(torch.tensor([needed, 0, 0, 0, needed > 100]), event, Capacities(100, 100, 100, 100), None)
 
 
+def add(*calls):
+    """Makes calls of this thread that the device is not done with."""
+    pending = capacity._thread.pending.calls
+    pending += calls
+    capacity._collect(pending, wait=False)
+
+
+def in_a_thread(function, *args):
+    """Calls a function in another thread, which then ends."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
+
+
 def test_calls_are_checked_once_the_device_is_done():
     events = [Event() for _ in range(3)]
-    capacity._unknown += [call(5, events[0]), call(101, events[1]), call(102, events[2])]
-    capacity._collect(wait=False)
-    assert len(capacity._unknown) == 3
+    add(call(5, events[0]), call(101, events[1]), call(102, events[2]))
+    assert len(capacity._thread.pending.calls) == 3
     events[0].happened = events[1].happened = True
     with pytest.raises(CapacityError, match="capacity=101"):
-        capacity._collect(wait=False)
-    assert len(capacity._unknown) == 1
+        add()
+    assert len(capacity._thread.pending.calls) == 1
     with pytest.raises(CapacityError, match="capacity=102"):
         tsplat.check_overflow()
     assert events[2].waited
     tsplat.check_overflow()
+
+
+def test_calls_of_other_threads_do_not_raise_here():
+    event = Event()
+    add(call(101, event))
+    event.happened = True
+    in_a_thread(add, call(5, None))
+    in_a_thread(tsplat.check_overflow)
+    with pytest.raises(CapacityError, match="capacity=101"):
+        add(call(5, None))
+    tsplat.check_overflow()
+
+
+def test_calls_of_threads_that_have_ended_are_left_to_check_overflow():
+    with_room, without, unknown = (Event() for _ in range(3))
+    in_a_thread(add, call(5, with_room), call(101, without), call(6, unknown))
+    assert len(capacity._orphans) == 3
+    with_room.happened = without.happened = True
+    in_a_thread(add, call(7, None))  # where another thread ends, what is known to have had room is dropped
+    assert [c.needed[0].item() for c in capacity._orphans] == [101, 6]
+    add(call(5, None))
+    with pytest.raises(CapacityError, match="capacity=101"):
+        tsplat.check_overflow()
+    tsplat.check_overflow()
+    assert unknown.waited and not capacity._orphans
+
+
+def test_calls_that_are_deferred_may_contain_others():
+    with capacity.deferred() as outer:
+        with capacity.deferred() as inner:
+            pass
+        assert capacity._thread.deferred is outer is not inner
+    assert capacity._thread.deferred is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_threads_get_the_errors_of_their_own_calls(backend):
+    scene = make(scenes.Structure(n=20, cameras=1, width=16, height=16))
+    options = dict(packed=False, backend=backend)
+    expected = tsplat.rasterization(**scene, **options)[0]
+
+    def render(size):
+        wrong = 0
+        for _ in range(60):
+            try:
+                colors = tsplat.rasterization(**scene, **options, capacity=size)[0]
+                wrong += size == 2 or not torch.equal(colors, expected)
+            except CapacityError:
+                wrong += size != 2
+        return wrong
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(render, (2, ENOUGH, ENOUGH))) == [0, 0, 0]
+    finally:
+        sys.setswitchinterval(interval)
+
+
+class Peers:
+    """The ranks of a call as one of them sees them: what the others send is known."""
+
+    any_capacity = True
+
+    def __init__(self, rank, others):
+        self.rank, self.others, self.sent = rank, others, None
+
+    def gather(self, numbers):
+        self.sent = numbers
+        return [*self.others[: self.rank], numbers, *self.others[self.rank :]]
+
+
+def test_ranks_raise_together():
+    grid = TileGrid.cover(1, 32, 32, 16)
+    lists = types.SimpleNamespace(
+        needed=torch.tensor([5, 101, 7, 0, 1]), room=Capacities(100, 100, 100, 100), flatten_ids=torch.zeros(3)
+    )
+    had_none, had_room, had_too_little = [0, 0, 0, 0], [0, 50, 60, 0], [1, 9, 4, 1]
+    peers = Peers(1, [had_none, had_room])
+    with pytest.raises(CapacityError, match=r"^capacity: rank 1: at least 101 .* room for 100, .* capacity=101\. All"):
+        capacity.note_need(lists, 100, grid, peers)
+    assert peers.sent == [1, 101, 100, 0]
+    for requested in (None, 5):  # without a capacity, and with several bands
+        with pytest.raises(CapacityError, match=r'rank 0: at least 9 .* as "auto" has learned'):
+            capacity.note_need(None, requested, grid, Peers(1, [had_too_little, had_room]))
+    capacity.note_need(None, None, grid, Peers(0, [had_room, had_none]))
+    peers = Peers(0, [had_too_little])
+    peers.any_capacity = False
+    capacity.note_need(None, None, grid, peers)  # no rank has a capacity, and none is asked
+    assert peers.sent is None
 
 
 def test_a_need_is_read_from_the_stream_of_its_device(monkeypatch):
@@ -337,7 +444,7 @@ def test_a_need_is_read_from_the_stream_of_its_device(monkeypatch):
     capacity.note_need(lists, 3, None)
     assert streams == [("stream of", needed.device)]
     assert made[0]["device"] == "cpu" and made[0]["pin_memory"]
-    assert len(capacity._unknown) == 1
+    assert len(capacity._thread.pending.calls) == 1
 
 
 def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
@@ -345,7 +452,7 @@ def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     needed = types.SimpleNamespace(is_cuda=True)
     lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
     capacity.note_need(lists, 3, None)
-    assert capacity._unknown == []
+    assert capacity._thread.pending.calls == []
 
 
 @pytest.mark.triton

@@ -18,7 +18,18 @@ if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
 RANKS = 4
-JOBS = ("equality", "surfels", "disagreements", "rejections", "release", "destruction", "volume", "timeout", "death")
+JOBS = (
+    "equality",
+    "surfels",
+    "disagreements",
+    "rejections",
+    "memory",
+    "release",
+    "destruction",
+    "volume",
+    "timeout",
+    "death",
+)
 CASES = int(os.environ.get("TSPLAT_DISTRIBUTED_CASES", "25"))
 SEED = int(os.environ.get("TSPLAT_DISTRIBUTED_SEED", "0"))
 LIMIT = 300

@@ -9,7 +9,9 @@ import torch
 
 from tests.support import scenes
 from tests.support.backends import BACKENDS
+from tests.tools import compiled_layouts
 from tsplat import CapacityError, l1_and_ssim, l1_ssim_loss, rasterization
+from tsplat.ops import image_loss
 from tsplat.stages import operators
 
 # Importing torch._dynamo takes seconds, so that one process does, and it warns of what it does itself.
@@ -213,6 +215,63 @@ def test_operators_pass_the_checks_of_pytorch(backend):
         for name, t in zip(operator._tensors, tensors)
     ]
     check(torch.ops.tsplat.rasterization, tensors, needs, [arguments[name] for name in operator._settings], 3)
+
+
+LAYOUTS = [
+    ("loss", "target", "channels first", "leaf"),
+    ("loss", "image", "negative", "leaf"),
+    ("loss", "image", "negative, every other", "view"),
+    ("loss", "image", "transposed", "in the graph"),
+    ("loss", "v", "negative", "leaf"),
+    ("two losses", "shared", "contiguous", "leaf"),
+    ("two losses", "target", "behind three values", "parameter"),
+    ("rasterization", "means", "transposed", "leaf"),
+    ("rasterization", "quats", "columns of a table", "view"),
+    ("rasterization", "Ks", "imaginary part of a conjugate", "leaf"),
+    ("rasterization", "opacities", "one value", "leaf"),
+    ("rasterization", "shared", "contiguous", "view"),
+    ("rasterization", "v", "channels first", "leaf"),
+    ("harmonics", "colors", "last axes swapped", "in the graph"),
+    ("covariances", "covars", "negative of one value", "leaf"),
+]
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=", ".join)
+def test_layouts_do_not_change_bits_in_graphs(case):
+    """Samples of what ``python -m tests.tools.compiled_layouts`` checks."""
+    name, *layout = case
+    assert compiled_layouts.check(compiled_layouts.targets("torch")[name], tuple(layout), "aot_eager") == "equal"
+
+
+def test_tensors_that_share_memory_and_others_do_not_mix():
+    """In calls of one graph: what autograd saves is found by its place in memory."""
+    run = compiled(lambda image, target: l1_ssim_loss(image, target, backend="torch"))
+    whole = torch.rand(2 * 20 * 24 * 3)
+    shared = [part.view(20, 24, 3) for part in whole.split(20 * 24 * 3)]
+    for image, target in (shared, [t.clone() for t in shared], shared[::-1], [shared[0], shared[0]]):
+        leaf = image.detach().requires_grad_()
+        (found,) = torch.autograd.grad(run(leaf, target), leaf)
+        (expected,) = torch.autograd.grad(l1_ssim_loss(leaf, target, backend="torch"), leaf)
+        assert torch.equal(found, expected)
+
+
+def test_memory_of_another_kind_is_refused():
+    operator = operator_of(image_loss._l1_ssim_and_loss)
+    tensors, needs, settings = [torch.rand(1, 12, 14, 3) for _ in range(2)], [True, False], (0.2, "same", "torch")
+    outputs = operator._forward(tensors, needs, *settings)
+    with pytest.raises(RuntimeError, match=r"expected tensors .* in the backward pass, found"):
+        operator._backward([torch.ones(()), None, None], outputs[:-1], tensors, needs, *settings)
+
+
+def test_subclasses_break_the_graph():
+    class Own(torch.Tensor):
+        pass
+
+    image, target = torch.rand(20, 24, 3).as_subclass(Own), torch.rand(20, 24, 3)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="of plain tensors"):
+        compiled(l1_ssim_loss)(image, target)
+    found = torch.compile(lambda image: l1_ssim_loss(image, target), backend="aot_eager")(image)
+    assert torch.equal(found, l1_ssim_loss(image, target))
 
 
 def operator_of(function):

@@ -339,6 +339,11 @@ def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     error = tsplat.DeviceError if rank == 0 else tsplat.PeerError
     message = raised(error, lambda: call(on_meta if rank == 0 else {}))
     assert "means: is on meta, which holds no values" in message
+    scene = scenes.make(scenes.Structure(n=3), torch.float32) | dict(distributed=True)
+    del scene["covars"], scene["camera_model"]
+    error = tsplat.ArgumentError if rank == 1 else tsplat.PeerError
+    message = raised(error, lambda: tsplat.rasterization_2dgs(**scene, distloss=rank == 1))
+    assert "render_mode: expected one with depth, as distloss is True" in message
     batch = dict(means=torch.zeros(1, n, 3))
     assert "colors per camera" in raised(tsplat.UnsupportedError, lambda: call(dict(colors=torch.zeros(c, n, 9, 3))))
     extra = dict(extra_signals=torch.zeros(c, n, 2))
@@ -346,7 +351,39 @@ def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     assert "backend" in raised(tsplat.UnsupportedError, lambda: call(dict(backend="reference")))
     assert raised(tsplat.ShapeError, lambda: call(batch))
     call({})
-    return {"rejected": len(cases) + 5}
+    return {"rejected": len(cases) + 6}
+
+
+def memory(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """What does not fit on one rank raises on all of them before gradients are exchanged, and the next call works."""
+    rank, retried = dist.get_rank(), 0
+    enough, little, budget = dict(capacity=10_000), dict(capacity=2), dict(memory_budget=1)
+    unfitting = enough | dict(memory_budget=1000)
+    cases: list[tuple[int, dict[str, Any], dict[str, Any], type[Exception], type[Exception], str]] = [
+        (1, little, enough, tsplat.CapacityError, tsplat.CapacityError, "capacity: rank 1: at least "),
+        (3, little, {}, tsplat.CapacityError, tsplat.CapacityError, "capacity: rank 3: at least "),
+        (1, budget, {}, tsplat.MemoryBudgetError, tsplat.PeerError, "need"),
+        (0, budget, enough, tsplat.MemoryBudgetError, tsplat.PeerError, "need"),
+        (3, unfitting, enough, tsplat.MemoryBudgetError, tsplat.PeerError, "capacity: "),
+    ]
+    for odd, change, others, own_error, error, text in cases:
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                message = raised(
+                    own_error if rank == odd else error, lambda mine=change if rank == odd else others: call(mine), text
+                )
+                assert text in message, message
+                assert rank == odd or f"rank {odd}" in message, message
+                colors, alphas, _ = call(enough if "capacity" in others else {})
+            if grad:
+                (colors.sum() + alphas.sum()).backward()
+            retried += 1
+    # Little, but enough for a band of one row of tiles: images in bands on one rank, and no error on any.
+    whole = call({})[0]
+    banded, _, meta = call(dict(memory_budget=10_000) if rank == 1 else {})
+    assert torch.equal(banded, whole)
+    assert (meta["memory"]["bands"] > 1) == (rank == 1)
+    return {"retried": retried}
 
 
 def raised(error: type[Exception], action: Callable[[], Any], what: str = "") -> str:
@@ -445,7 +482,7 @@ def run_jobs(rank: int, size: int, folder: Path, cases: int, seed: int) -> None:
         "equality": lambda: equality(groups, cases, seed),
         **{
             job.__name__: lambda job=job: job(groups)
-            for job in (surfels, disagreements, rejections, release, destruction, volume, timeout)
+            for job in (surfels, disagreements, rejections, memory, release, destruction, volume, timeout)
         },
         "death": lambda: death(groups),
     }

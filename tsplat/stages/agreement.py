@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 RECORD_BYTES = 4096
 """Fixed size of what a rank says about its call before anything depends on it."""
 
-N_COUNTS = 4
+N_COUNTS = 5
 COUNTS = f"{N_COUNTS}q"
 
 MESSAGE_LENGTH_MAX = 1200
@@ -30,7 +30,7 @@ MESSAGE_LENGTH_MAX = 1200
 
 
 class Ranks(RankGroup):
-    """The ranks that render together, and whether any needs gradients, as :func:`agreement` fills in.
+    """The ranks that render together, and whether any needs gradients or has a capacity, as :func:`agreement` fills in.
 
     `means`, which were not checked, tell the GPU of this rank: the current one may be that of another rank.
     """
@@ -41,6 +41,7 @@ class Ranks(RankGroup):
         self.n_cameras = [0] * self.world_size
         self.differentiable = False
         self.differentiable_cameras = False
+        self.any_capacity = False
         self._device_types = sorted(device.type for device in group._device_types)
         # Of the same type on every rank, wherever its tensors are.
         self._record_device = torch.device("cpu" if "cpu" in self._device_types else self._device_types[0])
@@ -70,9 +71,7 @@ class Ranks(RankGroup):
 
     def agree(self, counts: list[list[int]], settings: list[dict[str, str]]) -> None:
         """Takes over the counts of all ranks, whose settings must be equal; raises what a rank sent instead."""
-        errors = [f"rank {rank} stopped with {own['error']}" for rank, own in enumerate(settings) if "error" in own]
-        if errors:
-            raise PeerError("; ".join(errors))
+        _raise_peer_errors(settings)
         differences = []
         for name in settings[0] if any(own is not settings[0] for own in settings) else ():
             holders: dict[str, list[int]] = {}
@@ -86,8 +85,28 @@ class Ranks(RankGroup):
                 differences.append(f"{name}: {found}")
         if differences:
             raise DisagreementError(f"{'; '.join(differences)}; ranks that render together need the same settings")
-        self.n_gaussians, self.n_cameras, gradients, camera_gradients = (list(column) for column in zip(*counts))
-        self.differentiable, self.differentiable_cameras = any(gradients), any(camera_gradients)
+        self.n_gaussians, self.n_cameras, *flags = (list(column) for column in zip(*counts))
+        self.differentiable, self.differentiable_cameras, self.any_capacity = map(any, flags)
+
+    def tell(self, error: Exception | None) -> None:
+        """Tells all ranks of an error of this one, or of none. Raises PeerError if only other ranks have one."""
+        record = {}
+        if error is not None:
+            text = f"{type(error).__name__}: {error}"[:MESSAGE_LENGTH_MAX]
+            record = {"error": "".join(c if " " <= c <= "~" else "?" for c in text)}
+        try:
+            _, records = self.exchange_records([0] * N_COUNTS, record)
+        except RuntimeError:
+            if error is None:
+                raise
+            return  # this rank's own error matters more than a failure to send it
+        if error is None:
+            _raise_peer_errors(records)
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        """Gathers integers from every rank, as many from each."""
+        found: list[list[int]] = self.all_gather_stacked(torch.tensor(numbers, device=self._record_device)).tolist()
+        return found
 
     def exchange_counts(self, counts: list[int]) -> list[int]:
         """Tells each rank how many rows it will receive. Returns how many come from each."""
@@ -95,6 +114,12 @@ class Ranks(RankGroup):
         ones = [1] * self.world_size
         received: list[int] = self.all_to_all(own, ones, ones).tolist()
         return received
+
+
+def _raise_peer_errors(records: list[dict[str, str]]) -> None:
+    errors = [f"rank {rank} stopped with {own['error']}" for rank, own in enumerate(records) if "error" in own]
+    if errors:
+        raise PeerError("; ".join(errors))
 
 
 def join(group: ProcessGroup | None, means: object) -> Ranks | None:
@@ -139,11 +164,7 @@ def agreement(ranks: Ranks | None, settings: dict[str, Any]) -> Iterator[dict[st
         yield record
     except Exception as error:
         if ranks is not None:
-            text = f"{type(error).__name__}: {error}"[:MESSAGE_LENGTH_MAX]
-            text = "".join(c if " " <= c <= "~" else "?" for c in text)
-            # This rank's own error matters more than a failure to send it.
-            with contextlib.suppress(RuntimeError):
-                ranks.exchange_records([0] * N_COUNTS, {"error": text})
+            ranks.tell(error)
         raise
     if ranks is not None:
         settings = {name: _encode(value) for name, value in record["settings"].items()}
@@ -163,6 +184,7 @@ def describe(
     cameras: Cameras,
     n_cameras: int,
     dtype: torch.dtype,
+    has_capacity: bool,
 ) -> None:
     """Adds to the record of :func:`agreement` what ranks need to know of tensors whose shapes were checked.
 
@@ -184,7 +206,8 @@ def describe(
         record["settings"][f"{name} per camera"] = None if values is None else list(values.shape[1:])
     differentiable_cameras = _require_grad(*cameras)
     differentiable = differentiable_cameras or _require_grad(*gaussians, *signals.values())
-    record["counts"] = [len(gaussians.means), n_cameras, int(differentiable), int(differentiable_cameras)]
+    flags = differentiable, differentiable_cameras, has_capacity
+    record["counts"] = [len(gaussians.means), n_cameras, *map(int, flags)]
 
 
 def _require_grad(*tensors: Tensor | None) -> bool:

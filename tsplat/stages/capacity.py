@@ -1,12 +1,14 @@
 """Capacity: lists of a size chosen before the device knows what they need, so that a call does not wait for it.
 
 The device compares what lists need with their capacity, and leaves them empty if they do not fit. Python learns of it
-when the device is done: on a CPU in the same call, on a GPU in a later one, or in :func:`check_overflow`.
+when the device is done: on a CPU in the same call, on a GPU in a later one of the same thread, or in
+:func:`check_overflow`. Ranks that render together tell each other in the same call.
 """
 
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from ..config import Capacities
 from ..data import Intersections, TileGrid
 from ..errors import CapacityError
+from .agreement import Ranks
 
 Capacity = int | Capacities | Literal["auto"] | None
 """Those of each list are known for graphs only."""
@@ -25,6 +28,9 @@ HEADROOM = 1.5
 
 UNKNOWN = 2
 """The same before the lists of parts have been counted: they may need twice as much."""
+
+FAILED = [-1, 0, 0, 0]
+"""What a rank sends in place of what it needed if it has raised an error."""
 
 GRAPH_HEADROOM = 1.25
 """The same for each kind of list of a graph. If one does not fit, the call runs without its graph."""
@@ -52,10 +58,40 @@ class _Call:
     key: Key | None
 
 
-_unknown: list[_Call] = []
-_lock = threading.Lock()
-_deferred = threading.local()
-"""Of each thread, the ``calls`` of :func:`deferred`."""
+_orphans: list[_Call] = []
+"""Calls of threads that have ended, but for those that are known to have had room."""
+
+_lock = threading.RLock()
+"""Of these, and of what ``"auto"`` learns."""
+
+
+def _leave(calls: list[_Call]) -> None:
+    """Adds the calls of a thread that ends to those without one."""
+    with _lock:
+        left = [*_orphans, *calls]
+        _orphans[:] = [call for call in left if not _is_done(call) or _settle(call)[-1]]
+
+
+class _Pending:
+    """The calls of a thread that the device may not be done with, in their order.
+
+    It ends with its thread. Then the calls are left to whoever calls :func:`check_overflow`.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        weakref.finalize(self, _leave, self.calls).atexit = False
+
+
+class _Thread(threading.local):
+    """What belongs to a thread: its pending calls, and those that :func:`deferred` collects, or None."""
+
+    def __init__(self) -> None:
+        self.pending = _Pending()
+        self.deferred: list[_Call] | None = None
+
+
+_thread = _Thread()
 
 
 def choose_room(requested: Capacity, device: torch.device, grid: TileGrid) -> Capacities | None:
@@ -66,50 +102,69 @@ def choose_room(requested: Capacity, device: torch.device, grid: TileGrid) -> Ca
     return None if capacity is None else Capacities(*[capacity] * 4)
 
 
-def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) -> None:
+def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid, ranks: Ranks | None = None) -> None:
     """Learns what calls needed, as far as the device is done with them. Call it once lists have been composited.
 
-    `whole` are the intersections of a call; None if there are several bands. Raises CapacityError if lists of this call
-    or of an earlier one did not fit.
+    `whole` are the intersections of a call; None if there are several bands. Ranks that render together wait for what
+    all of them needed if one has a capacity. Raises CapacityError if lists of this call, of any rank, or of an earlier
+    call of this thread did not fit.
     """
-    if requested is None or whole is None:
-        return
+    calls = _thread.deferred
+    if ranks is not None and is_shared(ranks):
+        call = None if requested is None or whole is None else _note(whole, requested, grid, waits=True)
+        _raise_together(ranks, call)
+    elif requested is not None and whole is not None and (call := _note(whole, requested, grid)) is not None:
+        if calls is not None:
+            calls.append(call)
+        elif call.done is None:
+            _raise_for(call)
+        else:
+            _thread.pending.calls.append(call)
+            _collect(_thread.pending.calls, wait=False)
+
+
+def is_shared(ranks: Ranks) -> bool:
+    """Returns whether :func:`note_need` shares what each rank needed, so that a rank that fails has to say so."""
+    return ranks.any_capacity and _thread.deferred is None
+
+
+def fail_together(ranks: Ranks, error: Exception) -> None:
+    """Tells ranks that wait in :func:`note_need` of an error of this one, for which they raise PeerError."""
+    with contextlib.suppress(RuntimeError):  # of a failure to send it
+        ranks.gather(FAILED)
+        ranks.tell(error)
+
+
+def _note(whole: Intersections, requested: Capacity, grid: TileGrid, *, waits: bool = False) -> _Call | None:
+    """Returns the call that lists are of, unless its need is known; if it waits, at once."""
     needed, room = whole.needed, whole.room
     key = (whole.flatten_ids.device, grid) if requested == "auto" else None
     if needed is None or room is None:
         if key is not None:
             _automatic.setdefault(key, UNKNOWN * whole.flatten_ids.numel() + 1)
-        return
-    calls = getattr(_deferred, "calls", None)
-    if needed.is_cuda and torch.cuda.is_current_stream_capturing():
-        if calls is not None:
-            calls.append(_Call(needed, None, room, None))  # which each replay updates
-        return
-    done = None
-    if needed.is_cuda:
-        stream = torch.cuda.current_stream(needed.device)
-        pinned = torch.empty(needed.shape, dtype=torch.int64, device="cpu", pin_memory=True)
-        needed = pinned.copy_(needed, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(stream)
-    call = _Call(needed, done, room, key)
-    if calls is not None:
-        calls.append(call)
-        return
-    with _lock:
-        _unknown.append(call)
-    _collect(wait=False)
+        return None
+    if not needed.is_cuda or waits:
+        return _Call(needed, None, room, key)
+    if torch.cuda.is_current_stream_capturing():
+        # Each replay updates it, and only who collects calls knows when.
+        return None if _thread.deferred is None else _Call(needed, None, room, None)
+    stream = torch.cuda.current_stream(needed.device)
+    pinned = torch.empty(needed.shape, dtype=torch.int64, device="cpu", pin_memory=True)
+    needed = pinned.copy_(needed, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(stream)
+    return _Call(needed, done, room, key)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[_Call]]:
     """Collects the calls of this thread for :func:`any_overflow`, which then do not raise :class:`CapacityError`."""
     calls: list[_Call] = []
-    _deferred.calls = calls
+    outer, _thread.deferred = _thread.deferred, calls
     try:
         yield calls
     finally:
-        del _deferred.calls
+        _thread.deferred = outer
 
 
 def any_overflow(calls: Iterable[_Call]) -> bool:
@@ -134,10 +189,11 @@ def graph_room(needed: Capacities, least: Capacities | None = None) -> Capacitie
 
 
 def check_overflow() -> None:
-    """Waits for all calls of :func:`tsplat.rasterization` with a ``capacity``, and checks that they had room.
+    """Waits for calls of :func:`tsplat.rasterization` with a ``capacity``, and checks that they had room.
 
-    Call it where waiting does not matter, such as before a checkpoint. Calls that were captured in a CUDA graph are not
-    known here; ``meta["overflow"]`` of the captured call is updated by each replay.
+    These are the calls of this thread, and of threads that have ended. Call it where waiting does not matter, such as
+    before a checkpoint. Calls that were captured in a CUDA graph are not known here; ``meta["overflow"]`` of the
+    captured call is updated by each replay.
 
     Raises:
         CapacityError: The lists of a call did not fit, so that its image shows the background only. Raised once for
@@ -157,21 +213,52 @@ def check_overflow() -> None:
         check_overflow()
         assert not meta["overflow"]
     """
-    _collect(wait=True)
-
-
-def _collect(*, wait: bool) -> None:
+    _collect(_thread.pending.calls, wait=True)
     with _lock:
-        while _unknown and (wait or _unknown[0].done is None or _unknown[0].done.query()):
-            call = _unknown.pop(0)
-            *counts, overflow = _settle(call)
-            if overflow:
-                needed, room = max(counts), call.room.intersections
-                retry = f"with capacity={needed}" if call.key is None else 'as "auto" has learned from it'
-                raise CapacityError(
-                    f"capacity: at least {needed:,} intersections needed, room for {room:,}, so that an image shows "
-                    f"the background only; render it again, {retry}"
-                )
+        _collect(_orphans, wait=True)
+
+
+def _collect(calls: list[_Call], *, wait: bool) -> None:
+    """Removes the calls that the device is done with; raises CapacityError at the first without room."""
+    while calls and (wait or _is_done(calls[0])):
+        _raise_for(calls.pop(0))
+
+
+def _is_done(call: _Call) -> bool:
+    return call.done is None or bool(call.done.query())
+
+
+def _raise_for(call: _Call) -> None:
+    """Waits for a call, and raises CapacityError if its lists did not fit."""
+    *counts, overflow = _settle(call)
+    if overflow:
+        raise CapacityError("capacity: " + _describe(max(counts), call.room.intersections, call.key is not None))
+
+
+def _raise_together(ranks: Ranks, call: _Call | None) -> None:
+    """Raises CapacityError on all ranks if lists of any did not fit. `call` is that of this rank, if it has any."""
+    own = [0, 0, 0, 0]
+    if call is not None:
+        *counts, overflow = _settle(call)
+        own = [overflow, max(counts), call.room.intersections, int(call.key is not None)]
+    found = ranks.gather(own)
+    if FAILED in found:
+        ranks.tell(None)
+    texts = [
+        f"rank {rank}: {_describe(needed, room, bool(automatic))}"
+        for rank, (overflow, needed, room, automatic) in enumerate(found)
+        if overflow
+    ]
+    if texts:
+        raise CapacityError(f"capacity: {'; '.join(texts)}. All ranks raise this, and have to render again together")
+
+
+def _describe(needed: int, room: int, automatic: bool) -> str:
+    retry = 'as "auto" has learned from it' if automatic else f"with capacity={needed}"
+    return (
+        f"at least {needed:,} intersections needed, room for {room:,}, so that an image shows the background only; "
+        f"render it again, {retry}"
+    )
 
 
 def _settle(call: _Call) -> list[int]:
@@ -181,5 +268,6 @@ def _settle(call: _Call) -> list[int]:
     found: list[int] = call.needed.tolist()
     needed = max(found[:-1])
     if call.key is not None and needed > FULL * call.room.intersections:
-        _automatic[call.key] = max(int(HEADROOM * needed), _automatic.get(call.key, 1))
+        with _lock:
+            _automatic[call.key] = max(int(HEADROOM * needed), _automatic.get(call.key, 1))
     return found

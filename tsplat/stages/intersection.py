@@ -21,7 +21,8 @@ from ..arguments import (
 from ..config import Backend, Capacities, NumericsName
 from ..data import Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
-from .capacity import choose_room
+from .agreement import Ranks
+from .capacity import choose_room, fail_together, is_shared
 from .compilation import eager, with_plain_tensors
 from .listing import TileRows, depth_order, find_spans, list_intersections, list_within
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError, check_tiles
@@ -33,6 +34,7 @@ def intersect(
     settings: IntersectionSettings,
     budget: MemoryBudget,
     explain: Callable[[], str],
+    ranks: Ranks | None = None,
 ) -> BandedIntersections:
     """Intersects projected Gaussians with tiles.
 
@@ -44,10 +46,12 @@ def intersect(
         settings: See :class:`IntersectionSettings`.
         budget: Memory for the intersections.
         explain: Returns the likely cause if even a single tile row exceeds the budget.
+        ranks: Those that render together, or None.
 
     Raises:
         ArgumentError: There are more rows or tiles than 32-bit indices hold.
         MemoryBudgetError: A single tile row exceeds the budget.
+        PeerError: That of another rank.
     """
     with torch.no_grad():  # in half the time of the decorator
         assert projected.opacities is not None
@@ -62,7 +66,50 @@ def intersect(
             image_ids,
         )
         room = choose_room(settings.capacity, screen.order.device, grid) if screen.order.numel() else None
-        return BandedIntersections(screen, grid, settings, budget, explain, room)
+        if ranks is None:
+            return BandedIntersections(screen, grid, settings, budget, explain, room)
+        totals = None if ranks.any_capacity else _Totals(ranks, budget)
+        try:
+            found = BandedIntersections(screen, grid, settings, budget, explain, room, totals)
+        except Exception as error:
+            if totals is not None:
+                totals.share(error)
+            elif is_shared(ranks):
+                fail_together(ranks, error)
+            raise
+        if totals is not None:
+            totals.share(None)
+        return found
+
+
+class _Totals:
+    """The numbers of intersections of all ranks, which each reads with its own, so that it waits no longer.
+
+    Nearly always, all fit surely. If not, the ranks tell each other who failed.
+    """
+
+    def __init__(self, ranks: Ranks, budget: MemoryBudget) -> None:
+        self._ranks, self._budget = ranks, budget
+        self._all_fit: bool | None = None
+
+    def read(self, total: Tensor, n_spans: int) -> int:
+        """Returns a number of intersections, and the first time learns of those of the other ranks."""
+        if self._all_fit is not None:
+            return int(total)
+        total = total.to(torch.int64)
+        return self._exchange(torch.stack([total, total.new_full((), self._budget.room(n_spans))]))
+
+    def _exchange(self, own: Tensor) -> int:
+        found: list[list[int]] = self._ranks.all_gather_stacked(own).tolist()
+        self._all_fit = all(total <= room for total, room in found)
+        return found[self._ranks.rank][0]
+
+    def share(self, error: Exception | None) -> None:
+        """Tells the other ranks of an error of this one. Raises PeerError if only others have one."""
+        if self._all_fit is None:
+            self._exchange(torch.tensor([1, 0], device=self._budget.device))
+        if not self._all_fit:
+            self._ranks.tell(error)
 
 
 class BandedIntersections:
@@ -87,6 +134,7 @@ class BandedIntersections:
         budget: MemoryBudget,
         explain: Callable[[], str],
         room: Capacities | None = None,
+        totals: _Totals | None = None,
     ) -> None:
         self.whole: Intersections | None = None
         self.bands: list[TileRows] = []
@@ -101,7 +149,8 @@ class BandedIntersections:
         while todo:
             begin, end = todo.pop()
             try:
-                spans = find_spans(screen, grid, (begin, end), settings, budget)
+                read = None if totals is None else totals.read
+                spans = find_spans(screen, grid, (begin, end), settings, budget, read_total=read)
             except OverBudgetError as error:
                 if end - begin == 1:
                     raise MemoryBudgetError(f"{error}; {explain()}") from None

@@ -7,6 +7,7 @@ which take several times as long. NumPy sorts 16-bit integers by radix, of any n
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -66,11 +67,13 @@ def find_spans(
     settings: IntersectionSettings,
     budget: MemoryBudget | None = None,
     room: Room | None = None,
+    read_total: Callable[[Tensor, int], int] | None = None,
 ) -> Spans:
     """Finds the spans of a band: what each Gaussian intersects of each tile row.
 
     Without a room, waits for the number of intersections, and for that of spans unless there cannot be many. With one,
-    waits for neither: there are as many of each as it holds, and none in any tile if they do not fit.
+    waits for neither: there are as many of each as it holds, and none in any tile if they do not fit. ``read_total``
+    reads the number of intersections, given that of spans, in another way.
 
     Raises:
         ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
@@ -90,7 +93,11 @@ def find_spans(
         fits = bound <= INDEX_MAX
         sums = counts.cumsum(0, dtype=torch.int32 if fits else torch.int64)
         if room is None:
-            return sums if fits else sums.to(torch.int32), bound if bound <= unread else int(sums[-1])
+            if kind == 1 and read_total is not None:
+                total = read_total(sums[-1], n_spans)
+            else:
+                total = bound if bound <= unread else int(sums[-1])
+            return sums if fits else sums.to(torch.int32), total
         return launch.limit_starts(sums, room.capacities[kind], room.needed, kind), room.capacities[kind]
 
     unread = launch.unread_spans(screen.order) if budget is None or budget.limit is None else 0

@@ -94,14 +94,19 @@ class MemoryBudget:
     def __init__(self, device: torch.device, limit: int | None, bytes_per_intersection: int) -> None:
         self.limit = limit
         self.peak_bytes = 0
-        self._device = device
+        self.device = device
         self._bytes_per_intersection = BYTES_PER_INTERSECTION + bytes_per_intersection
+
+    def room(self, n_spans: int) -> int:
+        """Returns a number of intersections that fits surely, next to as many spans."""
+        free = (UNCHECKED_BYTES if self.limit is None else self.limit) - n_spans * BYTES_PER_SPAN
+        return 0 if n_spans > INDEX_MAX else min(max(free, 0) // self._bytes_per_intersection, INTERSECTIONS_MAX)
 
     def admit(self, n_spans: int, n_intersections: int) -> None:
         """Raises :class:`OverBudgetError` if that many do not fit. Call it before allocating memory for them."""
         needed = n_spans * BYTES_PER_SPAN + n_intersections * self._bytes_per_intersection
         if needed > UNCHECKED_BYTES and self.limit is None:
-            self.limit = int(FREE_SHARE * free_memory(self._device))
+            self.limit = int(FREE_SHARE * free_memory(self.device))
         too_many = n_spans > INDEX_MAX or n_intersections > INTERSECTIONS_MAX
         if too_many or (self.limit is not None and needed > self.limit):
             counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} Gaussians"

@@ -3,18 +3,25 @@
 The operator of the forward pass runs the function with autograd on, and returns what autograd would save as further
 outputs. Autograd's graph, which then holds no tensors, depends on layouts and settings only. It serves all calls that
 agree in these: the operator of the backward pass runs it on the tensors that it is given.
+
+What a function saves depends on the strides of its inputs, and ``torch.compile`` knows neither those of the backward
+pass nor lazy views. So both passes first lay out the inputs in one way, see :func:`_lay_out`.
 """
 
 import contextlib
 import inspect
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+from ..arguments import plain
 
 Tensors = Sequence[Tensor | None]
 Arguments = dict[str, Any]
@@ -28,6 +35,9 @@ KINDS = {
 }  # fmt: skip
 """Deferred annotation of a parameter -> its type in the schema of an operator. Parameters of other types keep their
 default."""
+
+CLASSES = (Tensor, torch.nn.Parameter)
+"""Those of tensors that operators take."""
 
 KEPT_MAX = 64
 """Number of layouts whose graphs of autograd are kept."""
@@ -87,7 +97,8 @@ class Operator:
         if len(args) > len(self._names) or len(arguments) != len(self._names):
             return None
         fixed = all(arguments[name] is self._defaults[name] for name in self._fixed)
-        are_tensors = all(arguments[name] is None or isinstance(arguments[name], Tensor) for name in self._tensors)
+        # PyTorch cannot run operators on instances of subclasses inside of graphs.
+        are_tensors = all(arguments[name] is None or type(arguments[name]) in CLASSES for name in self._tensors)
         return arguments if fixed and are_tensors and self._results.fits(arguments) else None
 
     def call(self, arguments: Arguments) -> Any:
@@ -111,10 +122,13 @@ class Operator:
 
     def _forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
         if any(needs):
-            return self._record(tensors, needs, settings)[1]
+            return self._record(self._lay_out(tensors), needs, settings)[1]
         with torch.no_grad():
             differentiable, others = self._call(tensors, settings)
         return _Memory(_given(tensors)).outputs(differentiable + others)
+
+    def _lay_out(self, tensors: Tensors) -> Tensors:
+        return [None if t is None else _lay_out(name, t) for name, t in zip(self._tensors, tensors)]
 
     def _call(self, tensors: Tensors, settings: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
         """Calls the function. Returns the differentiable outputs, and the others."""
@@ -126,19 +140,19 @@ class Operator:
     def _record(
         self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]
     ) -> tuple["_Recording", list[Tensor]]:
-        """Calls the function. Returns the graph of autograd; and the outputs, with what it saved behind them."""
+        """Calls the function on tensors that are laid out. Returns autograd's graph; outputs, and what it saved."""
         memory, recording = _Memory(_given(tensors)), _Recording()
         start = torch.zeros(0, requires_grad=True)
         with _autograd(), saved_tensors_hooks(memory.pack, recording.unpack):
-            plain = [None if t is None else t.detach() for t in tensors]
-            inputs = [_Input.apply(t, start) if need else t for t, need in zip(plain, needs)]  # type: ignore[no-untyped-call]
+            detached = [None if t is None else t.detach() for t in tensors]
+            inputs = [_Input.apply(t, start) if need else t for t, need in zip(detached, needs)]  # type: ignore[no-untyped-call]
             differentiable, others = self._call(inputs, settings)
             # Until PyTorch 2.10, only edges of PyTorch's own functions have the metadata that gradients are checked by.
             edges = [get_gradient_edge(output.view_as(output)) for output in differentiable]
         recording.inputs = list(map(get_gradient_edge, _needed(inputs, needs)))
         recording.outputs = edges
         outputs = memory.outputs(differentiable + others)
-        recording.places = memory.places
+        recording.places, recording.sizes = memory.places, _sizes([*_given(tensors), *outputs])
         if len(self._recordings) >= KEPT_MAX:
             self._recordings.clear()
         self._recordings.setdefault(_layout(tensors, needs, settings), recording)
@@ -147,6 +161,7 @@ class Operator:
     def _backward(
         self, v: Tensors, outputs: list[Tensor], tensors: Tensors, needs: list[bool], *settings: Any
     ) -> list[Tensor]:
+        tensors, outputs = self._lay_out(tensors), [_lay_out("outputs", t) for t in outputs]
         recording = self._recordings.get(_layout(tensors, needs, settings))
         if recording is None:
             recording = self._record(tensors, needs, settings)[0]
@@ -166,7 +181,7 @@ class Operator:
 
             def run() -> list[tuple[torch.Size, torch.dtype]]:
                 examples = [None if shape is None else _example(*shape, device) for shape in shapes]
-                return [(t.shape, t.dtype) for t in self._forward(examples, needs, *settings)]
+                return _sizes(self._forward(examples, needs, *settings))
 
             with ThreadPoolExecutor(1) as thread:  # which has no modes of tracing
                 self._layouts[key] = thread.submit(run).result()
@@ -226,6 +241,7 @@ class _Recording:
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.places: dict[int, tuple[int, int]] = {}
+        self.sizes: list[tuple[torch.Size, torch.dtype]] = []
         self._tensors: list[Tensor] = []
         self._lock = threading.Lock()
 
@@ -241,6 +257,11 @@ class _Recording:
         given = [(output, t) for output, t in zip(self.outputs, v, strict=True) if t is not None]
         if not given:
             return (None,) * len(self.inputs)
+        if _sizes(tensors) != self.sizes:  # otherwise other memory would be read
+            raise RuntimeError(
+                f"torch.compile: expected tensors {self.sizes} in the backward pass, found {_sizes(tensors)}; call the "
+                "function outside of torch.compile, and report this as a bug of tsplat"
+            )
         outputs, v_outputs = zip(*given)
         with self._lock, _autograd():
             self._tensors = tensors
@@ -301,12 +322,30 @@ def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+def _lay_out(name: str, tensor: Tensor) -> Tensor:
+    """Returns values in C order in memory, strides of axes of size 1 included; a tensor that has them so is itself."""
+    tensor = plain(name, tensor)
+    strides = tuple(accumulate(tensor.shape[:0:-1], operator.mul, initial=1))[::-1]
+    return tensor if tensor.stride() == strides[: tensor.dim()] else _own(tensor)
+
+
 def _layout(tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> Any:
-    """Returns what autograd's graph depends on, with the stream that it runs on."""
-    kinds = tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-    device = _given(tensors)[0].device
-    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    return kinds, tuple(needs), settings, stream
+    """Returns what autograd's graph of tensors that are laid out depends on, with the stream that it runs on.
+
+    Tensors that share memory count with their distance in it: what autograd saves is found by its place in memory.
+    """
+    given, firsts = _given(tensors), dict[int, tuple[int, int]]()
+    shared = []
+    for i, t in enumerate(given):
+        first, offset = firsts.setdefault(_address(t), (i, _offset(t)))
+        shared.append((first, _offset(t) - offset))
+    kinds = tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
+    stream = torch.cuda.current_stream(given[0].device) if given[0].is_cuda else None
+    return kinds, tuple(shared), tuple(needs), settings, stream
+
+
+def _sizes(tensors: list[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(t.shape, t.dtype) for t in tensors]
 
 
 def _given(tensors: Tensors) -> list[Tensor]:

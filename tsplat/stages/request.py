@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -206,11 +207,13 @@ def check_request(
     not_implemented: dict[str, tuple[Any, Any]],
     group: ProcessGroup | None,
     distributed: bool,
+    check_more: Callable[[Options], None] = lambda _: None,
 ) -> Request:
     """Checks the arguments of a call on all ranks.
 
     Args:
         not_implemented: Name -> (value, only implemented value) of options of gsplat.
+        check_more: Checks what only some calls have, given the checked options.
 
     Raises:
         As :func:`tsplat.rasterization`.
@@ -221,12 +224,17 @@ def check_request(
     ranks = join(group, scene.means) if distributed else None
     if ranks is None:
         check_not_implemented(not_implemented)
-        return _arrange(*_check(scene, options, distributed), distributed)
+        scene, checked = _check(scene, options, distributed)
+        check_more(checked.options)
+        return _arrange(scene, checked, distributed)
     with agreement(ranks, options.shared()) as record:
         check_not_implemented(not_implemented)
         scene, checked = _check(scene, options, distributed)
+        check_more(checked.options)
+        launchers(scene.means.device, checked.options.backend)  # raises where the backend cannot run
         signals = {"colors": scene.colors, "extra_signals": scene.extra_signals}
-        describe(record, ranks, _gaussians(scene), signals, scene.cameras, checked.n_cameras, checked.dtype)
+        sizes = checked.n_cameras, checked.dtype, options.capacity is not None
+        describe(record, ranks, _gaussians(scene), signals, scene.cameras, *sizes)
     return _arrange(scene, checked, distributed, ranks)
 
 
