@@ -53,7 +53,7 @@ def test_prepare_names_photographs_that_colmap_cannot_read(photos, tmp_path, cap
     write_image(folder / "plain.png", torch.full((240, 320, 3), 90, dtype=torch.uint8))
     assert cli.main(["prepare", str(folder), "--out", str(tmp_path / "scene"), "--max-size", "320"]) == 0
     printed = capsys.readouterr().out
-    note = f"note: skipped 2 photographs that COLMAP cannot read (first: {folder}/a.HEIC); convert them to JPEG\n"
+    note = f"note: skipped 2 photographs in formats that cannot be read (first: {folder}/a.HEIC); convert them to JPEG"
     assert note in printed
     assert "registered 5 of 6 photographs" in printed
     assert "not registered: plain.png: few features: blurred, dark, plain or masked; take it again" in printed
@@ -68,7 +68,7 @@ def test_prepare_of_heic_photographs_only_says_what_to_do(tmp_path, capsys):
     for i in range(3):
         (tmp_path / f"{i}.heic").write_bytes(b"?")
     assert cli.main(["prepare", str(tmp_path), "--out", str(tmp_path / "scene")]) == 2
-    assert "found 0; skipped 3 photographs that COLMAP cannot read (first: " in capsys.readouterr().err
+    assert "found 0; skipped 3 photographs in formats that cannot be read (first: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["photos", "photo", "out"])

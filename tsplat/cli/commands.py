@@ -22,14 +22,14 @@ from ..scene.formats.checkpoints import is_run
 from ..scene.gaussians import drop_invalid
 from ..scene.images import write_png
 from ..scene.model_rows import Rows, as_rows
-from ..support.extras import require
+from ..support.extras import require, require_installed
 from ..support.files import output_folder
 from ..support.progress import stage_display, track
 from ..viewing import path_along, read_cameras, render_frames, write_frames
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import place_cameras
 from ..viewing.outputs import check_output
-from ..viewing.run_cameras import complete_framing, find_background, find_cameras, find_run
+from ..viewing.run_cameras import complete_framing, find_background, find_cameras, find_run, vertical_fov
 from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
 from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
@@ -46,7 +46,8 @@ def demo(arguments: Namespace) -> int:
 
 def prepare(arguments: Namespace) -> int:
     """``tsplat prepare``, whose arguments are named as those of the function."""
-    require("pycolmap", "PIL", "rich")
+    require_installed("pycolmap")
+    require("PIL", "rich")
     with stage_display() as show:
         prepared = run_prepare(
             on_progress=show,
@@ -178,6 +179,15 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
         if not cameras:
             raise ArgumentError(f"--view: {arguments.model} has no cameras.json of a run")
         return [choose_camera(cameras, arguments.view)]
+    size = {name: getattr(arguments, name) for name in ("width", "height", "fov")}
+    if trajectory is None and cameras and not any(getattr(arguments, name) for name in ("eye", "look_at", "up")):
+        # The first photograph, in its own size unless another is given.
+        first = cameras[0]
+        if all(value is None for value in size.values()):
+            return [first]
+        width, height = size["width"] or 800, size["height"] or 600
+        fov = vertical_fov([first]) if size["fov"] is None else size["fov"]
+        return [Camera(first.viewmat, intrinsics(width, height, fov), width, height)]
     framing = complete_framing(
         gaussians, cameras, fov=arguments.fov, eye=arguments.eye, target=arguments.look_at, up=arguments.up
     )

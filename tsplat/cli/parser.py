@@ -155,8 +155,8 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     add("--fps", **COUNT, default=30, help="frames per second (30)")
     view = "render a training or test view of a run at its own size, by index or name"
     add("--view", metavar="N|NAME", help=view)
-    add("--width", **SIZE, help="image width in pixels (800)")
-    add("--height", **SIZE, help="image height in pixels (600)")
+    add("--width", **SIZE, help="image width in pixels (800; that of the first photograph of a run)")
+    add("--height", **SIZE, help="image height in pixels (600; that of the first photograph of a run)")
     add("--fov", type=number, metavar="DEG", help="vertical field of view in degrees (the run's, or 50)")
     add("--eye", **VECTOR, help="camera position (a run: like its cameras; else to show the whole model)")
     add("--look-at", **VECTOR, help="point at the image center (a run: what its cameras look at)")

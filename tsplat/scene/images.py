@@ -78,14 +78,26 @@ class ImageInfo:
         return self.orientation in SWAPPED_ORIENTATIONS
 
 
-def read_image_info(path: str | os.PathLike[str]) -> ImageInfo:
-    """Reads the header of an image file, but not its pixels."""
-    with _opened(path) as image:
+def read_image_info(path: str | os.PathLike[str], *, decoded: bool = False) -> ImageInfo:
+    """Reads the header of an image file. Its pixels are read only if `decoded`, so that a damaged file is an error."""
+    with _opened(path, verified=decoded) as image:
         orientation = _orientation(image)
         width, height = image.size
         if image.format == "TIFF" and orientation in SWAPPED_ORIENTATIONS:
             width, height = height, width  # Pillow rotates TIFF files.
-        return ImageInfo(width, height, image.has_transparency_data, orientation)
+        info = ImageInfo(width, height, image.has_transparency_data, orientation)
+        if decoded:
+            _load(image, path)
+        return info
+
+
+def convert_image(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Writes an image as a PNG of 8 bits per channel, as stored, with its transparency, atomically."""
+    with _opened(path, verified=True) as file:
+        image = _load(file, path)
+        pixels = _with_alpha(image, file) if image.has_transparency_data else _to_8_bit(image, file).convert("RGB")
+    with atomic_write(target) as out:
+        pixels.save(out, "PNG")
 
 
 def read_image(

@@ -1,10 +1,7 @@
 """Optional dependencies: checked where they are needed, never imported by ``import tsplat``."""
 
-import contextlib
 import importlib
-import signal
-import threading
-from collections.abc import Iterator
+import importlib.util
 
 from ..errors import MissingExtraError
 
@@ -32,22 +29,32 @@ def require(*modules: str) -> None:
     Raises:
         MissingExtraError: Names all packages that cannot be imported, and the extras that install them.
     """
-    problems: list[str] = []
-    extras: list[str] = []
+    problems: dict[str, str] = {}
     first: ImportError | None = None
     for module in modules:
         try:
-            with _unchanged_sigterm():
-                importlib.import_module(module)
+            importlib.import_module(module)
         except ImportError as error:
             missing = getattr(error, "name", None) == module
-            problem = "is not installed" if missing else f"cannot be imported ({error})"
-            problems.append(f"the package {PACKAGES.get(module, module)} {problem}")
-            extras.append(EXTRAS.get(module, "train"))
+            problems[module] = "is not installed" if missing else f"cannot be imported ({error})"
             first = first or error
     if problems:
-        chosen = ",".join(dict.fromkeys(extras))
-        raise MissingExtraError(f"{', '.join(problems)}; run: pip install 'tsplat[{chosen}]'") from first
+        raise _missing(problems) from first
+
+
+def require_installed(module: str) -> None:
+    """Checks that an optional dependency is installed, which another process imports; raises as :func:`require`."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing({module: "is not installed"})
+
+
+def _missing(problems: dict[str, str]) -> MissingExtraError:
+    """Returns the error of modules and what is wrong with each."""
+    extras = dict.fromkeys(EXTRAS.get(module, "train") for module in problems)
+    described = ", ".join(
+        f"the package {PACKAGES.get(module, module)} {problem}" for module, problem in problems.items()
+    )
+    return MissingExtraError(f"{described}; run: pip install 'tsplat[{','.join(extras)}]'")
 
 
 def require_ffmpeg(what: str) -> None:
@@ -59,12 +66,3 @@ def require_ffmpeg(what: str) -> None:
         imageio_ffmpeg.get_ffmpeg_exe()
     except RuntimeError as error:
         raise MissingExtraError(f"{what} need ffmpeg, which imageio-ffmpeg does not find") from error
-
-
-@contextlib.contextmanager
-def _unchanged_sigterm() -> Iterator[None]:
-    """Installs the handler of SIGTERM again after an import: that of pycolmap prints a stack trace of C++ functions."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    if handler is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)

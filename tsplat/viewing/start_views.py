@@ -10,7 +10,7 @@ from ..errors import ArgumentError
 from ..scene.cameras import Camera
 from ..scene.gaussians import Gaussians
 from .framing import place_cameras
-from .run_cameras import complete_framing, frame_by_cameras, mean_up
+from .run_cameras import FOV, frame_by_cameras, mean_up
 from .trajectories import choose_camera
 
 SIZE = (640, 480)
@@ -55,9 +55,7 @@ def first_view(
     if not cameras:
         if view is not None:
             raise ArgumentError(f"--view: there are no cameras to choose {view!r} from")
-        eye, target, up, fov = frame_start(gaussians, (), up=up)
-        slope = math.tan(math.radians(fov) / 2)
-        return StartView(eye, target, up, (slope * SIZE[0] / SIZE[1], slope))
+        return _frame(gaussians, up)
     camera = cameras[0] if view is None else choose_camera(cameras, view)
     training = [other for other in cameras if not other.is_test] or list(cameras)
     up = mean_up(training) if up is None else up
@@ -71,25 +69,15 @@ def first_view(
     return StartView(camera.position.tolist(), pivot, up, _slopes(camera))
 
 
-def frame_start(
-    gaussians: Gaussians, cameras: Sequence[Camera], *, up: Sequence[float] | None = None
-) -> tuple[list[float], list[float], list[float], float]:
-    """Frames a model as the cameras of its run are placed, or as a whole if there are none.
-
-    `up` [3] is the mean of the cameras if None, or guessed from the model. Returns camera position, the point that
-    it looks at, and the direction that points up, [3] each, world frame; and the vertical field of view in degrees.
-    Raises ArgumentError if no Gaussian is visible.
-    """
-    known = complete_framing(gaussians, cameras, up=up)
-    (camera,) = place_cameras(gaussians, *SIZE, **known)
+def _frame(gaussians: Gaussians, up: Sequence[float] | None) -> StartView:
+    """Frames a whole model. `up` [3] is guessed if None. Raises ArgumentError if no Gaussian is visible."""
+    (camera,) = place_cameras(gaussians, *SIZE, FOV, up=up)
     forward, upward = camera.viewmat[2, :3].double(), -camera.viewmat[1, :3].double()
-    if known["target"] is not None:
-        distance = math.dist(known["target"], camera.position.tolist())
-    else:
-        distance = float((gaussians.means.double().median(0).values - camera.position) @ forward)
+    distance = float((gaussians.means.double().median(0).values - camera.position) @ forward)
     target = camera.position + max(distance, 1e-3) * forward
-    direction = list(known["up"]) if known["up"] is not None else _nearest_axis(upward)
-    return camera.position.tolist(), target.tolist(), direction, known["fov"]
+    slope = math.tan(math.radians(FOV) / 2)
+    direction = list(up) if up is not None else _nearest_axis(upward)
+    return StartView(camera.position.tolist(), target.tolist(), direction, (slope * SIZE[0] / SIZE[1], slope))
 
 
 def _nearest_axis(direction: Tensor) -> list[float]:

@@ -1,7 +1,9 @@
 """Tests of structure-from-motion: synthetic photographs with known cameras, and real ones."""
 
 import os
+import resource
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -153,13 +155,13 @@ def test_matching_with_a_vocabulary_tree(photos, tmp_path, monkeypatch, matching
     for name, value in dict(OVERLAP=1, LOOP_IMAGES=2, SIMILAR=2, TREE_FEATURES=4000, TREE_WORDS=64).items():
         monkeypatch.setattr(f"tsplat.scene.capture.colmap_pipeline.{name}", value)
     calls, matched = [], []
-    count = Pipeline.count_features
+    reconstruct = Pipeline.reconstruct
 
-    def note_matches(pipeline):
+    def note_matches(pipeline, folder):
         matched.append(pipeline.matching)
-        return count(pipeline)
+        return reconstruct(pipeline, folder)
 
-    monkeypatch.setattr(Pipeline, "count_features", note_matches)
+    monkeypatch.setattr(Pipeline, "reconstruct", note_matches)
     found = prepare(photos, tmp_path / "scene", matching=matching, on_progress=lambda *values: calls.append(values))
     assert matched == [matching]
     assert len(found.registered) == 5
@@ -170,6 +172,50 @@ def test_matching_with_a_vocabulary_tree(photos, tmp_path, monkeypatch, matching
 def test_matching_by_count():
     assert [choose_matching(n, False) for n in (2, 200, 201)] == ["exhaustive", "exhaustive", "vocabulary-tree"]
     assert [choose_matching(n, True) for n in (30, 31, 300)] == ["exhaustive", "sequential", "sequential"]
+
+
+def test_photographs_that_cannot_be_used_are_skipped_or_converted(photos, tmp_path):
+    from PIL import Image
+
+    folder, masks = tmp_path / "photos", tmp_path / "masks"
+    shutil.copytree(photos, folder)
+    Image.open(folder / "1.png").save(folder / "1.webp", lossless=True)
+    Image.open(folder / "3.png").save(folder / "cut.jpg", quality=95)
+    content = (folder / "cut.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(content[: len(content) * 2 // 3])
+    (folder / "1.png").unlink()
+    (folder / "empty.png").touch()
+    Image.new("RGB", (16000, 1)).save(folder / "line.png")
+    shutil.copy(folder / "4.png", folder / "9.png")
+    write_image(masks / "1.png", torch.full((PHOTO_HEIGHT, PHOTO_WIDTH, 3), 255, dtype=torch.uint8))
+    found = prepare(folder, tmp_path / "scene", masks=masks)
+    assert found.registered == ("0.png", "1.webp.png", "2.png", "3.png", "4.png", "9.png")
+    damaged, narrow, copies, lacking, converted = found.notes
+    assert damaged.startswith(f"skipped 2 photographs that cannot be read: {folder}/cut.jpg, {folder}/empty.png: ")
+    assert "truncated" in damaged
+    assert narrow.startswith(f"skipped 1 photographs that are too narrow: {folder}/line.png: 16000×1 pixels")
+    assert copies == "1 photographs are copies of others: 9.png of 4.png; delete them"
+    assert lacking == "5 photographs have no mask: all their pixels count (first: 0.png)"
+    assert converted == "converted 1 photographs that COLMAP cannot read to PNG (first: 1.webp)"
+    assert (folder / "1.webp").exists()
+    views = read_colmap(tmp_path / "scene", test_every=0).train
+    assert len(views) == 6
+    assert all(view.mask is None or view.mask.all() for view in views)
+    assert torch.equal(views[1].image, read_image(photos / "1.png"))
+
+
+@pytest.mark.parametrize("size", [60_000, 300_000])
+def test_full_disk_is_an_error_in_words(photos, tmp_path, size):
+    done = subprocess.run(
+        [sys.executable, "-m", "tsplat", "prepare", str(photos), "--out", str(tmp_path / "new" / "scene")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("tsplat: error: ")
+    assert "free some space" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_interrupt_leaves_no_files(photos, tmp_path):
@@ -216,7 +262,7 @@ def test_unusable_photographs_are_rejected(photos, tmp_path):
     with pytest.raises(ArgumentError, match=r"1 of 320×240, 1 of 200×240.*single_camera=False"):
         prepare(folder, tmp_path / "scene")
     (folder / "b.png").write_bytes(b"not an image")
-    with pytest.raises(FileError, match=r"b\.png: cannot be read"):
+    with pytest.raises(FileError, match=r"found 1; skipped 1 photographs that .*b\.png: cannot be read"):
         prepare(folder, tmp_path / "scene")
     assert not (tmp_path / "scene").exists()
 

@@ -13,7 +13,8 @@ from scipy.spatial.transform import Rotation
 from tests.support.captures import PHOTO_FOV, video_of_walls, write_photos
 from tsplat import ArgumentError
 from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read_colmap
-from tsplat.scene.capture.video_frames import STILL, _measure, choose_frames, extract_frames
+from tsplat.scene.capture.structure_from_motion import _note_frames
+from tsplat.scene.capture.video_frames import STILL, Chosen, _measure, choose_frames, extract_frames
 from tsplat.training import Trainer, evaluate, preset
 from tsplat.training.runs.start import initial_gaussians
 from tsplat.viewing import write_frames
@@ -105,7 +106,7 @@ def play(monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", SimpleNamespace(get_ffmpeg_exe=lambda: "ffmpeg"))
 
     def play(frames):
-        def read(_video, codec, _filters=""):
+        def read(_video, codec, *_):
             yield from (frame if codec == "ppm" else frame.mean(-1).astype(np.uint8) for frame in frames)
 
         monkeypatch.setattr("tsplat.scene.capture.video_frames._count", lambda _: (len(frames), len(frames) / 30))
@@ -222,3 +223,31 @@ def test_frames_that_ffmpeg_reads(tmp_path):
     (tmp_path / "text.mp4").write_bytes(b"not a video")
     with pytest.raises(FileError, match=r"text\.mp4: ffmpeg cannot read it as a video: "):
         extract_frames(tmp_path / "text.mp4", tmp_path / "frames", 6)
+
+
+def test_video_that_ends_early_gives_its_frames(tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
+    frames = [torch.from_numpy(texture(2.0 * i))[..., None].expand(-1, -1, 3) / 255 for i in range(24)]
+    path = tmp_path / "a.webm"
+    write_frames(path, frames, fps=12)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 6 // 10])
+    (tmp_path / "frames").mkdir()
+    chosen = extract_frames(path, tmp_path / "frames", 6)
+    assert 2 <= chosen.n_frames < 24
+    assert chosen.damage
+    assert [path.name for path in sorted((tmp_path / "frames").iterdir())] == [
+        f"frame_{i:06d}.jpg" for i in chosen.frames
+    ]
+    path.write_bytes(content)
+    assert extract_frames(path, tmp_path / "frames", 6).damage == ""
+
+
+def test_notes_on_a_video_that_ends_early():
+    chosen = Chosen((0, 4, 9), 13, (), "File ended prematurely")
+    assert _note_frames("a.mkv", chosen) == [
+        "the video is damaged or ends early (File ended prematurely); 13 frames of it can be read",
+        "chose 3 of 13 frames by sharpness and motion",
+    ]
+    with pytest.raises(ArgumentError, match=r"found 1 different frame of 13; the video is damaged or ends early"):
+        _note_frames("a.mkv", dataclasses.replace(chosen, frames=(0,)))

@@ -1,12 +1,14 @@
 """A plot of the cameras and sparse points of a COLMAP model, from above and from the side."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...support.files import atomic_write
+from ..rotation import rotation_matrix, similarity
+from .colmap import PINHOLE_MODELS
+from .colmap_model import ColmapCamera, ColmapImage, ColmapModel
 
 Array = npt.NDArray[np.float64]
 
@@ -15,8 +17,8 @@ FRUSTUM_DEPTH = 0.06
 """Depth of the drawn cameras as a part of the extent of their centers and most points."""
 
 
-def draw_cameras(path: Path, model: Any, n_photographs: int) -> None:
-    """Writes a PNG of the cameras and points of a ``pycolmap.Reconstruction``, of a number of photographs.
+def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
+    """Writes a PNG of the cameras and points of a model, of a number of photographs.
 
     Up is the mean up direction of the photographs; the axis to the right is that along which cameras are spread most.
     Colors of cameras follow the order of names, from dark to light. A hundredth of the points beyond either border of
@@ -25,14 +27,14 @@ def draw_cameras(path: Path, model: Any, n_photographs: int) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
-    images = sorted((model.image(i) for i in model.reg_image_ids()), key=lambda image: image.name)
-    points = list(model.points3D.values())[:: 1 + model.num_points3D() // POINTS_MOST]
-    places = np.array([point.xyz for point in points]).reshape(-1, 3)
-    colors = np.array([point.color for point in points]).reshape(-1, 3) / 255
-    poses = np.array([image.cam_from_world().inverse().matrix() for image in images])
+    images = sorted(model.images, key=lambda image: image.name)
+    every = 1 + len(model.points) // POINTS_MOST
+    places, colors = model.points[::every], model.colors[::every] / 255
+    poses = np.array([_pose(image) for image in images])
     axes = view_axes(poses)
     centers, places = poses[:, :, 3] @ axes.T, places @ axes.T
-    shown = np.concatenate([centers, np.clip(places, *np.quantile(places, (0.01, 0.99), axis=0))])
+    limits = np.quantile(places, (0.01, 0.99), axis=0) if len(places) else np.zeros((2, 3))
+    shown = np.concatenate([centers, np.clip(places, *limits)])
     low, high = shown.min(0), shown.max(0)
     size = FRUSTUM_DEPTH * float((high - low).max())
     corners = np.array([_corners(model.cameras[image.camera_id]) for image in images])  # [C, 4, 3] camera frame
@@ -49,9 +51,9 @@ def draw_cameras(path: Path, model: Any, n_photographs: int) -> None:
         order = np.repeat(np.linspace(0, 1, len(images)), 8)
         plot.add_collection(LineCollection(list(lines), array=order, cmap="viridis", linewidths=0.9))
         margin = size + 0.02 * (high - low).max()
-        limits = dict(xlim=(low[x] - margin, high[x] + margin), ylim=(low[y] - margin, high[y] + margin))
-        plot.set(**limits, aspect="equal", title=title, xticks=[], yticks=[])
-    figure.suptitle(f"{len(images)} of {n_photographs} photographs registered, {model.num_points3D():,} points")
+        axis_limits = dict(xlim=(low[x] - margin, high[x] + margin), ylim=(low[y] - margin, high[y] + margin))
+        plot.set(**axis_limits, aspect="equal", title=title, xticks=[], yticks=[])
+    figure.suptitle(f"{len(images)} of {n_photographs} photographs registered, {len(model.points):,} points")
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
 
@@ -76,9 +78,15 @@ def view_axes(poses: Array) -> Array:
     return axes
 
 
-def _corners(camera: Any) -> Array:
+def _pose(image: ColmapImage) -> Array:
+    """Returns the camera-to-world matrix of an image, [3, 4]."""
+    pose: Array = similarity(rotation_matrix(image.quat), image.translation).double().inverse()[:3].numpy()
+    return pose
+
+
+def _corners(camera: ColmapCamera) -> Array:
     """Returns where the rays of the image corners are at depth 1, [4, 3] in the camera frame; distortion is ignored."""
-    K = camera.calibration_matrix()
+    fx, fy, cx, cy = (camera.params[i] for i in PINHOLE_MODELS[camera.model][:4])
     x, y = np.array([0.0, camera.width]), np.array([0.0, camera.height])
-    (left, right), (top, bottom) = (x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]
+    (left, right), (top, bottom) = (x - cx) / fx, (y - cy) / fy
     return np.array([[left, top, 1], [right, top, 1], [right, bottom, 1], [left, bottom, 1]])

@@ -1,32 +1,42 @@
 """The stages of structure-from-motion with COLMAP on the CPU: features, matches, and cameras.
 
 SIFT features, then incremental mapping (Schönberger and Frahm, "Structure-from-Motion Revisited", 2016). A vocabulary
-tree is built from features of the photographs themselves, as COLMAP's own would have to be downloaded.
+tree is built from features of the photographs themselves, as COLMAP's own would have to be downloaded. Each stage is a
+process, see ``colmap_process.py``.
 """
 
+import collections
 import contextlib
+import dataclasses
+import json
 import os
+import re
+import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from ...errors import FileError
+from ...errors import FileError, MissingExtraError
 
 Matching = Literal["exhaustive", "sequential", "vocabulary-tree"]
+Mode = Literal["SINGLE", "PER_FOLDER", "PER_IMAGE"]
 Stage = Literal["frames", "features", "matches", "cameras"]
 
 OnStage = Callable[[Stage, int, int], None]
 """Called with the stage, the amount done and the total: frames, photographs, pairs of photographs, photographs."""
 
+PROGRAM = Path(__file__).with_name("colmap_process.py")
+"""The program that runs a stage."""
+
 THREADS_MAX = 8
 
 MATCHING_BLOCK_SIZE = 5
-"""Photographs per block of exhaustive matching, which can be interrupted only between blocks."""
+"""Photographs per block of exhaustive matching, whose progress is that of blocks."""
 
 EXHAUSTIVE_PHOTOS, EXHAUSTIVE_FRAMES = 200, 30
 """Most photographs, and frames of a video, of which all pairs are matched without being told to."""
@@ -53,6 +63,12 @@ POINTS_PER_IMAGE = 300
 POLL_SECONDS = 0.2
 """Interval of progress updates."""
 
+ROOM = 16 << 20
+"""Free bytes below which a disk is called full when COLMAP fails."""
+
+LOG_LINES = 200
+"""Last lines that COLMAP prints that are searched for a reason."""
+
 
 def choose_matching(n_images: int, in_order: bool) -> Matching:
     """Returns which pairs to match: all if there are few photographs; in a video, each frame with those near it."""
@@ -61,263 +77,229 @@ def choose_matching(n_images: int, in_order: bool) -> Matching:
     return "sequential" if in_order else "vocabulary-tree"
 
 
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model that COLMAP found: the names of its photographs, its number of points, and their mean error in pixels."""
+
+    names: tuple[str, ...]
+    points: int
+    error: float
+
+
 class Pipeline:
-    """The stages of structure-from-motion. Each runs in a thread, while the calling thread reports its progress."""
+    """The stages of structure-from-motion, whose progress is reported.
 
-    def __init__(self, photos: Path, folder: Path, n_images: int, on_progress: OnStage) -> None:
-        import pycolmap
+    Attributes:
+        features: Number of features of each photograph that COLMAP can read, by name, after :meth:`extract`.
+        matches: Number of photographs that each matches, by name, after :meth:`match`.
+        matching: What was matched.
+    """
 
+    def __init__(self, photos: Path, folder: Path, n_images: int, on_progress: OnStage, seed: int) -> None:
         self.photos, self.n_images, self.on_progress = photos, n_images, on_progress
         self.database, self.images, self.models = folder / "database.db", folder / "images", folder / "models"
-        self.n_registered = 0
+        self.common = {
+            "database": str(self.database),
+            "threads": min(THREADS_MAX, os.cpu_count() or 1),
+            "seed": seed,
+        }
+        self.features: dict[str, int] = {}
+        self.matches: dict[str, int] = {}
         self.matching: Matching = "exhaustive"
-        self.cancellation = pycolmap.CancellationToken()
-        self.threads = min(THREADS_MAX, os.cpu_count() or 1)
+        self._has_features_of_tree = False
 
-    def run(
-        self,
-        *,
-        max_size: int,
-        small: bool,
-        mode: Literal["SINGLE", "PER_FOLDER", "PER_IMAGE"],
-        reader: dict[str, Any],
-        matching: Matching,
-        seed: int,
-    ) -> dict[int, Any]:
-        """Runs all stages with COLMAP's options for reading images, and returns the models by index, unsorted.
+    def extract(self, *, max_size: int, small: bool, mode: Mode, model: str, masks: Path | None) -> None:
+        """Extracts features of the photographs that have none yet.
 
-        `small` says whether photographs have fewer than :data:`SMALL_PIXELS`.
+        `small` says whether photographs have fewer than :data:`SMALL_PIXELS`; `mode` which of them share a camera, of
+        COLMAP's `model`.
         """
-        import pycolmap
+        request = {"images": str(self.images), "masks": None if masks is None else str(masks), "mode": mode,
+                   "model": model, "max_size": max_size, "peak": PEAK if small else None}  # fmt: skip
+        found = self._run("features", request, lambda _: self._count("keypoints"), self.n_images)
+        self.features = found["features"]
+        # With fewer, all pairs are matched in a minute.
+        self._has_features_of_tree = found["descriptors"] >= TREE_FEATURES
 
-        extraction = pycolmap.FeatureExtractionOptions(max_image_size=max_size, num_threads=self.threads, use_gpu=False)
-        if small:
-            extraction.sift.peak_threshold = PEAK
-        mapping = pycolmap.IncrementalPipelineOptions(num_threads=self.threads, random_seed=seed)
-        mapping.mapper.random_seed = seed
-        mapping.triangulation.random_seed = seed
+    def match(self, matching: Matching) -> None:
+        """Matches photographs; all of them if there are too few features for a vocabulary tree."""
+        self.matching = matching if self._has_features_of_tree else "exhaustive"
+        gaps = [gap for gap in (8, 16, 32, 64, 128, 256, 512, 1024) if gap < self.n_images]
+        n, block, pairings = self.n_images, None, []
+        n_pairs = n * (n - 1) // 2
+        if self.matching == "exhaustive":
+            block = MATCHING_BLOCK_SIZE
+        elif self.matching == "vocabulary-tree":
+            pairings = [{"kind": "vocabulary-tree", "num_images": SIMILAR}]
+            n_pairs = min(n_pairs, n * SIMILAR)
+        else:
+            far = {"overlap": 3 + len(gaps), "loop_detection": True, "loop_detection_period": LOOP_PERIOD,
+                   "loop_detection_num_images": LOOP_IMAGES}  # fmt: skip
+            pairings = [
+                {"kind": "sequential", "overlap": OVERLAP, "quadratic_overlap": False},
+                {"kind": "sequential", **far},
+            ]
+            n_pairs = n * (OVERLAP + len(gaps)) + n // LOOP_PERIOD * LOOP_IMAGES  # or fewer
+        tree = {"words": TREE_WORDS, "features": TREE_FEATURES, "embedding": TREE_EMBEDDING} if pairings else None
+        request = {"block": block, "pairings": pairings, "tree": tree}
+        self.matches = self._run("matches", request, lambda _: self._count("two_view_geometries"), n_pairs)
 
-        def extract() -> None:
-            pycolmap.extract_features(
-                self.database,
-                self.images,
-                camera_mode=getattr(pycolmap.CameraMode, mode),
-                reader_options=pycolmap.ImageReaderOptions(**reader),
-                extraction_options=extraction,
-                device=pycolmap.Device.cpu,
-                cancellation_token=self.cancellation,
-            )
+    def reconstruct(self, folder: Path) -> list[Model]:
+        """Returns the models, the one with the most photographs first, which is written to a folder."""
+        request = {"images": str(self.images), "models": str(self.models), "best": str(folder)}
+        found = self._run("cameras", request, lambda registered: registered, self.n_images)
+        return [_model(entry) for entry in found]
 
-        def reconstruct() -> dict[int, Any]:
-            found: dict[int, Any] = pycolmap.incremental_mapping(
-                self.database,
-                self.images,
-                self.models,
-                options=mapping,
-                initial_image_pair_callback=self._on_initial_image_pair,
-                next_image_callback=self._on_next_image,
-                cancellation_token=self.cancellation,
-            )
-            return found
-
-        with _silenced_log(), _row_counter(self.database) as count:
-            pycolmap.set_random_seed(seed)
-            self._run_stage("features", extract, lambda: count("keypoints"), self.n_images)
-            self.matching = matching if self._has_features_of_tree() else "exhaustive"
-            n_pairs = self._count_pairs()
-            self._run_stage("matches", lambda: self._match(seed), lambda: count("two_view_geometries"), n_pairs)
-            models: dict[int, Any] = self._run_stage("cameras", reconstruct, lambda: self.n_registered, self.n_images)
-            return models
-
-    def add_points(self, model: Any, seed: int) -> Any:
-        """Returns a model with the points that COLMAP leaves out, as only two photographs show them, if it has few.
+    def add_points(self, model: Model, folder: Path) -> tuple[Model, str]:
+        """Adds the points to a model in a folder that COLMAP leaves out, as only two photographs show them, if it has
+        few. Returns the model, and a note if that fails, which leaves it as it is.
 
         Training starts from a Gaussian for each point, and cameras stay as they are.
         """
-        import pycolmap
-
-        if model.num_points3D() >= POINTS_PER_IMAGE * model.num_reg_images():
-            return model
-        options = pycolmap.IncrementalPipelineOptions(num_threads=self.threads, random_seed=seed)
-        options.triangulation.random_seed = seed
-        options.triangulation.ignore_two_view_tracks = False
-        folder = self.models / "denser"
-        folder.mkdir()
-
-        def triangulate() -> Any:
-            return pycolmap.triangulate_points(
-                model, self.database, self.images, folder, clear_points=True, options=options, refine_intrinsics=False
-            )
-
-        with _silenced_log():
-            return self._run_stage("cameras", triangulate, lambda: self.n_registered, self.n_images)
-
-    def count_features(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns, of each photograph by name, the number of its features, and that of photographs that it matches."""
-        import pycolmap
-
-        with contextlib.closing(pycolmap.Database.open(self.database)) as database:
-            names = {image.image_id: image.name for image in database.read_all_images()}
-            features = {name: database.num_keypoints_for_image(i) for i, name in names.items()}
-            matches = dict.fromkeys(names.values(), 0)
-            for pair, n_inliers in zip(*database.read_two_view_geometry_num_inliers(), strict=True):
-                for i in pycolmap.pair_id_to_image_pair(pair):
-                    matches[names[i]] += n_inliers > 0
-        return features, matches
-
-    def _has_features_of_tree(self) -> bool:
-        """Whether there are enough features for a vocabulary tree. With fewer, all pairs are matched in a minute."""
-        import pycolmap
-
-        with contextlib.closing(pycolmap.Database.open(self.database)) as database:
-            return bool(database.num_descriptors() >= TREE_FEATURES)
-
-    def _count_pairs(self) -> int:
-        """Returns the number of pairs that are matched, or one that is not smaller."""
-        n = self.n_images
-        if self.matching == "vocabulary-tree":
-            return min(n * (n - 1) // 2, n * SIMILAR)
-        if self.matching == "sequential":
-            return n * (OVERLAP + len(self._long_gaps())) + n // LOOP_PERIOD * LOOP_IMAGES
-        return n * (n - 1) // 2
-
-    def _long_gaps(self) -> list[int]:
-        return [gap for gap in (8, 16, 32, 64, 128, 256, 512, 1024) if gap < self.n_images]
-
-    def _match(self, seed: int) -> None:
-        import pycolmap
-
-        verification = pycolmap.TwoViewGeometryOptions()
-        verification.ransac.random_seed = seed
-        common: dict[str, Any] = dict(
-            matching_options=pycolmap.FeatureMatchingOptions(num_threads=self.threads, use_gpu=False),
-            verification_options=verification,
-            device=pycolmap.Device.cpu,
-            cancellation_token=self.cancellation,
-        )
-        if self.matching == "exhaustive":
-            every = pycolmap.ExhaustivePairingOptions(block_size=MATCHING_BLOCK_SIZE)
-            pycolmap.match_exhaustive(self.database, pairing_options=every, **common)
-            return
-        tree = self.database.with_name("words.bin")
-        self._build_tree(tree)
-        if self.matching == "vocabulary-tree":
-            alike = pycolmap.VocabTreePairingOptions(num_images=SIMILAR, vocab_tree_path=tree, num_threads=self.threads)
-            pycolmap.match_vocabtree(self.database, pairing_options=alike, **common)
-        else:
-            near = pycolmap.SequentialPairingOptions(overlap=OVERLAP, quadratic_overlap=False)
-            far = pycolmap.SequentialPairingOptions(
-                overlap=3 + len(self._long_gaps()),
-                loop_detection=True,
-                loop_detection_period=LOOP_PERIOD,
-                loop_detection_num_images=LOOP_IMAGES,
-                vocab_tree_path=tree,
-                num_threads=self.threads,
-            )
-            for pairing in (near, far):
-                if not self.cancellation.is_cancelled:
-                    pycolmap.match_sequential(self.database, pairing_options=pairing, **common)
-        tree.unlink()
-
-    def _build_tree(self, path: Path) -> None:
-        """Writes a vocabulary tree of :data:`TREE_WORDS` words, clusters of about as many features of each image."""
-        import pycolmap
-
-        parts = []
-        with contextlib.closing(pycolmap.Database.open(self.database)) as database:
-            every = database.num_descriptors() / TREE_FEATURES
-            for image in database.read_all_images():
-                found = database.read_descriptors(image.image_id)
-                parts.append(found.data[np.arange(0, len(found.data), every).astype(int)])
-        features = pycolmap.FeatureDescriptorsFloat(found.type, np.concatenate(parts).astype(np.float32))
-        options = pycolmap.VisualIndex.BuildOptions(
-            num_visual_words=TREE_WORDS, num_iterations=10, num_rounds=1, num_threads=self.threads
-        )
-        index = pycolmap.VisualIndex.create(features.data.shape[1], TREE_EMBEDDING)
-        index.build(options, features)
-        index.write(path)
-
-    def _on_initial_image_pair(self) -> None:
-        self.n_registered = 2
-
-    def _on_next_image(self) -> None:
-        self.n_registered += 1
-
-    def _run_stage(self, stage: Stage, function: Callable[[], Any], done: Callable[[], int], total: int) -> Any:
-        """Runs `function` in a thread and returns its result. An interrupt cancels the thread and waits for it."""
-        results: list[Any] = []
-        errors: list[Exception] = []
-        # Not thread.join: an interrupted join marks a running thread as ended (Python 3.11).
-        ended = threading.Event()
-
-        def target() -> None:
-            try:
-                results.append(function())
-            except Exception as error:
-                errors.append(error)
-            finally:
-                ended.set()
-
-        threading.Thread(target=target, daemon=True).start()
+        if model.points >= POINTS_PER_IMAGE * len(model.names):
+            return model, ""
+        denser = self.models / "denser"
+        request = {"images": str(self.images), "start": str(folder), "result": str(denser)}
         try:
-            while not ended.wait(POLL_SECONDS):
-                self.on_progress(stage, min(done(), total), total)
-        except BaseException:
-            self.cancellation.cancel()
-            ended.wait()
-            raise
-        if errors and isinstance(errors[0], MemoryError):
-            raise errors[0]
-        if errors:
-            # pycolmap passes on C++ exceptions of many types.
-            raise FileError(f"{self.photos}: COLMAP failed in stage {stage!r}: {str(errors[0])[:200]}") from errors[0]
-        self.on_progress(stage, total if stage == "matches" else min(done(), total), total)
-        return results[0]
+            found = _model(self._run("points", request, lambda _: len(model.names), self.n_images))
+        except FileError as error:
+            return model, f"added no points of two photographs: {error}"
+        # Where COLMAP finds fewer, even none, they were good enough before.
+        if found.points <= model.points or set(found.names) != set(model.names):
+            return model, ""
+        shutil.rmtree(folder)
+        os.replace(denser, folder)
+        return found, ""
+
+    def _count(self, table: str) -> int:
+        """Returns the number of rows of a table of the database; 0 if it is missing or locked."""
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(f"{self.database.absolute().as_uri()}?mode=ro", uri=True)) as database,
+        ):
+            return int(database.execute(f"select count(*) from {table}").fetchone()[0])
+        return 0
+
+    def _run(self, name: str, request: dict[str, Any], done: Callable[[int], int], total: int) -> Any:
+        """Runs a stage and returns its result. `done` returns its progress, given the number of registered photographs.
+
+        Raises FileError if COLMAP fails or aborts. An interrupt ends the process.
+        """
+        stage: Any = "cameras" if name == "points" else name
+        command = [sys.executable, "-P", str(PROGRAM)]
+        with _Answers(command, {"stage": name, **self.common, **request}) as answers:
+            while not answers.wait(POLL_SECONDS):
+                self.on_progress(stage, min(done(answers.registered), total), total)
+        answer = answers.answer
+        if "result" not in answer:
+            raise self._error(stage, answer, answers.returncode, answers.log)
+        self.on_progress(stage, total if stage == "matches" else min(done(answers.registered), total), total)
+        return answer["result"]
+
+    def _error(self, stage: str, answer: dict[str, Any], returncode: int, log: Sequence[str]) -> Exception:
+        """Returns the error of a stage that has no result."""
+        if answer.get("type") == "MemoryError":
+            return MemoryError(answer["error"])
+        if answer.get("type") in ("ImportError", "ModuleNotFoundError"):
+            return MissingExtraError(
+                f"pycolmap cannot be imported ({answer['error']}); run: pip install 'tsplat[train]'"
+            )
+        reason = answer.get("error") or _reason(log)
+        if returncode == -signal.SIGKILL:
+            reason = "the system killed it, as it does where memory is short; use smaller or fewer photographs"
+        elif not reason and returncode < 0:
+            reason = f"it crashed ({signal.Signals(-returncode).name})"
+        elif not reason:
+            reason = f"it ended with status {returncode}"
+        problem = f"{self.photos}: COLMAP failed in stage {stage!r}: {reason[:300]}"
+        if _is_full(self.database.parent, reason):
+            problem += "; the disk of the scene is full or a quota is reached: free some space, or choose another disk"
+        return FileError(problem)
 
 
-ROW_COUNTER = """
-import contextlib, signal, sqlite3, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-for table in sys.stdin:
-    rows = 0
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(sys.argv[1], uri=True)) as database:
-        rows = database.execute("select count(*) from " + table.strip()).fetchone()[0]
-    print(rows, flush=True)
-"""
-"""Program that prints the number of rows of each table named on stdin; 0 if the table is missing or locked."""
+class _Answers:
+    """A process that runs while the block does, and its answers.
 
-
-@contextlib.contextmanager
-def _row_counter(database: Path) -> Iterator[Callable[[str], int]]:
-    """Yields a function that counts the rows of a table while COLMAP writes to the database.
-
-    The database is read in another process: COLMAP links its own SQLite, and two copies of SQLite in one process break
-    each other's file locks.
+    Attributes:
+        registered: The number of registered photographs that it told last.
+        answer: Its last answer; empty if it ended without one.
+        log: The last lines that it printed.
     """
-    command = [sys.executable, "-I", "-c", ROW_COUNTER, f"{database.absolute().as_uri()}?mode=ro"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        stdin, stdout = process.stdin, process.stdout
 
-        def count(table: str) -> int:
-            stdin.write(f"{table}\n")
-            stdin.flush()
-            return int(stdout.readline() or 0)
+    def __init__(self, command: Sequence[str], request: dict[str, Any]) -> None:
+        self.registered = 0
+        self.answer: dict[str, Any] = {}
+        self.log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_log)]
+        for reader in self._readers:
+            reader.start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end tells more
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
 
+    def __enter__(self) -> "_Answers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    @property
+    def returncode(self) -> int:
+        """Exit status, or minus the number of the signal that ended the process."""
+        return self._process.wait()
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether the process has ended, after waiting for it for some time."""
         try:
-            yield count
-        finally:
-            process.kill()
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):  # cut off
+                answer = json.loads(line)
+                if isinstance(answer, list):
+                    self.registered = answer[0]
+                else:
+                    self.answer = answer
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.log.append(line.decode(errors="replace").strip())
 
 
-@contextlib.contextmanager
-def _silenced_log() -> Iterator[None]:
-    """Suppresses COLMAP's log on stderr, which duplicates the errors and progress reported here."""
-    import pycolmap
+def _model(entry: dict[str, Any]) -> Model:
+    return Model(tuple(entry["names"]), entry["points"], entry["error"])
 
-    level = pycolmap.logging.minloglevel
-    pycolmap.logging.minloglevel = pycolmap.logging.FATAL.value
-    try:
-        yield
-    finally:
-        pycolmap.logging.minloglevel = level
+
+def _reason(log: Sequence[str]) -> str:
+    """Returns what COLMAP printed before it aborted: a fatal error of its log, or an exception of C++; else nothing."""
+    for pattern in (r"F\d{8} .*?\] (.*)", r"what\(\): +(.*)"):
+        for line in log:
+            match = re.match(pattern, line)
+            if match and match[1]:
+                return match[1]
+    return ""
+
+
+def _is_full(folder: Path, reason: str) -> bool:
+    """Whether a disk is full, or SQLite says so, which reports files larger than allowed as an error of the disk."""
+    if re.search(r"disk|no space|quota|too large", reason, re.IGNORECASE):
+        return True
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free < ROOM
+    return False

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 import os
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError, UnsupportedError
+from ...support.reading import open_file
 from ..cameras import Camera
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
@@ -115,6 +117,22 @@ def _is_unreadable(path: Path) -> bool:
     except FileError:
         return True
     return False
+
+
+def find_copies(paths: Sequence[Path]) -> dict[int, int]:
+    """Returns the index of each file that has the content of an earlier one, and the index of that one."""
+    sizes: dict[int, list[int]] = {}
+    for i, path in enumerate(paths):
+        sizes.setdefault(path.stat().st_size, []).append(i)
+    copies = {}
+    for indices in sizes.values():
+        firsts: dict[bytes, int] = {}
+        for i in indices if len(indices) > 1 else ():
+            with open_file(paths[i]) as file:
+                first = firsts.setdefault(hashlib.file_digest(file, "sha256").digest(), i)
+            if first != i:
+                copies[i] = first
+    return dict(sorted(copies.items()))
 
 
 def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[Photograph], list[str]]:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator
@@ -39,20 +40,27 @@ CUT = 1.0
 
 JPEG_QUALITY = 95
 
+FRAME_RATE = 30
+"""Frames per second of a video that does not tell its length."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Frames of a video that become photographs: their increasing indices; and the frames that begin a shot."""
+    """Frames of a video that become photographs: their increasing indices; the frames that begin a shot; and what
+    ffmpeg says of a video that is damaged or ends early."""
 
     frames: tuple[int, ...]
     n_frames: int
     cuts: tuple[int, ...]
+    damage: str = ""
 
 
 def extract_frames(
     video: Path, folder: Path, count: int | None, on_progress: Callable[[int, int], object] = lambda *_: None
 ) -> Chosen:
     """Writes frames of a video as ``frame_000123.jpg``, with the index of the frame, so that names are in its order.
+
+    A video that is damaged or ends early gives the frames that can be read. Raises FileError if there are none.
 
     Args:
         video: A file that ffmpeg can read. It is rotated as its metadata say.
@@ -64,24 +72,29 @@ def extract_frames(
     total, seconds = _count(video)
     measured = []
     before = None
-    for i, frame in enumerate(_read(video, "pgm", SMALLER)):
+    log: list[str] = []
+    for i, frame in enumerate(_read(video, "pgm", SMALLER, log)):
         measured.append(_measure(frame.astype(np.float32), before))
         before = frame.astype(np.float32)
         on_progress(min(i + 1, total) // 2, total)
     if not measured:
-        raise FileError(f"{video}: the video has no frames")
+        reason = ", ".join(dict.fromkeys((log[0], log[-1])))[:300] if log else "it has no frames"
+        raise FileError(f"{video}: ffmpeg cannot read it as a video: {reason}")
+    total, seconds = len(measured), seconds or len(measured) / FRAME_RATE
     chosen = choose_frames(
         np.array(measured), count or min(FRAMES_MOST, max(FRAMES_LEAST, round(seconds * FRAMES_PER_SECOND)))
     )
     wanted = set(chosen.frames)
+    written = []
     with contextlib.closing(_read(video, "ppm")) as frames:
         for i, frame in enumerate(itertools.islice(frames, chosen.frames[-1] + 1)):
             if i in wanted:
                 path = folder / f"frame_{i:06d}.jpg"
                 Image.fromarray(frame).save(path, quality=JPEG_QUALITY, subsampling=0)
+                written.append(i)
             on_progress((total + min(i + 1, total)) // 2, total)
     on_progress(total, total)
-    return chosen
+    return dataclasses.replace(chosen, frames=tuple(written), damage=log[0][:200] if log else "")
 
 
 def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen:
@@ -142,30 +155,37 @@ def _shrink(frame: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _count(video: Path) -> tuple[int, float]:
-    """Returns about how many frames a video has, at least one, and its seconds."""
+    """Returns about how many frames a video has, at least one, and its seconds; 0 if they are not known."""
     import imageio_ffmpeg
 
     try:
         n, seconds = imageio_ffmpeg.count_frames_and_secs(str(video.absolute()))
-    except RuntimeError as error:
-        raise _unreadable(video, str(error)) from error
+    except Exception:  # of a damaged video, whose frames are counted as they are read
+        return 1, 0.0
     return max(1, n), seconds
 
 
-def _read(video: Path, codec: str, filters: str = "null") -> Generator[npt.NDArray[np.uint8], None, None]:
-    """Yields the frames of a video: [H, W] gray for the codec ``pgm``, [H, W, 3] RGB for ``ppm``."""
+def _read(
+    video: Path, codec: str, filters: str = "null", log: list[str] | None = None
+) -> Generator[npt.NDArray[np.uint8], None, None]:
+    """Yields the frames of a video: [H, W] gray for the codec ``pgm``, [H, W, 3] RGB for ``ppm``.
+
+    Frames end where ffmpeg ends, in any way. What it prints about errors is appended to `log` then.
+    """
     import imageio_ffmpeg
 
     source = ["-i", f"file:{video.absolute()}", "-map", "0:v:0", "-vf", filters]
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", *source, "-f", "image2pipe", "-c:v", codec, "-"]
     pipes: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stderr=log, **pipes) as process:
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(command, stderr=errors, **pipes) as process:
         assert process.stdout is not None
         try:
             # A header of three lines before each frame: its kind, its width and height, and the largest value.
             while process.stdout.readline():
-                width, height = map(int, process.stdout.readline().split())
-                process.stdout.readline()
+                size = process.stdout.readline().split()
+                if not process.stdout.readline():
+                    break
+                width, height = map(int, size)
                 shape = (height, width) if codec == "pgm" else (height, width, 3)
                 data = process.stdout.read(math.prod(shape))
                 if len(data) < math.prod(shape):
@@ -174,11 +194,11 @@ def _read(video: Path, codec: str, filters: str = "null") -> Generator[npt.NDArr
         except BaseException:
             process.kill()
             raise
-        if process.wait():
-            log.seek(0)
-            raise _unreadable(video, log.read().decode(errors="replace"))
-
-
-def _unreadable(video: Path, log: str) -> FileError:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return FileError(f"{video}: ffmpeg cannot read it as a video: {lines[-1][:200] if lines else 'it says nothing'}")
+        process.stdout.close()
+        status = process.wait()
+        if log is not None:
+            errors.seek(0)
+            # Without the name and the address of a part of ffmpeg, in brackets.
+            lines = errors.read().decode(errors="replace").splitlines()
+            lines = [re.sub(r"^\[[^]]*\] ", "", line.strip()) for line in lines]
+            log += [line for line in lines if line] or ([f"exit status {status}"] if status else [])

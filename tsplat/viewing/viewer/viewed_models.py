@@ -19,8 +19,8 @@ from ...scene.capture.views import Color, View
 from ...scene.cropping import Corner
 from ...scene.formats.checkpoints import open_model
 from ...scene.gaussians import Gaussians, drop_invalid
-from ..run_cameras import find_background, find_cameras
-from ..start_views import SIZE, frame_start
+from ..run_cameras import FOV, find_background, find_cameras
+from ..start_views import SIZE, StartView, first_view
 from ..trajectories import cameras_of_views
 from .renderer import Pose, Renderer, Settings
 
@@ -40,6 +40,7 @@ class ViewedModel:
         background: Background color at first.
         eye, target, up: First camera position, the point it looks at, and the direction that points up; [3] each.
         fov: Vertical field of view in degrees.
+        aspect: Width of what is shown at first over its height.
         read_views: Reads the photographs; None if there are none, or if `views` has them.
         path: What it was read from; None for one in memory.
     """
@@ -53,6 +54,7 @@ class ViewedModel:
     target: list[float]
     up: list[float]
     fov: float
+    aspect: float = SIZE[0] / SIZE[1]
     read_views: Callable[[], Mapping[str, View]] | None = None
     path: Path | None = None
     _reading: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
@@ -67,7 +69,7 @@ class ViewedModel:
         In upright images, which would cut the model off, the position is farther away. Where photographs were taken
         stays the position of a run; there the field of view is wider.
         """
-        narrower = SIZE[0] / SIZE[1] * max(height, 1) / max(width, 1)
+        narrower = self.aspect * max(height, 1) / max(width, 1)
         if narrower <= 1:
             return self.eye, self.fov
         if self.cameras:
@@ -168,14 +170,20 @@ def frame_model(
     views: Mapping[str, View] | None = None,
     background: Color = (0.0, 0.0, 0.0),
 ) -> ViewedModel:
-    """Places the first camera as the cameras of the photographs or, without any, so that all Gaussians are visible.
+    """Starts with the camera of the first photograph or, without any, so that all Gaussians are visible.
 
     Args:
         name, renderer, cameras, views, background: As in :class:`ViewedModel`; `cameras` on the CPU.
     """
     gaussians = renderer.gaussians.map(lambda tensor: tensor.detach().cpu())
     try:
-        framing = frame_start(gaussians, cameras)
+        start = first_view(gaussians, cameras)
     except ArgumentError:  # nothing is visible
-        framing = [0.0, 0.0, -3.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], 50.0
-    return ViewedModel(name, renderer, list(cameras), dict(views or {}), background, *framing)
+        slope = math.tan(math.radians(FOV) / 2)
+        start = StartView((0.0, 0.0, -3.0), (0.0, 0.0, 0.0), (0.0, -1.0, 0.0), (slope * SIZE[0] / SIZE[1], slope))
+    eye, target, up = (list(values) for values in (start.eye, start.target, start.up))
+    horizontal, vertical = start.slopes
+    fov = math.degrees(2 * math.atan(vertical))
+    return ViewedModel(
+        name, renderer, list(cameras), dict(views or {}), background, eye, target, up, fov, horizontal / vertical
+    )

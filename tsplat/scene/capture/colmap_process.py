@@ -1,0 +1,216 @@
+"""Runs one stage of COLMAP in a process of its own: ``python colmap_process.py``. Imports nothing of tsplat.
+
+COLMAP aborts where it cannot go on, as on a full disk, and its libraries clash with those of other packages: imported
+first, it makes Pillow crash. The request is a line of JSON on standard input, the name of a stage and its arguments.
+Each line of standard output is JSON: ``[n]``, the photographs registered so far; at last ``{"result": ...}``, or
+``{"error": ..., "type": ...}``. The process ends when its standard input does, as when the one that started it dies.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Send = Callable[[Any], object]
+
+
+def features(
+    _send: Send, *, database: str, images: str, masks: str | None, mode: str, model: str, max_size: int,
+    peak: float | None, threads: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Extracts features of photographs that have none yet. Returns the number of features of each that can be read, and
+    of all."""
+    import pycolmap
+
+    pycolmap.set_random_seed(seed)
+    extraction = pycolmap.FeatureExtractionOptions(max_image_size=max_size, num_threads=threads, use_gpu=False)
+    if peak is not None:
+        extraction.sift.peak_threshold = peak
+    reader = pycolmap.ImageReaderOptions(camera_model=model, **({} if masks is None else {"mask_path": Path(masks)}))
+    pycolmap.extract_features(
+        Path(database),
+        Path(images),
+        camera_mode=getattr(pycolmap.CameraMode, mode),
+        reader_options=reader,
+        extraction_options=extraction,
+        device=pycolmap.Device.cpu,
+    )
+    with contextlib.closing(pycolmap.Database.open(Path(database))) as found:
+        counts = {image.name: found.num_keypoints_for_image(image.image_id) for image in found.read_all_images()}
+        return {"features": counts, "descriptors": found.num_descriptors()}
+
+
+def matches(
+    _send: Send, *, database: str, seed: int, threads: int, block: int | None, pairings: list[dict[str, Any]],
+    tree: dict[str, int] | None,
+) -> dict[str, int]:  # fmt: skip
+    """Matches all pairs in blocks of photographs, or the pairs of each pairing. Returns how many photographs each
+    matches.
+
+    `pairings` have options of COLMAP and ``kind``: sequential or vocabulary-tree. `tree` are the numbers of words and
+    features and the length of an embedding of a tree that is built first, where one is needed.
+    """
+    import pycolmap
+
+    pycolmap.set_random_seed(seed)
+    path = Path(database)
+    verification = pycolmap.TwoViewGeometryOptions()
+    verification.ransac.random_seed = seed
+    common: dict[str, Any] = dict(
+        matching_options=pycolmap.FeatureMatchingOptions(num_threads=threads, use_gpu=False),
+        verification_options=verification,
+        device=pycolmap.Device.cpu,
+    )
+    if block is not None:
+        every = pycolmap.ExhaustivePairingOptions(block_size=block)
+        pycolmap.match_exhaustive(path, pairing_options=every, **common)
+    words = path.with_name("words.bin")
+    if tree is not None:
+        build_tree(path, words, threads=threads, **tree)
+    for pairing in pairings:
+        kind = pairing.pop("kind")
+        if kind == "vocabulary-tree" or pairing.get("loop_detection"):
+            pairing |= {"vocab_tree_path": words, "num_threads": threads}
+        if kind == "sequential":
+            pycolmap.match_sequential(path, pairing_options=pycolmap.SequentialPairingOptions(**pairing), **common)
+        else:
+            pycolmap.match_vocabtree(path, pairing_options=pycolmap.VocabTreePairingOptions(**pairing), **common)
+    words.unlink(missing_ok=True)
+    with contextlib.closing(pycolmap.Database.open(path)) as found:
+        names = {image.image_id: image.name for image in found.read_all_images()}
+        counts = dict.fromkeys(names.values(), 0)
+        for pair, n_inliers in zip(*found.read_two_view_geometry_num_inliers(), strict=True):
+            for i in pycolmap.pair_id_to_image_pair(pair):
+                counts[names[i]] += int(n_inliers > 0)
+    return counts
+
+
+def build_tree(database: Path, path: Path, *, words: int, features: int, embedding: int, threads: int) -> None:
+    """Writes a vocabulary tree of so many words, clusters of about as many features of each photograph."""
+    import pycolmap
+
+    parts = []
+    with contextlib.closing(pycolmap.Database.open(database)) as found:
+        every = found.num_descriptors() / features
+        for image in found.read_all_images():
+            descriptors = found.read_descriptors(image.image_id)
+            parts.append(descriptors.data[np.arange(0, len(descriptors.data), every).astype(int)])
+    values = pycolmap.FeatureDescriptorsFloat(descriptors.type, np.concatenate(parts).astype(np.float32))
+    options = pycolmap.VisualIndex.BuildOptions(
+        num_visual_words=words, num_iterations=10, num_rounds=1, num_threads=threads
+    )
+    index = pycolmap.VisualIndex.create(values.data.shape[1], embedding)
+    index.build(options, values)
+    index.write(path)
+
+
+def cameras(
+    send: Send, *, database: str, images: str, models: str, best: str, threads: int, seed: int
+) -> list[dict[str, Any]]:
+    """Computes models, and writes the one with the most photographs to `best`. Returns their descriptions, that one
+    first."""
+    import pycolmap
+
+    pycolmap.set_random_seed(seed)
+    options = pycolmap.IncrementalPipelineOptions(num_threads=threads, random_seed=seed)
+    options.mapper.random_seed = seed
+    options.triangulation.random_seed = seed
+    n_registered = 0
+
+    def on_images(number: int) -> None:
+        nonlocal n_registered
+        n_registered += number
+        send([n_registered])
+
+    found: dict[int, Any] = pycolmap.incremental_mapping(
+        Path(database),
+        Path(images),
+        Path(models),
+        options=options,
+        initial_image_pair_callback=lambda: on_images(2 - n_registered),
+        next_image_callback=lambda: on_images(1),
+    )
+    order = sorted(found, key=lambda i: (-found[i].num_reg_images(), -found[i].num_points3D(), i))
+    if order:
+        write(found[order[0]], best)
+    return [describe(found[i]) for i in order]
+
+
+def points(
+    _send: Send, *, database: str, images: str, start: str, result: str, threads: int, seed: int
+) -> dict[str, Any]:
+    """Triangulates a model again, with points that only two photographs show, and writes it to the folder `result`."""
+    import pycolmap
+
+    pycolmap.set_random_seed(seed)
+    options = pycolmap.IncrementalPipelineOptions(num_threads=threads, random_seed=seed)
+    options.triangulation.random_seed = seed
+    options.triangulation.ignore_two_view_tracks = False
+    os.mkdir(result)
+    model = pycolmap.triangulate_points(
+        pycolmap.Reconstruction(Path(start)), Path(database), Path(images), Path(result), clear_points=True,
+        options=options, refine_intrinsics=False,
+    )  # fmt: skip
+    write(model, result)
+    return describe(model)
+
+
+def write(model: Any, folder: str) -> None:
+    """Writes a model to a folder, in binary."""
+    os.makedirs(folder, exist_ok=True)
+    model.write_binary(folder)
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Returns the names of the registered photographs, the number of points, and the mean error in pixels."""
+    names = [model.image(i).name for i in model.reg_image_ids()]
+    error = model.compute_mean_reprojection_error() if model.num_points3D() else 0.0
+    return {"names": names, "points": model.num_points3D(), "error": error}
+
+
+STAGES: dict[str, Callable[..., Any]] = {
+    "features": features, "matches": matches, "cameras": cameras, "points": points,
+}  # fmt: skip
+
+
+def end_with_input() -> None:
+    """Ends this process when its standard input ends."""
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
+
+
+def main() -> None:
+    """Runs the stage that standard input names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the process that started this one
+    answers = open(os.dup(1), "wb")  # noqa: SIM115
+    os.dup2(2, 1)  # what COLMAP prints is no answer
+
+    def send(value: Any) -> None:
+        answers.write(json.dumps(value).encode() + b"\n")
+        answers.flush()
+
+    with open(0, "rb", buffering=0, closefd=False) as requests:
+        request = json.loads(requests.readline())
+    threading.Thread(target=end_with_input, daemon=True).start()
+    try:
+        import pycolmap
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pycolmap's handler prints a stack trace
+        pycolmap.logging.minloglevel = pycolmap.logging.FATAL.value
+        answer = {"result": STAGES[request.pop("stage")](send, **request)}
+    # pycolmap passes on C++ exceptions of many types.
+    except Exception as error:
+        answer = {"error": str(error) or type(error).__name__, "type": type(error).__name__}
+    send(answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""The photographs and masks that a scene is computed from: found, decoded once, linked, and converted for COLMAP.
+
+What Pillow cannot decode cannot be trained on, and what COLMAP cannot decode becomes a PNG.
+"""
+
+import dataclasses
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ...errors import ArgumentError, FileError
+from ..images import ImageInfo, convert_image, read_image_info, read_mask
+from .colmap import find_mask
+from .image_cache import WORKERS_MAX
+from .photographs import CONVERT, PIXELS_AT_ONCE, UNSUPPORTED_SUFFIXES, find_copies
+from .video_frames import VIDEO_SUFFIXES
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
+OTHER_SUFFIXES = (".jpe", ".jfif", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".hif", ".jxl")
+"""Photographs that Pillow can read, some of them with plugins. It takes the preview of a raw image for its image."""
+
+SIDE_MIN = 4
+"""Pixels of the shorter side, at the size at which features are extracted, below which there are none, and COLMAP
+crashes."""
+
+NAMES_MOST = 10
+"""Names of photographs in a note."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A photograph in the user's folder, and what its header says."""
+
+    path: Path
+    info: ImageInfo
+
+
+def find_photographs(
+    photos: Path,
+    masks: Path | None,
+    *,
+    max_size: int,
+    single_camera: bool,
+    on_decoded: Callable[[int], object] = lambda _: None,
+) -> tuple[dict[str, Source], list[str]]:
+    """Returns the photographs in a folder by name, in order, and notes, after checking that they can be used.
+
+    Subfolders are searched, but not those of masks, of scenes, and hidden ones. Photographs that cannot be decoded, or
+    are too narrow at `max_size`, are left out with a note. `on_decoded` is called with the number of photographs, again
+    and again while they are decoded.
+    """
+    if not photos.is_dir():
+        raise FileError(f"{photos}: no such folder; videos end in {', '.join(VIDEO_SUFFIXES)}")
+    visible: list[Path] = []
+    for parent, folders, names in os.walk(photos):
+        folders[:] = [name for name in folders if _has_photographs(Path(parent, name), masks)]
+        visible += [Path(parent, name) for name in names if not name.startswith(".")]
+    visible.sort(key=lambda path: path.relative_to(photos).as_posix())
+    paths = [path for path in visible if path.suffix.lower() in (*SUFFIXES, *OTHER_SUFFIXES)]
+    for path in paths:
+        try:
+            path.relative_to(photos).as_posix().encode()
+        except UnicodeEncodeError as error:
+            raise FileError(f"{path}: expected a name in UTF-8, which COLMAP needs; rename it") from error
+    unknown = [path for path in visible if path.suffix.lower() in UNSUPPORTED_SUFFIXES and path not in paths]
+    damaged: dict[Path, str] = {}
+    narrow: dict[Path, str] = {}
+    files: dict[str, Source] = {}
+    for path, info in zip(paths, _decode(paths, on_decoded), strict=True):
+        if isinstance(info, FileError):
+            if path.suffix.lower() in UNSUPPORTED_SUFFIXES:
+                unknown.append(path)
+            else:
+                damaged[path] = str(info).removeprefix(f"{path}: ")
+            continue
+        longer, shorter = max(info.width, info.height), min(info.width, info.height)
+        if shorter * min(1.0, max_size / longer) < SIDE_MIN:
+            narrow[path] = f"{info.width}×{info.height} pixels, of which a max_size of {max_size} leaves a line"
+        else:
+            files[path.relative_to(photos).as_posix()] = Source(path, info)
+    notes = []
+    if unknown:
+        notes.append(
+            f"skipped {len(unknown)} photographs in formats that cannot be read (first: {min(unknown)}); {CONVERT}"
+        )
+    for left_out, what in ((damaged, "cannot be read"), (narrow, "are too narrow")):
+        if left_out:
+            reason = next(iter(left_out.values()))
+            notes.append(f"skipped {len(left_out)} photographs that {what}: {_list(left_out)}: {reason}")
+    if len(files) < 2:
+        raise FileError(
+            f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}"
+            + "".join(f"; {note}" for note in notes)
+        )
+    return files, notes + _check_cameras(photos, files, single_camera) + _note_copies(files)
+
+
+def _decode(paths: Sequence[Path], on_decoded: Callable[[int], object]) -> list[ImageInfo | FileError]:
+    """Decodes photographs in several threads. Returns their headers, or the errors of those that cannot be read."""
+
+    def read(path: Path, decoded: bool = True) -> ImageInfo | FileError:
+        try:
+            return read_image_info(path, decoded=decoded)
+        except FileError as error:
+            return error
+
+    headers = [read(path, False) for path in paths]
+    largest = max((info.width * info.height for info in headers if isinstance(info, ImageInfo)), default=1)
+    workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // max(largest, 1)))
+    found: list[ImageInfo | FileError] = []
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for info in pool.map(read, paths):
+            found.append(info)
+            on_decoded(len(paths))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+def _check_cameras(photos: Path, files: dict[str, Source], single_camera: bool) -> list[str]:
+    """Raises ArgumentError if photographs of one camera differ in size; returns a note if there are several cameras."""
+    if not single_camera:
+        return []
+    cameras: defaultdict[str, list[ImageInfo]] = defaultdict(list)
+    for name, source in files.items():
+        cameras[Path(name).parent.as_posix()].append(source.info)
+    for camera, infos in cameras.items():
+        sizes = Counter((info.width, info.height) for info in infos)
+        if len(sizes) > 1:
+            found = ", ".join(f"{count} of {width}×{height}" for (width, height), count in sizes.most_common(4))
+            raise ArgumentError(
+                f"{photos / camera}: expected photographs of one size from a single camera, found {found}; put those "
+                "of each camera into a subfolder, or pass single_camera=False (--no-single-camera)"
+            )
+    if len(cameras) == 1:
+        return []
+    shown = ", ".join(f"{name} ({len(infos)})" for name, infos in list(cameras.items())[:5])
+    return [f"{len(cameras)} cameras, one of each folder: {shown}{', …' if len(cameras) > 5 else ''}"]
+
+
+def _note_copies(files: dict[str, Source]) -> list[str]:
+    copies = find_copies([source.path for source in files.values()])
+    if not copies:
+        return []
+    names = list(files)
+    shown = [f"{names[i]} of {names[first]}" for i, first in copies.items()]
+    return [f"{len(copies)} photographs are copies of others: {_list(shown)}; delete them"]
+
+
+def _list(values: Iterable[object]) -> str:
+    words = list(map(str, values))
+    more = f" and {len(words) - NAMES_MOST} more" if len(words) > NAMES_MOST else ""
+    return f"{', '.join(words[:NAMES_MOST])}{more}"
+
+
+def _has_photographs(folder: Path, masks: Path | None) -> bool:
+    """Whether a subfolder may have photographs: it is not hidden, and holds neither masks nor a scene."""
+    if folder.name.startswith(".") or (folder / "sparse").is_dir():
+        return False
+    return masks is None or folder.resolve() != masks.resolve()
+
+
+def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]:
+    """Links the masks of photographs to where COLMAP and training find them: ``a.jpg.png`` in a folder.
+
+    COLMAP needs one of each photograph: those that have none get a white one, of which a note is returned.
+    """
+    from PIL import Image
+
+    if not masks.exists():
+        raise FileError(f"{masks}: no such file or folder; expected masks")
+    lacking = []
+    checked: set[Path] = set()
+    for name, source in files.items():
+        mask, target = masks if masks.is_file() else find_mask(masks, name), folder / f"{name}.png"
+        if mask is None:
+            lacking.append(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (source.info.width, source.info.height), 255).save(target)
+            continue
+        found = read_image_info(mask)
+        if (found.width, found.height) != (source.info.width, source.info.height):
+            raise ArgumentError(
+                f"{mask}: expected a mask of the size of {name}, {source.info.width}×{source.info.height}, found "
+                f"{found.width}×{found.height}"
+            )
+        if mask not in checked:
+            read_mask(mask)  # as training does
+            checked.add(mask)
+        if mask.suffix.lower() == ".png":
+            link(mask, target)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            convert_image(mask, target)
+    if len(lacking) == len(files):
+        raise FileError(f"{masks}: expected masks such as {lacking[0]}.png, found none")
+    return [f"{len(lacking)} photographs have no mask: all their pixels count (first: {lacking[0]})"] if lacking else []
+
+
+def convert_photographs(names: Sequence[str], images: Path, masks: Path | None) -> dict[str, str]:
+    """Replaces linked photographs by PNGs, ``a.webp.png`` for ``a.webp``, and renames masks; returns new names."""
+    renamed = {}
+    for name in names:
+        new = f"{name}.png"
+        while (images / new).exists():
+            new += ".png"
+        convert_image(images / name, images / new)
+        (images / name).unlink()
+        if masks is not None:
+            os.replace(masks / f"{name}.png", masks / f"{new}.png")
+        renamed[name] = new
+    return renamed
+
+
+def link(file: Path, target: Path) -> None:
+    """Creates a hard link, or a copy where that is not possible, and the folder that it is in."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file.resolve(), target)
+    except OSError:
+        shutil.copyfile(file, target)
