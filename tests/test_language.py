@@ -104,6 +104,7 @@ EXCEPTIONS = [
     Allowed("tests/viewing/viewer/test_opening_browser.py", r'"items"', "name in the protocol of Chromium"),
     Allowed("CHANGELOG.md", r"^\| `", "the old name of something that was renamed"),
     Allowed("tsplat/scene/capture/colmap_pipeline.py", r"(?i)pair", "two photographs, also in names of COLMAP"),
+    Allowed("tsplat/scene/capture/colmap_process.py", r"(?i)pair", "two photographs, also in names of COLMAP"),
     Allowed("tsplat/scene/formats/image_sets.py", r"zipfile\.BadZipFile", "exception of the standard library"),
     Allowed("tsplat/viewing/viewer/guard.py", r"(?i)host", "header of HTTP"),
     Allowed("tests/viewing/viewer/test_guard.py", r"(?i)host", "header of HTTP"),

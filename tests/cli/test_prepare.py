@@ -32,6 +32,7 @@ def test_prepare_prints_progress_and_result(photos, tmp_path, capsys):
     assert re.search(r"^cameras   5/5  \d+ s$", printed, re.MULTILINE)
     assert re.search(r"registered 5 of 5 photographs; \d+ points, mean reprojection error 0\.\d\d px", printed)
     assert len(printed.splitlines()) <= 3 * 4 + 4
+    assert printed.splitlines()[-1] == f"next: tsplat train {out} --out {out}_run"
     assert cli.main(["prepare", str(photos), "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert error == f"tsplat: error: {out}: already exists and is not an empty folder; choose another folder\n"

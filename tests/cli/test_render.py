@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -230,6 +231,35 @@ def test_render_writes_maps_beside_images(model, tmp_path, capsys):
     assert lengths.max() == pytest.approx(1, abs=1e-5)
     assert cli.main([*call, str(tmp_path / "a.gif")]) == 2
     assert "--maps: a video has no files of frames" in capsys.readouterr().err
+
+
+def test_announced_size_of_a_video_is_that_of_its_file(model, tmp_path, capsys):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
+    out = tmp_path / "a.mp4"
+    call = ["render", str(model), "--frames", "2", "--out", str(out), "--height", "33", "--width"]
+    assert cli.main([*call, "31"]) == 0
+    assert "2 frames of 30×32 pixels" in capsys.readouterr().out
+    described = subprocess.run([ffmpeg.get_ffmpeg_exe(), "-i", str(out)], capture_output=True, check=False).stderr
+    assert b", 30x32" in described
+    assert cli.main([*call, "1"]) == 2
+    assert "expected frames of at least 2×2 pixels" in capsys.readouterr().err
+
+
+def test_run_is_rendered_from_its_first_photograph(run, tmp_path):
+    for options in ([], ["--view", "0.png"], ["--width", "60", "--height", "40"], ["--fov", "80"]):
+        assert cli.main(["render", str(run), *options, "--out", str(tmp_path / "a.png")]) == 0
+        pixels = read_pixels(tmp_path / "a.png")
+        if not options:
+            first = pixels
+            assert pixels.shape == (20, 30, 3)
+        elif options[0] == "--view":
+            assert (pixels == first).all()
+        elif options[0] == "--width":  # the same field of view, with four pixels for each
+            assert pixels.shape == (40, 60, 3)
+            smaller = pixels.reshape(20, 2, 30, 2, 3).mean((1, 3))
+            assert abs(smaller - first).mean() < 2
+        else:
+            assert pixels.shape == (600, 800, 3)
 
 
 def test_render_writes_a_gif(model, tmp_path):

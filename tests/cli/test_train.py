@@ -42,9 +42,10 @@ def test_images_that_are_too_small_to_evaluate_are_named(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_train_writes_a_run_that_renders_and_exports(tmp_path, forks):
+def test_train_writes_a_run_that_renders_and_exports(tmp_path, forks, capsys):
     scene, run = write_scene(tmp_path / "scene"), tmp_path / "run"
     assert cli.main(["train", str(scene), "--out", str(run), "--steps", "3", "--backend", "torch"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: tsplat view {run}"
     out = tmp_path / "a.png"
     for model in (run, run / "point_cloud.ply"):
         assert cli.main(["render", str(model), "--out", str(out), "--width", "32", "--height", "24"]) == 0

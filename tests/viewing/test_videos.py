@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 from tsplat import ArgumentError
 from tsplat.scene import Camera, Gaussians, MissingExtraError, intrinsics, look_at
 from tsplat.viewing import render_frames, write_frames
-from tsplat.viewing.videos import map_writer, write_gif
+from tsplat.viewing.videos import default_video, frame_size, map_writer, write_gif
 
 
 def balls():
@@ -94,6 +95,40 @@ def test_write_frames_writes_pngs_or_a_gif(tmp_path):
     write_frames(tmp_path / "a.gif", frames, fps=20)
     with Image.open(tmp_path / "a.gif") as video:
         assert (video.n_frames, video.size, video.info["duration"]) == (2, (48, 36), 50)
+
+
+def test_frames_of_a_longer_call_do_not_stay(tmp_path):
+    frames = list(render_frames(balls(), [camera((0.1 * i, 0.0, -4.0)) for i in range(4)]))
+    for i in range(4):
+        np.save(tmp_path / f"{i:05d}.npy", i)
+    others = ["00007.png", "notes.txt"]  # neither follows a frame
+    for name in others:
+        (tmp_path / name).write_text("keep")
+    write_frames(tmp_path, frames)
+    write_frames(tmp_path, frames[:2])
+    kept = ["00000.npy", "00000.png", "00001.npy", "00001.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept + others)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_videos_are_mp4_where_the_encoder_is_installed(installed, tmp_path, monkeypatch):
+    if installed:
+        use_ffmpeg(tmp_path, monkeypatch, "exit 0")
+    else:
+        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert default_video() == ("video.mp4" if installed else "video.gif")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "size"), [(".mp4", (30, 32)), (".webm", (30, 32)), (".gif", (31, 33)), ("", (31, 33))]
+)
+def test_size_of_frames_is_that_which_is_written(suffix, size):
+    assert frame_size(Path(f"a{suffix}"), 31, 33) == size
+
+
+def test_frames_too_small_for_a_codec_are_refused():
+    with pytest.raises(ArgumentError, match=r"at least 2×2 pixels for a \.mp4 video, found 1×40"):
+        frame_size(Path("a.mp4"), 1, 40)
 
 
 def test_write_frames_rejects_other_suffixes(tmp_path):

@@ -6,6 +6,7 @@ rendering, converting and describing a model import nothing of `tsplat.training`
 
 import contextlib
 import os
+import shlex
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ from ..viewing.outputs import check_output
 from ..viewing.run_cameras import complete_framing, find_background, find_cameras, find_run, vertical_fov
 from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
-from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
+from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer
 from .large_models import FRAMING, Task, open_large, read_smaller, warn_user
 
 
@@ -41,7 +42,14 @@ def demo(arguments: Namespace) -> int:
     from ..training import demo as run_demo
 
     run_demo(arguments.out, backend=arguments.backend, steps=arguments.steps, seed=arguments.seed)
+    _print_next("view", arguments.out)
     return 0
+
+
+def _print_next(*words: str | Path) -> None:
+    """Prints the command to run next, on one rank."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"next: tsplat {shlex.join(map(str, words))}")
 
 
 def prepare(arguments: Namespace) -> int:
@@ -68,6 +76,8 @@ def prepare(arguments: Namespace) -> int:
         print(f"found {prepared.n_models} models that do not connect; kept the largest")
     masks = "" if arguments.masks is None else ", masks/"
     print(f"wrote {arguments.out}: images/, sparse/0/{masks}; cameras.png shows the cameras and points")
+    scene = arguments.out
+    _print_next("train", scene, "--out", scene.with_name(f"{scene.name}_run") if scene.name else "run")
     return 0
 
 
@@ -98,6 +108,8 @@ def render(arguments: Namespace) -> int:
     gaussians = large.sample(FRAMING) if large is not None else drop_invalid(open_model_of(arguments), print)
     cameras = _cameras(arguments, gaussians)
     background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
+    for camera in cameras if trajectory is not None else ():
+        frame_size(out, camera.width, camera.height)  # before anything is rendered
     with output_folder(out.parent), contextlib.nullcontext() if large is None else large:
         options = {"background": background, "on_map": on_map, **options_of(arguments, "show", "backend")}
         if large is None:
@@ -109,10 +121,11 @@ def render(arguments: Namespace) -> int:
         else:
             write_frames(out, track(frames, len(cameras), "rendering"), arguments.fps)
     # Of a folder, which may have other files, only the frames.
-    paths = [out / f"{i:05d}.png" for i in range(len(cameras))] if out.is_dir() else [out]
+    paths = [out / frame_name(i) for i in range(len(cameras))] if out.is_dir() else [out]
+    width, height = frame_size(out, cameras[0].width, cameras[0].height)
     what = "" if trajectory is None else f"{len(cameras)} frames of "
     print(
-        f"wrote {out}: {what}{cameras[0].width}×{cameras[0].height} pixels, "
+        f"wrote {out}: {what}{width}×{height} pixels, "
         f"{sum(path.stat().st_size for path in paths) / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     )
     return 0
@@ -223,10 +236,12 @@ def train(arguments: Namespace) -> int:
     if isinstance(options, Resume):
         names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes")
         resume(options.run, view=view, **options_of(options, *names))
+        _print_next("view", options.run)
     else:
         print_note(arguments.rest)
         config = run_config(options) if options.minutes is None else lambda n: run_config(parse(arguments.rest, n))
         run_train(config, options.out, minutes=options.minutes, stop_after=options.stop_after, view=view)
+        _print_next("view", options.out)
     return 0
 
 

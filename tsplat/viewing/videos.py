@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..arguments import check_choice
 from ..config import Backend
-from ..errors import ArgumentError
+from ..errors import ArgumentError, MissingExtraError
 from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
@@ -92,7 +92,7 @@ def map_writer(path: str | os.PathLike[str]) -> OnMap:
         raise ArgumentError(f"--maps: a video has no files of frames; write frames to a folder, such as {path.stem}")
 
     def write(i: int, values: Tensor) -> None:
-        with atomic_write(path.with_suffix(".npy") if path.suffix else path / f"{i:05d}.npy") as file:
+        with atomic_write(path.with_suffix(".npy") if path.suffix else path / frame_name(i, ".npy")) as file:
             np.save(file, values.float().cpu().numpy())
 
     return write
@@ -101,7 +101,8 @@ def map_writer(path: str | os.PathLike[str]) -> OnMap:
 def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: int = 30) -> None:
     """Writes frames [H, W, 3] in [0, 1] as a video, `.mp4`, `.webm` or `.gif`, or as PNGs into a folder.
 
-    Videos are written atomically. Frames of `.mp4` and `.webm` are cropped to an even width and height.
+    Videos are written atomically. Frames of `.mp4` and `.webm` are cropped to an even width and height. In a folder,
+    frames that a longer call has left there are removed.
 
     Args:
         path: A file name with one of these suffixes, or a folder name without a suffix; folders are created.
@@ -132,8 +133,49 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
         elif path.suffix:
             _write_video(path, frames, fps)
         else:
+            count = 0
             for i, frame in enumerate(frames):
-                write_png(path / f"{i:05d}.png", frame)
+                write_png(path / frame_name(i), frame)
+                count = i + 1
+            _remove_frames(path, count)
+
+
+def frame_name(index: int, suffix: str = ".png") -> str:
+    """Returns the name of a frame, or of its map, in a folder."""
+    return f"{index:05d}{suffix}"
+
+
+def _remove_frames(folder: Path, count: int) -> None:
+    """Removes the frames and maps that an earlier, longer call has left behind the first `count`."""
+    for i in itertools.count(count):
+        left = [path for suffix in (".png", ".npy") if (path := folder / frame_name(i, suffix)).is_file()]
+        if not left:
+            return
+        for path in left:
+            path.unlink()
+
+
+def frame_size(path: Path, width: int, height: int) -> tuple[int, int]:
+    """Returns the width and height of frames as :func:`write_frames` writes them: codecs require even ones.
+
+    Raises ArgumentError if they are too small for a video.
+    """
+    if path.suffix not in CODECS:
+        return width, height
+    if min(width, height) < 2:
+        raise ArgumentError(
+            f"{path}: expected frames of at least 2×2 pixels for a {path.suffix} video, found {width}×{height}"
+        )
+    return width // 2 * 2, height // 2 * 2
+
+
+def default_video() -> str:
+    """Returns the name of a video: an MP4 where its encoder is installed, else a GIF, which is many times as large."""
+    try:
+        check_video_path(Path("video.mp4"))
+    except MissingExtraError:
+        return "video.gif"
+    return "video.mp4"
 
 
 def check_video_path(path: Path) -> None:
@@ -168,7 +210,7 @@ def _write_video(path: Path, frames: Iterable[Tensor], fps: int) -> None:
         first = next(frames, None)
         if first is None:
             raise ArgumentError("frames: expected at least one, found none")
-        height, width = (size // 2 * 2 for size in first.shape[:2])  # codecs require even ones
+        width, height = frame_size(path, first.shape[1], first.shape[0])
         command = _ffmpeg_command(file.name, path.suffix, width, height, fps)
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
         assert process.stdin is not None

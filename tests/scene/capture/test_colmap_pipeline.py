@@ -1,6 +1,7 @@
 """Tests of the stages of COLMAP as processes: how they end, without COLMAP."""
 
 import os
+import resource
 import signal
 
 import pytest
@@ -56,7 +57,7 @@ os.abort()  # what follows an answer does not matter
     [
         (
             'sys.stderr.write("F20261128 12:00 7 a.cc:1] Check failed: disk I/O error\\n*** SIG ***\\n"); os.abort()',
-            "Check failed: disk I/O error; the disk of the scene is full or a quota is reached: free some space",
+            "Check failed: disk I/O error$",
         ),
         ("sys.stderr.write(\"terminate called\\n  what():  no memory for it\\n\"); os.abort()", "no memory for it$"),
         ('os.abort()', r"it crashed \(SIGABRT\)$"),
@@ -72,8 +73,21 @@ def test_end_without_a_result_is_an_error_in_words(pipeline, program, text, reas
         pipeline.match("exhaustive")
 
 
+@pytest.mark.parametrize("size", [60_000, colmap_pipeline.ROOM])
+def test_full_disk_is_told_whatever_colmap_says(pipeline, program, size):
+    program('answer({"error": "No registered database factory succeeded.", "type": "RuntimeError"})')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    pipeline.database.write_bytes(b"a")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        with pytest.raises(FileError, match=r"succeeded\.; the disk of the scene is full .*: free some space"):
+            pipeline.match("exhaustive")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_errors_with_types_of_their_own(pipeline, program):
-    program('answer({"error": "bad_alloc", "type": "MemoryError"})')
+    program('answer({"error": "std::exception", "type": "MemoryError"})')
     with pytest.raises(MemoryError):
         pipeline.match("exhaustive")
     program('answer({"error": "libX is missing", "type": "ImportError"})')

@@ -12,6 +12,7 @@ from tests.support.captures import (
     sample_views,
     write_colmap,
     write_image,
+    write_scene,
     write_transforms,
 )
 from tsplat import ArgumentError
@@ -153,3 +154,14 @@ def test_large_images_are_limited_unless_a_factor_is_given(tmp_path, views, writ
         assert (found.train[0].width, found.notes) == (40 // options.get("downscale", 1), full.notes)
     with pytest.raises(ArgumentError, match="max_size"):
         read_capture(folder, max_size=-1)
+
+
+def test_held_out_copies_of_training_photographs_are_noted(tmp_path):
+    folder = write_scene(tmp_path, n=10)
+    images = folder / "images"
+    assert read_colmap(folder).notes == ()
+    (images / "08.png").write_bytes((images / "03.png").read_bytes())
+    (images / "05.png").write_bytes((images / "04.png").read_bytes())  # both are trained on
+    note = "1 of 2 held-out photographs are copies of training ones (first: 08.png of 03.png), "
+    assert read_colmap(folder).notes == (note + "so that scores are too high; delete the copies",)
+    assert read_colmap(folder, test_every=0).notes == ()

@@ -132,6 +132,7 @@ def test_video_has_a_size_a_rate_and_returns(keyframes, client, tmp_path):
 
 def test_replaced_video_is_asked_for(keyframes, client, tmp_path):
     (tmp_path / "video.gif").write_text("mine")
+    control(client, "Video file").use("video.gif")
     control(client, "Seconds in all").use(0.1)
     control(client, "Save video").use()
     assert (tmp_path / "video.gif").read_text() == "mine"

@@ -1,6 +1,7 @@
 """What the viewer opens: model files, runs and scene folders, and how it frames them."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from tests.support.captures import write_colmap
 from tests.support.training_scenes import make_checkpoint, make_gaussians, make_views
-from tsplat.scene import write_ply
+from tsplat.scene import look_at, write_ply
 from tsplat.support.files import write_json
 from tsplat.training import write_checkpoint
 from tsplat.viewing.trajectories import describe_cameras
@@ -60,11 +61,15 @@ def test_run_is_seen_from_its_cameras(tmp_path):
     model = opened(tmp_path)
     assert len(model.cameras) == 8
     assert model.background == (1.0, 0.5, 0.0)
-    assert model.fov == pytest.approx(45, abs=0.1)
-    # On a circle of radius 3, one unit above the origin; y points down.
-    assert model.eye[1] == pytest.approx(-1, abs=0.2)
-    assert np.hypot(model.eye[0], model.eye[2]) == pytest.approx(3, abs=0.3)
-    assert np.allclose(model.target, 0, atol=0.1)
+    # Its first photograph, which is of 4:3; y points down.
+    first = model.cameras[0]
+    assert model.fov == pytest.approx(math.degrees(2 * math.atan(first.height / (2 * first.K[1, 1]))), abs=1e-4)
+    assert model.aspect == pytest.approx(first.width / first.height)
+    assert torch.allclose(look_at(model.eye, model.target, model.up), first.viewmat, atol=1e-4)
+    # A narrower window shows all of it.
+    eye, fov = model.framing_for(first.width // 2, first.height)
+    assert eye == model.eye
+    assert math.tan(math.radians(fov) / 2) == pytest.approx(2 * math.tan(math.radians(model.fov) / 2), rel=1e-3)
 
 
 def test_capture_is_shown_by_its_points_with_its_photographs(tmp_path):

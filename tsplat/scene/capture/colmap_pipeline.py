@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import FileError, MissingExtraError
+from ...support.output import FULL
 
 Matching = Literal["exhaustive", "sequential", "vocabulary-tree"]
 Mode = Literal["SINGLE", "PER_FOLDER", "PER_IMAGE"]
@@ -63,8 +64,8 @@ POINTS_PER_IMAGE = 300
 POLL_SECONDS = 0.2
 """Interval of progress updates."""
 
-ROOM = 16 << 20
-"""Free bytes below which a disk is called full when COLMAP fails."""
+ROOM = 4 << 20
+"""Bytes by which the database must be able to grow where COLMAP fails, without which the disk is full."""
 
 LOG_LINES = 200
 """Last lines that COLMAP prints that are searched for a reason."""
@@ -212,7 +213,7 @@ class Pipeline:
         elif not reason:
             reason = f"it ended with status {returncode}"
         problem = f"{self.photos}: COLMAP failed in stage {stage!r}: {reason[:300]}"
-        if _is_full(self.database.parent, reason):
+        if _is_full(self.database):
             problem += "; the disk of the scene is full or a quota is reached: free some space, or choose another disk"
         return FileError(problem)
 
@@ -296,10 +297,16 @@ def _reason(log: Sequence[str]) -> str:
     return ""
 
 
-def _is_full(folder: Path, reason: str) -> bool:
-    """Whether a disk is full, or SQLite says so, which reports files larger than allowed as an error of the disk."""
-    if re.search(r"disk|no space|quota|too large", reason, re.IGNORECASE):
-        return True
-    with contextlib.suppress(OSError):
-        return shutil.disk_usage(folder).free < ROOM
+def _is_full(database: Path) -> bool:
+    """Whether a database cannot grow, as on a full disk, of which COLMAP and SQLite do not tell."""
+    size = database.stat().st_size if database.exists() else 0
+    probe = database.with_name("probe")
+    try:
+        with open(probe, "wb") as file:
+            file.truncate(size + ROOM)  # the size of files may be limited
+            file.write(bytes(ROOM))
+    except OSError as error:
+        return error.errno in FULL
+    finally:
+        probe.unlink(missing_ok=True)
     return False

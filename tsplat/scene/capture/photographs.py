@@ -220,15 +220,31 @@ def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[V
     usable = [isinstance(view, StoredView) or view.mask is None or bool(view.mask.any()) for view in views]
     train = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and not is_test]
     test = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and is_test]
+    notes = _note_copies(train, test)
     if all(usable):
-        return train, test, []
+        return train, test, notes
     first, n_empty = views[usable.index(False)].files[-1], usable.count(False)
     if not train:
         raise FileError(
             f"{first}: {n_empty} of {len(views)} images have no valid pixel, and none is left for training; masks are "
             "white for valid pixels"
         )
-    return train, test, [f"skipped {n_empty} of {len(views)} images without valid pixels (first: {first})"]
+    return train, test, [f"skipped {n_empty} of {len(views)} images without valid pixels (first: {first})", *notes]
+
+
+def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
+    """Returns a note if held-out photographs are copies of training ones, whose scores they then have."""
+    if not test:
+        return []
+    copies = find_copies([view.files[0] for view in (*train, *test)])
+    found = [(test[i - len(train)].name, train[first].name) for i, first in copies.items() if first < len(train) <= i]
+    if not found:
+        return []
+    name, original = found[0]
+    return [
+        f"{len(found)} of {len(test)} held-out photographs are copies of training ones (first: {name} of {original}), "
+        "so that scores are too high; delete the copies"
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -174,7 +174,7 @@ def prepare(
         try:
             draw_cameras(folder / "cameras.png", model, len(files))
         except Exception as error:  # of any library, and not worth the scene
-            notes.append(f"cameras.png is missing, as it cannot be drawn: {error}")
+            notes.append(f"there is no cameras.png: {error}")
         shutil.rmtree(models)
         for leftover in folder.glob("database.db*"):
             leftover.unlink()

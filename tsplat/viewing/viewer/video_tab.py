@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...scene.cameras import Camera
+from ..videos import default_video
 from .callbacks import ON_SERVER, Page, name_in
 from .comparison import Image
 from .keyframes import SECONDS, SECONDS_MAX, Keyframes, VideoOptions
@@ -70,7 +71,7 @@ class VideoTab:
         self._size = gui.add_dropdown("Size", list(SIZES))
         video = gui.add_text(
             "Video file",
-            "video.gif",
+            default_video(),
             hint=".mp4, .webm, .gif, a folder for PNGs, or .json for the cameras of all frames",
         )
         callbacks.on_long_click(
