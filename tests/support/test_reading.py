@@ -1,19 +1,33 @@
 """Tests of opening files that others made."""
 
+import json
 import os
 
 import pytest
 
+from tests.support.training_scenes import make_gaussians
 from tsplat.errors import FileError
-from tsplat.scene import read_capture, read_model
+from tsplat.scene import (
+    open_model,
+    read_capture,
+    read_colmap,
+    read_model,
+    read_transforms,
+    write_sog,
+    write_streamed_sog,
+)
+from tsplat.scene.capture.captures import is_capture
 from tsplat.scene.images import read_image
 from tsplat.support.reading import open_file, read_file, read_json
 
+READERS = [open_file, read_file, read_json, read_model, open_model, read_capture, read_transforms, read_image]
+IMPOSSIBLE = ["a\0.json", "\ud800.json", "a" * 300 + ".json", "a/" * 3000 + "a.json"]
 
-@pytest.mark.parametrize("read", [open_file, read_file, read_json, read_model, read_capture, read_image])
+
+@pytest.mark.parametrize("read", READERS)
 def test_pipes_devices_and_impossible_names_are_errors(tmp_path, read):
     os.mkfifo(tmp_path / "a.json")
-    for path in (tmp_path / "a.json", "/dev/zero", "a\0.json", "\ud800.json"):
+    for path in (tmp_path / "a.json", "/dev/zero", *IMPOSSIBLE):
         with pytest.raises(FileError):
             read(path)
 
@@ -36,3 +50,29 @@ def test_json_of_many_empty_lists_is_an_error(tmp_path):
     (tmp_path / "a.json").write_bytes(b"[[]" + b",[]" * 1_500_000 + b"]")
     with pytest.raises(FileError, match=r"a\.json: expected at most 3,000,000 values, found 3,000,002"):
         read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_names_of_folders_are_errors(name):
+    for read in (read_capture, read_colmap, read_transforms):
+        with pytest.raises(FileError, match="expected the name of a file"):
+            read(name.removesuffix(".json"))
+    assert not is_capture(name)
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_names_in_files_are_errors(tmp_path, name):
+    """In a meta.json, and a lod-meta.json."""
+    gaussians = make_gaussians()
+    write_sog(tmp_path / "meta.json", gaussians)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    for key in ("means", "quats", "scales", "sh0"):
+        changed = {**meta, key: {**meta[key], "files": [name] * len(meta[key]["files"])}}
+        (tmp_path / "meta.json").write_text(json.dumps(changed))
+        with pytest.raises(FileError):
+            read_model(tmp_path)
+    write_streamed_sog(tmp_path / "lod", gaussians)
+    meta = json.loads((tmp_path / "lod" / "lod-meta.json").read_text())
+    (tmp_path / "lod" / "lod-meta.json").write_text(json.dumps({**meta, "filenames": [name] * len(meta["filenames"])}))
+    with pytest.raises(FileError):
+        read_model(tmp_path / "lod")

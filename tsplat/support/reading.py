@@ -38,13 +38,21 @@ def is_possible(path: str | os.PathLike[str]) -> bool:
     return True
 
 
+def check_possible(path: str | os.PathLike[str]) -> None:
+    """Raises FileError for a path that no file can have."""
+    if not is_possible(path):
+        text = os.fspath(path)
+        short = text if len(text) <= 200 else f"{text[:200]}..."
+        raise FileError(f"{short!a}: expected the name of a file; no file system can hold this one")
+
+
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Opens a regular file for reading. Raises FileError for pipes and devices, which may block or never end."""
-    try:
-        mode = os.stat(path).st_mode
-    except ValueError as error:  # NUL, or characters that the file system cannot encode
-        raise FileError(f"{os.fspath(path)!a}: expected the name of a file") from error
-    if is_special(mode):  # opening a folder raises an error of its own
+    """Opens a regular file for reading.
+
+    Raises FileError for paths that no file can have, and for pipes and devices, which may block or never end.
+    """
+    check_possible(path)
+    if is_special(os.stat(path).st_mode):  # opening a folder raises an error of its own
         raise FileError(f"{path}: expected a regular file, found a pipe, a socket or a device")
     return open(path, "rb")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FileError
+from ...support.reading import check_possible, is_possible
 from .colmap import TEST_EVERY, find_model, read_colmap
 from .normalization import normalize_capture
 from .photographs import CameraKind, OnProgress
@@ -40,6 +41,7 @@ def read_capture(
         UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
     folder = Path(folder)
+    check_possible(folder)
     options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras, max_size=max_size)
     if _is_colmap(folder):
         capture = read_colmap(folder, downscale, test_every, background=background, seed=seed, **options)
@@ -58,6 +60,8 @@ def read_capture(
 def is_capture(folder: str | os.PathLike[str]) -> bool:
     """Returns whether :func:`read_capture` finds cameras at a path."""
     folder = Path(folder)
+    if not is_possible(folder):
+        return False
     is_transforms = _is_json(folder) and folder.name.startswith("transforms")
     return _is_colmap(folder) or is_transforms or has_transforms(folder)
 

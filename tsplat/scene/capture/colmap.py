@@ -12,7 +12,7 @@ from torch import Tensor
 from ...arguments import check_size, describe
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
-from ...support.reading import is_possible
+from ...support.reading import check_possible, is_possible
 from ..rotation import rotation_matrix, similarity
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_cameras, has_model, read_model
 from .initial_points import N_RANDOM, bounds, random_points, read_points
@@ -114,6 +114,7 @@ def read_colmap(
         check_size(name, value)
     check_test_every(test_every)
     folder = Path(folder)
+    check_possible(folder)
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder; expected a COLMAP scene with images/ and sparse/0/ or sparse/")
     model_folder = find_model(folder) or folder / "sparse" / "0"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...arguments import check_size, describe
 from ...errors import ArgumentError, FileError
-from ...support.reading import is_possible, is_special, read_json
+from ...support.reading import check_possible, is_possible, is_special, read_json
 from ..images import read_image_info
 from .colmap import TEST_EVERY, downscaled_folder, find_by_stem
 from .initial_points import N_RANDOM, bounds, random_points, read_points
@@ -96,6 +96,7 @@ def read_transforms(
         check_size(name, value)
     check_test_every(test_every)
     path = Path(path)
+    check_possible(path)
     files, has_test_file = _find_files(path)
     contents = [_read_json(file) for file in files]
     frames, notes = _find_frames(files, contents, downscale, strict)

@@ -30,7 +30,7 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...support.extras import require
 from ...support.files import utf8_path
-from ...support.reading import open_file, read_file, read_json, stays_inside
+from ...support.reading import check_possible, open_file, read_file, read_json, stays_inside
 from ..gaussians import GSPLAT_NAMES, Gaussians
 from .foreign import listed
 from .models import read_model
@@ -91,6 +91,7 @@ def open_model(
         AlreadyActivatedError: See :func:`read_raw_checkpoint`.
         FileError, UnsupportedError, MissingExtraError, OSError: See :func:`read_model`.
     """
+    check_possible(path)
     if not is_run(path):
         if checkpoint is not None and Path(path).exists():
             raise ArgumentError(f"checkpoint: {path} is not a training run, so that it has no checkpoint {checkpoint}")

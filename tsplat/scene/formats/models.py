@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP, output_folder
-from ...support.reading import open_file
+from ...support.reading import check_possible, open_file
 from ..gaussians import Gaussians
 from ..model_rows import Rows
 from .foreign import Warn
@@ -101,6 +101,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         OSError: The file cannot be read.
     """
     path = Path(path)
+    check_possible(path)
     if path.name == "config.yml" and (path.parent / "nerfstudio_models").is_dir():
         path = path.parent
     if path.is_dir():

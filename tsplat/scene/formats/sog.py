@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
-from ...support.reading import read_file
+from ...support.reading import check_possible, read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
 from .image_sets import META, META_MAX, Load, Meta, archive_loader, decode_image
@@ -47,6 +47,7 @@ def read_sog(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     """
     require("PIL")
     path = Path(path)
+    check_possible(path)
     if path.name == META or path.is_dir():
         folder = path if path.is_dir() else path.parent
         return _read(str(path), lambda name: read_file(folder / name, META_MAX if name == META else None), warn)
