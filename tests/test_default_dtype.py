@@ -261,8 +261,8 @@ def content(value):
     if dataclasses.is_dataclass(value):
         return {field.name: content(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: content(item) for key, item in value.items()}
-    return [content(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: content(one) for key, one in value.items()}
+    return [content(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -363,3 +364,30 @@ def test_json_of_a_deep_nesting_is_refused(tmp_path, views):
     write_transforms(tmp_path, views, frames=frames)
     with pytest.raises(FileError, match="frame 0: transform_matrix"):
         read_transforms(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (dict(cx=0, cy=0), r"the principal point is not inside of the image, \(0, 0\) of 40×30 pixels"),
+        (dict(cx=-30), r"the principal point is not inside of the image, \(-30, 15\)"),
+        (dict(fl_x=41.2, fl_y=4120), "pixels are not nearly square, with focal lengths of 41.2 and 4120"),
+        (dict(cx=4, fl_y=60), None),
+    ],
+)
+def test_doubtful_cameras_are_noted(tmp_path, views, values, words):
+    folders = [write_transforms(tmp_path / "json", views, **values)]
+    keys = {**json.loads((folders[0] / "transforms.json").read_text())}
+    camera = "PINHOLE 40 30 " + " ".join(str(keys[key]) for key in ("fl_x", "fl_y", "cx", "cy"))
+    folders.append(write_colmap(tmp_path / "colmap", views, POINTS, camera))
+    for folder in folders:
+        notes = [note for note in read_capture(folder).notes if "check the cameras" in note]
+        assert len(notes) == (words is not None)
+        assert words is None or re.search(rf"check the cameras of 9 of 9 images \(.*test_000\.png: {words}", notes[0])
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_cameras_at_one_position_are_noted(tmp_path, views, kind):
+    one = views[0].camera.viewmat
+    write(kind, tmp_path, [changed(view, viewmat=one) for view in views])
+    assert any("all 9 cameras are at one position" in note for note in READERS[kind](tmp_path).notes)

@@ -352,7 +352,7 @@ def test_lenses_of_colmap_are_undistorted(tmp_path, model, params):
     view = capture.train[0]
     kind = "fisheye" if is_fisheye else "pinhole"
     assert view.camera.model == kind and view.camera.distortion is None
-    assert capture.notes == (
+    assert capture.notes[:1] == (
         f"{tmp_path / 'sparse/0/cameras.txt'}: images of 2 cameras ({'DIVISION' if 'DIV' in model else model}) are "
         f"undistorted by pycolmap to {kind} images",
     )
@@ -396,7 +396,7 @@ def test_lenses_without_other_coefficients_are_those_of_opencv(tmp_path, model, 
     one = read_colmap(write_colmap(tmp_path / "one", views, points, camera), cameras=cameras)
     other = write_colmap(tmp_path / "other", views, points, f"{name} {WIDTH} {HEIGHT} {rest}")
     other = read_colmap(other, cameras=cameras)
-    assert one.notes == other.notes == ()
+    assert not any("pycolmap" in note for note in (*one.notes, *other.notes))
     for a, b in zip(one.train, other.train):
         assert torch.equal(a.image, b.image) and torch.equal(a.camera.K, b.camera.K)
         assert torch.equal(a.sparse, b.sparse) and a.camera.model == b.camera.model

@@ -25,6 +25,7 @@ from .photographs import (
     find_usable,
     is_held_out,
     limit_sizes,
+    note_doubts,
     note_undistorted,
     read_views,
     split_views,
@@ -149,6 +150,7 @@ def read_colmap(
         )
         for i in kept
     ]
+    notes += note_doubts(photographs, model_folder)
     photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
     notes += limited
     if (folder / "masks").is_dir() and None in masks:

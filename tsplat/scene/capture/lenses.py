@@ -36,6 +36,9 @@ FOCAL_RATIOS = (1e-3, 1e5)
 CENTER_RATIO_MAX = 2.0
 """Maximum distance of the principal point from the image, in units of the image's width and height."""
 
+ASPECT_MAX = 2.0
+"""Ratio of the focal lengths from which on a lens is doubtful."""
+
 COEFFICIENT_MIN = 1e-30
 """Coefficients of the distortion with a smaller magnitude are zero."""
 
@@ -112,6 +115,16 @@ class Lens:
             return f"distortion: expected coefficients of a lens, found {self.distortion}"
         if self.colmap is not None and not _is_invertible(self):
             return f"distortion: expected parameters of a lens, found {self.colmap[0]} {self.colmap[1]}"
+        return None
+
+    @property
+    def doubt(self) -> str | None:
+        """What few real cameras have, in words; None for a usual one."""
+        if not (0 < self.cx < self.width and 0 < self.cy < self.height):
+            found = f"({self.cx:g}, {self.cy:g}) of {self.width}×{self.height} pixels"
+            return f"the principal point is not inside of the image, {found}"
+        if max(self.fx, self.fy) > ASPECT_MAX * min(self.fx, self.fy):
+            return f"pixels are not nearly square, with focal lengths of {self.fx:g} and {self.fy:g} pixels"
         return None
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.reading import open_file
-from ..cameras import Camera
+from ..cameras import Camera, centers
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
 from .lenses import Lens, Undistortion
@@ -367,6 +367,22 @@ def _check_native(photographs: Sequence[Photograph]) -> None:
                 f"{photograph.path}: cameras='native' is not implemented for {photograph.lens.colmap[0]} cameras with "
                 "distortion; expected 'undistorted'"
             )
+
+
+def note_doubts(photographs: Sequence[Photograph], where: Path) -> list[str]:
+    """Returns notes on cameras of a file or folder, `where`, that can be rendered, but are rarely what is meant."""
+    notes = []
+    doubtful = [photograph for photograph in photographs if photograph.lens.doubt is not None]
+    if doubtful:
+        first = f"{doubtful[0].name}: {doubtful[0].lens.doubt}"
+        notes.append(f"{where}: check the cameras of {len(doubtful)} of {len(photographs)} images ({first})")
+    positions = centers(torch.stack([photograph.viewmat for photograph in photographs]))
+    apart = float((positions - positions[0]).norm(dim=-1).max())
+    if not apart > 1e-9 * max(1.0, float(positions[0].norm())):
+        notes.append(
+            f"{where}: all {len(photographs)} cameras are at one position; depth is seen from several ones only"
+        )
+    return notes
 
 
 def note_undistorted(lenses: Iterable[Lens], where: Path) -> list[str]:

@@ -27,6 +27,7 @@ from .photographs import (
     find_usable,
     is_held_out,
     limit_sizes,
+    note_doubts,
     note_undistorted,
     read_views,
     split_views,
@@ -102,7 +103,7 @@ def read_transforms(
     frames, notes = _find_frames(files, contents, downscale, strict)
     lenses: dict[Lens, int] = {}
     photographs = [_photograph(frame, downscale, lenses) for frame in frames]
-    notes += note_undistorted(lenses, path)
+    notes += [*note_undistorted(lenses, path), *note_doubts(photographs, path)]
     if has_test_file:
         held_out = [frame.file != files[0] for frame in frames]
     else:
