@@ -3,6 +3,7 @@
 import re
 import subprocess
 import threading
+import types
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 
 from tsplat import triton_cpu
-from tsplat.errors import BackendError
+from tsplat.errors import BackendError, UnsupportedError
 from tsplat.kernels.launch import Int, fix, kernel, planned
 from tsplat.kernels.prepared import Notice, prepare
 
@@ -227,3 +228,20 @@ def test_errors_name_the_c_compiler_that_triton_needs_on_a_gpu(raised, expected,
     with pytest.raises(expected, match=words) as caught:
         prepare(Kernel(), "nvidia", 1, {})
     assert type(caught.value) is expected
+
+
+def test_launches_of_more_threads_than_hip_has_are_refused(prepared, monkeypatch):
+    launched = []
+    monkeypatch.setattr("tsplat.kernels.launch.vendor", lambda _tensor: "amd")
+    monkeypatch.setattr("tsplat.kernels.launch.current_gpu", lambda _tensor: 0)
+    monkeypatch.setattr("tsplat.kernels.launch.launch_first", lambda *arguments: launched.append(arguments[3]))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: types.SimpleNamespace(warp_size=64))
+    tensors = dict(a=torch.zeros(2), b=None, out=torch.zeros(1, dtype=torch.float64), step=1, x=0.0, N=0, TWICE=False)
+    most = (2**32 - 1) // 64
+    one_warp = fix(_sum_kernel, num_warps=1)
+    for launch, options, limit in ((_sum_kernel.launch, dict(num_warps=2), most // 2), (one_warp, {}, most)):
+        launch(limit, **tensors, **options)
+        assert launched.pop() == limit
+        with pytest.raises(UnsupportedError, match=r"^width: [\d,]+ programs of (64|128) threads are more than HIP"):
+            launch(limit + 1, **tensors, **options)
+        assert not launched

@@ -207,7 +207,7 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("kind", ["covars", "rolling shutter", "f-theta", "surfels", "lens"])
+@pytest.mark.parametrize("kind", ["covars", "rolling shutter", "f-theta", "surfels", "lens", "windshield"])
 def test_nothing_is_copied_to_the_device(kind, monkeypatch):
     monkeypatch.setattr("tsplat.stages.listing.stable_sort", lambda values: values.sort(stable=True))
     monkeypatch.setattr("tsplat.stages.listing.stable_argsort", lambda values: values.argsort(stable=True))
@@ -219,6 +219,9 @@ def test_nothing_is_copied_to_the_device(kind, monkeypatch):
         lens = tsplat.FThetaPolynomialType.ANGLE_TO_PIXELDIST, *polynomials, 1.3, (1.0, 0.0, 0.0)
         scene["camera_model"] = "ftheta"
         options = dict(ftheta_coeffs=tsplat.FThetaCameraDistortionParameters(*lens), with_ut=True)
+    if kind == "windshield":
+        windshield = tsplat.BivariateWindshieldModelParameters(horizontal_poly=[0.01, 1.0, 0.0])
+        options = dict(external_distortion_coeffs=windshield, with_ut=True)
     if kind == "lens":
         options = dict(radial_coeffs=torch.zeros(2, 4), with_ut=True)
         scene["camera_model"] = "fisheye"

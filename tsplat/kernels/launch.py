@@ -14,12 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..errors import UnsupportedError
 from ..triton_cpu import untraced
 from .prepared import OPTIONS, Run, Values, Vendor, check_contiguous, launcher, prepare
 
 Launch = Callable[..., None]
 
 GRID_MAX = 2**31 - 1
+
+HIP_THREADS_MAX = 2**32 - 1
+"""Threads of a launch on AMD GPUs."""
+
+AMD_PROGRAMS = HIP_THREADS_MAX // 1024
+"""Number of programs up to which these need not be counted: a program has at most 1,024 threads."""
 
 RESIDENT = 256
 """Number of one-warp programs that any GPU runs at once; the order of fewer does not matter."""
@@ -237,6 +244,16 @@ def programs(n: int, block: int) -> int:
             f"{n} elements in blocks of {block} need {n_programs} programs, more than a launch can have ({GRID_MAX})"
         )
     return n_programs
+
+
+def check_threads(tensor: Tensor, n_programs: int, num_warps: int) -> None:
+    """Raises UnsupportedError for more threads than HIP can launch on the tensor's GPU."""
+    threads = num_warps * torch.cuda.get_device_properties(tensor.device).warp_size
+    if n_programs * threads > HIP_THREADS_MAX:
+        raise UnsupportedError(
+            f"width: {n_programs:,} programs of {threads} threads are more than HIP launches on an AMD GPU (2^32 "
+            "threads); render smaller images, fewer cameras at a time, or with a larger tile_size"
+        )
 
 
 def indices_of(flags: Tensor) -> Tensor:

@@ -146,6 +146,10 @@ def fix({", ".join(fixed)}):
     if not n_programs_:
         return
 """
+    limit = """
+        if n_programs_ > module_.AMD_PROGRAMS:
+            module_.check_threads(first_, n_programs_, num_warps)
+"""
     for vendor, test in (("none", "if vendor_ == 'none'"), ("amd", "elif vendor_ == 'amd'"), ("nvidia", "else")):
         key, values = _key_and_values(kernel, vendor, fixed)
         if vendor == "none":
@@ -158,6 +162,7 @@ def fix({", ".join(fixed)}):
         # Addresses as numbers: Triton asks the driver about each tensor. The emulator needs tensors.
         source += f"""
     {test}:
+{limit if vendor == "amd" else ""}
         {"; ".join(f"{name}_ = None if {name} is None else {name}.data_ptr()" for name in tensors) or "pass"}
         key_ = (kind_, module_.current_gpu(first_), {", ".join(key)},)
         values_ = ({", ".join(f"{name}_" if name in tensors else name for name in values)},) if first_.is_cuda else (

@@ -210,22 +210,22 @@ def _add_windshield(cameras: Cameras, windshield: object) -> Cameras:
     names = tuple(ExternalDistortionReferencePolynomial.__members__)
     reference = name_of(getattr(windshield, "reference_poly", None))
     check_choice("external_distortion_coeffs.reference_poly", reference, names)
-    values = torch.cat([_bivariate(windshield, name).to(cameras.lens) for name in POLYNOMIALS])
+    values = torch.cat([_bivariate(windshield, name, cameras.lens) for name in POLYNOMIALS])
     return cameras._replace(lens=torch.cat([cameras.lens, values.expand(*cameras.lens.shape[:-1], -1)], -1))
 
 
-def _bivariate(windshield: object, name: str) -> Tensor:
-    """Coefficients of a polynomial of two angles, as those of degree 5. [21]"""
+def _bivariate(windshield: object, name: str, like: Tensor) -> Tensor:
+    """Coefficients of a polynomial of two angles, as those of degree 5, of the dtype and device of a tensor. [21]"""
     given: Any = getattr(windshield, name, None)
     name = f"external_distortion_coeffs.{name}"
     if isinstance(given, (Sequence, np.ndarray)):
-        given = torch.tensor([check_number(name, value) for value in given], dtype=torch.float64)
+        given = _on_device(tuple([check_number(name, value) for value in given]), like.dtype, like.device)
     check_tensor(name, given, [None], "[n], n coefficients of a polynomial")
     check_no_grad(name, given)
     if len(given) not in DEGREES:
         raise ShapeError(f"{name}: expected 1, 3, 6, 10, 15 or 21 coefficients, found {len(given)}")
     degree = DEGREES[len(given)]
-    groups = given.split([degree + 1 - k for k in range(degree + 1)])
+    groups = given.to(like).split([degree + 1 - k for k in range(degree + 1)])
     padded = [torch.nn.functional.pad(group, (0, 6 - k - len(group))) for k, group in enumerate(groups)]
     return torch.nn.functional.pad(torch.cat(padded), (0, 21 - sum(6 - k for k in range(degree + 1))))
 
