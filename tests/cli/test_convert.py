@@ -19,18 +19,41 @@ def test_convert_reports_losses_and_writes_a_model_that_renders(model, tmp_path,
     splat, out = tmp_path / "a.splat", tmp_path / "a.png"
     assert cli.main(["convert", str(model), str(splat)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"wrote 3 Gaussians to {splat}; losses: view dependence (SH degree 3)")
+    assert printed.startswith(f"wrote 3 Gaussians to {splat}; losses: colors, opacities and rotations rounded")
     assert cli.main(["render", str(splat), "--out", str(out), "--width", "90", "--height", "60"]) == 0
     assert (np.asarray(Image.open(out)).max(-1) > 60).mean() > 0.1
 
 
 def test_convert_mentions_invalid_gaussians(model, tmp_path, capsys):
     content = bytearray(model.read_bytes())
-    content[-62 * 4 : -61 * 4] = b"\xff" * 4  # x of the last Gaussian
+    content[-17 * 4 : -16 * 4] = b"\xff" * 4  # x of the last Gaussian
     model.write_bytes(content)
     out = tmp_path / "b.ply"
     assert cli.main(["convert", str(model), str(out)]) == 0
     assert capsys.readouterr().out == f"wrote 3 Gaussians, 1 of them with invalid values, such as NaN, to {out}\n"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_gaussians_without_rotation_stay_invisible(format, model, tmp_path, capsys):
+    """A PLY has a quaternion of zeros as it is; other formats have no place for one."""
+    skip_without(format)
+    gaussians = read_ply(model)
+    gaussians.quats[1] = 0
+    write_ply(model, gaussians)
+    assert cli.main(["info", str(model)]) == 0
+    assert "invalid      1" in capsys.readouterr().out
+    out = tmp_path / ("b.splat" if format == "splat" else "b")
+    assert cli.main(["convert", str(model), str(out), "--format", format]) == 0
+    printed = capsys.readouterr().out
+    found = read_model(out)
+    assert found.means[found.valid][:, 0].sort().values.tolist() == pytest.approx([-1, 1], abs=1e-3)
+    if format == "ply":
+        assert printed.startswith("wrote 3 Gaussians, 1 of them with invalid values")
+        assert len(found) == 3
+    else:
+        assert printed.startswith("wrote 2 Gaussians")
+        assert "losses: 1 Gaussians whose rotation is a quaternion of zeros" in printed
+        assert len(found) == 2
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
@@ -103,7 +126,7 @@ def test_convert_and_export_rotate_a_model_upright_and_back(command, model, tmp_
     before, rotated, after = (read_ply(path) for path in (model, upright, back))
     assert torch.allclose(rotated.means, before.means[:, [0, 2, 1]] * torch.tensor([1.0, -1, 1]), atol=1e-6)
     for name, tensor in before.tensors().items():
-        assert (getattr(after, name) - tensor).abs().max() < 1e-5, name
+        torch.testing.assert_close(getattr(after, name), tensor, rtol=0, atol=1e-5)
 
 
 def test_invalid_up_of_a_file(model, tmp_path, capsys):

@@ -15,7 +15,7 @@ def test_info_prints_a_table_or_json(model, capsys):
     assert re.search(r"^lowest +-1 0 0$", out, re.MULTILINE)
     assert cli.main(["info", str(model), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["count"], summary["sh_degree"], summary["antialiased"], summary["n_invalid"]) == (3, 3, False, 0)
+    assert (summary["count"], summary["sh_degree"], summary["antialiased"], summary["n_invalid"]) == (3, 0, False, 0)
 
 
 def test_info_force_accepts_checkpoints_that_look_activated(tmp_path, capsys):

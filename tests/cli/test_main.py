@@ -137,7 +137,7 @@ def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, mode
     (tmp_path / "cut.ply").write_bytes(content[:-1])
     (tmp_path / "unknown.bin").write_bytes(content[4:])
     (tmp_path / "a.ksplat").write_bytes(content)
-    (tmp_path / "empty.ply").write_bytes(content[: -3 * 62 * 4].replace(b"vertex 3", b"vertex 0"))
+    (tmp_path / "empty.ply").write_bytes(content[: -3 * 17 * 4].replace(b"vertex 3", b"vertex 0"))
     (tmp_path / "folder.png").mkdir()
     if "scene" in arguments:
         write_scene(tmp_path / "scene", n=3)

@@ -1,11 +1,14 @@
 """Outputs of every command that writes: nothing is lost, and what is wrong is said in one sentence."""
 
+import base64
 import contextlib
+import json
 import os
 import shutil
 import socket
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from tests.support.captures import write_scene
 from tests.support.slow import slow_after
 from tsplat import cli
 from tsplat.cli.parser import build_parser
+from tsplat.scene import read_model, write_gltf, write_model
 from tsplat.training import RunConfig, train
 
 pytest.importorskip("safetensors")
@@ -180,6 +184,56 @@ def test_inputs_are_not_replaced(command, finished, model, tmp_path):
     ):
         one_sentence(command(words, ""), "run")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+READ = {
+    "sog": ["meta.json", "means_l.webp", "scales.webp"],
+    "streamed-sog": ["lod-meta.json", "0_0/meta.json", "0_0/quats.webp"],
+    "gltf": ["a.gltf", "data.bin"],
+}
+"""Format -> files that reading a model of several files reads."""
+
+
+@pytest.mark.parametrize("words", [["convert"], ["edit", "--scale", "2"]], ids=["convert", "edit"])
+@pytest.mark.parametrize("format", READ)
+def test_no_file_of_a_model_is_replaced(command, model, format, words, tmp_path):
+    pytest.importorskip("scipy")
+    folder = tmp_path / "a"
+    if format == "gltf":
+        write_gltf(folder.mkdir() or folder / "a.gltf", read_model(model))
+        document = json.loads((folder / "a.gltf").read_text())
+        buffer = document["buffers"][0]
+        (folder / "data.bin").write_bytes(base64.b64decode(buffer["uri"].partition(",")[2]))
+        buffer["uri"] = "data.bin"
+        (folder / "a.gltf").write_text(json.dumps(document))
+    else:
+        write_model(folder, read_model(model), format=format)
+    (tmp_path / "linked").symlink_to("a")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    source = folder / "a.gltf" if format == "gltf" else folder
+    first = READ[format][0]
+    outs = [[folder / name, "--format", "ply"] for name in READ[format]]
+    outs += [[tmp_path / "linked" / name, "--format", "splat"] for name in READ[format]]
+    outs += [[f"{folder}/../a/./{first}", "--format", "spz"]]
+    for name in READ[format]:
+        os.link(folder / name, tmp_path / f"hard_{Path(name).name}")
+        outs += [[tmp_path / f"hard_{Path(name).name}", "--format", "ply"]]
+    if format != "gltf":
+        outs += [[out, "--format", format] for out in (folder, f"{folder}/", tmp_path / "linked", folder / first)]
+    for out, *options in outs:
+        for read in (source, folder / first):
+            one_sentence(command([words[0], str(read), str(out), *words[1:], *options], ""), "would replace")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert command([words[0], str(source), str(folder / "new.ply"), *words[1:]], "")[0] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_log_is_not_replaced(command, tmp_path):
+    (tmp_path / "log").write_bytes(KEPT)
+    with (tmp_path / "log").open("ab") as file:
+        path = f"/dev/fd/{file.fileno()}"
+        one_sentence(command(["convert", "{model}", path, "--format", "ply"], ""), path, "open file of a process")
+    assert (tmp_path / "log").read_bytes() == KEPT
 
 
 @pytest.mark.parametrize("words", [FOLDERS["train"], FOLDERS["demo"]], ids=["train", "demo"])

@@ -72,7 +72,7 @@ def test_render_completes_a_missing_eye_or_look_at(model, tmp_path):
 
 def test_render_leaves_out_invalid_gaussians(model, tmp_path, capsys):
     content = bytearray(model.read_bytes())
-    content[-62 * 4 : -61 * 4] = b"\xff" * 4  # x of the blue ball
+    content[-17 * 4 : -16 * 4] = b"\xff" * 4  # x of the blue ball
     model.write_bytes(content)
     assert cli.main(["render", str(model), "--out", str(tmp_path / "a.png"), "--width", "40", "--height", "30"]) == 0
     left_out, wrote = capsys.readouterr().out.splitlines()

@@ -65,6 +65,16 @@ def test_valid_is_false_for_nan_and_infinite_values():
     assert gaussians.valid.tolist() == [False, False, True, False, True, True]
 
 
+def test_quaternions_of_zeros_are_invalid():
+    gaussians = random_gaussians(5)
+    gaussians.quats[0] = 0
+    gaussians.quats[1] = torch.tensor([0, 1e-13, 0, 0])
+    gaussians.quats[2] = torch.tensor([0, 0, 0, -1e-11])
+    gaussians.quats[3] = torch.tensor([0, 3e30, 0, 0])
+    assert gaussians.valid.tolist() == gaussians.turned.tolist() == [False, False, True, True, True]
+    assert gaussians.finite.all()
+
+
 def test_antialiased_flag_is_kept():
     gaussians = dataclasses.replace(random_gaussians(5), antialiased=True)
     assert gaussians.to("cpu").antialiased

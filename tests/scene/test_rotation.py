@@ -147,3 +147,34 @@ def test_moved_2d_gaussians_stay_flat():
     assert moved.surfels
     assert torch.equal(moved.log_scales[:, 2], flat.log_scales[:, 2])
     assert torch.allclose(moved.scales[:, :2], 3 * flat.scales[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "words"),
+    [
+        (similarity(scale=1e-45), "wide, which torch.float32 cannot represent"),
+        (similarity(scale=1e39), "coordinates exceed 3.4e"),
+        (similarity(translation=(1e39, 0, 0)), "coordinates exceed 3.4e"),
+        (similarity(translation=(1e30, 1e30, 1e30)), "wide, which torch.float32 cannot represent there"),
+    ],
+)
+def test_models_that_leave_the_range_of_floats_are_errors(matrix, words):
+    with pytest.raises(ArgumentError, match=words):
+        transform_gaussians(random_gaussians(20), matrix)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-6, 1e6, 1e25])
+def test_models_within_the_range_of_floats_are_scaled(scale):
+    gaussians = random_gaussians(20)
+    gaussians.means[0] = 0
+    gaussians.log_scales[1] = -torch.inf
+    moved = transform_gaussians(gaussians, similarity(scale=scale))
+    torch.testing.assert_close(moved.means.double() / scale, gaussians.means.double())
+    assert len(transform_gaussians(gaussians.select(slice(0, 1)), similarity(scale=1e-6))) == 1
+
+
+def test_scales_that_leave_the_range_of_floats_are_errors():
+    gaussians = random_gaussians(20)
+    one = gaussians.select(slice(0, 1)).map(torch.zeros_like)
+    with pytest.raises(ArgumentError, match="most scales times 1e-45 leave the range"):
+        transform_gaussians(one, similarity(scale=1e-45))

@@ -19,8 +19,8 @@ def forked_usd(timeout=10):
     forks, statuses = Forks(("numpy", "pxr.Usd", "pxr.UsdGeom")), collections.Counter()
 
     def run(command, env, **pipes):
-        *_, script, stage, folder = command
-        result = forks.run(Path(script).read_text(), stage, folder, environment=env, timeout=timeout)
+        *_, script, stage, folder, count = command
+        result = forks.run(Path(script).read_text(), stage, folder, count, environment=env, timeout=timeout)
         statuses[result.returncode] += 1
         result.stderr = result.stderr.encode()
         return result

@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
+import sys
 
 import pytest
 
 from tsplat.errors import FileError
-from tsplat.support.files import atomic_write, output_folder, write_json
+from tsplat.support.files import atomic_write, output_folder, staged_folder, write_json
+from tsplat.support.reading import protect_inputs, read_file
 
 
 def test_atomic_write_replaces_the_file_at_the_end(tmp_path):
@@ -99,3 +102,64 @@ def test_atomic_write_of_a_name_of_maximum_length(tmp_path):
     path = tmp_path / ("é" * 125 + ".json")
     write_json(path, 1)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_open_files_are_not_replaced(tmp_path):
+    """`/dev/stdout` of a shell that appends to a log."""
+    log = tmp_path / "log"
+    log.write_bytes(b"before")
+    with log.open("ab") as file:
+        (tmp_path / "link").symlink_to(f"/dev/fd/{file.fileno()}")
+        (tmp_path / "folder").symlink_to("/proc/self/fd")
+        own = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        for path in (own, f"/dev/fd/{file.fileno()}", tmp_path / "link", tmp_path / "folder" / str(file.fileno())):
+            with pytest.raises(OSError, match="open file of a process"), atomic_write(path):
+                pass
+    assert log.read_bytes() == b"before"
+    with atomic_write(log) as file:  # by its name
+        file.write(b"after")
+    assert log.read_bytes() == b"after"
+
+
+def test_files_are_replaced_together_or_not_at_all(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).write_text("old")
+
+    def write():
+        with staged_folder(tmp_path, lambda _folder, _new: ["c"], last="a") as folder:
+            for name in "ab":
+                (folder / name).write_text("new")
+            assert (tmp_path / "a").read_text() == "old"
+
+    rename = os.rename
+    for k in range(5):
+        calls = []
+
+        def fail(source, target, k=k, calls=calls):
+            calls.append(source)
+            if len(calls) == k + 1:
+                raise OSError(5, "Input/output error")
+            rename(source, target)
+
+        monkeypatch.setattr(os, "rename", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            write()
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("abc", "old")
+    monkeypatch.setattr(os, "rename", rename)
+    write()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "b": "new"}
+
+
+def test_inputs_are_protected_by_any_name(tmp_path):
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "link").symlink_to("a")
+    os.link(tmp_path / "a", tmp_path / "hard")
+    with protect_inputs():
+        assert read_file(tmp_path / "a") == b"old"
+        for name in ("a", "link", "hard", "../" + tmp_path.name + "/a"):
+            with pytest.raises(FileError, match="would replace a file that is read"), atomic_write(tmp_path / name):
+                pass
+        with atomic_write(tmp_path / "b") as file:
+            file.write(b"new")
+    write_json(tmp_path / "a", 1)

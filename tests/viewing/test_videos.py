@@ -131,6 +131,23 @@ def test_frames_too_small_for_a_codec_are_refused():
         frame_size(Path("a.mp4"), 1, 40)
 
 
+def test_frames_of_an_earlier_call_are_replaced_together(tmp_path):
+    frames = list(render_frames(balls(), [camera()])) * 3
+    write_frames(tmp_path / "a", frames)
+    (tmp_path / "a" / "00007.png").write_text("not one of those")
+
+    def fail():
+        yield 0 * frames[0]
+        raise ArithmeticError
+
+    before = {path: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    with pytest.raises(ArithmeticError):
+        write_frames(tmp_path / "a", fail())
+    assert {path: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    write_frames(tmp_path / "a", frames[:2])
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["00000.png", "00001.png", "00007.png"]
+
+
 def test_write_frames_rejects_other_suffixes(tmp_path):
     with pytest.raises(ArgumentError, match=r"ending in \.mp4"):
         write_frames(tmp_path / "a.avi", [])

@@ -1,5 +1,6 @@
 """The command line, ``tsplat``: one subcommand per task."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from .. import ArgumentError, BackendError, MemoryBudgetError, PeerError, Unsupp
 from ..support.files import describe_os_error
 from ..support.interruption import Interrupted, exit_on_signals
 from ..support.output import protect_output
+from ..support.reading import protect_inputs
 from .parser import build_parser
 
 __all__ = ["main"]
@@ -20,6 +22,9 @@ EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
 MESSAGE_MAX = 1000
 """Length of a message in characters; a longer one loses its middle."""
+
+WRITE_ELSEWHERE = ("convert", "export", "edit", "render", "report", "blocks merge")
+"""Commands that replace no file that they read. Others update those of a run."""
 
 HELP_WIDTH_MIN = 40
 """Columns of help in a narrower terminal; wrapping all options of ``tsplat train`` to one column takes minutes."""
@@ -56,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
             command.commands.get(getattr(arguments, "part", ""), command).error(
                 f"unrecognized arguments: {' '.join(rest)}"
             )
-        with exit_on_signals():  # training handles signals itself
+        words = f"{arguments.command} {getattr(arguments, 'part', '')}".strip()
+        protected = protect_inputs() if words in WRITE_ELSEWHERE else contextlib.nullcontext()
+        with exit_on_signals(), protected:  # training handles signals itself
             status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status

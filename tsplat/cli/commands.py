@@ -24,7 +24,7 @@ from ..scene.gaussians import drop_invalid
 from ..scene.images import write_png
 from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
-from ..support.files import output_folder
+from ..support.files import output_folder, staged_folder
 from ..support.progress import stage_display, track
 from ..viewing import path_along, read_cameras, render_frames, write_frames
 from ..viewing.devices import pick_device, reserve_threads
@@ -33,7 +33,7 @@ from ..viewing.outputs import check_output
 from ..viewing.run_cameras import complete_framing, find_background, find_cameras, find_run, vertical_fov
 from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
-from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer
+from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer, stale_frames
 from .large_models import FRAMING, Task, open_large, read_smaller, warn_user
 
 
@@ -100,7 +100,8 @@ def render(arguments: Namespace) -> int:
     elif out.suffix.lower() != ".png":
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos end in .mp4")
     check_output(out, arguments.model)
-    on_map = map_writer(out) if arguments.maps else None
+    if arguments.maps:
+        map_writer(out)  # raises if it has none
     start = time.perf_counter()
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
@@ -110,7 +111,16 @@ def render(arguments: Namespace) -> int:
     background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
     for camera in cameras if trajectory is not None else ():
         frame_size(out, camera.width, camera.height)  # before anything is rendered
-    with output_folder(out.parent), contextlib.nullcontext() if large is None else large:
+    is_folder = trajectory is not None and not out.suffix
+    with contextlib.ExitStack() as stack:
+        if large is not None:
+            stack.enter_context(large)
+        target = out
+        if is_folder:
+            target = stack.enter_context(staged_folder(out, stale_frames))  # frames and maps together
+        else:
+            stack.enter_context(output_folder(out.parent))
+        on_map = map_writer(target) if arguments.maps else None
         options = {"background": background, "on_map": on_map, **options_of(arguments, "show", "backend")}
         if large is None:
             frames = render_frames(gaussians.to(device), cameras, **options)
@@ -119,7 +129,7 @@ def render(arguments: Namespace) -> int:
         if trajectory is None:
             write_png(out, next(frames))
         else:
-            write_frames(out, track(frames, len(cameras), "rendering"), arguments.fps)
+            write_frames(target, track(frames, len(cameras), "rendering"), arguments.fps)
     # Of a folder, which may have other files, only the frames.
     paths = [out / frame_name(i) for i in range(len(cameras))] if out.is_dir() else [out]
     width, height = frame_size(out, cameras[0].width, cameras[0].height)

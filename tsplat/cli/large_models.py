@@ -15,8 +15,8 @@ from ..scene.editing.levels import decimate_rows
 from ..scene.formats.ply import open_ply_rows
 from ..scene.formats.quantization import valid_bounds
 from ..scene.model_rows import MemoryRows, Passes, Rows, gather
+from ..support.free_memory import available_bytes
 from ..support.progress import duration, stage_display
-from ..support.reading import available_bytes
 
 Task = Literal["info", "ply", "spz", "spz4", "sog", "streamed-sog", "decimate", "render", "view"]
 

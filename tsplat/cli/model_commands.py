@@ -82,6 +82,7 @@ def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
     is_ply = format_of(out, arguments.format) == "ply"
     n_invalid = sum(int((~part.valid).sum()) for part in rows.chunks()) if is_ply else 0
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
+    n_written = len(rows) if is_ply else sum(int(part.turned.sum()) for part in rows.chunks())
     losses = f"; losses: {'; '.join(lost)}" if lost else ""
     details = ""
     if start is not None:
@@ -92,7 +93,7 @@ def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
         else:
             size = sum(path.stat().st_size for path in files)
         details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
-    print(f"wrote {len(rows)} Gaussians{invalid} to {out}{details}{losses}")
+    print(f"wrote {n_written} Gaussians{invalid} to {out}{details}{losses}")
 
 
 def _export_page(arguments: Namespace) -> int:

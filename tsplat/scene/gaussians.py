@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_devices, check_tensor
-from ..config import SH_DEGREE_MAX, SH_NORMS
+from ..config import QUAT_NORM_MIN, SH_DEGREE_MAX, SH_NORMS
 from ..errors import ArgumentError, FileError, ShapeError
 from ..support.extras import require
 
@@ -151,6 +151,11 @@ class Gaussians:
 
     @property
     def valid(self) -> Tensor:
+        """[N] bool: True for Gaussians that can be rendered: :attr:`finite`, with a quaternion that is not zero."""
+        return self.finite & self.turned
+
+    @property
+    def finite(self) -> Tensor:
         """[N] bool: True for Gaussians whose parameters are all finite. Logits and log scales may also be infinite."""
         return (
             self.means.isfinite().all(-1)
@@ -160,6 +165,11 @@ class Gaussians:
             & self.sh0.isfinite().all(-1).all(-1)
             & self.shN.isfinite().all(-1).all(-1)
         )
+
+    @property
+    def turned(self) -> Tensor:
+        """[N] bool: False for Gaussians whose quaternion is zero, so they have no rotation and are not rendered."""
+        return ~(self.quats.float().square().sum(-1) < QUAT_NORM_MIN**2)
 
     def check_not_activated(self, where: str) -> None:
         """Checks that the values do not look as if exp or sigmoid had already been applied to them.

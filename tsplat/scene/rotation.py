@@ -86,6 +86,7 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     moved = dataclasses.replace(
         gaussians, means=means + translation.to(means), log_scales=gaussians.log_scales + math.log(scale)
     )
+    _check_range(gaussians, moved, scale)
     if gaussians.surfels:
         moved = moved.as_surfels()  # the third scale stays the constant that marks them
     if torch.equal(rotation, torch.eye(3, dtype=torch.float64, device="cpu")):
@@ -100,6 +101,35 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
         quats=product(gaussians.quats, _left_product(unit).T.to(gaussians.quats)),
         shN=torch.cat(parts, 1) if parts else gaussians.shN,
     )
+
+
+def _check_range(before: Gaussians, after: Gaussians, scale: float) -> None:
+    """Raises ArgumentError if coordinates or scales have left the range of their dtype, or have become equal."""
+    finite = before.finite
+    old, new = (model.select(finite).map(lambda tensor: tensor.detach()) for model in (before, after))
+    if not len(old):
+        return
+    range_ = torch.finfo(new.means.dtype)
+    fix = "choose other values, or move the model by a translation first"
+    if not new.means.isfinite().all():
+        raise ArgumentError(f"matrix: coordinates exceed {range_.max:.3g}, the range of {new.means.dtype}; {fix}")
+    sizes = [float((model.means.amax(0) - model.means.amin(0)).max()) for model in (old, new)]
+    # Below this, coordinates have fewer digits than usual, or are 0.
+    least = range_.tiny / range_.eps
+    if (sizes[0] > 0 and not sizes[1] > 0) or (sizes[1] < least <= sizes[0]):
+        raise ArgumentError(
+            f"matrix: the model would be {scale * sizes[0]:.3g} wide, which {new.means.dtype} cannot represent there; "
+            f"{fix}"
+        )
+    limits = math.log(range_.tiny), math.log(range_.max)
+    inside = [
+        ((model.log_scales > limits[0]) & (model.log_scales < limits[1])).any(-1).float().mean() for model in (old, new)
+    ]
+    if float(inside[1]) < 0.5 * float(inside[0]):
+        raise ArgumentError(
+            f"matrix: most scales times {scale:.3g} leave the range of {new.means.dtype}, {range_.tiny:.3g} to "
+            f"{range_.max:.3g}; {fix}"
+        )
 
 
 def flip_axes(gaussians: Gaussians, signs: tuple[int, int, int]) -> Gaussians:

@@ -6,6 +6,7 @@ import sys
 import torch
 
 from ..errors import MemoryBudgetError
+from ..support.free_memory import available_bytes
 
 BYTES_PER_SPAN = 32
 """For a span: its Gaussian, first column, number of columns, and their prefix sum."""
@@ -36,12 +37,8 @@ def free_memory(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    try:
-        with open("/proc/meminfo") as file:
-            available = next(line for line in file if line.startswith("MemAvailable"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = available_bytes()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if available is None else available
 
 
 def used_memory(device: torch.device) -> int:

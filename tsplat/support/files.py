@@ -5,19 +5,26 @@ import errno
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import FileError
 from .output import FULL
-from .reading import is_special
+from .reading import is_special, raise_if_read
 
 ZIP = b"PK\x03\x04"
 """The first four bytes of a ZIP archive."""
+
+DESCRIPTORS = re.compile(r"/proc/[^/]+(/task/[^/]+)?/fd|/dev/fd")
+"""Folders whose entries are the open files of a process."""
+
+LINKS_MAX = 40
+"""Links that are followed, as by Linux."""
 
 
 def describe_os_error(error: OSError) -> str:
@@ -34,11 +41,13 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     is replaced.
 
     Raises:
-        OSError: The file cannot be written, or `path` is a folder, a device or a pipe; names `path`. If the disk is
-            full, the message tells the size.
+        OSError: The file cannot be written, or `path` is a folder, a device, a pipe or an open file, such as
+            ``/dev/stdout``; names `path`. If the disk is full, the message tells the size.
+        FileError: The file has been read inside of :func:`~tsplat.support.reading.protect_inputs`.
     """
     path = Path(path)
-    raise_if_special(path)
+    raise_if_not_replaceable(path)
+    raise_if_read(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     target = Path(os.path.realpath(path))
@@ -77,6 +86,30 @@ def raise_if_special(path: str | os.PathLike[str]) -> None:
         return
     if is_special(mode):
         raise OSError(errno.EINVAL, "is a device, a pipe or a socket; expected a file", str(path))
+
+
+def raise_if_not_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raises as :func:`raise_if_special`, and for an open file of a process, such as ``/dev/stdout``.
+
+    The file that standard output is appended to would be replaced as a whole.
+    """
+    if _names_descriptor(path):
+        raise OSError(errno.EINVAL, "is an open file of a process, such as standard output; expected a file", str(path))
+    raise_if_special(path)
+
+
+def _names_descriptor(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is, or links to, an open file of a process, such as ``/dev/stdout`` or ``/proc/self/fd/1``."""
+    path = os.fspath(path)
+    for _ in range(LINKS_MAX):
+        folder = os.path.realpath(os.path.dirname(path))
+        if DESCRIPTORS.fullmatch(folder):
+            return True
+        path = os.path.join(folder, os.path.basename(path))
+        if not os.path.islink(path):
+            return False
+        path = os.path.join(folder, os.readlink(path))
+    return False
 
 
 def disk_full(error: OSError, path: Path, size: int) -> OSError:
@@ -132,6 +165,56 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         for folder in created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def staged_folder(
+    path: str | os.PathLike[str], stale: Callable[[Path, frozenset[str]], Iterable[str]], last: str | None = None
+) -> Iterator[Path]:
+    """Yields an empty folder for files that replace those of the same names in a folder when the block succeeds.
+
+    They are replaced together: if one cannot be, all are as they were before. The folder is created if it does not
+    exist, and its other files stay.
+
+    Args:
+        path: The folder.
+        stale: Returns the names of files in the folder that are removed in addition, given the folder and the names of
+            the new files.
+        last: Name of the file without which the others are not read. It is removed before any other, and written last.
+
+    Raises:
+        FileError: The folder is not writable.
+        OSError: A file cannot be replaced.
+    """
+    with output_folder(path) as folder:
+        staged = folder / f".{secrets.token_hex(4)}"
+        try:
+            staged.mkdir()
+            yield staged
+            names = sorted(os.listdir(staged), key=lambda name: (name == last, name))
+            _replace_together(folder, staged, names, set(stale(folder, frozenset(names))) - {*names})
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[str]) -> None:
+    """Moves files into a folder; undoes all of it if one cannot be moved."""
+    aside = staged / f".{secrets.token_hex(4)}"
+    aside.mkdir()
+    moves = [(folder / name, aside / name) for name in [*names[::-1], *sorted(stale)] if os.path.lexists(folder / name)]
+    moves += [(staged / name, folder / name) for name in names]
+    done: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            raise_if_read(source if source.parent == folder else target)
+            done.append((source, target))
+            os.rename(source, target)
+    except BaseException:
+        for source, target in reversed(done):
+            if not os.path.lexists(source):  # not the one that failed
+                with contextlib.suppress(OSError):  # the error that is reported is the one before
+                    os.rename(target, source)
         raise
 
 

@@ -1,15 +1,18 @@
-"""Opening files that others made."""
+"""Opening files that others made, and which of them no output may replace."""
 
 import contextlib
+import contextvars
 import errno
 import io
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import FileError
+from .free_memory import available_bytes
 
 UNASKED_BYTES = 1 << 28
 
@@ -20,6 +23,39 @@ JSON_BYTES_MAX, JSON_VALUES_MAX = 64 << 20, 3_000_000
 def is_special(mode: int) -> bool:
     """Whether a mode of ``os.stat`` is that of a pipe, a socket or a device: neither a file nor a folder."""
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+_inputs: contextvars.ContextVar[set[tuple[int, int]] | None] = contextvars.ContextVar("inputs", default=None)
+"""Device and inode of the files that were read inside of :func:`protect_inputs`."""
+
+
+@contextlib.contextmanager
+def protect_inputs() -> Iterator[None]:
+    """Inside of the block, no output replaces a file that was read there, by whatever path or link."""
+    token = _inputs.set(set())
+    try:
+        yield
+    finally:
+        _inputs.reset(token)
+
+
+def note_read(path: str | os.PathLike[str] | int) -> None:
+    """Notes for :func:`raise_if_read` that a file, or an open descriptor, is read. Other libraries open some files."""
+    inputs = _inputs.get()
+    if inputs is not None:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            inputs.add((status.st_dev, status.st_ino))
+
+
+def raise_if_read(path: str | os.PathLike[str]) -> None:
+    """Raises FileError if a path is that of a file that was read inside of :func:`protect_inputs`."""
+    inputs = _inputs.get()
+    if inputs:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in inputs:
+                raise FileError(f"{path}: would replace a file that is read; choose another name")
 
 
 def stays_inside(name: str) -> bool:
@@ -54,16 +90,9 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     check_possible(path)
     if is_special(os.stat(path).st_mode):  # opening a folder raises an error of its own
         raise FileError(f"{path}: expected a regular file, found a pipe, a socket or a device")
-    return open(path, "rb")
-
-
-def available_bytes() -> int | None:
-    """Returns the memory that can be allocated without swapping, in bytes; None where Linux does not tell it."""
-    with contextlib.suppress(OSError), open("/proc/meminfo", "rb") as file:
-        for line in file:
-            if line.startswith(b"MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    file = open(path, "rb")  # noqa: SIM115 - the caller closes it
+    note_read(file.fileno())
+    return file
 
 
 def check_memory(what: str, needed: int, advice: str) -> None:

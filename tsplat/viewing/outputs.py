@@ -1,5 +1,6 @@
 """What no command replaces: the model that it reads, and the files of a run."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -7,7 +8,8 @@ from ..errors import FileError
 from ..scene.formats.checkpoints import LATEST, MANIFEST, is_run
 from ..scene.formats.image_sets import META
 from ..scene.formats.models import POINT_CLOUD
-from ..support.files import raise_if_special
+from ..scene.formats.streaming.streamed_sog import LOD_META
+from ..support.files import raise_if_not_replaceable
 
 CAMERAS, CONFIG, METRICS, RECORD = "cameras.json", "config.json", "metrics.json", "run.json"
 """Names of files in a run's folder. That of a demo has only the last two."""
@@ -26,14 +28,30 @@ def is_of_run(folder: Path) -> bool:
     return is_run(folder) or (folder / RECORD).is_file()
 
 
+def _indices(path: Path) -> tuple[Path, ...]:
+    """Returns a path, and what in it may be the first file of a model in a folder."""
+    return path, path / META, path / LOD_META
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    """Whether two paths are those of one file or folder, which may have several names."""
+    try:
+        return one == other or one.samefile(other)
+    except OSError:
+        return False
+
+
 def check_output(out: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
-    """Raises FileError if writing to a path would replace a file of a run or the model that is read."""
-    raise_if_special(out)
+    """Raises FileError if writing to a path would replace a file of a run or the model that is read.
+
+    Files that a model names, such as its images, are known when they are read; see
+    :func:`tsplat.support.reading.protect_inputs`.
+    """
+    raise_if_not_replaceable(out)
     path = Path(os.path.realpath(out))
     source = None if model is None else Path(os.path.realpath(model))
     if source is not None and (
-        path in (source, source / META)
-        or source == path / META
+        any(itertools.starmap(_are_same, itertools.product(_indices(path), _indices(source))))
         or (path.name == POINT_CLOUD and source in path.parents and path.exists())
         or (path.suffix == ".png" and (source / META).exists() and path.parent == source and path.exists())
     ):

@@ -23,7 +23,7 @@ from ..scene.culling import CulledModel
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require, require_ffmpeg
-from ..support.files import atomic_write, output_folder
+from ..support.files import atomic_write, output_folder, staged_folder
 from .appearances import as_normals
 from .colormaps import Limits, color_depths, depth_limits
 
@@ -101,8 +101,8 @@ def map_writer(path: str | os.PathLike[str]) -> OnMap:
 def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: int = 30) -> None:
     """Writes frames [H, W, 3] in [0, 1] as a video, `.mp4`, `.webm` or `.gif`, or as PNGs into a folder.
 
-    Videos are written atomically. Frames of `.mp4` and `.webm` are cropped to an even width and height. In a folder,
-    frames that a longer call has left there are removed.
+    Videos are written atomically. So are the frames of a folder, all together, and those of an earlier, longer call
+    that would follow the last one are removed. Frames of `.mp4` and `.webm` are cropped to an even width and height.
 
     Args:
         path: A file name with one of these suffixes, or a folder name without a suffix; folders are created.
@@ -127,17 +127,16 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
     """
     path = Path(path)
     check_video_path(path)
-    with output_folder(path.parent if path.suffix else path):
+    if not path.suffix:
+        with staged_folder(path, stale_frames) as folder:
+            for i, frame in enumerate(frames):
+                write_png(folder / frame_name(i), frame)
+        return
+    with output_folder(path.parent):
         if path.suffix == ".gif":
             write_gif(path, frames, round(1000 / fps))
-        elif path.suffix:
-            _write_video(path, frames, fps)
         else:
-            count = 0
-            for i, frame in enumerate(frames):
-                write_png(path / frame_name(i), frame)
-                count = i + 1
-            _remove_frames(path, count)
+            _write_video(path, frames, fps)
 
 
 def frame_name(index: int, suffix: str = ".png") -> str:
@@ -145,14 +144,15 @@ def frame_name(index: int, suffix: str = ".png") -> str:
     return f"{index:05d}{suffix}"
 
 
-def _remove_frames(folder: Path, count: int) -> None:
-    """Removes the frames and maps that an earlier, longer call has left behind the first `count`."""
-    for i in itertools.count(count):
-        left = [path for suffix in (".png", ".npy") if (path := folder / frame_name(i, suffix)).is_file()]
+def stale_frames(folder: Path, new: frozenset[str]) -> list[str]:
+    """Returns the names of frames and maps of an earlier call in a folder that would follow the new ones."""
+    found: list[str] = []
+    for i in itertools.count(sum(name.endswith(".png") for name in new)):
+        left = [frame_name(i, suffix) for suffix in (".png", ".npy") if os.path.lexists(folder / frame_name(i, suffix))]
         if not left:
-            return
-        for path in left:
-            path.unlink()
+            break
+        found += left
+    return found
 
 
 def frame_size(path: Path, width: int, height: int) -> tuple[int, int]:

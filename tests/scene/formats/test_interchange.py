@@ -18,6 +18,7 @@ from tests.support.round_trips import LINEAR, check_round_trip
 from tsplat import UnsupportedError, spherical_harmonics
 from tsplat.scene import FileError, merge_models, read_model, transform_gaussians, write_gltf, write_model
 from tsplat.scene.rotation import axis_rotations, similarity
+from tsplat.support import reading
 
 EXTENSION = "KHR_gaussian_splatting"
 TO_GLTF = torch.diag(torch.tensor([-1.0, -1, 1, 1], dtype=torch.float64))
@@ -337,3 +338,76 @@ def test_usd_validators(tmp_path):
             context = UsdValidation.ValidationContext(validators)
             errors = context.Validate(Usd.Stage.Open(str(path)))
             assert not errors, [error.GetMessage() for error in errors]
+
+
+def changed_gltf(tmp_path, change):
+    """A glTF file of 40 Gaussians after a change of its document."""
+    write_gltf(tmp_path / "a.gltf", random_gaussians(40, 1))
+    document = document_of(tmp_path / "a.gltf")
+    change(document)
+    (tmp_path / "a.gltf").write_text(json.dumps(document))
+    return tmp_path / "a.gltf"
+
+
+def with_values(tmp_path, name, values):
+    """A glTF file whose attribute has other values."""
+    path = tmp_path / "a.gltf"
+    write_gltf(path, random_gaussians(40))
+    document = document_of(path)
+    view = document["bufferViews"][document["meshes"][0]["primitives"][0]["attributes"][f"{EXTENSION}:{name}"]]
+    head, _, data = document["buffers"][0]["uri"].partition(",")
+    content = bytearray(base64.b64decode(data))
+    content[view["byteOffset"] : view["byteOffset"] + view["byteLength"]] = values.astype("<f4").tobytes()
+    document["buffers"][0]["uri"] = f"{head},{base64.b64encode(content).decode()}"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def repeat_primitives(document):
+    document["meshes"][0]["primitives"] *= 500
+
+
+def repeat_nodes(document):
+    document["nodes"] *= 500
+    document["scenes"][0]["nodes"] = list(range(500))
+
+
+@pytest.mark.parametrize("change", [repeat_primitives, repeat_nodes])
+def test_gaussians_that_are_named_many_times_are_counted_first(tmp_path, monkeypatch, change):
+    path = changed_gltf(tmp_path, change)
+    assert len(read_model(path)) == 20_000
+    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("tsplat.scene.formats.interchange.gltf._Document._buffer", lambda *_: pytest.fail("was read"))
+    with pytest.raises(FileError, match=r"a\.gltf: a model of 20,000 Gaussians needs 0\.0 GB of memory"):
+        read_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "low", "words"),
+    [("SCALE", 3, -5.0, "scales after exp, .* logarithms"), ("OPACITY", 1, 2.0, "after the sigmoid, .* logits")],
+)
+def test_values_before_activation_are_refused(tmp_path, name, size, low, words):
+    values = np.full((40, size), low)
+    with pytest.raises(FileError, match=f"a\\.gltf: expected .*{words}"):
+        read_model(with_values(tmp_path, name, values))
+    values[3:] = 0.5
+    with pytest.warns(UserWarning, match="3 of 40 Gaussians have"):
+        found = read_model(with_values(tmp_path, name, values))
+    assert int((~found.valid).sum()) == (3 if name == "SCALE" else 0)
+    values[:] = 0.5
+    assert read_model(with_values(tmp_path, name, values)).valid.all()
+
+
+def test_prims_that_name_the_same_arrays_are_counted_first(tmp_path, monkeypatch):
+    skip_without("usda")
+    write_model(tmp_path / "a.usda", random_gaussians(40))
+    over = "\n".join(f'def "g{i}" (prepend references = @a.usda@) {{}}' for i in range(50))
+    (tmp_path / "b.usda").write_text(f'#usda 1.0\n(upAxis = "Y")\n{over}\n')
+    found = read_model(tmp_path / "b.usda")
+    assert len(found) == 2000
+    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    for module in ("support.reading", "scene.formats.model_memory"):
+        monkeypatch.setattr(f"tsplat.{module}.available_bytes", lambda: 1 << 18)
+    with pytest.raises(FileError, match=r"b\.usda: a model of 2,000 Gaussians needs"):
+        read_model(tmp_path / "b.usda")

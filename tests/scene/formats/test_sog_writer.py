@@ -39,7 +39,7 @@ def test_files_hold_what_the_format_describes(tmp_path):
     gaussians = random_gaussians(3, degree=1)
     gaussians.means[:] = torch.tensor([[-1.0, 2, 0], [0, 2, 1], [3, 2, 9]])  # in Morton order
     gaussians.log_scales[:] = torch.tensor([[-1.0, -2, -1], [-3, -3, -3], [-torch.inf, 0, torch.inf]])
-    gaussians.quats[:] = torch.tensor([[0.0, -2, 0, 0], [1, 0, 0, 0.99], [0, 0, 0, 0]])
+    gaussians.quats[:] = torch.tensor([[0.0, -2, 0, 0], [1, 0, 0, 0.99], [3, 0, 0, 0]])
     gaussians.opacity_logits[:] = torch.tensor([-torch.inf, 0, torch.inf])
     gaussians.shN[:] = gaussians.shN[[1, 0, 1]]
     write_sog(tmp_path / "a", gaussians)
@@ -93,12 +93,13 @@ def test_existing_folders_are_replaced(tmp_path):
         check_round_trip("sog", gaussians, read_model(folder))
 
 
-def test_folder_without_meta_json_is_left_by_a_failure(tmp_path, monkeypatch):
+def test_failure_leaves_the_old_model(tmp_path, monkeypatch):
     write_sog(tmp_path / "a", random_gaussians(30))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     monkeypatch.setattr("tsplat.scene.formats.image_sets.atomic_write", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_sog(tmp_path / "a", random_gaussians(31))
-    assert not (tmp_path / "a" / "meta.json").exists()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
 
 
 def test_many_rows_of_coefficients_are_clustered(tmp_path):

@@ -53,3 +53,14 @@ def test_read_rejects_partial_records(tmp_path):
     (tmp_path / "a.splat").write_bytes(bytes(33))
     with pytest.raises(FileError, match="multiple of 32 bytes, found 33 bytes"):
         read_splat(tmp_path / "a.splat")
+
+
+def test_logarithms_are_refused(tmp_path):
+    record = struct.pack("<6f8B", 1, 2, 3, 0.5, 1, 2, 255, 0, 51, 102, 192, 64, 128, 0)
+    negative = struct.pack("<6f8B", 1, 2, 3, -0.5, -1, 2, 255, 0, 51, 102, 192, 64, 128, 0)
+    (tmp_path / "a.splat").write_bytes(2 * negative + record)
+    with pytest.raises(FileError, match="negative ones in 2 of 3 Gaussians; they look like logarithms"):
+        read_splat(tmp_path / "a.splat")
+    (tmp_path / "a.splat").write_bytes(negative + 2 * record)
+    with pytest.warns(UserWarning, match="1 of 3 Gaussians have negative scales"):
+        assert read_splat(tmp_path / "a.splat").valid.tolist() == [False, True, True]

@@ -11,6 +11,7 @@ from tests.support.model_files import SAFE_ORBIT_CAMERA, assert_same_tensors, ra
 from tests.support.slow import slow_after
 from tsplat import UnsupportedError
 from tsplat.scene import FileError, read_orbit_limits, read_spz, write_model
+from tsplat.scene.formats.model_memory import bytes_of
 from tsplat.support import reading
 
 AXES = torch.tensor([1.0, -1, -1])
@@ -183,14 +184,14 @@ def test_flags_and_data_that_are_ignored_are_noted(tmp_path):
 
 
 def test_models_larger_than_the_memory_are_refused(tmp_path, monkeypatch):
-    """Before anything is decompressed: 20 bytes per Gaussian, and four more for each of them."""
+    """Before anything is decompressed."""
     pytest.importorskip("zstandard")
     monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
     for format in ("spz", "spz4"):
         write_model(tmp_path / "a", random_gaussians(1000), format=format)
-        monkeypatch.setattr(reading, "available_bytes", lambda: 5 * 20 * 1000)
+        monkeypatch.setattr(reading, "available_bytes", lambda: bytes_of(1000))
         assert len(read_spz(tmp_path / "a").means) == 1000
-        monkeypatch.setattr(reading, "available_bytes", lambda: 5 * 20 * 1000 - 1)
+        monkeypatch.setattr(reading, "available_bytes", lambda: bytes_of(1000) - 1)
         with pytest.raises(FileError, match="a: a model of 1,000 Gaussians needs"):
             read_spz(tmp_path / "a")
 

@@ -100,7 +100,7 @@ def test_extreme_values_are_clamped(tmp_path):
     gaussians.opacity_logits[:] = torch.tensor([-torch.inf, -99, 99, torch.inf])
     gaussians.sh0[:] = torch.tensor([-1e30, -4, 4, 1e30])[:, None, None]
     gaussians.shN[:] = torch.tensor([-1e30, -1, 1, 1e30])[:, None, None]
-    gaussians.quats[:] = torch.tensor([[0.0, 0, 0, 0], [1e-30, 0, 0, 0], [0, 0, -1e30, 0], [1, 1, 1, 1]])
+    gaussians.quats[:] = torch.tensor([[-1.0, 0, 0, 0], [1e-9, 0, 0, 0], [0, 0, -1e30, 0], [1, 1, 1, 1]])
     write_spz(tmp_path / "a.spz", gaussians)
     found = read_spz(tmp_path / "a.spz")
     assert found.log_scales[:, 0].tolist() == [-10, -10, 5.9375, 5.9375]

@@ -132,6 +132,14 @@ def place(meta):
         (lambda meta: meta.update(filenames=["/etc/meta.json"]), FileError, "names of files in it, found '/etc"),
         (lambda meta: meta.update(filenames="a"), FileError, "filenames to be a list of names"),
         (lambda meta: meta.update(tree={}), FileError, "no leaf has Gaussians"),
+        (
+            lambda meta: meta.update(
+                filenames=["0_0/meta.json", "./0_0//meta.json"],
+                tree={"children": [meta["tree"], {"lods": {"0": {**place(meta), "file": 1}}}]},
+            ),
+            FileError,
+            "'0_0/meta.json' and './0_0//meta.json', which are the same file",
+        ),
         (lambda meta: place(meta).update(file=1), FileError, "a leaf is in file 1 of 1"),
         (lambda meta: place(meta).update(count=31), FileError, "rows 0 to 31 of 0_0/meta.json overlap others, or it"),
         (lambda meta: place(meta).update(offset=-1), FileError, r"tree\.lods\.0\.offset to be a nonnegative integer"),

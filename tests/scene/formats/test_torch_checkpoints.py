@@ -1,6 +1,7 @@
 """Tests of reading checkpoints of gsplat and Inria."""
 
 import math
+import os
 import pickle
 import re
 import zipfile
@@ -11,6 +12,7 @@ import torch
 
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import AlreadyActivatedError, FileError, read_model, read_torch_checkpoint
+from tsplat.support import reading
 
 GSPLAT_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
 
@@ -280,3 +282,31 @@ def test_read_gsplat_output(tmp_path, antialiased):
     found = read_model(tmp_path)
     assert_equals(found, splats())
     assert found.antialiased == antialiased
+
+
+def test_a_file_that_is_truncated_after_it_was_opened_ends_no_process(tmp_path, monkeypatch):
+    """Mapped into memory, the values are missing once they are read, which is SIGBUS."""
+    path = tmp_path / "a.pt"
+    save(path)
+    modes, load = [], torch.load
+
+    def truncate(*args, **kwargs):
+        modes.append(kwargs["mmap"])
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", truncate)
+    read_model(path)
+    assert modes == [False]
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(FileError, match="damaged or cut short"):
+        read_model(path)
+
+
+def test_one_file_with_the_names_of_many_ranks_is_counted_first(tmp_path, monkeypatch):
+    torch.save({}, tmp_path / "ckpt_7_rank0.pt")
+    for rank in range(1, 50):
+        os.link(tmp_path / "ckpt_7_rank0.pt", tmp_path / f"ckpt_7_rank{rank}.pt")
+    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "available_bytes", lambda: 1000)
+    with pytest.raises(FileError, match=r"ckpt_7_rank0\.pt: a checkpoint of 50 files needs"):
+        read_model(tmp_path)

@@ -30,8 +30,8 @@ def export_splats(
 
     The writers are :func:`tsplat.scene.write_ply`, :func:`tsplat.scene.write_splat` and
     :func:`tsplat.scene.write_compressed_ply`, which do not write the same bytes as gsplat: PLY files have normals of
-    zero and all of ``f_rest_0`` to ``f_rest_44``, ``.splat`` files are ordered by size and rounded to nearest, and the
-    Morton order of compressed PLY files is finer.
+    zero, ``.splat`` files are ordered by size and rounded to nearest, the Morton order of compressed PLY files is
+    finer, and both are without Gaussians whose quaternion is zero, which these formats cannot represent.
 
     Args:
         means: [N, 3], world frame.
@@ -51,7 +51,9 @@ def export_splats(
     """
     check_choice("format", format, tuple(WRITERS))
     gaussians = Gaussians(means, scales, quats, opacities, sh0, shN)
-    kept = gaussians.valid & scales.isfinite().all(-1) & opacities.isfinite()
+    kept = gaussians.finite & scales.isfinite().all(-1) & opacities.isfinite()
+    if format != "ply":
+        kept &= gaussians.turned
     if format == "ply_compressed":
         kept &= gaussians.opacities > OPACITY_MIN
     gaussians = gaussians.map(lambda tensor: tensor.detach()[kept])

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import warnings
@@ -28,12 +29,11 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError, FileError
-from ...support.extras import require
-from ...support.files import utf8_path
-from ...support.reading import check_possible, open_file, read_file, read_json, stays_inside
+from ...support.reading import check_memory, check_possible, open_file, read_file, read_json, stays_inside
 from ..gaussians import GSPLAT_NAMES, Gaussians
 from .foreign import listed
 from .models import read_model
+from .safetensors_file import SafetensorsFile
 from .torch_checkpoints import DTYPES
 
 T = TypeVar("T")
@@ -192,29 +192,20 @@ def read_raw_checkpoint(
     Raises CheckpointError if a file is missing, truncated, modified or invalid, and AlreadyActivatedError for scales or
     opacities in place of their logarithms or logits, unless `force` is set or only some rows are read.
     """
-    require("safetensors")
-    from safetensors import SafetensorError
-
     path = Path(path)
     with checkpoint_errors(path):
         manifest = read_manifest(path)
         _verify_files(path, manifest["files"])
         n = manifest["n_gaussians"]
         wanted = slice(None) if rows is None else rows(n)
-        try:
-            with utf8_path(path) as folder:  # safetensors opens no other
-                tensors = _read_tensors(folder / TRAINING, n, wanted)
-                if (path / ROWS).is_dir():
-                    shards = [folder / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
-                    found = _read_rows(folder / ROWS, shards, n, wanted)
-                    scene = {
-                        k.removeprefix(SCENE_PREFIX): found.pop(k) for k in list(found) if k.startswith(SCENE_PREFIX)
-                    }
-                    tensors |= found
-                else:
-                    scene = _read_tensors(folder / SCENE, n, wanted)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}: not a valid safetensors file ({error})") from error
+        tensors = _read_tensors(path / TRAINING, n, wanted)
+        if (path / ROWS).is_dir():
+            shards = [path / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
+            found = _read_rows(path / ROWS, shards, n, wanted)
+            scene = {k.removeprefix(SCENE_PREFIX): found.pop(k) for k in list(found) if k.startswith(SCENE_PREFIX)}
+            tensors |= found
+        else:
+            scene = _read_tensors(path / SCENE, n, wanted)
         for name, tensor in scene.items():
             if tensor.dtype not in DTYPES:
                 raise CheckpointError(f"{path}: {name}: expected floats of 16 to 64 bits, found {tensor.dtype}")
@@ -296,43 +287,40 @@ def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
 
 def _read_tensors(path: Path, n: int, wanted: slice) -> dict[str, Tensor]:
     """Reads a file; of tensors that have a row for each of n Gaussians, only the wanted rows."""
-    from safetensors import safe_open
-
-    with torch.device("cpu"), safe_open(path, "pt") as file:  # slices are made on the default device
-        if wanted == slice(None):
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        return {
-            name: _cut(file, name, wanted)
-            if path.name == SCENE or has_rows(name, torch.empty(file.get_slice(name).get_shape(), device="meta"), n)
-            else file.get_tensor(name)
-            for name in file.keys()  # noqa: SIM118
-        }
-
-
-def _cut(file: Any, name: str, wanted: slice) -> Tensor:
-    """Reads the wanted rows of a tensor in an open safetensors file."""
-    if 0 in file.get_slice(name).get_shape():
-        return file.get_tensor(name)[wanted]  # type: ignore[no-any-return]
-    return file.get_slice(name)[wanted]  # type: ignore[no-any-return]
+    with SafetensorsFile(path) as file:
+        sizes = {name: entry.dtype.itemsize * math.prod(entry.shape) for name, entry in file.entries.items()}
+        check_memory(f"{path}: {len(sizes)} tensors", sum(sizes.values()), "free some")
+        found = {}
+        for name, entry in file.entries.items():
+            is_row = path.name == SCENE or has_rows(name, torch.empty(entry.shape, device="meta"), n)
+            found[name] = file.read(name, wanted if is_row else slice(None))
+        return found
 
 
 def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, wanted: slice = slice(None)) -> dict[str, Tensor]:
     """Reads the wanted rows of tensors that are sharded over files, which have `n_rows` rows together."""
-    from safetensors import safe_open
-
     own = range(n_rows)[wanted]
-    parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
-    for shard in shards:
-        with torch.device("cpu"), safe_open(shard, "pt") as file:
-            offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
-            for name in file.keys():  # noqa: SIM118 - not a dictionary
-                n, first = file.get_slice(name).get_shape()[0], offsets[name]["saved_offsets"][0]
-                counts[name] += n
-                begin, end = (min(max(end - first, 0), n) for end in (own.start, own.stop))
-                parts[name].append((first, _cut(file, name, slice(begin, end))))
-    for name, found in counts.items():
-        if found != n_rows:
-            raise ArgumentError(f"{folder}: the shards hold {found} rows of {name}, expected {n_rows}")
-    ordered = {name: [rows for _, rows in sorted(found, key=itemgetter(0))] for name, found in parts.items()}
-    return {name: torch.cat([rows for rows in found if len(rows)] or found[:1]) for name, found in ordered.items()}
+    places: dict[str, list[tuple[int, int, SafetensorsFile]]] = defaultdict(list)
+    with contextlib.ExitStack() as files:
+        for shard in shards:
+            file = files.enter_context(SafetensorsFile(shard))
+            offsets = json.loads(file.metadata["DCP_SHARDING_INFO"])
+            for name, entry in file.entries.items():
+                counts[name] += entry.shape[0]
+                places[name].append((offsets[name]["saved_offsets"][0], entry.shape[0], file))
+        # Counted before they are read, as one file may have several names.
+        for name, count in counts.items():
+            if count != n_rows:
+                raise ArgumentError(f"{folder}: the shards hold {count} rows of {name}, expected {n_rows}")
+        firsts = [found[0][2].entries[name] for name, found in places.items()]
+        each = sum(entry.dtype.itemsize * math.prod(entry.shape[1:]) for entry in firsts)
+        check_memory(f"{folder}: {len(own):,} rows", each * len(own), "free some")
+        rows: dict[str, Tensor] = {}
+        for name, found in places.items():
+            parts = []
+            for first, count, file in sorted(found, key=itemgetter(0)):
+                begin, end = (min(max(end - first, 0), count) for end in (own.start, own.stop))
+                parts.append(file.read(name, slice(begin, end)))
+            rows[name] = torch.cat([part for part in parts if len(part)] or parts[:1])
+        return rows

@@ -21,6 +21,7 @@ from ...errors import FileError
 from ..gaussians import Gaussians
 from ..morton import morton_order
 from .foreign import Warn, note_ignored
+from .model_memory import check_model_memory
 from .ply_file import PlyFile, Table
 from .quantization import (
     LOG_SCALE_MAX,
@@ -54,6 +55,8 @@ SH_RANGE = 8.0
 
 def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussians:
     """Decodes the Gaussians of an open compressed PLY. `warn` is called with what is ignored."""
+    sh_size = len(ply.elements["sh"].names) // 3 if "sh" in ply.elements else 0
+    check_model_memory(ply.path, ply.elements["vertex"].count, math.isqrt(min(sh_size, 15) + 1) - 1)
     vertex = _table(ply, "vertex", VERTEX)
     bounds = ("min_", "max_")
     colored = "min_r" in ply.elements["chunk"].names if "chunk" in ply.elements else False

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from ...arguments import to_float
 from ...errors import FileError
 from ...support.files import atomic_write
-from ...support.reading import check_memory, read_file
+from ...support.reading import check_memory, raise_if_read, read_file
 from ..images import open_image
 from .quantization import Bytes
 
@@ -71,6 +72,7 @@ def archive_loader(path: Path, size_max: int | None = None) -> Load:
                 f"{path}: {name} is encrypted, uses another compression than deflate, or its size of "
                 f"{info.file_size:,} bytes is invalid; the file is damaged"
             )
+        check_memory(f"{path}: {name}", info.file_size, "free some, or the file is damaged")
         try:
             return archive.read(info)
         except ZIP_ERRORS as error:
@@ -79,12 +81,73 @@ def archive_loader(path: Path, size_max: int | None = None) -> Load:
     return load
 
 
-def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Writes the files of a dataset atomically. A folder with ``meta.json``, which is to be the last, is complete."""
-    (folder / META).unlink(missing_ok=True)
-    for name, content in files:
-        with atomic_write(folder / name) as file:
-            file.write(content)
+def write_files(folder: Path, index: str, files: Iterable[tuple[str, bytes]], old: Iterable[str]) -> None:
+    """Writes the files of a dataset into a folder, which has the old or the new dataset whatever happens.
+
+    Args:
+        folder: Exists.
+        index: Name of the file that names all others. It comes last and is replaced atomically.
+        files: Names, of which only that of the index exists already, and contents. They may begin with a folder.
+        old: Names of the files of the old dataset, which are removed at the end.
+    """
+    raise_if_read(folder / index)
+    new: list[str] = []
+    written = None
+    try:
+        for name, content in files:
+            if name == index:
+                written = content
+            else:
+                new.append(name)
+                (folder / name).parent.mkdir(exist_ok=True)
+            with atomic_write(folder / name) as file:
+                file.write(content)
+    except BaseException:
+        if not _may_hold(folder / index, written):
+            _remove(folder, new)
+        raise
+    _remove(folder, set(old).difference(new))
+
+
+def _may_hold(path: Path, content: bytes | None) -> bool:
+    """Whether a file has a content, or cannot be read."""
+    try:
+        return content is not None and path.read_bytes() == content
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    """Removes files, and their folders below `folder` if these become empty. What cannot be removed stays."""
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, FileError):
+            raise_if_read(folder / name)
+            (folder / name).unlink()
+    for inner in {(folder / name).parent for name in names} - {folder}:
+        with contextlib.suppress(OSError, ValueError):
+            inner.rmdir()
+
+
+def free_suffix(folder: Path, names: Iterable[str]) -> str:
+    """Returns what is appended to the stems of names so that none of them exists in a folder: nothing, or ``_2``."""
+    paths = [folder / name for name in names]
+    suffixes = itertools.chain([""], (f"_{i}" for i in itertools.count(2)))
+    return next(
+        suffix
+        for suffix in suffixes
+        if not any(os.path.lexists(path.with_name(f"{path.stem}{suffix}{path.suffix}")) for path in paths)
+    )
+
+
+def named_images(folder: Path) -> set[str]:
+    """Returns the names of the images in the ``meta.json`` of a folder; none if it cannot be read."""
+    with contextlib.suppress(FileError, OSError):
+        meta = Meta.parse(str(folder), read_file(folder / META, META_MAX))
+        parts = [meta.part(name) for name in meta.values]
+        return {name for part in parts if "files" in part.values for name in part.files(0)}
+    return set()
 
 
 def _refuse_constant(name: str) -> None:

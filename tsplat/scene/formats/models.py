@@ -1,5 +1,6 @@
 """Reading and writing models in any supported format, detected by content first, then by file name."""
 
+import contextlib
 import functools
 import os
 import warnings
@@ -11,7 +12,7 @@ from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP, output_folder
 from ...support.reading import check_possible, open_file
 from ..gaussians import Gaussians
-from ..model_rows import Rows
+from ..model_rows import Rows, gather
 from .foreign import Warn
 from .image_sets import META
 from .interchange.gltf import MAGIC as GLTF_MAGIC
@@ -19,7 +20,7 @@ from .interchange.gltf import read_gltf
 from .interchange.gltf_writer import write_gltf
 from .interchange.usd import is_usd, read_usd, write_usd
 from .ply import read_ply, write_compressed_ply, write_ply
-from .png_images import PNG_MEANS, read_png_model
+from .png_images import is_png_folder, read_png_model
 from .sog import read_sog
 from .sog_writer import write_sog
 from .splat import read_splat, write_splat
@@ -106,7 +107,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         path = path.parent
     if path.is_dir():
         if (path / META).exists():
-            return read_png_model(path, warn=warn) if (path / PNG_MEANS).exists() else read_sog(path, warn=warn)
+            return read_png_model(path, warn=warn) if is_png_folder(path) else read_sog(path, warn=warn)
         for folder in (path, path / "ckpts", path / "nerfstudio_models"):
             if any(folder.glob("*.pt")) or any(folder.glob("*.ckpt")):
                 return read_torch_checkpoint(folder, force=force, warn=warn)
@@ -140,7 +141,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     if path.name == META or suffix == ".sog" or start[:4] == ZIP:
         return read_sog(path, warn=warn)
     if suffix == ".splat":
-        return read_splat(path)
+        return read_splat(path, warn=warn)
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
@@ -172,6 +173,7 @@ def write_model(
 
     Returns:
         What the format cannot represent, as phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
+        Only a PLY can hold Gaussians whose quaternion is zero, which are never rendered; others are without them.
 
     Raises:
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
@@ -199,7 +201,14 @@ def write_model(
                 f"write {', '.join(STREAMED)}"
             )
         with output_folder(Path(path).parent):
-            return WRITERS[chosen](path, gaussians)
+            if chosen == "ply":
+                return write_ply(path, gaussians)
+            with contextlib.ExitStack() as files:
+                kept = _turned(gaussians, Path(path).parent, files)
+                lost = WRITERS[chosen](path, kept)
+                n_lost = len(gaussians) - len(kept)
+                why = f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered"
+                return [*([why] if n_lost else []), *lost]
     known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
     if Path(path).suffix.lower() in READ_ONLY:
         raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")
@@ -207,6 +216,16 @@ def write_model(
         f"{path}: cannot tell the format from the file name; expected {known}, a page .html of tsplat "
         "convert or export, or pass --format (in Python: format)"
     )
+
+
+def _turned(gaussians: Gaussians | Rows, folder: Path, files: contextlib.ExitStack) -> Gaussians | Rows:
+    """Returns the Gaussians whose quaternion is not zero. Temporary files are in `folder`, closed by `files`."""
+    if isinstance(gaussians, Gaussians):
+        turned = gaussians.turned
+        return gaussians if bool(turned.all()) else gaussians.select(turned)
+    if all(bool(part.turned.all()) for part in gaussians.chunks()):
+        return gaussians
+    return files.enter_context(gather((part.select(part.turned) for part in gaussians.chunks()), gaussians, folder))
 
 
 def format_of(path: str | os.PathLike[str], format: Format | None) -> Format | None:

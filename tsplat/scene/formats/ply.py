@@ -7,6 +7,9 @@ Models trained with ``rasterize_mode="antialiased"`` are marked with the header 
 as Brush and splat-transform do. Postshot's ``comment postshot.anti_aliasing=1`` and ``comment antialiased 1`` are read
 as well.
 
+A file of another program may have colors red, green and blue in place of f_dc, as nerfstudio's with
+``--ply-color-mode rgb``.
+
 2D Gaussians have no scale_2, as in the files of 2DGS, and the comment ``SplatRenderMode: 2dgs``; either marks them.
 
 Mip-Splatting's property filter_3D is applied; see :mod:`~tsplat.scene.formats.filter_3d`. Properties of methods that 3D
@@ -34,7 +37,9 @@ from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .filter_3d import NAMES as FILTER_NAMES
 from .filter_3d import apply_filter
 from .foreign import HARMLESS, Warn, check_method, note_ignored
+from .model_memory import check_model_memory
 from .ply_file import PlyFile
+from .quantization import sh0_from_colors
 
 REST_SIZES = (0, 9, 24, 45)
 """Number of f_rest properties for SH degrees 0 to 3."""
@@ -47,6 +52,12 @@ GROUPS = {
     "quats": ("rot_0", "rot_1", "rot_2", "rot_3"),
 }
 """Parameter -> its PLY properties."""
+
+RGB = ("red", "green", "blue")
+"""Colors that some programs write in place of coefficients of degree 0."""
+
+COLOR_MAX = {"u1": 255.0, "u2": 65535.0}
+"""Type of such a color -> its value for 1. Others are from 0 to 1."""
 
 ANTIALIASED_COMMENT = "SplatRenderMode: mip"
 SURFELS = "2dgs"
@@ -85,6 +96,7 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             ply.note_rest(warn)
             return gaussians.as_surfels() if mode == SURFELS else gaussians
         rows = PlyRows(ply, mode, warn)
+        check_model_memory(str(path), rows.count, rows.kind.sh_degree)
         return rows.read(0, rows.count)
 
 
@@ -102,6 +114,11 @@ class PlyRows(Rows):
         n_rest = _check_names(path, names)
         self._ply = ply
         self._groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
+        self._color_max: float | None = None
+        if not set(GROUPS["sh0"]) <= set(names):
+            self._groups["sh0"] = RGB
+            kinds = {kind for name, kind in ply.elements["vertex"].properties if name in RGB}
+            self._color_max = max(COLOR_MAX.get(kind, 1.0) for kind in kinds)
         self._filter = next((name for name in FILTER_NAMES if name in names), None)
         is_flat = "scale_2" not in names
         if is_flat:
@@ -136,6 +153,8 @@ class PlyRows(Rows):
                 for group, found in groups.items():
                     for column, name in zip(_columns(group, len(found)), found):
                         values[group][rows, column] = block[name]
+                if self._color_max is not None and "sh0" in values:
+                    values["sh0"][rows] = sh0_from_colors(values["sh0"][rows] / self._color_max)
                 if self._filter is not None:
                     log_scales, logits = values["log_scales"][rows], values["opacity_logits"][rows]
                     log_scales[:], logits[:, 0] = apply_filter(log_scales, logits[:, 0], block[self._filter])
@@ -147,9 +166,10 @@ class PlyRows(Rows):
 
 
 def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list[str]:
-    """Writes a little-endian PLY file atomically: 62 floats per Gaussian, with zeros for normals and unused degrees.
+    """Writes a little-endian PLY file atomically: 62 floats per Gaussian of SH degree 3, with zeros for normals.
 
-    2D Gaussians have 61: two scales, as in the files of 2DGS.
+    Lower degrees have fewer properties ``f_rest``; degree 0 has none. 2D Gaussians have two scales, as in the files of
+    2DGS.
 
     Args:
         path: The file.
@@ -164,7 +184,7 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
     """
     rows = as_rows(gaussians)
     _check_degree(rows.kind)
-    f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[-1]))
+    f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[rows.kind.sh_degree]))
     scales = GROUPS["log_scales"][: 2 if rows.kind.surfels else 3]
     names = (
         *(*GROUPS["means"], "nx", "ny", "nz", *GROUPS["sh0"], *f_rest),
@@ -181,15 +201,13 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
 
 
 def _records(gaussians: Gaussians) -> NDArray[np.float32]:
-    """Returns the values of vertices, [N, 61 or 62]."""
+    """Returns the values of vertices, [N, properties]."""
     tensors = {name: tensor.numpy() for name, tensor in gaussians.tensors().items()}
-    rest = np.zeros((len(gaussians), REST_SIZES[-1] // 3, 3), "<f4")
-    rest[:, : tensors["shN"].shape[1]] = tensors["shN"]
     values = [
         tensors["means"],
         np.zeros((len(gaussians), 3)),
         tensors["sh0"][:, 0],
-        rearrange(rest, "n k c -> n (c k)"),
+        rearrange(tensors["shN"], "n k c -> n (c k)"),
         tensors["opacity_logits"][:, None],
         tensors["log_scales"][:, : gaussians.n_scales],
         tensors["quats"],
@@ -274,7 +292,8 @@ def _columns(group: str, size: int) -> list[int]:
 def _check_names(path: str, names: list[str]) -> int:
     """Checks the property names of the vertices and returns the number of f_rest properties."""
     check_method(path, names)
-    missing = [name for group in GROUPS.values() for name in group if name not in names]
+    groups = GROUPS | {"sh0": GROUPS["sh0"] if not set(RGB) <= set(names) else ()}
+    missing = [name for group in groups.values() for name in group if name not in names]
     if missing not in ([], ["scale_2"]):
         raise FileError(f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}")
     rest = {name for name in names if name.startswith("f_rest_")}

@@ -7,6 +7,7 @@
 - Any other parameter as ``NAME.npz``, with the array ``arr`` as it is.
 """
 
+import contextlib
 import io
 import math
 import os
@@ -23,19 +24,18 @@ from torch import Tensor
 
 from ...errors import ArgumentError, FileError, ShapeError
 from ...support.extras import require
-from ...support.files import output_folder, write_json
-from ...support.reading import read_file
+from ...support.files import atomic_write, staged_folder, write_json
+from ...support.reading import check_memory, read_file
 from ..gaussians import GSPLAT_NAMES, Gaussians
 from .clustering import Clusters
 from .foreign import Warn, note_ignored
-from .image_sets import META, META_MAX, ZIP_ERRORS, Load, Meta, archive_loader, decode_image, is_file_name, write_files
+from .image_sets import META, META_MAX, ZIP_ERRORS, Load, Meta, archive_loader, decode_image, is_file_name
 from .quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
 
 PARAMETERS = {theirs: name for name, theirs in GSPLAT_NAMES.items()}
 """gsplat's name -> field of :class:`Gaussians`."""
 
 MEANS = "means"
-PNG_MEANS = f"{MEANS}_l.png"
 CLUSTERED = "shN"
 BYTES = ("scales", "quats", "opacities", "sh0")
 """Parameters with 8 bits per channel."""
@@ -56,8 +56,8 @@ Array = NDArray[Any]
 def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
     """Writes parameters [N, ...] before activation as gsplat's ``PngCompression`` does; N is a square number.
 
-    ``meta.json`` is removed first and written last, and each file is written atomically, so that a folder with
-    ``meta.json`` is complete.
+    The files of a folder are replaced together: if one cannot be written, all are as they were before. ``meta.json`` is
+    removed first and written last, so that a folder with ``meta.json`` is complete.
     """
     require("PIL")
     side = _check_tensors(tensors)
@@ -77,9 +77,35 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
             meta[name] |= bounds
         else:
             files[f"{name}.npz"] = _npz(arr=_array(tensor))
-    with output_folder(folder) as path:
-        write_files(path, files.items())
+    with staged_folder(folder, lambda path, _: _named(path), META) as path:
+        for name, content in files.items():
+            with atomic_write(path / name) as file:
+                file.write(content)
         write_json(path / META, meta)
+
+
+def _named(folder: Path) -> set[str]:
+    """Returns the names of the files that the ``meta.json`` of a folder of images names; none if it cannot be read."""
+    with contextlib.suppress(FileError, OSError):
+        meta = Meta.parse(str(folder), read_file(folder / META, META_MAX))
+        parameters = [name for name in meta.values if is_file_name(name) and _is_parameter(meta, name)]
+        return {f"{name}{end}" for name in parameters for end in ("_l.png", "_u.png", ".png", ".npz")}
+    return set()
+
+
+def is_png_folder(folder: Path) -> bool:
+    """Whether a folder has the images of :func:`write_png_images`, and not those of SOG, which has a ``meta.json`` too.
+
+    Raises:
+        FileError, OSError: ``meta.json`` cannot be read.
+    """
+    return _is_parameter(Meta.parse(str(folder), read_file(folder / META, META_MAX)), MEANS)
+
+
+def _is_parameter(meta: Meta, name: str) -> bool:
+    """Whether ``meta.json`` describes a parameter as :func:`write_png_images` does; SOG names files."""
+    values = meta.part(name).values
+    return "shape" in values and "files" not in values
 
 
 def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -95,6 +121,8 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
 
     meta = Meta.parse(str(path), load(META))
     tensors: dict[str, Tensor] = {}
+    needed = sum(VALUE_BYTES_MAX * math.prod(_shape(meta.part(name))) for name in meta.values)
+    check_memory(f"{path}: the parameters in {META}", needed, "free some, or the file is damaged")
     for name in meta.values:
         if not is_file_name(name):
             raise FileError(f"{path}: {META}: {name!r} is not the name of a file")

@@ -8,15 +8,19 @@ import torch
 from numpy.typing import NDArray
 
 from ...config import SH_NORMS
-from ...errors import ArgumentError, UnsupportedError
+from ...errors import ArgumentError, FileError, UnsupportedError
 from ..gaussians import PARAMETERS, Gaussians
 from ..model_rows import Kind, Rows, as_rows
+from .foreign import Warn
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 OPACITY_MARGIN = 1e-6
 """Opacities are clamped to [this, 1 - this], so that their logits are finite."""
+
+OPACITY_TOLERANCE = 1e-3
+"""By which opacities of a file may be outside of [0, 1]."""
 
 LOG_SCALE_MAX = 20.0
 """Log scales are written within plus or minus this, where a format has no infinity."""
@@ -47,6 +51,41 @@ def gaussians_from_arrays(
     arrays = (means, log_scales, quats, np.log(inside / (1 - inside)), sh0, shN)
     tensors = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in arrays)
     return Gaussians(**dict[str, Any](zip(PARAMETERS, tensors, strict=True)), antialiased=antialiased)
+
+
+def check_activated(path: str, scales: NDArray[Any], opacities: NDArray[Any] | None, warn: Warn) -> None:
+    """Checks values of a format that stores scales after exp, and opacities after the sigmoid.
+
+    Args:
+        path: For messages.
+        scales: [N, 3].
+        opacities: [N], or None where the format can store no others than in [0, 1].
+        warn: Called with a note of Gaussians with negative scales, which are invalid, and with opacities outside of
+            [0, 1], which are clamped.
+
+    Raises:
+        FileError: Most Gaussians have such values: they are logarithms and logits.
+    """
+    n = len(scales)
+    advice = "export the model again with a program that stores"
+    n_negative = int((scales < 0).any(1).sum())
+    if 2 * n_negative > n:
+        raise FileError(
+            f"{path}: expected scales after exp, which are positive, found negative ones in {n_negative:,} of {n:,} "
+            f"Gaussians; they look like logarithms: {advice} scales"
+        )
+    if n_negative:
+        warn(f"{path}: {n_negative:,} of {n:,} Gaussians have negative scales, which makes them invalid")
+    if opacities is None:
+        return
+    n_outside = int(((opacities < -OPACITY_TOLERANCE) | (opacities > 1 + OPACITY_TOLERANCE)).sum())
+    if 2 * n_outside > n:
+        raise FileError(
+            f"{path}: expected opacities after the sigmoid, in [0, 1], found others in {n_outside:,} of {n:,} "
+            f"Gaussians; they look like logits: {advice} opacities"
+        )
+    if n_outside:
+        warn(f"{path}: {n_outside:,} of {n:,} Gaussians have opacities outside of [0, 1], which are clamped")
 
 
 def signed_log(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -94,7 +133,7 @@ def smallest_three_from_quats(
     """Normalizes quaternions and omits the largest component of each; the inverse of :func:`quats_from_smallest_three`.
 
     Args:
-        quats: [N, 4], any norm. Zero stands for no rotation.
+        quats: [N, 4], any nonzero norm.
         omitted: Index of the component to omit in place of the largest one.
 
     Returns:
@@ -145,7 +184,7 @@ def check_valid(gaussians: Gaussians) -> None:
 def valid_bounds(rows: Rows) -> Floats:
     """Returns the bounds of the means, [2, 3], zeros without Gaussians.
 
-    Raises `ArgumentError` if a Gaussian is invalid; the compressed formats cannot represent NaN.
+    Raises `ArgumentError` if a Gaussian is invalid; the formats cannot represent NaN, nor a rotation that is none.
     """
     n_invalid, low, high = 0, np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32)
     for chunk in rows.chunks():
@@ -154,8 +193,8 @@ def valid_bounds(rows: Rows) -> Floats:
         low, high = np.minimum(low, means.min(0)), np.maximum(high, means.max(0))
     if n_invalid:
         raise ArgumentError(
-            f"gaussians: {n_invalid} of {rows.count} have values that are not finite; remove them with "
-            "gaussians.map(lambda tensor: tensor[gaussians.valid]) or tsplat edit --drop-invalid"
+            f"gaussians: {n_invalid} of {rows.count} have values that are not finite, or quaternions of zeros; remove "
+            "them with gaussians.map(lambda tensor: tensor[gaussians.valid]) or tsplat edit --drop-invalid"
         )
     return np.stack([low, high]) if rows.count else np.zeros((2, 3), np.float32)
 

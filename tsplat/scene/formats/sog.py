@@ -20,6 +20,7 @@ from ...support.reading import check_possible, read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
 from .image_sets import META, META_MAX, Load, Meta, archive_loader, decode_image
+from .model_memory import check_model_memory
 from .quantization import Bytes, Floats, gaussians_from_arrays, interpolate, quats_from_smallest_three, signed_exp
 
 LARGEST_IS_W = 252
@@ -62,6 +63,8 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
         raise UnsupportedError(f"{path}: expected SOG version 2, found {found}; convert it with splat-transform")
     count = meta.count("count")
     note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
+    bands = meta.part("shN").values.get("bands")
+    check_model_memory(path, count, bands if bands in (1, 2, 3) else 0)
 
     def pixels(name: str) -> Bytes:
         """Returns the first pixels of an image, [count, 4]."""

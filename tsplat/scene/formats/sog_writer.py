@@ -18,7 +18,7 @@ from ...support.files import atomic_write, output_folder
 from ..gaussians import Gaussians
 from ..model_rows import Place, Rows, as_rows, morton_sorted
 from .clustering import Clusters, cluster_values, nearest_values
-from .image_sets import META, write_files
+from .image_sets import META, free_suffix, named_images, write_files
 from .quantization import (
     LOG_SCALE_MAX,
     Bytes,
@@ -48,6 +48,9 @@ SAMPLE = 1 << 20
 
 SUFFIX = ".sog"
 
+IMAGES = ("means_l", "means_u", "scales", "quats", "sh0", "shN_centroids", "shN_labels")
+"""Names of the images, ``.webp``."""
+
 
 def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list[str]:
     """Writes PlayCanvas's SOG, version 2, in Morton order. The result is the same in every run.
@@ -66,7 +69,8 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
 
     Args:
         path: A name that ends in ``.sog`` for a ZIP archive; a folder, which is created if it does not exist, or its
-            ``meta.json``, for single files.
+            ``meta.json``, for single files. If the folder has such a model already, the images get new names, as in
+            ``means_l_2.webp``, until ``meta.json`` is replaced; so it has the old or the new model whatever happens.
         gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory. Codebooks and palettes
             are those of every k-th one if there are more than 1,048,576.
 
@@ -85,18 +89,19 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
     is_archive = path.suffix.lower() == SUFFIX and not path.is_dir()
     place = path.parent if is_archive or path.name == META else path
     lost: list[str] = []
-    with sorted_files(as_rows(gaussians), place if is_archive else place.parent, lost) as files:
+    suffix = "" if is_archive else free_suffix(place, (f"{name}.webp" for name in IMAGES))
+    with sorted_files(as_rows(gaussians), place if is_archive else place.parent, lost, suffix) as files:
         if is_archive:
             with atomic_write(path) as file:
                 write_archive(file, files)
         else:
             with output_folder(place) as folder:
-                write_files(folder, files)
+                write_files(folder, META, files, named_images(folder))
     return lost
 
 
 @contextlib.contextmanager
-def sorted_files(rows: Rows, folder: Path, lost: list[str]) -> Iterator[Iterator[tuple[str, bytes]]]:
+def sorted_files(rows: Rows, folder: Path, lost: list[str], suffix: str = "") -> Iterator[Iterator[tuple[str, bytes]]]:
     """Gives :func:`sog_files` of rows in the Morton order of their :func:`placement`.
 
     Temporary files are in `folder`.
@@ -104,7 +109,7 @@ def sorted_files(rows: Rows, folder: Path, lost: list[str]) -> Iterator[Iterator
     check_degree(rows.kind, "SOG")
     bounds = valid_bounds(rows)
     with morton_sorted(rows, placement(bounds), bounds, folder) as ordered:
-        yield sog_files(ordered, bounds, lost)
+        yield sog_files(ordered, bounds, lost, suffix)
 
 
 def sog_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
@@ -124,21 +129,23 @@ def write_archive(file: BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
             archive.writestr(zipfile.ZipInfo(name), content)
 
 
-def sog_files(rows: Rows, ends: Floats, lost: list[str]) -> Iterator[tuple[str, bytes]]:
+def sog_files(rows: Rows, ends: Floats, lost: list[str], suffix: str = "") -> Iterator[tuple[str, bytes]]:
     """Encodes the files of a dataset one after another, ``meta.json`` last; each is a name and its content.
 
     Args:
         rows: Valid, in the order of the file.
         ends: Bounds of the means, [2, 3].
         lost: To which what is lost is appended.
+        suffix: Appended to the names of :data:`IMAGES`.
     """
+    files = {name: f"{name}{suffix}.webp" for name in IMAGES}
     lost.append("positions rounded to 16 bits, other values to 8")
     meta: dict[str, Any] = {"version": 2, "count": rows.count}
     if rows.kind.antialiased or rows.kind.surfels:
         meta["model"] = "2dgs" if rows.kind.surfels else "antialiased"
 
     bounds = _log_bounds(ends)
-    names = ["means_l.webp", "means_u.webp"]
+    names = [files["means_l"], files["means_u"]]
     yield names[0], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), ends)[0] & 255))
     yield names[1], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), ends)[0] >> 8))
     meta["means"] = {"mins": bounds[0].tolist(), "maxs": bounds[1].tolist(), "files": names}
@@ -146,11 +153,11 @@ def sog_files(rows: Rows, ends: Floats, lost: list[str]) -> Iterator[tuple[str, 
     sample = rows.sample(SAMPLE)
     shown = _shown(_log_scales(sample), sample.opacities.numpy())
     entries = _codebook(rows, _log_scales, _log_scales(sample), shown)
-    yield "scales.webp", _webp(_image(rows, 3, lambda g: nearest_values(entries, _log_scales(g))))
-    meta["scales"] = {"codebook": _padded(entries), "files": ["scales.webp"]}
+    yield files["scales"], _webp(_image(rows, 3, lambda g: nearest_values(entries, _log_scales(g))))
+    meta["scales"] = {"codebook": _padded(entries), "files": [files["scales"]]}
 
-    yield "quats.webp", _webp(_image(rows, 4, lambda g: rotation_codes(g.quats.numpy(), _encode_quats, decode_quats)))
-    meta["quats"] = {"files": ["quats.webp"]}
+    yield files["quats"], _webp(_image(rows, 4, lambda g: rotation_codes(g.quats.numpy(), _encode_quats, decode_quats)))
+    meta["quats"] = {"files": [files["quats"]]}
 
     colors = _codebook(rows, _sh0, _sh0(sample), np.broadcast_to(shown.max(1, keepdims=True), shown.shape))
     rounding = Rounding()
@@ -159,15 +166,15 @@ def sog_files(rows: Rows, ends: Floats, lost: list[str]) -> Iterator[tuple[str, 
         opacities = rounding.levels(g.opacities.numpy() * 255.0)
         return np.concatenate([nearest_values(colors, _sh0(g)), opacities[:, None]], 1)
 
-    yield "sh0.webp", _webp(_image(rows, 4, color))
-    meta["sh0"] = {"codebook": _padded(colors), "files": ["sh0.webp"]}
+    yield files["sh0"], _webp(_image(rows, 4, color))
+    meta["sh0"] = {"codebook": _padded(colors), "files": [files["sh0"]]}
 
     if rows.kind.sh_degree:
         entries, indices, labels, is_exact = _palette(rows, sample)
         del sample, shown
         if not is_exact:
             lost.append(f"SH coefficients quantized to a palette of {len(indices):,}")
-        names = ["shN_centroids.webp", "shN_labels.webp"]
+        names = [files["shN_centroids"], files["shN_labels"]]
         yield names[0], _webp(_palette_image(indices))
         bytes_of_labels = np.zeros((rows.count, 3), np.uint8)
         bytes_of_labels[:, 0], bytes_of_labels[:, 1] = labels & 255, labels >> 8

@@ -5,6 +5,7 @@ quaternion wxyz as 4 bytes, each component (byte - 128) / 128.
 """
 
 import os
+import warnings
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from ...errors import FileError
 from ...support.files import atomic_write
 from ...support.reading import open_file
 from ..gaussians import FLAT, Gaussians
-from .quantization import check_valid, gaussians_from_arrays, levels, sh0_from_colors
+from .foreign import Warn
+from .model_memory import check_model_memory
+from .quantization import check_activated, check_valid, gaussians_from_arrays, levels, sh0_from_colors
 
 NORM_TOLERANCE = 1 / 64
 """Quaternions whose norm differs from 1 by at most this are not normalized: those of a file have rounded components."""
@@ -22,11 +25,15 @@ NORM_TOLERANCE = 1 / 64
 RECORD = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 
 
-def read_splat(path: str | os.PathLike[str]) -> Gaussians:
+def read_splat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads a ``.splat`` file. The Gaussians have SH degree 0.
 
+    Args:
+        path: The file.
+        warn: Called with a note of Gaussians with negative scales, which are invalid.
+
     Raises:
-        FileError: The file size is not a multiple of the record size.
+        FileError: The file size is not a multiple of the record size, or most scales are negative, as logarithms are.
         OSError: The file cannot be read.
     """
     with open_file(path) as file:
@@ -36,7 +43,11 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
                 f"{path}: expected a multiple of {RECORD.itemsize} bytes, found {size} bytes; "
                 "the file is cut short or not a .splat file"
             )
+        check_model_memory(str(path), size // RECORD.itemsize)
         records = np.fromfile(file, RECORD)
+    if len(records) != size // RECORD.itemsize:
+        raise FileError(f"{path}: the file was truncated while it was read")
+    check_activated(str(path), records["scales"], None, warn)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_scales = np.log(records["scales"].astype(np.float64))
     rgba = records["rgba"] / 255

@@ -23,10 +23,11 @@ import numpy as np
 from ...config import SH_DEGREE_MAX
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
-from ...support.reading import check_memory, read_file
+from ...support.reading import read_file
 from ..gaussians import Gaussians
 from ..rotation import flip_axes, rotate_gaussians
 from .foreign import Warn, note_ignored
+from .model_memory import check_model_memory
 from .quantization import Floats, gaussians_from_arrays, quats_from_smallest_three
 from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, Axes, Extensions, OrbitLimits, parse_extensions
 
@@ -123,7 +124,7 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
     sizes = _sizes(path, version, count, degree, fraction)
     if sum(sizes) > max_bytes:
         raise FileError(f"{path}: the header announces {count} Gaussians, more than the file can hold; it is damaged")
-    _check_memory(path, count, sizes)
+    check_model_memory(path, count, degree)
     sections = []
     for size in sizes:
         section = _read_up_to(file, size)
@@ -161,7 +162,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extens
     table = [(packed, size) for packed, size in table if size]
     if [size for _, size in table] != [sizes[i] for i in present]:
         raise FileError(f"{path}: the sizes of the streams do not match {count} Gaussians; the file is damaged")
-    _check_memory(path, count, sizes)
+    check_model_memory(path, count, degree)
     sections = [b""] * len(sizes)
     for i, (packed, size) in zip(present, table):
         if packed > len(content) - start:
@@ -179,11 +180,6 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extens
             raise FileError(f"{path}: stream {i} is {word} than its size in the table; the file is damaged")
         start += packed
     return _decode(sections, version, count, degree, fraction, flags, extensions.axes), extensions
-
-
-def _check_memory(path: str, count: int, sizes: Sequence[int]) -> None:
-    """Raises if the sections, and the floats that most of their bytes become, do not fit into the free memory."""
-    check_memory(f"{path}: a model of {count:,} Gaussians", 5 * sum(sizes), "free some, or the file is damaged")
 
 
 def _check_flags(path: str, flags: int, warn: Warn) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
-from ...support.reading import open_file, read_file
+from ...support.reading import check_memory, open_file, read_file
 from ..gaussians import GSPLAT_NAMES, PARAMETERS, Gaussians
 from .foreign import Warn, note_ignored
 from .image_sets import ZIP_ERRORS
@@ -89,6 +89,9 @@ def read_torch_checkpoint(
         OSError: A file cannot be read.
     """
     shards = _find_shards(paths)
+    # What is read, and twice the parameters. One file may have the names of several ranks.
+    needed = 3 * sum(os.stat(path).st_size for path in shards)
+    check_memory(f"{shards[0]}: a checkpoint of {len(shards)} files", needed, "free some")
     steps, parts = zip(*(_read(path, warn) for path in shards))
     _check_consistent(shards, steps, parts)
     tensors = {
@@ -202,23 +205,23 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
                 f"{path}: {name}: expected a value for each entry, found {list(tensor.shape)} expanded from "
                 f"{tensor.untyped_storage().nbytes():,} bytes; save tensors that are contiguous"
             )
-    # Copied, because the tensors read may be memory-mapped to the file.
+    # Copied, so that nothing else of a storage stays in memory.
     plain_tensors = {name: tensor.detach().float().clone().contiguous() for name, tensor in tensors.items()}
     return step if isinstance(step, int) else None, plain_tensors
 
 
 def _load(path: Path) -> Any:
     with open_file(path) as opened:
-        mapped = opened.read(4) == ZIP
-    if mapped:
+        is_archive = opened.read(4) == ZIP
+    if is_archive:
         _check_records(path)
-    # The legacy format cannot be memory-mapped. It is read from memory, where a damaged length cannot cause a large
-    # allocation.
-    file = path if mapped else io.BytesIO(path.read_bytes())
+    # The legacy format is read from memory, where a damaged length cannot cause a large allocation. Archives are not
+    # mapped into memory: a file that is cut short meanwhile would end the process.
+    file = path if is_archive else io.BytesIO(path.read_bytes())
     try:
         with torch.serialization.safe_globals(NUMPY_GLOBALS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # damaged files raise nearly any exception in the unpickler
         reason = " ".join(str(error).split())
         if "weights_only" in reason or "Unsupported" in reason:

@@ -7,6 +7,7 @@ left, y up, z forward; the reader turns them by 180 degrees about z, to x right,
 
 import base64
 import binascii
+import collections
 import functools
 import os
 import re
@@ -27,6 +28,7 @@ from ...gaussians import Gaussians
 from ...rotation import rotation_matrix
 from ..foreign import Warn, listed, note_ignored
 from ..image_sets import Meta
+from ..model_memory import bytes_of
 from .linear import gaussians_from_linear, joined, placed
 
 EXTENSION = "KHR_gaussian_splatting"
@@ -108,12 +110,11 @@ class _Document:
             raise UnsupportedError(f"{self.path}: requires {listed(unknown)}, which is not implemented")
         meshes: dict[int, list[Gaussians]] = {}
         models: list[Gaussians] = []
-        needed = 0
-        for node, mesh, matrix in self._placed_meshes():
+        found = self._placed_meshes()
+        self._check_memory([mesh for _, mesh, _ in found])
+        for node, mesh, matrix in found:
             if mesh not in meshes:
                 meshes[mesh] = self._mesh(self._entry("meshes", mesh))
-            needed += sum(sum(t.numel() for t in one.tensors().values()) for one in meshes[mesh])
-            check_memory(f"{self.path}: the Gaussians of its nodes", 8 * needed, "free some, or the file is damaged")
             try:
                 models += [placed(one, matrix, SIGNS) for one in meshes[mesh]]
             except ArgumentError as error:
@@ -125,8 +126,19 @@ class _Document:
                 raise FileError(f"{self.path}: has no Gaussians; no mesh of its scene has {EXTENSION}")
             empty = np.zeros((0, 3), np.float32)
             coefficients = np.zeros((0, (degree + 1) ** 2, 3), np.float32)
-            models = [gaussians_from_linear(empty, np.zeros((0, 4), np.float32), empty, empty[:, 0], coefficients)]
+            quats = np.zeros((0, 4), np.float32)
+            models = [gaussians_from_linear(empty, quats, empty, empty[:, 0], coefficients, str(self.path), self.warn)]
         return joined(models, flags.values.get("antialiased") is True, self.warn)
+
+    def _check_memory(self, meshes: list[int]) -> None:
+        """Counts the Gaussians of meshes, which several nodes and primitives may share, before any are read."""
+        counts: dict[tuple[int, int], int] = collections.Counter()
+        for mesh, times in collections.Counter(meshes).items():
+            for primitive in self._splats(self._entry("meshes", mesh)):
+                counts[self._count(primitive), self._degree(primitive.part("attributes"))] += times
+        needed = sum(times * bytes_of(count, degree) for (count, degree), times in counts.items())
+        total = sum(times * count for (count, _), times in counts.items())
+        check_memory(f"{self.path}: a model of {total:,} Gaussians", needed, "free some, or the file is damaged")
 
     def _placed_meshes(self) -> list[tuple[int, int, Tensor]]:
         """Returns (node, mesh, matrix [4, 4] fp64 to the scene) of the nodes in the scene that have a mesh."""
@@ -163,11 +175,25 @@ class _Document:
 
     def _mesh(self, mesh: Meta) -> list[Gaussians]:
         """Returns the Gaussians of each primitive that has any."""
-        primitives = mesh.parts("primitives")
-        splats = [primitive for primitive in primitives if EXTENSION in primitive.part("extensions").values]
-        others = len(primitives) - len(splats)
+        splats = self._splats(mesh)
+        others = len(mesh.parts("primitives")) - len(splats)
         note_ignored(self.path, "meshes:", [f"{others} primitives of {mesh.name}"] if others else [], self.warn)
         return [self._primitive(primitive) for primitive in splats]
+
+    def _splats(self, mesh: Meta) -> list[Meta]:
+        """Returns the primitives of a mesh that are Gaussians."""
+        return [one for one in mesh.parts("primitives") if EXTENSION in one.part("extensions").values]
+
+    def _count(self, primitive: Meta) -> int:
+        """Returns the number of vertices of a primitive."""
+        return self._entry("accessors", primitive.part("attributes").count("POSITION")).count("count")
+
+    def _degree(self, attributes: Meta) -> int:
+        """Returns the SH degree of which there are attributes."""
+        degree = 0
+        while degree < DEGREE_MAX and f"{EXTENSION}:SH_DEGREE_{degree + 1}_COEF_0" in attributes.values:
+            degree += 1
+        return degree
 
     def _primitive(self, primitive: Meta) -> Gaussians:
         extension = primitive.part("extensions").part(EXTENSION)
@@ -186,22 +212,20 @@ class _Document:
         prefix = f"{EXTENSION}:"
         names = {"means": "POSITION", "quats": f"{prefix}ROTATION", "scales": f"{prefix}SCALE"}
         widths = {"means": 3, "quats": 4, "scales": 3}
-        count = self._entry("accessors", attributes.count("POSITION")).count("count")
+        count = self._count(primitive)
         arrays: dict[str, Any] = {
             key: self._values(attributes, name, count, widths[key]) for key, name in names.items()
         }
         arrays["quats"] = arrays["quats"][:, [3, 0, 1, 2]]
         arrays["opacities"] = self._values(attributes, f"{prefix}OPACITY", count, 1)[:, 0]
-        degree, stored = 0, set(attributes.values)
-        while degree < DEGREE_MAX and f"{prefix}SH_DEGREE_{degree + 1}_COEF_0" in stored:
-            degree += 1
+        degree = self._degree(attributes)
         coefficients = [f"{prefix}SH_DEGREE_{band}_COEF_{i}" for band in range(degree + 1) for i in range(2 * band + 1)]
         parts = [self._values(attributes, name, count, 3) for name in coefficients]
         arrays["coefficients"] = np.stack(parts, 1)
         used = {*names.values(), f"{prefix}OPACITY", *coefficients}
         unknown = [name for name in attributes.values if name not in used and not OTHERS.fullmatch(name)]
         note_ignored(self.path, "the attributes", unknown, self.warn)
-        return gaussians_from_linear(**arrays)
+        return gaussians_from_linear(**arrays, path=str(self.path), warn=self.warn)
 
     def _values(self, attributes: Meta, name: str, count: int, width: int) -> NDArray[np.float32]:
         """Returns an attribute of `count` vertices as floats [count, width]."""

@@ -11,7 +11,15 @@ from ...editing.joining import merge_models
 from ...gaussians import FLAT, Gaussians
 from ...rotation import flip_axes, transform_gaussians
 from ..foreign import Warn
-from ..quantization import LOG_SCALE_MAX, OPACITY_MARGIN, Floats, check_degree, check_valid, gaussians_from_arrays
+from ..quantization import (
+    LOG_SCALE_MAX,
+    OPACITY_MARGIN,
+    Floats,
+    check_activated,
+    check_degree,
+    check_valid,
+    gaussians_from_arrays,
+)
 
 UNIT_TOLERANCE = 1e-6
 """Largest deviation from 1 of the norms of rotations that are not normalized: those of a file are rounded."""
@@ -40,7 +48,6 @@ def linear_arrays(
     check_valid(gaussians)
     gaussians = flip_axes(gaussians.map(lambda tensor: tensor.detach().float().cpu()), signs)
     quats = gaussians.quats.double()
-    quats[(quats == 0).all(1), 0] = 1
     norms = quats.norm(dim=1, keepdim=True)
     quats /= norms.where((norms - 1).abs() > UNIT_TOLERANCE, 1)
     values = {
@@ -54,9 +61,22 @@ def linear_arrays(
 
 
 def gaussians_from_linear(
-    means: Floats, quats: Floats, scales: Floats, opacities: NDArray[np.floating], coefficients: Floats
+    means: Floats,
+    quats: Floats,
+    scales: Floats,
+    opacities: NDArray[np.floating],
+    coefficients: Floats,
+    path: str,
+    warn: Warn,
 ) -> Gaussians:
-    """Returns Gaussians of parameters after activation, with the shapes of :func:`linear_arrays`."""
+    """Returns Gaussians of parameters after activation, with the shapes of :func:`linear_arrays`.
+
+    `path` is for messages, and `warn` is called with a note of scales and opacities that are impossible.
+
+    Raises:
+        FileError: Most scales or opacities look like logarithms or logits.
+    """
+    check_activated(path, scales, opacities, warn)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_scales = np.log(scales.astype(np.float64))
         sh0, shN = coefficients[:, :1], coefficients[:, 1:]

@@ -23,9 +23,10 @@ from ....config import SH_DEGREE_MAX
 from ....errors import ArgumentError, FileError, UnsupportedError
 from ....support.extras import require
 from ....support.files import ZIP, atomic_write
-from ....support.reading import check_memory, open_file
+from ....support.reading import note_read, open_file
 from ...gaussians import Gaussians
 from ..foreign import Warn
+from ..model_memory import check_model_memory, gaussians_that_fit
 from .linear import gaussians_from_linear, joined, linear_arrays, placed
 from .usd_process import SH, TYPE
 
@@ -68,6 +69,9 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     models = []
     with tempfile.TemporaryDirectory() as folder:
         stage = _read_stage(Path(path), start, Path(folder))
+        check_model_memory(str(path), stage["count"])
+        for layer in stage["layers"]:
+            note_read(layer)
         for prim in stage["prims"]:
             matrix = torch.tensor(prim["matrix"], dtype=torch.float64, device="cpu")
             if stage["up"] == "Z":  # a quarter turn about x
@@ -89,7 +93,8 @@ def _read_stage(path: Path, start: bytes, folder: Path) -> dict[str, Any]:
         link.symlink_to(path.absolute())
     else:
         link = path
-    command = [sys.executable, "-P", str(Path(__file__).with_name("usd_process.py")), str(link), str(folder)]
+    script = Path(__file__).with_name("usd_process.py")
+    command = [sys.executable, "-P", str(script), str(link), str(folder), str(gaussians_that_fit())]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread takes memory
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
     with contextlib.suppress(OSError, ValueError):
@@ -106,7 +111,6 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
     arrays = {key: np.load(folder / file) for key, file in prim["files"].items()}
     means = arrays.get("positions", np.zeros((0, 3), np.float32))
     count = len(means)
-    check_memory(f"{name}: {count:,} Gaussians", 400 * count, "free some, or the file is damaged")
 
     def values(attribute: str, default: list[float], each: int = 1) -> NDArray[np.float32]:
         found = arrays.get(attribute)
@@ -130,6 +134,8 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
         values("scales", [1, 1, 1]),
         values("opacities", [1])[:, 0],
         coefficients.reshape(count, n_bases, 3),
+        name,
+        warn,
     )
 
 

@@ -1,8 +1,9 @@
-"""Reads an OpenUSD stage in a process of its own: ``python usd_process.py STAGE FOLDER``. Imports nothing of tsplat.
+"""Reads an OpenUSD stage in a process of its own: ``python usd_process.py STAGE FOLDER COUNT``.
 
-USD allocates what a damaged file announces, and prints what it thinks of it. So its memory is limited, and what it
-finds is written as arrays to a folder, with ``stage.json`` that says what belongs to which prim
-(docs/decisions/0032).
+Imports nothing of tsplat. USD allocates what a damaged file announces, and prints what it thinks of it. So its memory
+is limited, and what it finds is written as arrays to a folder, with ``stage.json`` that says what belongs to which prim
+(docs/decisions/0032). Prims that reference or instance the same arrays share their files. Nothing is written of a stage
+with more than COUNT Gaussians in all.
 """
 
 import json
@@ -50,31 +51,55 @@ def array(prim: Any, name: str, width: int) -> NDArray[np.float32] | None:
     return None if found is None else np.array(found, np.float32).reshape(-1, width)
 
 
-def read(path: str, folder: Path) -> None:
+def source(prim: Any, name: str) -> tuple[str, ...]:
+    """Returns where the value of an attribute, or of its half-precision form, is stored: layer, path and name."""
+    from pxr import Usd
+
+    found: list[str] = []
+    for attribute in (prim.GetAttribute(name), prim.GetAttribute(f"{name}h")):
+        specs = attribute.GetPropertyStack(Usd.TimeCode.EarliestTime()) if attribute else []
+        found += [str(part) for spec in specs for part in (spec.layer.identifier, spec.path)]
+    return (name, *found)
+
+
+def read(path: str, folder: Path, count_max: int) -> None:
     """Writes what :data:`ARRAYS` names of all Gaussians in a stage to a folder, and ``stage.json``."""
     from pxr import Usd, UsdGeom
 
     stage = Usd.Stage.Open(path)
     transforms = UsdGeom.XformCache(Usd.TimeCode.EarliestTime())
+    found = [prim for prim in stage.Traverse(Usd.TraverseInstanceProxies()) if prim.GetTypeName() == TYPE]
+    counts: dict[tuple[str, ...], int] = {}
+    total = 0
+    for prim in found:
+        key = source(prim, "positions")
+        if key not in counts:
+            positions = array(prim, "positions", 3)
+            counts[key] = 0 if positions is None else len(positions)
+        total += counts[key]
     prims: list[dict[str, Any]] = []
-    for prim in stage.Traverse(Usd.TraverseInstanceProxies()):
-        if prim.GetTypeName() != TYPE:
-            continue
+    written: dict[tuple[str, ...], str] = {}
+    for prim in found if total <= count_max else []:
         files: dict[str, str] = {}
         for name, width in ARRAYS.items():
-            found = array(prim, name, width)
-            if found is not None:
-                files[name] = f"{len(prims)}_{len(files)}.npy"
-                np.save(folder / files[name], found)
+            key = source(prim, name)
+            if key not in written:
+                values = array(prim, name, width)
+                written[key] = "" if values is None else f"{len(written)}.npy"
+                if values is not None:
+                    np.save(folder / written[key], values)
+            if written[key]:
+                files[name] = written[key]
         degree = value(prim, f"{SH}Degree")
         matrix = np.array(transforms.GetLocalToWorldTransform(prim), np.float64).T
         degree = 3 if degree is None else int(degree)
         prims.append({"path": str(prim.GetPath()), "degree": degree, "matrix": matrix.tolist(), "files": files})
     data = {name: value for name, value in stage.GetRootLayer().customLayerData.items() if value is True}
+    layers = [layer.realPath for layer in stage.GetUsedLayers() if layer.realPath]
     result = {"prims": prims, "up": str(UsdGeom.GetStageUpAxis(stage)), "flags": sorted(data)}
-    (folder / "stage.json").write_text(json.dumps(result))
+    (folder / "stage.json").write_text(json.dumps({**result, "count": total, "layers": layers}))
 
 
 if __name__ == "__main__":
     limit_memory(BYTES_MIN + BYTES_FACTOR * Path(sys.argv[1]).stat().st_size)
-    read(sys.argv[1], Path(sys.argv[2]))
+    read(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

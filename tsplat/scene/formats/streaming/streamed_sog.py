@@ -4,6 +4,7 @@
 dataset are its Gaussians; level 0 is the finest. An ``environment`` is a dataset that is part of every level.
 """
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -15,7 +16,8 @@ from ....support.reading import read_file, stays_inside
 from ...editing.joining import merge_models
 from ...gaussians import Gaussians
 from ..foreign import Warn, note_ignored
-from ..image_sets import Meta
+from ..image_sets import META, Meta, is_file_name, named_images
+from ..model_memory import check_model_memory
 from ..sog import read_sog
 
 LOD_META = "lod-meta.json"
@@ -57,6 +59,8 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
         if file >= len(names):
             raise FileError(f"{path}: {LOD_META}: a leaf is in file {file} of {len(names)}; it is damaged")
         rows.setdefault(file, []).append((offset, count))
+    _check_names(path, folder, [names[file] for file in rows])
+    check_model_memory(str(path), sum(count for ranges in rows.values() for _, count in ranges))
     models = [_read_rows(folder, names[file], sorted(rows[file]), warn) for file in sorted(rows)]
     if "environment" in meta.values:
         models.append(_read_rows(folder, meta.text("environment"), None, warn))
@@ -71,6 +75,31 @@ def dataset_size(folder: Path) -> int:
     names = Meta.parse(str(folder), read_file(meta, LOD_META_MAX), LOD_META).values["filenames"]
     files = [meta, *(file for name in names for file in (folder / name).parent.iterdir())]
     return sum(file.stat().st_size for file in files)
+
+
+def named_files(folder: Path) -> set[str]:
+    """Returns the names of all files that ``lod-meta.json`` names, but not itself; none if it cannot be read."""
+    with contextlib.suppress(FileError, OSError):
+        meta = Meta.parse(str(folder), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
+        found = meta.values.get("filenames")
+        names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        parts = [Path(name).parts for name in names]
+        datasets = {own[0] for own in parts if len(own) == 2 and own[1] == META and is_file_name(own[0])}
+        return {f"{name}/{file}" for name in datasets for file in (META, *named_images(folder / name))}
+    return set()
+
+
+def _check_names(path: Path, folder: Path, names: list[str]) -> None:
+    """Raises FileError if several names are those of one dataset, which would be read as often."""
+    seen: dict[str, str] = {}
+    for name in names:
+        own = os.path.realpath(folder / name)
+        if own in seen:
+            raise FileError(
+                f"{path}: {LOD_META}: filenames has {seen[own][:60]!a} and {name[:60]!a}, which are the same file; it "
+                "is damaged"
+            )
+        seen[own] = name
 
 
 def _leaves(meta: Meta, level: int) -> list[tuple[int, int, int]]:

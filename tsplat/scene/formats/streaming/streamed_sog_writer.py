@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,15 @@ from numpy.typing import NDArray
 
 from .... import quat_scale_to_covar_preci
 from ....support.extras import require
-from ....support.files import atomic_write, output_folder
+from ....support.files import output_folder
 from ...editing.levels import detail_levels
 from ...gaussians import Gaussians
 from ...model_rows import RangeOfRows, Rows, as_rows, codes_of, morton_sorted
 from ...morton import BITS
-from ..image_sets import META, write_files
+from ..image_sets import META, free_suffix, write_files
 from ..quantization import LOG_SCALE_MAX, Floats, check_degree, valid_bounds
 from ..sog_writer import sog_files
-from .streamed_sog import LOD_META, VERSION
+from .streamed_sog import LOD_META, VERSION, named_files
 
 LEAF_MAX = 512 << 10
 """Gaussians of a leaf, all levels together; a file takes leaves until it has more."""
@@ -42,7 +43,8 @@ def write_streamed_sog(
 
     Args:
         path: A folder, which is created if it does not exist, or ``lod-meta.json`` in it. It is written last: a folder
-            with it is complete.
+            with it is complete. If there is one already, the datasets get new names, as in ``0_0_2``, until it is
+            replaced; so the folder has the old or the new model whatever happens.
         gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory.
         n_levels: Number of levels; None for as many as leave at most 16,384 Gaussians in the coarsest, up to 8. 2D
             Gaussians have one.
@@ -67,23 +69,26 @@ def write_streamed_sog(
         ordered = files.enter_context(morton_sorted(rows, lambda means: means, bounds, folder))
         levels = detail_levels(ordered, bounds, folder, n_levels, files)
         datasets = Datasets(levels, bounds)
+        suffix = free_suffix(folder, datasets.ranges)
         meta: dict[str, Any] = {
             "version": VERSION,
             "asset": {"generator": "tsplat"},
             "count": sum(map(len, levels)),
             "counts": [len(level) for level in levels],
             "lodLevels": len(levels),
-            "filenames": [f"{name}/{META}" for name in datasets.ranges],
+            "filenames": [f"{name}{suffix}/{META}" for name in datasets.ranges],
             "tree": datasets.tree,
         }
-        (folder / LOD_META).unlink(missing_ok=True)
-        for name, (level, start, stop) in datasets.ranges.items():
-            part, losses = RangeOfRows(levels[level], start, stop), list[str]()
-            with output_folder(folder / name) as inner:
-                write_files(inner, sog_files(part, valid_bounds(part), losses))
-            lost |= dict.fromkeys(PALETTES if loss.startswith("SH") else loss for loss in losses)
-        with atomic_write(folder / LOD_META) as file:
-            file.write(json.dumps(meta, allow_nan=False).encode())
+
+        def encoded() -> Iterator[tuple[str, bytes]]:
+            for name, (level, start, stop) in datasets.ranges.items():
+                part, losses = RangeOfRows(levels[level], start, stop), list[str]()
+                for file, content in sog_files(part, valid_bounds(part), losses):
+                    yield f"{name}{suffix}/{file}", content
+                lost.update(dict.fromkeys(PALETTES if loss.startswith("SH") else loss for loss in losses))
+            yield LOD_META, json.dumps(meta, allow_nan=False).encode()
+
+        write_files(folder, LOD_META, encoded(), named_files(folder))
     return list(lost)
 
 

@@ -1,0 +1,52 @@
+"""Faults of the disk: the k-th operation on files inside of a block fails."""
+
+import builtins
+import contextlib
+import io
+import os
+from unittest import mock
+
+CALLS = (
+    "chmod", "fsync", "link", "listdir", "lstat", "mkdir", "open", "readlink", "remove", "rename", "replace", "rmdir",
+    "scandir", "stat", "symlink", "unlink",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def fault(k, number, on=lambda path: True):
+    """Makes the k-th operation on a path for which `on` is true fail with an error number, counted from 0.
+
+    Yields a list with the name of each operation.
+    """
+    names = []
+
+    def count(name, path):
+        if isinstance(path, str | bytes | os.PathLike) and not on(os.fsdecode(path)):
+            return
+        names.append(name)
+        if len(names) == k + 1:
+            raise OSError(number, os.strerror(number), None if isinstance(path, int) else path)
+
+    def wrapped(name, function):
+        def call(*args, **kwargs):
+            count(name, args[0] if args else None)
+            return function(*args, **kwargs)
+
+        return call
+
+    class File(io.FileIO):
+        def __init__(self, name, *args, **kwargs):
+            count("open", name)
+            super().__init__(name, *args, **kwargs)
+
+        def write(self, data, /):
+            count("write", self.name)
+            return super().write(data)
+
+    with contextlib.ExitStack() as stack:
+        for name in CALLS:
+            stack.enter_context(mock.patch.object(os, name, wrapped(name, getattr(os, name))))
+        stack.enter_context(mock.patch.object(io, "FileIO", File))
+        stack.enter_context(mock.patch.object(io, "open", wrapped("open", io.open)))
+        stack.enter_context(mock.patch.object(builtins, "open", wrapped("open", builtins.open)))
+        yield names

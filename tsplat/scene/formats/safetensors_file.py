@@ -1,0 +1,107 @@
+"""Reading safetensors files: a header in JSON, then the values of each tensor.
+
+The package safetensors maps files into memory, where one that is cut short meanwhile ends the process (SIGBUS). Here
+this is an error.
+"""
+
+import json
+import math
+import os
+import sys
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ...errors import FileError
+from ...support.reading import JSON_BYTES_MAX, open_file
+
+DTYPES = {
+    **dict(F64=torch.float64, F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16, BOOL=torch.bool),
+    **dict(F8_E4M3=torch.float8_e4m3fn, F8_E5M2=torch.float8_e5m2),
+    **dict(I64=torch.int64, I32=torch.int32, I16=torch.int16, I8=torch.int8, U8=torch.uint8),
+}
+"""Name in the header -> dtype."""
+
+LENGTH_BYTES = 8
+"""Size of the header's length, at the beginning."""
+
+
+class Entry(NamedTuple):
+    """A tensor in a file: its dtype, shape, and the first byte of its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+
+class SafetensorsFile:
+    """An open safetensors file. A context manager, which closes it.
+
+    Attributes:
+        entries: The tensors by name.
+        metadata: Text by name.
+
+    Raises:
+        FileError: The file is damaged or cut short.
+        OSError: The file cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._file = open_file(path)
+        try:
+            self.entries, self.metadata = self._read_header(os.fstat(self._file.fileno()).st_size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
+
+    def _read_header(self, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+        length = int.from_bytes(self._file.read(LENGTH_BYTES), "little")
+        begin = LENGTH_BYTES + length
+        if begin > size or length > JSON_BYTES_MAX:
+            raise self._damaged(f"its header of {length:,} bytes exceeds the file")
+        try:
+            header: dict[str, Any] = json.loads(self._file.read(length))
+            metadata = header.pop("__metadata__", {})
+            entries = {}
+            for name, value in header.items():
+                dtype, shape = DTYPES[value["dtype"]], tuple(int(n) for n in value["shape"])
+                first, end = (int(n) for n in value["data_offsets"])
+                if min(shape, default=0) < 0 or first < 0 or end - first != dtype.itemsize * math.prod(shape):
+                    raise ValueError(name)
+                if begin + end > size:
+                    raise self._damaged(f"the values of {name[:60]!a} exceed the file")
+                entries[name] = Entry(dtype, shape, begin + first)
+        except FileError:
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise self._damaged(f"its header is invalid ({str(error)[:80]!a})") from error
+        return entries, metadata
+
+    def _damaged(self, reason: str) -> FileError:
+        return FileError(f"{self._path}: not a valid safetensors file: {reason}; it is damaged or cut short")
+
+    def read(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """Returns a tensor, or some consecutive rows of it."""
+        dtype, shape, start = self.entries[name]
+        if rows != slice(None) and shape:
+            first, stop, _ = rows.indices(shape[0])
+            shape = (max(stop - first, 0), *shape[1:])
+            start += first * dtype.itemsize * math.prod(shape[1:])
+        found = torch.empty(shape, dtype=dtype, device="cpu")
+        if not found.numel():
+            return found
+        if sys.byteorder != "little":
+            raise NotImplementedError("safetensors files are read on little-endian machines only")
+        view = found.reshape(-1).view(torch.uint8).numpy().data
+        self._file.seek(start)
+        if self._file.readinto(view) < len(view):
+            raise FileError(f"{self._path}: the file was truncated while it was read")
+        return found
