@@ -59,11 +59,11 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
         if file >= len(names):
             raise FileError(f"{path}: {LOD_META}: a leaf is in file {file} of {len(names)}; it is damaged")
         rows.setdefault(file, []).append((offset, count))
-    _check_names(path, folder, [names[file] for file in rows])
+    environment = [meta.text("environment")] if "environment" in meta.values else []
+    _check_names(path, folder, [*(names[file] for file in rows), *environment])
     check_model_memory(str(path), sum(count for ranges in rows.values() for _, count in ranges))
     models = [_read_rows(folder, names[file], sorted(rows[file]), warn) for file in sorted(rows)]
-    if "environment" in meta.values:
-        models.append(_read_rows(folder, meta.text("environment"), None, warn))
+    models += [_read_rows(folder, name, None, warn) for name in environment]
     if not models:
         raise FileError(f"{path}: {LOD_META}: no leaf has Gaussians; it is damaged")
     return merge_models(models, warn=warn)
@@ -90,9 +90,11 @@ def named_files(folder: Path) -> set[str]:
 
 
 def _check_names(path: Path, folder: Path, names: list[str]) -> None:
-    """Raises FileError if several names are those of one dataset, which would be read as often."""
+    """Raises FileError for names outside of the folder, and several of one dataset, which would be read as often."""
     seen: dict[str, str] = {}
     for name in names:
+        if not stays_inside(name) or not name.isprintable() or not name.isascii() or "\\" in name:
+            raise FileError(f"{folder}: {LOD_META}: expected names of files in it, found {name[:60]!a}")
         own = os.path.realpath(folder / name)
         if own in seen:
             raise FileError(
@@ -122,8 +124,6 @@ def _leaves(meta: Meta, level: int) -> list[tuple[int, int, int]]:
 
 def _read_rows(folder: Path, name: str, ranges: list[tuple[int, int]] | None, warn: Warn) -> Gaussians:
     """Reads the rows of a dataset in ranges (offset, count), in their order; all rows for None."""
-    if not stays_inside(name) or not name.isprintable() or not name.isascii() or "\\" in name:
-        raise FileError(f"{folder}: {LOD_META}: expected names of files in it, found {name[:60]!a}")
     gaussians = read_sog(folder / name, warn=warn)
     if ranges is None:
         return gaussians
