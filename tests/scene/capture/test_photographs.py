@@ -165,3 +165,13 @@ def test_held_out_copies_of_training_photographs_are_noted(tmp_path):
     note = "1 of 2 held-out photographs are copies of training ones (first: 08.png of 03.png), "
     assert read_colmap(folder).notes == (note + "so that scores are too high; delete the copies",)
     assert read_colmap(folder, test_every=0).notes == ()
+
+
+def test_copies_are_files_of_the_same_content(tmp_path):
+    middle = bytes(200_000)
+    contents = [b"a" + middle, b"b" + middle, b"a" + middle, b"", middle + b"a", b"", b"a" + middle]
+    paths = [tmp_path / f"{i}" for i in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    assert photographs.find_copies(paths) == {2: 0, 5: 3, 6: 0}
+    assert photographs.find_copies([]) == {}

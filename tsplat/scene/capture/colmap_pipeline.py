@@ -206,7 +206,7 @@ class Pipeline:
                 f"pycolmap cannot be imported ({answer['error']}); run: pip install 'tsplat[train]'"
             )
         reason = answer.get("error") or _reason(log)
-        if returncode == -signal.SIGKILL:
+        if returncode == -getattr(signal, "SIGKILL", 9):
             reason = "the system killed it, as it does where memory is short; use smaller or fewer photographs"
         elif not reason and returncode < 0:
             reason = f"it crashed ({signal.Signals(-returncode).name})"

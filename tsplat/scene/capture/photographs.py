@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,9 @@ ASPECT_TOLERANCE = 0.01
 
 PIXELS_AT_ONCE = 200_000_000
 """Pixels of the images that are read at the same time."""
+
+SAMPLE = 1 << 16
+"""Bytes of files of equal size that are compared before the files are."""
 
 UNSUPPORTED_SUFFIXES = (
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"),
@@ -121,11 +125,15 @@ def _is_unreadable(path: Path) -> bool:
 
 def find_copies(paths: Sequence[Path]) -> dict[int, int]:
     """Returns the index of each file that has the content of an earlier one, and the index of that one."""
-    sizes: dict[int, list[int]] = {}
-    for i, path in enumerate(paths):
-        sizes.setdefault(path.stat().st_size, []).append(i)
+    # Few files are read as a whole: those of equal size whose samples are equal, too.
+    groups: dict[tuple[int, bytes], list[int]] = {}
+    sizes = [path.stat().st_size for path in paths]
+    counts = Counter(sizes)
+    for i, (path, size) in enumerate(zip(paths, sizes)):
+        if counts[size] > 1:
+            groups.setdefault((size, _sample(path, size)), []).append(i)
     copies = {}
-    for indices in sizes.values():
+    for indices in groups.values():
         firsts: dict[bytes, int] = {}
         for i in indices if len(indices) > 1 else ():
             with open_file(paths[i]) as file:
@@ -133,6 +141,13 @@ def find_copies(paths: Sequence[Path]) -> dict[int, int]:
             if first != i:
                 copies[i] = first
     return dict(sorted(copies.items()))
+
+
+def _sample(path: Path, size: int) -> bytes:
+    """Returns the digest of some bytes in the middle of a file."""
+    with open_file(path) as file:
+        file.seek(max(size - SAMPLE, 0) // 2)
+        return hashlib.sha256(file.read(SAMPLE)).digest()
 
 
 def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[Photograph], list[str]]:
