@@ -41,7 +41,7 @@ def group(folder, version, limit, used, cached):
         # A container sees its own group as the root of the mount, or is named from outside of it.
         ("0::/\n", "30 24 0:26 / /cg rw - cgroup2 cgroup2 rw\n", group("cg", 2, "900", "100", 0), 800),
         ("0::/../x\n", "30 24 0:26 / /cg rw - cgroup2 cgroup2 rw\n", group("cg", 2, "900", "100", 0), 800),
-        # Version 1, with the path of the host, of which the mount has a part.
+        # Version 1, with the path of the machine, of which the mount has a part.
         (
             "4:cpu:/z\n3:memory:/docker/1\n",
             f"31 24 0:27 /docker/1 {V1} rw shared:1 - cgroup cgroup rw,memory\n",

@@ -42,7 +42,9 @@ def _control_groups(root: Path) -> Iterator[int]:
     """Yields what is left in the process's groups and in those around them."""
     for folder, kind in _groups(root):
         limit_name, used_name, cached_name = CGROUP_FILES[kind]
-        with contextlib.suppress(OSError, ValueError):  # no file at the root of version 2; "max" is no number
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # no file at the root of version 2; "max" where there is no limit
             limit = int((folder / limit_name).read_text())
             used = int((folder / used_name).read_text())
             stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())

@@ -200,6 +200,13 @@ def test_invalid_tensors_are_rejected_before_anything_is_written(tmp_path, name,
     assert not (tmp_path / "new").exists()
 
 
+def test_quaternions_of_zeros_are_noted(tmp_path):
+    tensors = random_tensors(9)
+    tensors["quats"][:2] = 0
+    with pytest.warns(UserWarning, match="2 quaternions of zeros are rounded to rotations"):
+        write_png_images(tmp_path, tensors)
+
+
 def test_failed_write_leaves_the_old_model(tmp_path, monkeypatch):
     write_png_images(tmp_path, random_tensors(9))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

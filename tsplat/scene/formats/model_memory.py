@@ -10,15 +10,15 @@ COPIES = 6
 """Bytes that readers allocate, in proportion to those of the parameters that they return."""
 
 
-def bytes_of(count: int, degree: int = 0) -> int:
+def bytes_of(count: int, degree: int = 0, copies: int = COPIES) -> int:
     """Returns the bytes that reading Gaussians of an SH degree takes at most."""
-    return COPIES * 4 * (11 + 3 * (degree + 1) ** 2) * count
+    return copies * 4 * (11 + 3 * (degree + 1) ** 2) * count
 
 
-def check_model_memory(path: str, count: int, degree: int = 0) -> None:
+def check_model_memory(path: str, count: int, degree: int = 0, copies: int = COPIES) -> None:
     """Raises `FileError` if Gaussians of an SH degree, or at least of one, do not fit into the memory that is free."""
     check_memory(
-        f"{path}: a model of {count:,} Gaussians", bytes_of(count, degree), "free some, or the file is damaged"
+        f"{path}: a model of {count:,} Gaussians", bytes_of(count, degree, copies), "free some, or the file is damaged"
     )
 
 

@@ -96,7 +96,7 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             ply.note_rest(warn)
             return gaussians.as_surfels() if mode == SURFELS else gaussians
         rows = PlyRows(ply, mode, warn)
-        check_model_memory(str(path), rows.count, rows.kind.sh_degree)
+        check_model_memory(str(path), rows.count, rows.kind.sh_degree, copies=1)  # read block by block
         return rows.read(0, rows.count)
 
 

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...config import QUAT_NORM_MIN
 from ...errors import ArgumentError, FileError, ShapeError
 from ...support.extras import require
 from ...support.files import atomic_write, staged_folder, write_json
@@ -61,6 +62,10 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
     """
     require("PIL")
     side = _check_tensors(tensors)
+    if "quats" in tensors and (n_zero := int((tensors["quats"].float().norm(dim=1) < QUAT_NORM_MIN).sum())):
+        warnings.warn(
+            f"{folder}: {n_zero} quaternions of zeros are rounded to rotations, which are rendered", stacklevel=2
+        )
     files: dict[str, bytes] = {}
     meta: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
