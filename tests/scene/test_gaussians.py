@@ -6,11 +6,14 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tsplat
 from tests.support.model_files import random_gaussians
 from tsplat import ArgumentError, DtypeError, ShapeError
 from tsplat.scene import AlreadyActivatedError, Gaussians, MissingExtraError
+from tsplat.scene.gaussians import point_spacing
 
 
 def lattice(n=4, spacing=0.5):
@@ -34,6 +37,34 @@ def test_from_points_scales_are_mean_neighbor_distances():
     points = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0, 6], [0, 0, 100]])
     gaussians = Gaussians.from_points(points, torch.zeros(5, 3))
     assert float(gaussians.scales[0, 0]) == pytest.approx((1 + 2 + 6) / 3)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1e-7, 3e-6])
+@pytest.mark.parametrize("times", [2, 4, 7])
+def test_from_points_scales_are_distances_to_other_positions(times, jitter):
+    points = torch.rand(200, 3, generator=torch.Generator().manual_seed(3))
+    expected = Gaussians.from_points(points, points).scales.repeat(times, 1)
+    noise = jitter * torch.randn(200 * times, 3, generator=torch.Generator().manual_seed(4))
+    found = Gaussians.from_points(points.repeat(times, 1) + noise, torch.zeros(200 * times, 3)).scales
+    ratio = found / expected
+    assert ratio.median() == pytest.approx(1.0, abs=0.02)
+    assert ratio.min() > 0.3
+
+
+@given(st.integers(1, 3), st.floats(8, 1e9), st.integers(-30, 30), st.floats(-1e3, 1e3), st.integers(0, 2**31))
+def test_from_points_scales_do_not_depend_on_points_far_away_and_the_unit(n_far, distance, exponent, shift, seed):
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.rand(200, 3, generator=generator, dtype=torch.float64)
+    expected = point_spacing(points)
+    directions = torch.nn.functional.normalize(torch.randn(n_far, 3, generator=generator, dtype=torch.float64), dim=-1)
+    far = torch.cat([points, distance * directions])
+    found = point_spacing(far)
+    torch.testing.assert_close(found[:200], expected, rtol=1e-9, atol=0)
+    assert found[200:].max() <= 11 * expected.quantile(0.9)
+    unit = 2.0**exponent
+    assert torch.equal(point_spacing(unit * far), unit * found)
+    torch.testing.assert_close(point_spacing(points + shift), expected, rtol=1e-6, atol=0)
+    assert torch.equal(point_spacing(far, slice(7, 60)), found[7:60])
 
 
 def test_from_points_scales_of_coincident_points_are_finite():

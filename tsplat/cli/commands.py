@@ -19,6 +19,7 @@ from typing import Any
 from .. import ArgumentError
 from ..scene import Camera, Gaussians, View, intrinsics, open_model, summarize
 from ..scene import prepare as run_prepare
+from ..scene.extents import with_near_planes
 from ..scene.formats.checkpoints import is_run
 from ..scene.gaussians import drop_invalid
 from ..scene.images import write_png
@@ -107,7 +108,7 @@ def render(arguments: Namespace) -> int:
     reserve_threads(device, arguments.backend)
     large = open_large(arguments, "render")
     gaussians = large.sample(FRAMING) if large is not None else drop_invalid(open_model_of(arguments), print)
-    cameras = _cameras(arguments, gaussians)
+    cameras = with_near_planes(_cameras(arguments, gaussians), gaussians.means)
     background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
     for camera in cameras if trajectory is not None else ():
         frame_size(out, camera.width, camera.height)  # before anything is rendered

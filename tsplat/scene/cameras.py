@@ -34,6 +34,9 @@ class Camera:
         readout: Of a rolling shutter, the ``rolling_shutter`` of :func:`tsplat.rasterization`.
         name: Name of its photograph, if there is one.
         is_test: Whether the photograph was held out from training.
+        near: Depth in world units up to which Gaussians are left out, the ``near_plane`` of
+            :func:`tsplat.rasterization`. If None, training, evaluation and videos choose one that suits the scene;
+            :func:`tsplat.viewing.render` has that of the rasterizer, 0.01.
     """
 
     viewmat: Tensor
@@ -46,6 +49,7 @@ class Camera:
     distortion: Tensor | None = None
     viewmat_end: Tensor | None = None
     readout: str = RollingShutterType.GLOBAL.name
+    near: float | None = None
 
     @property
     def position(self) -> Tensor:
@@ -102,8 +106,8 @@ def rasterization_arguments(
 
     Returns:
         ``viewmats`` [n, 4, 4] and ``Ks`` [n, 3, 3], differentiable with respect to those of the cameras; ``width``,
-        ``height`` and ``camera_model``; the coefficients of lenses, if any camera has distortion; and the poses at the
-        end of the readout, of rolling shutters.
+        ``height`` and ``camera_model``; the coefficients of lenses, if any camera has distortion; the poses at the
+        end of the readout, of rolling shutters; and the least ``near_plane``, if any camera has one.
 
     Raises:
         ArgumentError: The sizes, the models or the shutters differ.
@@ -118,6 +122,7 @@ def rasterization_arguments(
             )
     viewmats, Ks = [camera.viewmat for camera in cameras], [camera.K for camera in cameras]
     lens = {"camera_model": first.model, **_coefficients(cameras, n), **_shutters(cameras, n)}
+    planes = [camera.near for camera in cameras if camera.near is not None]
     if surfels:
         model = lens.pop("camera_model")
         if model != "pinhole" or lens:
@@ -131,6 +136,7 @@ def rasterization_arguments(
         "Ks": _stack(Ks)[:n],
         "width": first.width,
         "height": first.height,
+        **({"near_plane": min(planes)} if planes else {}),
         **lens,
     }
 
@@ -241,14 +247,15 @@ def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
 def move_camera(camera: Camera, matrix: Tensor) -> Camera:
     """Moves a camera as :func:`tsplat.scene.transform_gaussians` moves a model, so that the image stays the same."""
     matrix = matrix.double()
+    scale = float(torch.linalg.det(matrix[:3, :3]).abs() ** (1 / 3))
 
     def move(pose: Tensor) -> Tensor:
         viewmat = pose.double() @ torch.linalg.inv(matrix)
-        viewmat[:3] *= torch.linalg.det(matrix[:3, :3]).abs() ** (1 / 3)
+        viewmat[:3] *= scale
         moved: Tensor = viewmat.to(pose)
         return moved
 
-    return map_poses(camera, move)
+    return dataclasses.replace(map_poses(camera, move), near=None if camera.near is None else scale * camera.near)
 
 
 def resize_camera(camera: Camera, longest: int) -> Camera:

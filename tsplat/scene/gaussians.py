@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,15 @@ GSPLAT_NAMES = dict(zip(PARAMETERS, ("means", "scales", "quats", "opacities", "s
 
 INITIAL_OPACITY = 0.1
 NEIGHBORS = 3
+
+SAME = 0.01
+"""Points count as one position if they are closer than this part of the mean spacing of a surface of as many."""
+
+CELLS_MOST = 1 << 20
+"""Half the number of cells along an axis; what is farther away is in the outermost."""
+
+LONGEST, SPACING_SAMPLE = 10.0, 4096
+"""Longest spacing over that of nine tenths of the points, and the number of points that it is found by."""
 
 FLAT = math.log(1e-6)
 """The third log scale of surfels, which is not read but by programs that draw them as 3D Gaussians."""
@@ -205,7 +215,10 @@ class Gaussians:
         scale: float = 1.0,
         rows: slice = slice(None),
     ) -> "Gaussians":
-        """Creates isotropic Gaussians at points, with the mean distance to the three nearest neighbors as their scale.
+        """Creates isotropic Gaussians at points, with the mean distance to the three nearest positions as their scale.
+
+        Points at one position count once, and a point far from all others gets a scale of at most ten times what nine
+        tenths of the points have.
 
         Args:
             points: [N, 3] world frame, N >= 2.
@@ -235,9 +248,7 @@ class Gaussians:
             if not tensor.isfinite().all():
                 raise ArgumentError(f"{name}: expected finite values, found NaN or infinity; remove those points")
         means = points.float()
-        spacing = neighbor_distances(means, rows).mean(-1).to(means)
-        # Coincident points have zero spacing; a minimum of a millionth of the extent keeps the logarithm finite.
-        spacing = spacing.clamp_min(1e-6 * max(float((means.amax(0) - means.amin(0)).max()), 1e-6))
+        spacing = point_spacing(means, rows).to(means)
         means, colors = means[rows], colors[rows]
         n = len(means)
         quats = means.new_zeros(n, 4)
@@ -272,6 +283,48 @@ def neighbor_distances(points: Tensor, rows: slice = slice(None)) -> Tensor:
     array = points.detach().double().cpu().numpy()
     distances, _ = cKDTree(array).query(array[rows], k=min(NEIGHBORS + 1, len(array)))
     return torch.from_numpy(distances[:, 1:])
+
+
+def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
+    """Returns the mean distance of points [N, 3] to the three nearest other positions, [N] fp64 on the CPU, positive.
+
+    Points much closer than they are on average are at one position. No distance is longer than LONGEST times the one
+    that nine tenths of the points have: those that are far from all others do not count. With `rows`, those of some
+    points.
+    """
+    require("scipy")
+    from scipy.spatial import cKDTree
+
+    array = points.detach().double().cpu().numpy()
+    n = len(array)
+    low, high = np.quantile(array, (0.05, 0.95), axis=0)
+    extent = float((high - low).max()) or float(np.ptp(array, axis=0).max())
+    if extent == 0:  # one position: the unit is anyone's guess
+        return torch.full((len(array[rows]),), SAME * (float(abs(array).max()) or 1.0), dtype=torch.float64)
+    smallest = SAME * extent / math.sqrt(n)
+    cells = np.clip(np.rint((array - low) / smallest), -CELLS_MOST, CELLS_MOST - 1).astype(np.int64) + CELLS_MOST
+    keys = (cells[:, 0] * 2 * CELLS_MOST + cells[:, 1]) * 2 * CELLS_MOST + cells[:, 2]
+    positions = array[np.sort(np.unique(keys, return_index=True)[1])]
+    tree = cKDTree(positions)
+
+    def spacing(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Mean distances to the nearest positions that are not the same; the cells beside may hold that one again."""
+        means = np.zeros(len(places))
+        left = np.arange(len(places))
+        for k in (NEIGHBORS + 1, NEIGHBORS + 8):
+            found, _ = tree.query(places[left], k=range(1, min(k, len(positions)) + 1))
+            found = np.where(found < smallest, np.inf, found)
+            found[:, 0] = np.inf
+            found = np.sort(found, 1)[:, :NEIGHBORS]
+            counts = np.isfinite(found).sum(1)
+            means[left] = np.where(np.isfinite(found), found, 0).sum(1) / np.maximum(counts, 1)
+            left = left[counts < min(NEIGHBORS, len(positions) - 1)]
+        return means
+
+    sample = np.sort(spacing(array[:: 1 + n // SPACING_SAMPLE]))
+    longest = LONGEST * float(sample[9 * (len(sample) - 1) // 10]) if len(positions) > 1 else smallest
+    found = spacing(array[rows]) if len(positions) > 1 else np.full(len(array[rows]), smallest)
+    return torch.from_numpy(found.clip(smallest, max(longest, smallest)))
 
 
 def drop_invalid(gaussians: Gaussians, tell: Callable[[str], object]) -> Gaussians:

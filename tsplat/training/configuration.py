@@ -24,6 +24,9 @@ Switch = Literal["auto", "on", "off"]
 FOUND_OUT = ("background", "views_per_step", "visible_adam")
 """Settings that a run finds out, if they are not given, and keeps when it is resumed."""
 
+TYPICAL_EXTENT = 4.0
+"""Extent of the scenes, in their unit, for which the weight of scales and the scale of noise are given."""
+
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {
     "default": DefaultStrategy,
     "mcmc": MCMCStrategy,
@@ -63,7 +66,7 @@ class Config:
             result is the same. Needs `capacity`, and takes its memory twice. auto is on for GPUs, for one view a step,
             without masks, learned corrections of views, and losses of depths and normals.
         opacity_weight: Weight of the mean opacity in the loss.
-        scale_weight: Weight of the mean scale in the loss.
+        scale_weight: Weight of the mean scale in the loss, in units of a quarter of the scene's extent.
         max_elongation: Limit of the longest axis of a Gaussian, in units of its second, at least 1, where its standard
             deviation is longer than n² / 2,000 of the image of the n training views that see it; 0 for none.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
@@ -173,7 +176,8 @@ class RunConfig(Config):
         depth_prior: Folder of maps of inverse depth, of any scale and shift, NumPy or PNG files named as the images.
         normal_prior: Folder of maps of normals, in the camera frame (x right, y down).
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
-            distance 1. The transform from the files' frame is saved as `world.json`.
+            distance 1, but for those that are far from the others. The transform from the files' frame is saved as
+            `world.json`.
         test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first; 0 for
             none.
         device: Device to train on; auto is a GPU if there is one.

@@ -12,7 +12,7 @@ from ..stages.memory import FREE_SHARE, free_memory
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
 from ..strategies.sharding import Shard, count
-from .configuration import Config
+from .configuration import TYPICAL_EXTENT, Config
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
 
@@ -34,6 +34,7 @@ class Densification:
         self._config = config
         self._ranks = ranks
         self._sharded = sharded
+        self._extent = extent
         self.key: str = getattr(config.strategy, "key_for_gradient", "means2d")
         self._generator = torch.Generator().manual_seed(config.seed)
         if config.strategy is not None:
@@ -59,6 +60,8 @@ class Densification:
         if refines:
             self._limit_by_memory(n_gaussians)
         params, optimizers = self._parameters.for_strategy()
+        # Noise is proportional to covariances, squared lengths, and must be a length.
+        lr *= (TYPICAL_EXTENT / self._extent) ** 2
         arguments = (params, optimizers, self.strategy_state, step, info)
         shard = Shard(self._ranks, n_gaussians) if self._sharded else None
         try:

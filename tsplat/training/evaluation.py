@@ -22,6 +22,7 @@ from ..stages.process_group import RankGroup
 from ..support.extras import require
 from .configuration import Config
 from .losses import loss, psnr, ssim
+from .near_planes import with_near_planes
 from .view_corrections import identity_motions, move_poses
 
 
@@ -148,17 +149,18 @@ def evaluate(
     """
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
+    placed = with_near_planes(views, gaussians, ranks)
     options: dict[str, Any] = dict(background=background, backend=backend, group=ranks.group if sharded else None)
     scores = []
     for index, is_own in _calls(views, ranks, sharded) if warm_up else ():
         if index >= ranks.world_size:
             break
-        _render(gaussians, views[index].camera, is_own, options)
+        _render(gaussians, placed[index].camera, is_own, options)
     for index, is_own in _calls(views, ranks, sharded, on_view):
         view = views[index]
         _synchronize(gaussians.means.device)
         start = time.perf_counter()
-        image = _render(gaussians, view.camera, is_own, options).clamp(0, 1)
+        image = _render(gaussians, placed[index].camera, is_own, options).clamp(0, 1)
         _synchronize(gaussians.means.device)
         seconds = time.perf_counter() - start
         if not is_own:
@@ -203,6 +205,7 @@ def fit_poses(
     fitted.
     """
     fitted = list(views)
+    views = with_near_planes(views, gaussians, ranks)
     group = ranks.group if sharded else None
     options: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, group=group)
     for i, is_own in _calls(views, ranks, sharded):

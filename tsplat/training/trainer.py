@@ -14,15 +14,17 @@ from ..errors import ArgumentError, UnsupportedError
 from ..precision import full_precision
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
+from ..scene.extents import camera_positions, median_depth, scene_scale
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
 from ..stages.backend import launchers
 from ..stages.process_group import RankGroup
 from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
-from .configuration import Config
+from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
+from .near_planes import with_near_planes
 from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters, check_geometry, own_rows
 from .rng_state import generator_state, set_generator_state
@@ -58,7 +60,7 @@ class Trainer:
         step: Number of steps taken.
         n_gaussians: Number of Gaussians of all ranks.
         device: Device of the Gaussians.
-        extent: Extent of the scene, in world units.
+        extent: Extent of the scene, in world units, see :func:`scene_extent`.
         observers: As given; others can be appended.
 
     Raises:
@@ -96,13 +98,13 @@ class Trainer:
         self.device = gaussians.means.device
         self.step = 0
         self.n_gaussians = n
-        self._views = views
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
-        self.extent = scene_extent(views)
+        own = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
+        self._views = views = with_near_planes(views, own, ranks)
+        self.extent = self._find_extent(views, own)
         autocast = autocast_dtype(config.precision, self.device)
         if self.sharded and autocast is torch.float16:
             raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
-        own = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
         self._parameters = Parameters(own, views, self.extent, config)
         self._densification = Densification(self._parameters, config, self.extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
@@ -209,6 +211,10 @@ class Trainer:
         state = (mean_loss, mean_psnr, gaussians, self.n_gaussians, warning, waited)
         return Progress(self.step, config.steps, *state)
 
+    def _find_extent(self, views: Sequence[View], own: Gaussians) -> float:
+        depth = median_depth([view.camera for view in views], own.means)
+        return scene_extent(views, sorted(self.ranks.all_gather_object(depth))[self.ranks.world_size // 2])
+
     def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
         """Starts to read the images of this step that this rank renders, and those of the next steps."""
         indices = [*views, *self._sampler.upcoming(PREFETCHED * len(views))]
@@ -223,7 +229,8 @@ class Trainer:
 
     def _regularize(self, loss_scale: float) -> None:
         """Adds the gradients of the mean opacity and the mean scale, over the Gaussians of all ranks."""
-        weights = {"opacities": self.config.opacity_weight, "scales": self.config.scale_weight}
+        scale_weight = self.config.scale_weight * TYPICAL_EXTENT / self.extent
+        weights = {"opacities": self.config.opacity_weight, "scales": scale_weight}
         if not any(weights.values()):
             return
         # Gradients of replicated Gaussians are summed over ranks later.
@@ -311,8 +318,10 @@ def _restored(
     return trainer
 
 
-def scene_extent(views: Sequence[View]) -> float:
-    """1.1 times the largest distance of a camera from the mean camera position, in world units; at least 1e-6."""
-    poses = torch.stack([view.camera.viewmat for view in views]).double()
-    centers = torch.linalg.inv(poses)[:, :3, 3]
-    return max(1.1 * float((centers - centers.mean(0)).norm(dim=-1).amax()), 1e-6)
+def scene_extent(views: Sequence[View], depth: float = 0.0) -> float:
+    """1.1 times the largest distance of a camera from the mean camera position, in world units.
+
+    Cameras that are far from the others do not count. It is at least a hundredth of `depth`, the median depth of the
+    scene, where photographs were taken from one place; and 1e-6 if nothing tells it.
+    """
+    return scene_scale(camera_positions([view.camera.viewmat for view in views]), depth) or 1e-6

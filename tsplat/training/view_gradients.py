@@ -242,7 +242,7 @@ class ViewGradients:
 
     def _kind(self, step: int, index: int) -> Kind:
         camera = self._views[index].camera
-        described = (camera.width, camera.height, camera.model, camera.readout, *camera.tensors())
+        described = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
         return Kind(described, self._degree(step), self._observes(step))
 
     def _replay(self, graphs: ViewGraphs, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:

@@ -101,8 +101,9 @@ def look_at_all(
     near = _near(means, weights, center)
     means, weights = means[near], weights[near]
     local = (means - center) @ rotation.T
-    size = float(local.abs().amax())
-    distance = 10 * max(size, 1e-6)
+    # Of a single point, that of its Gaussian.
+    size = float(local.abs().amax()) or float(visible_size(gaussians)) or 1.0
+    distance = 10 * size
     shift, edges = (
         torch.zeros(3, dtype=torch.float64, device="cpu"),
         torch.tensor([TRIMMED, 1 - TRIMMED], dtype=torch.float64, device="cpu"),
@@ -115,7 +116,7 @@ def look_at_all(
         low, high = torch.stack([weighted_quantile(s, weights, edges) for s in screen], 1)
         shift[:2] += 0.5 * (low + high) * distance
         filled = float((0.5 * (high - low) / slopes).max())
-        distance = max(distance * MARGIN * filled, 1e-3 * size, 1e-6)
+        distance = max(distance * MARGIN * filled, 1e-3 * size)
     target = center + shift @ rotation
     return look_at((target + distance * direction).tolist(), target.tolist(), up), target.float()
 
@@ -159,6 +160,12 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float | Tensor) -> Ten
     values, order = values.sort()
     cumulative = weights[order].cumsum(0)
     return values[torch.searchsorted(cumulative, q * cumulative[-1]).clamp_max(len(values) - 1)]
+
+
+def visible_size(gaussians: Gaussians) -> Tensor:
+    """Median of the largest scales of the valid Gaussians, []; 0 if there are none."""
+    largest = gaussians.scales.detach()[gaussians.valid].amax(-1)
+    return largest.median().cpu() if len(largest) else torch.zeros(())
 
 
 def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:

@@ -115,7 +115,7 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
     if center is None:
         center = _visible_point(gaussians, positions, axes)
     offsets = positions - center
-    distances = offsets.norm(dim=-1).clamp_min(1e-9)
+    distances = offsets.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
     direction = torch.tensor(up, dtype=torch.float64, device="cpu")
     elevations = offsets @ (direction / direction.norm()) / distances
     deviation = (elevations - elevations.median()).abs() + (distances / distances.median()).log().abs()

@@ -17,12 +17,16 @@ from ..errors import UnsupportedError
 from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
+from ..scene.extents import with_near_planes
 from ..scene.gaussians import Gaussians, concatenate
 from ..scene.model_rows import Rows
 from .videos import OnMap, Show, render_frames
 
 SLAB = 1 << 20
 """Gaussians that are rendered at a time."""
+
+SAMPLE = 1 << 14
+"""Gaussians that tell the near plane."""
 
 OPAQUE = 1e-4
 """Transmittance below which the rasterizer stops; what is behind it is not rendered."""
@@ -50,6 +54,8 @@ def render_large_frames(
     Raises UnsupportedError if more are seen, and depths, normals, alphas or maps are to be shown; and as
     :func:`render_frames` and :meth:`Rows.ordered`.
     """
+    sample = rows.sample(SAMPLE) if any(camera.near is None for camera in cameras) else None
+    cameras = cameras if sample is None else with_near_planes(cameras, sample.means)
     for i, camera in enumerate(cameras):
         ids, depths = _seen(rows, camera, device, backend)
         if len(ids) <= SLAB:

@@ -64,7 +64,7 @@ def first_view(
     _, center = frame_by_cameras(gaussians, training, up)
     offset = center - camera.position
     # Not behind the camera, and not at its position.
-    distance = max(float(offset @ forward), 0.1 * float(offset.norm()), 1e-3)
+    distance = max(float(offset @ forward), 0.1 * float(offset.norm())) or 1.0
     pivot = (camera.position + distance * forward).tolist()
     return StartView(camera.position.tolist(), pivot, up, _slopes(camera))
 
@@ -73,8 +73,9 @@ def _frame(gaussians: Gaussians, up: Sequence[float] | None) -> StartView:
     """Frames a whole model. `up` [3] is guessed if None. Raises ArgumentError if no Gaussian is visible."""
     (camera,) = place_cameras(gaussians, *SIZE, FOV, up=up)
     forward, upward = camera.viewmat[2, :3].double(), -camera.viewmat[1, :3].double()
-    distance = float((gaussians.means.double().median(0).values - camera.position) @ forward)
-    target = camera.position + max(distance, 1e-3) * forward
+    offset = gaussians.means.double().median(0).values - camera.position
+    # Not behind the camera, and not at its position.
+    target = camera.position + (max(float(offset @ forward), 1e-3 * float(offset.norm())) or 1.0) * forward
     slope = math.tan(math.radians(FOV) / 2)
     direction = list(up) if up is not None else _nearest_axis(upward)
     return StartView(camera.position.tolist(), target.tolist(), direction, (slope * SIZE[0] / SIZE[1], slope))

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..arguments import check_choice, check_size
 from ..errors import ArgumentError, FileError
 from ..scene.cameras import Camera, look_at, viewmat_from_pose
+from ..scene.capture.local_frame import LocalFrame
 from ..scene.capture.views import View
 from ..support.extras import require
 from ..support.reading import read_json
@@ -126,8 +127,9 @@ def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
     weights = torch.softmax(-0.5 * (apart / max(1.0, SMOOTHING * n)) ** 2, -1)
     eyes, forward, up = (weights @ values for values in (positions, axes[:, 2], -axes[:, 1]))
     forward = torch.nn.functional.normalize(forward, dim=-1)
-    # A target at the scale of the positions keeps its digits.
-    targets = eyes + forward * positions.abs().amax().clamp_min(1)
+    # A target at the scale of the positions keeps its digits, and no unit has a meaning.
+    ahead = positions.abs().amax()
+    targets = eyes + forward * (ahead if ahead > 0 else torch.ones_like(ahead))
     return torch.stack([look_at(*values) for values in zip(eyes.tolist(), targets.tolist(), up.tolist())])
 
 
@@ -136,7 +138,7 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
 
     Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down. Runs add the
     principal point `cx` and `cy`, which otherwise is the center, `camera_model`, `distortion`, the four coefficients of
-    a lens, if there are any, and `split`: train or test.
+    a lens, if there are any, `near`, the depth of the near plane, and `split`: train or test.
 
     Raises:
         FileError: The file cannot be read, or does not have this form.
@@ -177,19 +179,28 @@ def _camera(camera: dict[str, Any]) -> Camera:
     numbers = [K.flatten(), viewmat.flatten(), *([] if distortion is None else [distortion])]
     if not (torch.cat(numbers).isfinite().all() and K.diag().min() > 0):
         raise ValueError("expected positive focal lengths and finite numbers, in fp32")
+    near = None if camera.get("near") is None else float(camera["near"])
+    if near is not None and not 0 <= near < math.inf:
+        raise ValueError(f"expected a near plane of at least 0, found {near}")
     name = str(camera.get("img_name", ""))
-    return Camera(viewmat, K, width, height, model, name, camera.get("split") == "test", distortion)
+    return Camera(viewmat, K, width, height, model, name, camera.get("split") == "test", distortion, near=near)
 
 
-def cameras_of_views(train: Sequence[View], test: Sequence[View]) -> list[Camera]:
-    """Returns the cameras of views, in the order of the views' names."""
+def cameras_of_views(train: Sequence[View], test: Sequence[View], frame: LocalFrame | None = None) -> list[Camera]:
+    """Returns the cameras of views, in the order of the views' names; in the frame of the model of a local `frame`."""
     cameras = [view.camera for view in train] + [dataclasses.replace(view.camera, is_test=True) for view in test]
+    cameras = cameras if frame is None else [frame.camera_of_model(camera.to("cpu")) for camera in cameras]
     return sorted(cameras, key=lambda camera: camera.name)
 
 
-def describe_cameras(train: Sequence[View], test: Sequence[View]) -> list[dict[str, Any]]:
-    """Returns the cameras of views as JSON values for :func:`read_cameras`, in the order of the views' names."""
-    return [describe_camera(camera, i) for i, camera in enumerate(cameras_of_views(train, test))]
+def describe_cameras(
+    train: Sequence[View], test: Sequence[View], frame: LocalFrame | None = None
+) -> list[dict[str, Any]]:
+    """Returns the cameras of views as JSON values for :func:`read_cameras`, in the order of the views' names.
+
+    If the views are in a local `frame`, the cameras are in that of its model.
+    """
+    return [describe_camera(camera, i) for i, camera in enumerate(cameras_of_views(train, test, frame))]
 
 
 def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
@@ -209,6 +220,7 @@ def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
         "cy": K[1, 2].item(),
         "camera_model": camera.model,
         **({} if camera.distortion is None else {"distortion": camera.distortion.tolist()}),
+        **({} if camera.near is None else {"near": camera.near}),
     }
 
 
@@ -251,7 +263,7 @@ def interpolate(
     path = []
     for rotation, position, K in zip(rotations, positions, intrinsics):
         viewmat = viewmat_from_pose(rotation.T, position)
-        path.append(Camera(viewmat.float(), K.float(), first.width, first.height, first.model))
+        path.append(Camera(viewmat.float(), K.float(), first.width, first.height, first.model, near=first.near))
     return path
 
 

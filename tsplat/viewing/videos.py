@@ -20,6 +20,7 @@ from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
 from ..scene.culling import CulledModel
+from ..scene.extents import with_near_planes
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require, require_ffmpeg
@@ -49,6 +50,7 @@ def render_frames(
 
     Args:
         gaussians: On the device to render on.
+        cameras: Those without a near plane get one that suits what they show.
         show: `"rgb"`; `"depth"`, inverse expected depth through a colormap, bright is near, with the limits of the
             first frame that shows anything; `"normals"`, (n + 1) / 2 for the shortest axis n of each Gaussian, in the
             world frame and towards the camera; or `"alpha"`.
@@ -61,9 +63,11 @@ def render_frames(
     """
     check_choice("show", show, get_args(Show))
     limits: Limits | None = None
+    cameras = with_near_planes(cameras, gaussians.means)
     model = CulledModel(gaussians) if len(cameras) > 1 else None  # boxes take as long as they save in one image
     for i, camera in enumerate(cameras):
-        seen = gaussians if model is None else model.seen_by(camera)
+        near = {} if camera.near is None else {"near": camera.near}
+        seen = gaussians if model is None else model.seen_by(camera, **near)
         images, alphas, _ = render_views(
             as_normals(seen, camera.position) if show == "normals" else seen,
             [camera],

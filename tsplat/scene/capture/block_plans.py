@@ -38,6 +38,8 @@ CELLS = 16
 EXTENT = 0.01
 """Share of the points beyond either end of an axis that do not count for the sizes of outer blocks."""
 
+IDENTITY = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))
+
 Corner = tuple[float, float]
 
 
@@ -68,6 +70,8 @@ class BlockPlan:
         extent: The corners of most points on the ground.
         margin: By how much of its size a box is expanded on each side for training.
         blocks: The blocks, column by column.
+        world: The similarity transform from the frame of the files to that of the plan and of its models, as rows of a
+            4×4 matrix: the identity, unless the files are too far from their origin for single precision.
     """
 
     scene: str
@@ -75,6 +79,7 @@ class BlockPlan:
     extent: tuple[Corner, Corner]
     margin: float
     blocks: tuple[Block, ...]
+    world: tuple[tuple[float, ...], ...] = IDENTITY
 
     def ground(self, points: Tensor) -> Tensor:
         """Coordinates on the ground of points [P, 3], world frame. [P, 2] fp64"""
@@ -145,7 +150,7 @@ def plan_blocks(
     ordered = places.sort(0).values
     low, high = (ordered[round(q * (len(points) - 1))].tolist() for q in (EXTENT, 1 - EXTENT))
     if isinstance(blocks, int):
-        aspect = (high[0] - low[0]) / max(high[1] - low[1], 1e-9)
+        aspect = (high[0] - low[0]) / max(high[1] - low[1], 1e-9 * (high[0] - low[0]), math.ulp(0))
         columns = max(1, min(blocks, round(math.sqrt(blocks * aspect))))
         rows = [blocks * (i + 1) // columns - blocks * i // columns for i in range(columns)]
     else:
@@ -160,6 +165,7 @@ def plan_blocks(
         extent=((low[0], low[1]), (high[0], high[1])),
         margin=margin,
         blocks=tuple(Block(*box, (), 0) for box in boxes),
+        world=tuple(map(tuple, capture.frame.world.tolist())),
     )
     return dataclasses.replace(plan, blocks=_assign(plan, capture, points, min_share))
 
@@ -229,13 +235,13 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
     at random.
 
     Args:
-        capture: The capture of the plan, in the frame of the files.
+        capture: The capture of the plan, in the frame of the files or in a local one.
         block: Index of the block.
         seed: Random seed of the points around it.
 
     Raises:
         ArgumentError: There is no such block, or no view of it is one to train on.
-        FileError: The capture lacks a view of the plan.
+        FileError: The capture lacks a view of the plan, or its models would be in another frame.
     """
     names = set(plan.blocks[plan.check_block(block)].views)
     missing = names.difference(view.name for view in (*capture.train, *capture.test))
@@ -244,10 +250,16 @@ def select_block(capture: Capture, plan: BlockPlan, block: int, *, seed: int = 0
             f"{plan.scene}: {len(missing)} views of block {block} are not in the scene (first: {min(missing)}); plan "
             "the blocks again"
         )
+    world = capture.frame.world
+    if not torch.allclose(world, world.new_tensor(plan.world), rtol=0, atol=1e-9 * (1 + float(world.abs().max()))):
+        raise FileError(
+            f"{plan.scene}: the models of its blocks would not be in the frame of the plan, as the cameras have moved "
+            "since; plan the blocks again"
+        )
     train, test = (tuple(view for view in views if view.name in names) for views in (capture.train, capture.test))
     if not train:
         raise ArgumentError(f"block: all {len(test)} views of block {block} are held out; plan fewer blocks")
-    inside = plan.contains(block, capture.points, expanded=True)
+    inside = plan.contains(block, capture.frame.points_of_model(capture.points), expanded=True)
     seen = torch.zeros_like(inside)
     for view in train:
         seen |= project_points(view.camera, capture.points)[-1]
@@ -310,10 +322,11 @@ def read_plan(folder: str | os.PathLike[str]) -> BlockPlan:
             for b in values["blocks"]
         ]
         axes = tuple((float(x), float(y), float(z)) for x, y, z in values["axes"])
+        world = tuple(tuple(map(float, row)) for row in values.get("world", IDENTITY))
         low, high = map(_corner, values["extent"])
-        if len(axes) != 3 or not blocks:
-            raise ValueError("expected three axes and at least one block")
-        return BlockPlan(str(values["scene"]), axes, (low, high), float(values["margin"]), tuple(blocks))
+        if len(axes) != 3 or not blocks or [len(row) for row in world] != [4] * 4:
+            raise ValueError("expected three axes, at least one block, and a world of 4×4 numbers")
+        return BlockPlan(str(values["scene"]), axes, (low, high), float(values["margin"]), tuple(blocks), world)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, FileError):
             raise

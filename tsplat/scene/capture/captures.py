@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...errors import FileError
+from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
 from .colmap import TEST_EVERY, find_model, read_colmap
-from .normalization import normalize_capture
 from .photographs import CameraKind, OnProgress
+from .placement import Frame
 from .transforms import has_transforms, read_transforms
 from .views import Capture, Color
 
@@ -25,15 +25,16 @@ def read_capture(
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
     max_size: int = 0,
+    frame: Frame = "model",
 ) -> Capture:
     """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms`.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
             are preferred), or the path of a ``transforms.json``.
-        downscale, test_every, background, strict, on_progress, cameras, max_size: See :func:`read_colmap` and
+        downscale, test_every, background, strict, on_progress, cameras, max_size, frame: See :func:`read_colmap` and
             :func:`read_transforms`.
-        normalize: Whether to apply :func:`normalize_capture`.
+        normalize: Whether to normalize the capture as :func:`normalize_capture` does, a `frame` of its own.
         seed: Random seed of the initial points that are drawn if the scene has none.
 
     Raises:
@@ -42,19 +43,20 @@ def read_capture(
     """
     folder = Path(folder)
     check_possible(folder)
+    if normalize and frame != "model":
+        raise ArgumentError(f"normalize: not with another frame, found {frame!r}")
     options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras, max_size=max_size)
+    options["frame"] = "normalized" if normalize else frame
     if _is_colmap(folder):
-        capture = read_colmap(folder, downscale, test_every, background=background, seed=seed, **options)
-    elif _is_json(folder) or has_transforms(folder):
-        capture = read_transforms(folder, downscale, test_every, background, seed=seed, **options)
-    elif not folder.exists():
+        return read_colmap(folder, downscale, test_every, background=background, seed=seed, **options)
+    if _is_json(folder) or has_transforms(folder):
+        return read_transforms(folder, downscale, test_every, background, seed=seed, **options)
+    if not folder.exists():
         raise FileError(f"{folder}: no such folder")
-    else:
-        raise FileError(
-            f"{folder}: no cameras found; expected sparse/0/ or sparse/ and images/ (COLMAP), transforms_train.json or "
-            "transforms.json; to compute cameras from photographs, run: tsplat prepare PHOTOS --out SCENE"
-        )
-    return normalize_capture(capture)[0] if normalize else capture
+    raise FileError(
+        f"{folder}: no cameras found; expected sparse/0/ or sparse/ and images/ (COLMAP), transforms_train.json or "
+        "transforms.json; to compute cameras from photographs, run: tsplat prepare PHOTOS --out SCENE"
+    )
 
 
 def is_capture(folder: str | os.PathLike[str]) -> bool:

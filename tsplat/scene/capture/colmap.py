@@ -30,6 +30,7 @@ from .photographs import (
     read_views,
     split_views,
 )
+from .placement import DrawPoints, Frame, place
 from .views import Capture, Color
 
 PINHOLE_MODELS = {
@@ -72,6 +73,7 @@ def read_colmap(
     max_size: int = 0,
     n_random: int = N_RANDOM,
     seed: int = 0,
+    frame: Frame = "model",
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
@@ -103,6 +105,10 @@ def read_colmap(
             note in ``Capture.notes`` tells how many are.
         n_random: Number of points to draw if the scene has none.
         seed: Random seed of these points.
+        frame: ``"model"`` for COLMAP's world frame; if it is too far from its origin for single precision, it is moved
+            in double precision, which ``Capture.world`` and a note tell. ``"local"`` for the frame in which a run
+            trains; ``"normalized"`` for that of :func:`normalize_capture`; or the ``Capture.frame`` of an earlier
+            reading.
 
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
@@ -158,26 +164,28 @@ def read_colmap(
         notes.append(
             f"{folder / 'masks'}: {n_masks} of {len(masks)} images have a mask; that of a.jpg is a.png or a.jpg.png"
         )
-    views = read_views(photographs, background, on_progress, cameras)
-    train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
-    points, colors, is_random = (
-        torch.from_numpy(model.points).float(),
-        torch.from_numpy(model.colors).float() / 255,
-        False,
-    )
-    if len(points) < 2:
+    points: Tensor | DrawPoints
+    points, colors, is_random = torch.from_numpy(model.points), torch.from_numpy(model.colors).float() / 255, False
+    about_points: list[str] = []
+    if len(model.points) < 2:
         ply = next((path for f in (model_folder, folder) if (path := f / "points3D.ply").is_file()), None)
         found = f"the {ply.name} of {ply.parent}" if ply else f"{n_random} random points"
         is_random = ply is None
-        points, colors = read_points(ply, notes) if ply else random_points(bounds(train), n_random, seed)
-        notes.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {found}")
+        points, colors = read_points(ply, about_points) if ply else random_points(bounds, n_random, seed)
+        about_points.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {found}")
+    placed = place(photographs, points, frame, model_folder)
+    views = read_views(placed.photographs, background, on_progress, cameras)
+    train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
+    notes += [*placed.notes, *about_points]
     return Capture(
         train=tuple(train),
         test=tuple(test),
-        points=points,
+        points=placed.points,
         colors=colors,
         random_points=is_random,
         background=background or (0.0, 0.0, 0.0),
+        world=placed.frame.to_local(),
+        frame=placed.frame,
         notes=(*_note_others(model_folder, model), *model.notes, *notes, *skipped, *note),
     )
 

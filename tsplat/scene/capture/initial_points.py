@@ -1,26 +1,37 @@
 """Points that training starts from where a scene has no sparse points: those of a PLY, or random ones."""
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...errors import FileError
-from ..cameras import centers
+from ..cameras import Camera, centers
+from ..extents import are_close
 from ..formats.point_clouds import read_point_cloud
 from .colmap_model import COORDINATE_MAX
-from .views import View
 
 N_RANDOM = 20_000
 """Default number of random points."""
 
-Corners = tuple[float, float] | tuple[Tensor, Tensor]
-"""Smallest and largest coordinates of a box, [3] or those of each axis."""
+BLENDER_HALF_SIZE, BLENDER_DISTANCE = 1.3, 4.0311289
+"""The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3, at this distance from all of their cameras."""
+
+CONVERGENCE_MIN = 0.02
+"""Smallest eigenvalue of the mean projection across the optical axes for which their common point is used."""
+
+Bounds = Callable[[Sequence[Camera]], tuple[Tensor, Tensor]]
+"""Returns the corners [3] fp64 of a box that suits cameras."""
 
 
 def read_points(path: Path, notes: list[str]) -> tuple[Tensor, Tensor]:
-    """Reads the points of a PLY; colors that are not finite become gray. Adds to `notes`."""
+    """Reads the points of a PLY, [P, 3] fp64, and their colors [P, 3]; those that are not finite become gray.
+
+    Adds to `notes`.
+    """
     points, colors = read_point_cloud(path, warn=notes.append)
     far = (points.abs() > COORDINATE_MAX).any(-1)
     if far.any():
@@ -31,18 +42,43 @@ def read_points(path: Path, notes: list[str]) -> tuple[Tensor, Tensor]:
     return points, colors.nan_to_num(0.5)
 
 
-def random_points(corners: Corners, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Returns n points [n, 3] that are uniform in a box, and their colors [n, 3], gray."""
-    low, high = corners
+def random_points(bounds: Bounds, n: int, seed: int) -> tuple[Callable[[Sequence[Camera]], Tensor], Tensor]:
+    """Returns what draws n points [n, 3] fp64 that are uniform in the box of cameras, and their colors [n, 3], gray."""
+    return functools.partial(_draw, bounds, n, seed), torch.full((n, 3), 0.5, dtype=torch.float32, device="cpu")
+
+
+def _draw(bounds: Bounds, n: int, seed: int, cameras: Sequence[Camera]) -> Tensor:
+    low, high = bounds(cameras)
     generator = torch.Generator().manual_seed(seed)
-    points = torch.rand(n, 3, generator=generator, dtype=torch.float32, device="cpu") * (high - low) + low
-    return points, torch.full_like(points, 0.5)
+    return torch.rand(n, 3, generator=generator, dtype=torch.float32, device="cpu").double() * (high - low) + low
 
 
-def bounds(views: Sequence[View]) -> tuple[Tensor, Tensor]:
-    """Returns the corners [3] of a box around cameras and the points ahead of them, as far as the cameras are apart."""
-    poses = torch.stack([view.camera.viewmat for view in views])
+def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
+    """Returns the corners [3] of the box of a synthetic NeRF scene, at the point that its cameras look at."""
+    positions = torch.stack([camera.position for camera in cameras])
+    axes = torch.stack([camera.viewmat[2, :3] for camera in cameras])
+    across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
+    mean = across.mean(0)
+    if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
+        return bounds(cameras)
+    center = torch.linalg.solve(mean, (across @ positions[:, :, None]).mean(0)).flatten()
+    distance = float((positions - center).norm(dim=-1).median())
+    # A power of two and its multiples, so that the published scenes have the published box.
+    unit = 2.0 ** round(math.log2(distance / BLENDER_DISTANCE)) if distance > 0 else 1.0
+    center = unit * (center / unit + 0.5).floor()
+    return center - unit * BLENDER_HALF_SIZE, center + unit * BLENDER_HALF_SIZE
+
+
+def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
+    """Returns the corners [3] of a box around cameras and the points ahead of them, as far as the cameras are apart.
+
+    Cameras that are far from the others do not count. The box of cameras at one place has a size of 1.
+    """
+    poses = torch.stack([camera.viewmat for camera in cameras])
     positions = centers(poses)
-    diameter = (positions - positions.mean(0)).norm(dim=-1).max().clamp_min(1e-3) * 2
-    corners = torch.cat([positions, positions + diameter * poses[:, 2, :3]]).float()
+    close = are_close(positions)
+    poses, positions = poses[close], positions[close]
+    diameter = 2 * (positions - positions.mean(0)).norm(dim=-1).max()
+    diameter = diameter if diameter > 1e-9 * positions.abs().max() else torch.ones_like(diameter)
+    corners = torch.cat([positions, positions + diameter * poses[:, 2, :3]])
     return corners.amin(0), corners.amax(0)

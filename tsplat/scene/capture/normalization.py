@@ -4,22 +4,20 @@ import dataclasses
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from ...errors import ArgumentError
-from ..cameras import UP, centers, map_poses
-from ..rotation import similarity
+from ..cameras import map_poses
+from ..extents import camera_positions
+from .local_frame import LocalFrame, move_points, move_pose, normalizing
 from .views import Capture, View
-
-UP_NORM_MIN = 1e-6
-"""If the mean of the cameras' up directions is shorter than this, they have no common up direction."""
 
 
 def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     """Moves the mean camera center to the origin, rotates the mean up direction to -y, and scales to unit size.
 
-    Afterwards the farthest camera is at distance 1 from the origin. Images, intrinsics and the projections of points do
-    not change; depths are scaled. The capture is not rotated if the cameras have no common up direction.
+    Afterwards the farthest camera is at distance 1 from the origin; cameras that are far from the others do not count.
+    Images, intrinsics and the projections of points do not change; depths are scaled. The capture is not rotated if the
+    cameras have no common up direction.
 
     Returns:
         The normalized capture, whose ``world`` includes the transform; and the transform [4, 4] in fp64, from the old
@@ -29,51 +27,28 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
         ArgumentError: All cameras are at the same position.
     """
     views = (*capture.train, *capture.test)
-    poses = torch.stack([view.camera.viewmat for view in views]).double().cpu()
-    rotations = poses[:, :3, :3]
-    positions = centers(poses)
-    center = positions.mean(0)
-    farthest = float((positions - center).norm(dim=-1).max())
-    if not farthest > 1e-9 * max(1.0, float(center.norm())):
+    matrices = [view.camera.viewmat for view in views]
+    transform = normalizing(torch.stack(matrices).double().cpu(), camera_positions(matrices))
+    if transform is None:
         raise ArgumentError(f"capture: expected cameras at different positions, found all {len(views)} at one position")
-    scale = 1 / farthest
-    # The second row of a world-to-camera rotation is the camera's down direction in the world frame.
-    rotation = _rotation_between(-rotations[:, 1].mean(0), torch.tensor(UP, dtype=torch.float64, device="cpu"))
-    transform = similarity(rotation, (-scale * rotation @ center).tolist(), scale)
-
-    def moved(pose: Tensor) -> Tensor:
-        old = pose.double().cpu()
-        translation = scale * (old[:3, :3] @ center + old[:3, 3])
-        return similarity(old[:3, :3] @ rotation.T, translation.tolist()).to(pose)
+    scale = float(torch.linalg.det(transform[:3, :3]) ** (1 / 3))
 
     def transformed(view: View) -> View:
+        camera = map_poses(view.camera, lambda pose: move_pose(pose.double().cpu(), transform).to(pose))
+        near = None if camera.near is None else scale * camera.near
         sparse = view.sparse
         if sparse is not None:
             sparse = sparse * sparse.new_tensor([1.0, 1.0, scale])
-        return view.replaced(camera=map_poses(view.camera, moved), sparse=sparse)
+        return view.replaced(camera=dataclasses.replace(camera, near=near), sparse=sparse)
 
-    points = capture.points.double().cpu() @ transform[:3, :3].T + transform[:3, 3]
+    near = capture.frame.near
+    frame = LocalFrame(transform @ capture.world, near=None if near is None else scale * near)
     normalized = dataclasses.replace(
         capture,
         train=tuple(transformed(view) for view in capture.train),
         test=tuple(transformed(view) for view in capture.test),
-        points=points.to(capture.points),
-        world=transform @ capture.world,
+        points=move_points(capture.points.double().cpu(), transform).to(capture.points),
+        world=frame.world,
+        frame=frame,
     )
     return normalized, transform
-
-
-def _rotation_between(start: Tensor, end: Tensor) -> Tensor:
-    """Returns the smallest rotation [3, 3] from one direction [3] to another (Rodrigues' formula)."""
-    if start.norm() < UP_NORM_MIN:
-        return torch.eye(3, dtype=torch.float64, device="cpu")
-    a, b = normalize(start, dim=0), normalize(end, dim=0)
-    if float(a @ b) < -1 + 1e-12:
-        # Opposite directions: a rotation by 180 degrees about any perpendicular axis.
-        axis = normalize(
-            torch.linalg.cross(a, torch.eye(3, dtype=torch.float64, device="cpu")[a.abs().argmin()]), dim=0
-        )
-        return 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64, device="cpu")
-    x, y, z = torch.linalg.cross(a, b).tolist()
-    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64, device="cpu")
-    return torch.eye(3, dtype=torch.float64, device="cpu") + skew + skew @ skew / (1 + a @ b)

@@ -59,10 +59,12 @@ class Photograph:
     Attributes:
         path: The image, in any size with the aspect ratio of the lens.
         viewmat: [4, 4] fp64 world to camera.
+        position: [3] fp64 position, where the file has it instead of a translation.
         camera_id: Index of the physical camera.
         downscale: Factor to downscale the image by while reading.
         mask: An image of the same aspect ratio, white for valid pixels.
         points: [P, 3] sparse points observed in the image, world frame.
+        near: Depth of the near plane, see :class:`tsplat.scene.Camera`.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Photograph:
     downscale: float = 1
     mask: Path | None = None
     points: Tensor | None = None
+    position: Tensor | None = None
+    near: float | None = None
 
 
 def check_test_every(test_every: int) -> None:
@@ -327,7 +331,9 @@ def _describe(photograph: Photograph, source: _Source, undistortions: Undistorti
         lens = lens.undistorted
     distortion = torch.tensor(lens.distortion, dtype=torch.float32, device="cpu") if any(lens.distortion) else None
     return dict(
-        camera=Camera(viewmat, K.float(), *size, lens.model, photograph.name, distortion=distortion),
+        camera=Camera(
+            viewmat, K.float(), *size, lens.model, photograph.name, distortion=distortion, near=photograph.near
+        ),
         sparse=None if points is None else _project_visible(points, photograph.viewmat, lens, K, *size),
         camera_id=photograph.camera_id,
         files=(photograph.path, *([photograph.mask] if photograph.mask else [])),

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ...arguments import check_size, describe
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible, is_special, read_json
 from ..images import read_image_info
 from .colmap import TEST_EVERY, downscaled_folder, find_by_stem
-from .initial_points import N_RANDOM, bounds, random_points, read_points
+from .initial_points import N_RANDOM, blender_bounds, bounds, random_points, read_points
 from .lenses import Lens
 from .photographs import (
     CameraKind,
@@ -32,6 +34,7 @@ from .photographs import (
     read_views,
     split_views,
 )
+from .placement import DrawPoints, Frame, place
 from .transforms_cameras import read_lens, read_viewmat
 from .views import Capture, Color
 
@@ -40,9 +43,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
 
 WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 """The beginning of an absolute path on Windows."""
-
-BLENDER_HALF_SIZE = 1.3
-"""The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3."""
 
 
 def read_transforms(
@@ -57,6 +57,7 @@ def read_transforms(
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
     max_size: int = 0,
+    frame: Frame = "model",
 ) -> Capture:
     """Reads images, cameras and points, in the world frame of the file.
 
@@ -64,12 +65,13 @@ def read_transforms(
     else ``transforms_val.json``; otherwise ``transforms.json`` has both, split by ``train_filenames``,
     ``val_filenames`` and ``test_filenames`` if it has any of them: the last two are held out. Frames that repeat an
     image, and images without valid pixels, are skipped with a note. Initial points come from ``ply_file_path``. If it
-    is missing, they are drawn at random and gray: uniformly in [-1.3, 1.3]^3 for the synthetic NeRF scenes, otherwise
-    in a box around the cameras and what they look at. Images with distortion (``k1`` to ``k3``, ``p1``, ``p2``) are
-    undistorted. Those of the model OPENCV_FISHEYE or with ``is_fisheye`` (``k1`` to ``k4``) become equidistant
-    fisheye images, up to 90 degrees from the optical axis. Focal lengths are ``fl_x``, or come from ``camera_angle_x``
-    (radians) or ``x_fov`` (degrees). ``mask_path`` is white for valid pixels. The EXIF orientation of images is
-    ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
+    is missing, they are drawn at random and gray, uniformly in a box: [-1.3, 1.3]^3 for the synthetic NeRF scenes,
+    larger or smaller by a power of two where the cameras are; otherwise around the cameras and what they look at.
+    Images with distortion (``k1`` to ``k3``, ``p1``, ``p2``) are undistorted. Those of the model OPENCV_FISHEYE or with
+    ``is_fisheye`` (``k1`` to ``k4``) become equidistant fisheye images, up to 90 degrees from the optical axis. Focal
+    lengths are ``fl_x``, or come from ``camera_angle_x`` (radians) or ``x_fov`` (degrees). ``mask_path`` is white for
+    valid pixels. The EXIF orientation of images is ignored, unless only the rotated image has the size of its camera;
+    see :func:`read_views`.
 
     Args:
         path: A folder or the JSON file. Paths of images are relative to it.
@@ -84,7 +86,7 @@ def read_transforms(
         strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, as by instant-ngp and
             nerfstudio, and counted in ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
-        cameras, max_size: See :func:`read_colmap`.
+        cameras, max_size, frame: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, fewer than two images are
@@ -120,18 +122,29 @@ def read_transforms(
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
     photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
     notes += limited
-    train, test, skipped = split_views(read_views(photographs, background, on_progress, cameras), held_out)
-    notes += skipped
-
     ply = contents[0].get("ply_file_path")
+    points: Tensor | DrawPoints
+    about_points: list[str] = []
     if ply is not None:
-        points, colors = read_points(_resolve_file(files[0], ply, "ply_file_path"), notes)
+        points, colors = read_points(_resolve_file(files[0], ply, "ply_file_path"), about_points)
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
-        corners = (-BLENDER_HALF_SIZE, BLENDER_HALF_SIZE) if is_blender else bounds(train)
-        points, colors = random_points(corners, n_random, seed)
-        notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
-    return Capture(tuple(train), tuple(test), points, colors, background, notes=tuple(notes), random_points=ply is None)
+        points, colors = random_points(blender_bounds if is_blender else bounds, n_random, seed)
+        about_points = [f"{files[0]}: no ply_file_path; training starts from {n_random} random points"]
+    placed = place(photographs, points, frame, files[0])
+    views = read_views(placed.photographs, background, on_progress, cameras)
+    train, test, skipped = split_views(views, held_out)
+    return Capture(
+        tuple(train),
+        tuple(test),
+        placed.points,
+        colors,
+        background,
+        placed.frame.to_local(),
+        (*notes, *placed.notes, *skipped, *about_points),
+        random_points=ply is None,
+        frame=placed.frame,
+    )
 
 
 def has_transforms(folder: Path) -> bool:
@@ -282,11 +295,13 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
     mask = None if mask is None else _resolve_file(frame.file, mask, f"{frame.name}: mask_path")
     if mask is not None and os.path.realpath(mask) in map(os.path.realpath, (frame.image, frame.full)):
         raise FileError(f"{where}: mask_path: expected an image of the valid pixels, found the photograph itself")
+    viewmat, position = read_viewmat(frame.values.get("transform_matrix"), where)
     return Photograph(
         name=_view_name(frame.file, frame.full),
         path=frame.image,
         lens=lens,
-        viewmat=read_viewmat(frame.values.get("transform_matrix"), where),
+        viewmat=viewmat,
+        position=position,
         camera_id=lenses.setdefault(lens, len(lenses)),
         downscale=downscale if frame.image == frame.full else 1,
         mask=mask,

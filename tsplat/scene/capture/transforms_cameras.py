@@ -99,8 +99,11 @@ def _number(values: Mapping[str, Any], key: str, where: str, default: float | No
     return found
 
 
-def read_viewmat(matrix: object, where: str) -> Tensor:
-    """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes. [4, 4] fp64"""
+def read_viewmat(matrix: object, where: str) -> tuple[Tensor, Tensor]:
+    """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes, [4, 4] fp64.
+
+    Also returns its position, [3] fp64.
+    """
     rows = matrix if isinstance(matrix, list) and len(matrix) in (3, 4) else []
     are_fours = all(isinstance(row, list) and len(row) == 4 and None not in map(to_float, row) for row in rows)
     if not rows or not are_fours:
@@ -114,4 +117,5 @@ def read_viewmat(matrix: object, where: str) -> Tensor:
         raise FileError(f"{where}: transform_matrix: expected a translation of at most {COORDINATE_MAX:.0e}")
     if len(rows) == 4 and rows[3] != [0, 0, 0, 1]:
         raise FileError(f"{where}: transform_matrix: expected the last row 0 0 0 1, found {describe(rows[3])}")
-    return viewmat_from_pose((torch.diag(pose.new_tensor([1.0, -1.0, -1.0])) @ rotation.T).T, pose[:3, 3])
+    position = pose[:3, 3]
+    return viewmat_from_pose((torch.diag(pose.new_tensor([1.0, -1.0, -1.0])) @ rotation.T).T, position), position

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...errors import ArgumentError, ShapeError
 from ..cameras import Camera
 from .image_cache import CachedPixels
+from .local_frame import LocalFrame
 
 Color = tuple[float, float, float]
 """RGB in [0, 1]."""
@@ -154,6 +155,8 @@ class Capture:
         background: Background color, RGB in [0, 1].
         world: [4, 4] fp64 on the CPU, the similarity transform from the world frame of the files to that of the
             capture. Its inverse maps a trained model back to the frame of the files.
+        frame: How the frame of the capture and that of a run's model belong together; equal unless
+            :func:`tsplat.scene.read_capture` was asked for a local frame.
         notes: What a user should know about how the files were read, such as skipped images, one sentence each.
         random_points: Whether ``points`` were drawn at random, so that they are not on surfaces.
 
@@ -169,6 +172,7 @@ class Capture:
     world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64, device="cpu"))
     notes: tuple[str, ...] = ()
     random_points: bool = False
+    frame: LocalFrame = dataclasses.field(default_factory=LocalFrame)
 
     def __post_init__(self) -> None:
         if self.world.shape != (4, 4):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...scene.cameras import Camera
+from ...scene.capture.local_frame import LocalFrame
 from ...scene.gaussians import Gaussians, drop_invalid
 from ...scene.images import to_bytes
 from ...stages.process_group import RankGroup
@@ -109,13 +110,21 @@ def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[in
 
 
 def shown_views(
-    evaluation: Evaluation, rows: Sequence[dict[str, Any]], n: int = VIEWS, ranks: RankGroup | None = None
+    evaluation: Evaluation,
+    rows: Sequence[dict[str, Any]],
+    n: int = VIEWS,
+    ranks: RankGroup | None = None,
+    frame: LocalFrame | None = None,
 ) -> list[ShownView]:
-    """Returns at most n views of an evaluation to show, with their rows of ``metrics.json``. A collective call."""
+    """Returns at most n views of an evaluation to show, with their rows of ``metrics.json``. A collective call.
+
+    If the evaluation was in a local `frame`, their cameras are in that of its model.
+    """
+    frame = frame or LocalFrame()
     chosen = choose_views([score.psnr for score in evaluation], n)
     scores = evaluation.complete(ranks or RankGroup(), [i for i, _ in chosen])
     return [
-        ShownView(rows[i], score.view.image, to_bytes(score.image), score.view.camera, remark)
+        ShownView(rows[i], score.view.image, to_bytes(score.image), frame.camera_of_model(score.view.camera), remark)
         for score, (i, remark) in zip(scores, chosen, strict=True)
     ]
 

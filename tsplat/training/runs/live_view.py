@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import UnsupportedError
+from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.gaussians import Gaussians
 from ...support.extras import require
@@ -19,6 +20,7 @@ from ..history import History
 from ..observers import Observer, Progress, RunStart
 from ..trainer import Trainer
 from .record import RunRecord
+from .run_photographs import views_of_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,7 @@ class LiveView(Observer):
         name: Name to show.
         step: Number of steps taken.
         folder: Folder that the page writes to, and reads from.
+        frame: The local frame of Gaussians and views; pages show the frame of the model.
 
     Attributes:
         training: What the training and its pages exchange.
@@ -82,12 +85,15 @@ class LiveView(Observer):
         name: str = "training",
         step: int = 0,
         folder: Path = Path("."),
+        frame: LocalFrame | None = None,
     ) -> None:
+        self._frame = frame or LocalFrame()
+        gaussians = self._frame.gaussians_of_model(gaussians)
         self.training = LiveTraining(gaussians, config.steps, step=step, backend=config.backend, paused=options.paused)
         self.check: Callable[[], object] = lambda: None
         self._options, self._closed = options, False
-        cameras = [camera.to("cpu") for camera in cameras_of_views(views, test_views)]
-        photographs = {view.name: view for view in (*views, *test_views)}
+        cameras = cameras_of_views(views, test_views, self._frame)
+        photographs = views_of_model(views, test_views, self._frame)
         model = frame_model(name, self.training.renderer, cameras, photographs, config.backdrop)
         self._viewer = Viewer(
             [model], address=options.address, port=options.port, training=self.training, folder=folder
@@ -120,7 +126,7 @@ class LiveView(Observer):
 
     def before_step(self, step: int, gaussians: Gaussians) -> None:
         """Renders what pages ask for, and waits while training is paused."""
-        self.training.between_steps(step, gaussians, self.check)
+        self.training.between_steps(step, self._frame.gaussians_of_model(gaussians), self.check)
 
     def after_step(self, progress: Progress) -> None:
         """Records every tenth step for the plots, and each that is taken alone."""
@@ -130,7 +136,7 @@ class LiveView(Observer):
 
     def between_views(self, gaussians: Gaussians) -> None:
         """Renders what pages ask for."""
-        self.training.serve(gaussians)
+        self.training.serve(self._frame.gaussians_of_model(gaussians))
 
     def finish(self, gaussians: Gaussians, result: str = "") -> None:
         """Closes the viewer after the last step; with ``options.stay``, after Ctrl-C.
@@ -143,7 +149,7 @@ class LiveView(Observer):
         if self._options.stay:
             print(f"training has ended; the viewer stays open at {self.url} until Ctrl-C", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
-                self.training.stay(gaussians, self.check)
+                self.training.stay(self._frame.gaussians_of_model(gaussians), self.check)
         self.close(result)
 
     def close(self, message: str = "") -> None:
@@ -175,6 +181,7 @@ def shown(
         name=folder.resolve().name,
         step=trainer.step,
         folder=folder / "viewer",
+        frame=capture.frame,
     )
     view.check = stop.check
     view.training.measure = functools.partial(record.measure, "viewing")

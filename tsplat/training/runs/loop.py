@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.gaussians import Gaussians
 from ...support.interruption import Interrupted, StopRequest
@@ -40,6 +41,7 @@ class RunLoop:
         seconds: Duration of the training so far, including earlier parts of a resumed run, without the time for images
             and pauses of the viewer.
         first_step: The step at which this process started.
+        frame: The local frame in which the trainer trains; by default that of the model.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class RunLoop:
         record: RunRecord | None = None,
         observers: Sequence[Observer] = (),
         resumed: dict[str, Any] | None = None,
+        frame: LocalFrame | None = None,
     ) -> None:
         self.trainer = trainer
+        self.frame = frame or LocalFrame()
         self.folder = folder
         self.history = History()
         self.record = RunRecord() if record is None else record
@@ -192,11 +196,14 @@ class RunLoop:
         trainer, run = self.trainer, self._run_config
         assert run is not None
         tensors, figures = trainer.state()
-        scene = scene_tensors(trainer.gaussians)
+        model = self.frame.gaussians_of_model(trainer.gaussians)
+        # What the frame of the model rounds is saved as it is, too.
+        rounded = set() if self.frame.is_of_model else {"params/means", "params/scales"}
+        left_out = scene_tensors(model).keys() - rounded
         checkpoint = Checkpoint(
             step=trainer.step,
-            gaussians=trainer.gaussians,
-            tensors={name: tensor for name, tensor in tensors.items() if name not in scene},
+            gaussians=model,
+            tensors={name: tensor for name, tensor in tensors.items() if name not in left_out},
             figures={
                 "trainer": figures,
                 "history": dataclasses.asdict(self.history),
@@ -204,6 +211,7 @@ class RunLoop:
                 "random": get_rng_state(),
                 "seconds": self.seconds,
                 "scene": self._scene,
+                "frame": self.frame.to_json(),
             },
             config=run,
             per_gaussian_names=trainer.per_gaussian_names,

@@ -29,7 +29,7 @@ from ..view_corrections import Lenses
 from .record import read_sessions
 from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
-from .scene_record import check_scene, locate_scene
+from .scene_record import check_scene, locate_scene, recorded_frame
 from .train import read_run_capture
 
 PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
@@ -211,19 +211,19 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
     page = found.page
     config = locate_scene(checkpoint.config, checkpoint.figures.get("scene", {}), found.folder, scene)
     device, _ = pick_device(config.backend, config.device)
-    capture = read_run_capture(config, device)
+    frame = recorded_frame(checkpoint.figures, found.path)
+    capture = read_run_capture(config, device, None, frame)
     reserve_threads(device, config.backend)
     chosen: Sequence[View] = capture.test or evenly_spaced(capture.train)
     changes = checkpoint.tensors.get("params/lenses")
     if changes is not None:
         lenses = Lenses([view.camera for view in capture.train])
         chosen = lenses.apply_to_views(chosen, changes.to(device))
-    scores = evaluate(
-        checkpoint.gaussians.to(device), chosen, background=config.backdrop, backend=config.backend, warm_up=True
-    )
+    gaussians = checkpoint.local_gaussians().to(device)
+    scores = evaluate(gaussians, chosen, background=config.backdrop, backend=config.backend, warm_up=True)
     page.is_test = bool(capture.test)
     page.rows = scores.to_json()["views"]
-    page.shown = shown_views(scores, page.rows, n)
+    page.shown = shown_views(scores, page.rows, n, frame=frame)
     if not found.is_current:
         page.metrics = {
             **(scores if page.is_test else Evaluation()).to_json(),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...arguments import to_float
+from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.formats.ply import write_ply
 from ...scene.gaussians import Gaussians
@@ -84,7 +85,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         print(f"{name:14} {scores.psnr:7.2f} dB  {scores.ssim:.4f}")
     sheet = [scores.complete(trainer.ranks, evenly_spaced(range(len(final)))) for scores in (initial, final)]
     with loop.record.measure("saving"):
-        _write_model(folder / "point_cloud.ply", trainer)
+        _write_model(folder / "point_cloud.ply", trainer, loop.frame)
         if trainer.ranks.is_main:
             contact_sheet(folder / "contact_sheet.png", *sheet)
             curve(folder / "curve.png", loop.history)
@@ -105,14 +106,17 @@ def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[V
     return evaluate(gaussians, fitted, **settings, **shared)
 
 
-def _write_model(path: Path, trainer: Trainer) -> None:
-    """Writes the Gaussians on rank 0, to which others send theirs in blocks. A collective call."""
+def _write_model(path: Path, trainer: Trainer, frame: LocalFrame) -> None:
+    """Writes the Gaussians, in the frame of the model, on rank 0, to which others send theirs in blocks.
+
+    A collective call.
+    """
     ranks = trainer.ranks
     if not trainer.sharded:
         if ranks.is_main:
-            write_ply(path, trainer.gaussians)
+            write_ply(path, frame.gaussians_of_model(trainer.gaussians))
         return
-    rows = _RowsOfRanks(trainer)
+    rows = _RowsOfRanks(trainer, frame)
     if ranks.is_main:
         write_ply(path, rows)
     else:
@@ -122,9 +126,9 @@ def _write_model(path: Path, trainer: Trainer) -> None:
 class _RowsOfRanks(Rows):
     """The Gaussians of all ranks. Reading a range is a collective call, in which rank 0 gets its rows."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, frame: LocalFrame) -> None:
         super().__init__(trainer.n_gaussians, MemoryRows(trainer.gaussians).kind)
-        self._ranks, self._own = trainer.ranks, trainer.gaussians.tensors()
+        self._ranks, self._own = trainer.ranks, frame.gaussians_of_model(trainer.gaussians).tensors()
         self._sources = ranges(trainer.ranks, len(trainer.gaussians))
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
@@ -139,7 +143,7 @@ def _write_page(
     """Writes ``run.json`` and the page of the run. A collective call."""
     trainer, folder = loop.trainer, loop.folder
     rows = scores.to_json()["views"]
-    shown = shown_views(scores, rows, ranks=trainer.ranks)
+    shown = shown_views(scores, rows, ranks=trainer.ranks, frame=loop.frame)
     if not trainer.ranks.is_main:
         return
     page = RunPage(
@@ -150,7 +154,7 @@ def _write_page(
         shown=shown,
         history=loop.history,
         config=loop.config,
-        gaussians=None if trainer.sharded else gaussians,
+        gaussians=None if trainer.sharded else loop.frame.gaussians_of_model(gaussians),
         notes=[NOT_SHOWN.format(folder)] if trainer.sharded else [],
         model_bytes=(folder / "point_cloud.ply").stat().st_size,
         sessions=loop.record.write(folder, trainer.device, trainer.ranks.world_size),

@@ -38,12 +38,13 @@ from ...scene.formats.checkpoints import (
     read_newest_valid,
     read_raw_checkpoint,
 )
-from ...scene.gaussians import Gaussians
+from ...scene.gaussians import GSPLAT_NAMES, Gaussians
 from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write
 from ...support.output import FULL
 from ..configuration import RunConfig, from_json, to_json
+from ..parameters import scene_tensors
 from ..processes.shards import write_shards
 
 
@@ -53,8 +54,9 @@ class Checkpoint:
 
     Attributes:
         step: Number of steps taken.
-        gaussians: The raw parameters of the scene.
-        tensors: The other tensors of :meth:`tsplat.training.Trainer.state`.
+        gaussians: The raw parameters of the scene, in the frame of the run's model.
+        tensors: The other tensors of :meth:`tsplat.training.Trainer.state`, and the parameters of Gaussians that differ
+            in the local frame of training.
         figures: JSON values, with those of :meth:`tsplat.training.Trainer.state` as ``trainer``.
         config: The run's configuration.
         per_gaussian_names: Names of the tensors that have a row per Gaussian.
@@ -66,6 +68,16 @@ class Checkpoint:
     figures: dict[str, Any]
     config: RunConfig
     per_gaussian_names: frozenset[str] = frozenset()
+
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors of :meth:`tsplat.training.Trainer.state`, in the local frame of training."""
+        return scene_tensors(self.gaussians) | self.tensors
+
+    def local_gaussians(self) -> Gaussians:
+        """Returns the Gaussians in the local frame of training."""
+        tensors = self.local_tensors()
+        values: dict[str, Any] = {name: tensors[f"params/{theirs}"] for name, theirs in GSPLAT_NAMES.items()}
+        return dataclasses.replace(self.gaussians, **values)
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: OwnRows | None = None) -> Checkpoint:

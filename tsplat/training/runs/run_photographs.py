@@ -1,12 +1,13 @@
 """The photographs of a run, read when they are needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import ArgumentError
+from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import View
 from .run_checkpoints import read_newest_settings
-from .scene_record import locate_scene, read_scene
+from .scene_record import locate_scene, read_scene, recorded_frame
 
 ReadViews = Callable[[], dict[str, View]]
 
@@ -29,7 +30,12 @@ def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]
         return None
 
     def read() -> dict[str, View]:
-        capture = read_scene(config)
-        return {view.name: view for view in (*capture.train, *capture.test)}
+        capture = read_scene(config, frame=recorded_frame(figures, path))
+        return views_of_model(capture.train, capture.test, capture.frame)
 
     return read
+
+
+def views_of_model(train: Sequence[View], test: Sequence[View], frame: LocalFrame) -> dict[str, View]:
+    """Returns views in a local frame, by name, with their cameras in the frame of the model."""
+    return {view.name: view.replaced(camera=frame.camera_of_model(view.camera)) for view in (*train, *test)}

@@ -17,14 +17,20 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...scene.capture.block_plans import BlockPlan, digest, read_plan, select_block
 from ...scene.capture.captures import read_capture
+from ...scene.capture.local_frame import LocalFrame, frame_from_json
+from ...scene.capture.normalization import normalize_capture
 from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture
-from ..configuration import RunConfig
+from ...strategies import MCMCStrategy
+from ..configuration import TYPICAL_EXTENT, RunConfig
 
 NAMED_MAX = 5
 """Number of photographs, and of cameras, that a message names."""
 
 WORKERS = 4
+
+BEFORE_FRAMES = LocalFrame(near=0.01)
+"""The frame of runs that were started before they had one: that of the files, with the rasterizer's near plane."""
 
 CAMERA_TOLERANCE = 1e-6
 """Largest relative or absolute difference of a camera's numbers."""
@@ -68,21 +74,27 @@ def check_scene(scene: str) -> None:
         raise FileError(f"{scene}: no such scene; --scene expects the folder where it is now")
 
 
-def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capture:
-    """Reads the scene of a run as it was read for training."""
+def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: LocalFrame | None = None) -> Capture:
+    """Reads the scene of a run as it is read for training: in a local frame, by default the one that suits it.
+
+    Raises FileError if the model of a block would not be in the frame of its plan, and as
+    :func:`tsplat.scene.read_capture`.
+    """
     plan = read_block(config)  # before all photographs
     capture = read_capture(
         config.scene,
         downscale=config.downscale,
         test_every=config.test_every,
         background=config.background,
-        normalize=config.normalize,
+        frame=frame or ("normalized" if config.normalize else "local"),
         seed=config.seed,
         strict=config.strict,
         on_progress=on_progress,
         cameras=config.camera,
         max_size=config.max_size,
     )
+    if frame is BEFORE_FRAMES and config.normalize:
+        capture = normalize_capture(capture)[0]
     return select_block(capture, *plan, seed=config.seed) if plan else capture
 
 
@@ -112,6 +124,23 @@ def describe_block(config: RunConfig) -> Description:
     """Returns ``block``: the index of the block that a run trains on, and the digest of its plan. Empty for others."""
     found = read_block(config)
     return {} if found is None else {"block": {"index": found[1], "plan": digest(found[0])}}
+
+
+def recorded_frame(figures: dict[str, Any], path: Path) -> LocalFrame:
+    """Returns the local frame of a checkpoint, whose folder is `path`, by its figures."""
+    return frame_from_json(figures["frame"], str(path)) if "frame" in figures else BEFORE_FRAMES
+
+
+def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
+    """Returns the configuration of a run of :data:`BEFORE_FRAMES`, whose weight of scales and noise were in its unit.
+
+    `extent` is that of the scene.
+    """
+    ratio = extent / TYPICAL_EXTENT
+    strategy = config.strategy
+    if isinstance(strategy, MCMCStrategy):
+        strategy = dataclasses.replace(strategy, noise_lr=strategy.noise_lr * ratio**2)
+    return dataclasses.replace(config, scale_weight=config.scale_weight * ratio, strategy=strategy)
 
 
 def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
@@ -152,9 +181,10 @@ def describe_capture(capture: Capture) -> Description:
     }
 
 
-def difference(recorded: Description, found: Description, scene: str) -> str:
+def difference(recorded: Description, found: Description, scene: str, *, with_hash: bool = True) -> str:
     """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
-    What was not recorded, as by earlier versions, is not compared."""
+    What was not recorded, as by earlier versions, is not compared. Of points that another version has moved, compares
+    only the number, without `with_hash`."""
     photographs = _photograph_differences(recorded.get("photographs"), found.get("photographs", {}))
     cameras, new_cameras = recorded.get("cameras", {}), found.get("cameras", {})
     moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
@@ -164,6 +194,8 @@ def difference(recorded: Description, found: Description, scene: str) -> str:
         if phrases
     ]
     points, new_points = recorded.get("points"), found.get("points")
+    if points and new_points and not with_hash:
+        points, new_points = ({"number": values["number"]} for values in (points, new_points))
     if points and new_points and points != new_points:
         before, after = points["number"], new_points["number"]
         how = f"{before}, now {after}" if before != after else "their hash differs"

@@ -12,6 +12,7 @@ import torch
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError
+from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture
 from ...scene.formats.checkpoints import skipped_messages
 from ...scene.gaussians import Gaussians
@@ -25,11 +26,11 @@ from ...viewing.trajectories import describe_cameras
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
-from ..parameters import own_rows, scene_tensors
+from ..parameters import own_rows
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
 from ..report.plots import evenly_spaced
-from ..trainer import Trainer
+from ..trainer import Trainer, scene_extent
 from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
 from .display import ProgressDisplay
 from .live_view import ViewOptions, check_view, shown
@@ -40,6 +41,7 @@ from .record import RunRecord
 from .results import write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_settings
 from .scene_record import (
+    BEFORE_FRAMES,
     check_block_folder,
     describe_block,
     describe_capture,
@@ -47,7 +49,9 @@ from .scene_record import (
     locate_scene,
     read_scene,
     record_scene,
+    recorded_frame,
     with_absolute_scene,
+    with_relative_lengths,
 )
 from .start import Configure, check_minutes, continues, extend, initial_gaussians, plan
 
@@ -190,9 +194,13 @@ def _run(
         # A run that is killed starts again with its configuration, in which steps are missing if it is timed.
         is_known = found is None and timed is None
         with record.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
-            capture = read_run_capture(config, device, stop)
+            frame = None if found is None else recorded_frame(found.figures, path)
+            capture = read_run_capture(config, device, stop, frame)
         described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
-        change = "" if found is None else difference(found.figures.get("scene", {}), described, config.scene)
+        change = ""
+        if found is not None:
+            recorded, with_hash = found.figures.get("scene", {}), frame is not BEFORE_FRAMES
+            change = difference(recorded, described, config.scene, with_hash=with_hash)
         if change:
             if not accept_changes:
                 raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
@@ -202,13 +210,15 @@ def _run(
             config = with_absolute_scene(plan(*timed, capture, ranks))
         if found is None:
             config = dataclasses.replace(config, background=capture.background)
+        if frame is BEFORE_FRAMES:
+            config = with_relative_lengths(config, scene_extent(capture.train))
         initial = initial_gaussians(config, capture, ranks)
         trainer = Trainer(initial, capture.train, config, ranks, is_shard=True)
         print(description)
         if found is None:
             config = dataclasses.replace(config, **{name: getattr(trainer.config, name) for name in FOUND_OUT})
         else:
-            tensors = found.tensors | scene_tensors(found.gaussians)
+            tensors = found.local_tensors()
             trainer.restore(tensors, found.figures["trainer"], is_shard=True)
             print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians} Gaussians")
         with shown(trainer, capture, view, folder, stop, record):
@@ -272,19 +282,20 @@ def evaluate_run(
     with rank_context(ranks), output_folder(target) as folder:
         for message in skipped_messages(errors, path):
             print(message)
-        capture = read_run_capture(config, device)
+        frame = recorded_frame(found.figures, path)
+        capture = read_run_capture(config, device, None, frame)
         if not capture.test:
             raise ArgumentError(
                 f"{run}: there are no held-out views to evaluate; it was trained with test_every=0, or they show "
                 "other blocks"
             )
         described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
-        change = difference(record, described, config.scene)
+        change = difference(record, described, config.scene, with_hash=frame is not BEFORE_FRAMES)
         if change:
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
         print(description)
-        gaussians = found.gaussians.to(device)
+        gaussians = found.local_gaussians().to(device)
         scores = evaluate(
             gaussians,
             capture.test,
@@ -337,7 +348,7 @@ def fit_and_report(
         observers.append(TensorBoardLog(folder / "tensorboard"))
     if run is not None and run.wandb and trainer.ranks.is_main:
         observers.append(WandbLog(folder, run))
-    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record, observers, resumed)
+    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record, observers, resumed, capture.frame)
     if resumed is not None:
         loop.record.keep_earlier(folder)
     views = capture.test or evenly_spaced(capture.train)
@@ -346,9 +357,9 @@ def fit_and_report(
     if run is not None and trainer.ranks.is_main:
         _write_record(loop)
         write_json(folder / CONFIG, to_json(run))
-        write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test))
-        if run.normalize:
-            write_json(folder / WORLD, capture.world.tolist())
+        write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test, capture.frame))
+        if capture.frame.moves:
+            write_json(folder / WORLD, capture.frame.world.tolist())
     if resumed is None and capture.test:
         loop.history.record_test(0, scores.psnr, trainer.n_gaussians)
     try:
@@ -380,8 +391,13 @@ def _print_scores(scores: Evaluation) -> None:
     print(f"{'mean of ' + str(len(scores)):24} {scores.psnr:6.2f} dB {scores.ssim:7.4f}")
 
 
-def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest | None = None) -> Capture:
-    """Reads the scene of a run onto a device, shows the progress, and prints notes about its files."""
+def read_run_capture(
+    config: RunConfig, device: torch.device, stop: StopRequest | None = None, frame: LocalFrame | None = None
+) -> Capture:
+    """Reads the scene of a run onto a device, shows the progress, and prints notes about its files.
+
+    The local frame is that of an earlier part of the run, or by default the one that suits the scene.
+    """
     with stage_display() as show:
 
         def on_progress(done: int, total: int) -> None:
@@ -389,7 +405,7 @@ def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest 
                 stop.check()
             show("reading", done, total)
 
-        capture = read_scene(config, on_progress)
+        capture = read_scene(config, on_progress, frame)
     check_sizes((*capture.train, *capture.test), config.downscale)
     capture = read_priors(capture, config)
     for note in capture.notes:

@@ -138,6 +138,7 @@ class Panel:
         digits = model.bounds()[2]
         for handle in (self._near, self._nearest, self._farthest):
             handle.step, handle.precision = 10.0**-digits, max(digits, 0) + 2
+        self._near.value = min(max(float(f"{model.near:.3g}"), 0.0), MAGNITUDE_MAX)
         self._fov.value = min(max(model.fov, FOV_RANGE[0]), FOV_RANGE[1])
 
     def show_status(self, text: str) -> None:

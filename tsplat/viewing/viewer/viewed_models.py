@@ -13,10 +13,11 @@ import torch
 
 from ...config import Backend
 from ...errors import ArgumentError
-from ...scene.cameras import Camera, look_at
+from ...scene.cameras import Camera, intrinsics, look_at
 from ...scene.capture.captures import is_capture, read_capture
 from ...scene.capture.views import Color, View
 from ...scene.cropping import Corner
+from ...scene.extents import near_plane
 from ...scene.formats.checkpoints import open_model
 from ...scene.gaussians import Gaussians, drop_invalid
 from ..run_cameras import FOV, find_background, find_cameras
@@ -41,6 +42,7 @@ class ViewedModel:
         eye, target, up: First camera position, the point it looks at, and the direction that points up; [3] each.
         fov: Vertical field of view in degrees.
         aspect: Width of what is shown at first over its height.
+        near: Depth of the near plane at first, world units.
         read_views: Reads the photographs; None if there are none, or if `views` has them.
         path: What it was read from; None for one in memory.
     """
@@ -55,6 +57,7 @@ class ViewedModel:
     up: list[float]
     fov: float
     aspect: float = SIZE[0] / SIZE[1]
+    near: float = Settings.near
     read_views: Callable[[], Mapping[str, View]] | None = None
     path: Path | None = None
     _reading: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
@@ -113,7 +116,7 @@ class ViewedModel:
         """Prepares the renderer for the first image. Errors are left to that image."""
         with contextlib.suppress(ArgumentError, RuntimeError, MemoryError):
             pose = Pose(look_at(self.eye, self.target, self.up), math.radians(self.fov), *SIZE)
-            self.renderer.warm_up(pose, Settings(background=self.background))
+            self.renderer.warm_up(pose, Settings(background=self.background, near=self.near))
 
 
 def open_viewed(
@@ -183,7 +186,9 @@ def frame_model(
         start = StartView((0.0, 0.0, -3.0), (0.0, 0.0, 0.0), (0.0, -1.0, 0.0), (slope * SIZE[0] / SIZE[1], slope))
     eye, target, up = (list(values) for values in (start.eye, start.target, start.up))
     horizontal, vertical = start.slopes
-    fov = math.degrees(2 * math.atan(vertical))
-    return ViewedModel(
-        name, renderer, list(cameras), dict(views or {}), background, eye, target, up, fov, horizontal / vertical
-    )
+    fov, aspect = math.degrees(2 * math.atan(vertical)), horizontal / vertical
+    seen = cameras or [Camera(look_at(eye, target, up), intrinsics(*SIZE, fov), *SIZE)]
+    near = min((camera.near for camera in cameras if camera.near is not None), default=None)
+    near = near or near_plane(seen, gaussians.means) or Settings.near
+    place = (eye, target, up, fov, aspect, near)
+    return ViewedModel(name, renderer, list(cameras), dict(views or {}), background, *place)

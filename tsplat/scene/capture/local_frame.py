@@ -1,0 +1,214 @@
+"""The local frame of a capture, in which a run trains, so that neither the unit nor the origin of its files matter.
+
+The origin is subtracted in double precision, and lengths are divided by a power of two, which changes no bit of their
+mantissas: the same scene in other units, or moved without rounding, is trained with equal bits. The run writes its
+cameras and models in the *frame of the model*, which is that of the files unless these are too far from their origin
+for single precision, or the capture is normalized.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ...arguments import to_float
+from ...errors import FileError
+from ..cameras import UP, Camera, move_camera
+from ..extents import EXTENT_MIN, POINTS_MOST, are_close, spread
+from ..gaussians import Gaussians
+from ..rotation import similarity
+
+FAR_ORIGIN = 256.0
+"""Distance from the origin, in extents, from which single precision shifts images by about a hundredth of a pixel."""
+
+NAMED_MAX = 3
+"""Number of photographs that a note names."""
+
+UP_NORM_MIN = 1e-6
+"""If the mean of the cameras' up directions is shorter than this, they have no common up direction."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalFrame:
+    """How the frames of files, of the model and of training belong together.
+
+    Attributes:
+        world: [4, 4] fp64, the similarity transform from the frame of the files to that of the model.
+        origin: [3] origin of the local frame, in that of the model; zero where the model is relative to it.
+        unit: A power of two, the unit of the local frame in that of the model.
+        near: Depth of the near plane of the cameras, in the unit of the model; None if nothing tells it.
+    """
+
+    world: Tensor = dataclasses.field(default_factory=similarity)
+    origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    unit: float = 1.0
+    near: float | None = None
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether the local frame is that of the model."""
+        return self.unit == 1 and not any(self.origin)
+
+    @property
+    def moves(self) -> bool:
+        """Whether the frame of the model is not that of the files."""
+        return not torch.equal(self.world, similarity())
+
+    def to_local(self) -> Tensor:
+        """Returns the similarity transform from the frame of the files to the local one, [4, 4] fp64."""
+        matrix = self.world.clone()
+        matrix[:3, 3] -= matrix.new_tensor(self.origin)
+        matrix[:3] /= self.unit
+        return matrix
+
+    def model(self) -> "LocalFrame":
+        """Returns a frame with the same model, and the local frame equal to that of the model."""
+        return dataclasses.replace(self, origin=(0.0, 0.0, 0.0), unit=1.0)
+
+    def points_of_model(self, points: Tensor) -> Tensor:
+        """Moves points [P, 3] from the local frame to that of the model. [P, 3] fp64"""
+        return self.unit * points.double() + points.new_tensor(self.origin, dtype=torch.float64)
+
+    def gaussians_of_model(self, gaussians: Gaussians) -> Gaussians:
+        """Moves Gaussians from the local frame to that of the model."""
+        if self.is_of_model:
+            return gaussians
+        moved = dataclasses.replace(
+            gaussians,
+            means=self.points_of_model(gaussians.means).to(gaussians.means),
+            log_scales=gaussians.log_scales + math.log(self.unit),
+        )
+        return moved.as_surfels() if gaussians.surfels else moved
+
+    def camera_of_model(self, camera: Camera) -> Camera:
+        """Moves a camera from the local frame to that of the model."""
+        return camera if self.is_of_model else move_camera(camera, similarity(None, self.origin, self.unit))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the frame as JSON values."""
+        return {"world": self.world.tolist(), "origin": list(self.origin), "unit": self.unit, "near": self.near}
+
+
+def frame_from_json(values: Any, where: str) -> LocalFrame:
+    """The inverse of :meth:`LocalFrame.to_json`. Raises FileError for other values; messages start with `where`."""
+    try:
+        world = torch.tensor(values["world"], dtype=torch.float64, device="cpu")
+        x, y, z = map(float, values["origin"])
+        unit, near = float(values["unit"]), values["near"]
+        numbers = [x, y, z, unit, *world.flatten().tolist(), 0.0 if near is None else to_float(near) or math.nan]
+        if world.shape != (4, 4) or not unit > 0 or not all(map(math.isfinite, numbers)):
+            raise ValueError("numbers out of range")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FileError(f"{where}: expected a local frame with world, origin, unit and near ({error})") from error
+    return LocalFrame(world, (x, y, z), unit, None if near is None else float(near))
+
+
+def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tuple[LocalFrame, list[str]]:
+    """Returns the local frame of cameras, without a near plane, and a note if the model is not in that of the files.
+
+    Its unit is the power of two next to their extent, its origin the multiple of the unit next to their center; cameras
+    that are far from the others do not count. If all are at one place, the points [P, 3] tell the unit.
+
+    Args:
+        positions: [C, 3] fp64, in the frame of the files.
+        points: [P, 3] fp64, in the frame of the files; None if there are none.
+        file: What they were read from, for the notes.
+    """
+    center, extent = spread(positions)
+    if points is not None and len(points):
+        sample = points[:: 1 + len(points) // POINTS_MOST]
+        extent = max(extent, EXTENT_MIN * float((sample - center).norm(dim=-1).median()))
+    unit = 2.0 ** round(math.log2(extent)) if extent > 0 else 1.0
+    x, y, z = (unit * math.floor(value / unit + 0.5) for value in center.tolist())
+    away = max(map(abs, (x, y, z)))
+    if away <= FAR_ORIGIN * unit:
+        return LocalFrame(origin=(x, y, z), unit=unit), []
+    note = (
+        f"{file}: the cameras are {away / unit:,.0f} times as far from the origin as from each other, which single "
+        f"precision cannot hold; all coordinates are relative to ({x:.15g}, {y:.15g}, {z:.15g})"
+    )
+    return LocalFrame(similarity(translation=(-x, -y, -z)), unit=unit), [note]
+
+
+def note_far(names: Sequence[str], positions: Tensor, file: object) -> list[str]:
+    """Returns a note on the cameras [C, 3] that are far from the others; none if there are none."""
+    close = are_close(positions)
+    far = [name for name, is_close in zip(names, close.tolist(), strict=True) if not is_close]
+    if not far:
+        return []
+    center, extent = spread(positions)
+    farthest = float((positions - center).norm(dim=-1).max())
+    more = f" and {len(far) - NAMED_MAX} more" if len(far) > NAMED_MAX else ""
+    return [
+        f"{file}: {len(far)} of {len(names)} cameras are far from the others, up to {farthest / extent:.3g} times the "
+        f"extent of these: {', '.join(far[:NAMED_MAX])}{more}; the extent of the scene leaves them out. If their poses "
+        "are wrong, remove them"
+    ]
+
+
+def normalizing(poses: Tensor, positions: Tensor) -> Tensor | None:
+    """Returns the transform [4, 4] fp64 of :func:`normalize_capture`; None if all cameras are at one place.
+
+    `poses` are world-to-camera matrices [C, 4, 4], `positions` [C, 3] their centers, both fp64.
+    """
+    close = are_close(positions)
+    center, _ = spread(positions)
+    farthest = float((positions[close] - center).norm(dim=-1).max())
+    if not farthest > 1e-9 * float(center.norm()):
+        return None
+    scale = 1 / farthest
+    # The second row of a world-to-camera rotation is the camera's down direction in the world frame.
+    rotation = _rotation_between(-poses[:, 1, :3].mean(0), torch.tensor(UP, dtype=torch.float64, device="cpu"))
+    return similarity(rotation, (-scale * rotation @ center).tolist(), scale)
+
+
+def move_pose(viewmat: Tensor, transform: Tensor, position: Tensor | None = None) -> Tensor:
+    """Returns a world-to-camera matrix [4, 4] fp64 after a similarity transform [4, 4] fp64 of the world.
+
+    A `position` [3] fp64, where the file has it instead of a translation, saves a rounding far from the origin.
+    """
+    if _is_scaled_only(transform):
+        scale, rotation = float(transform[0, 0]), viewmat[:3, :3]
+    else:
+        scale = float(torch.linalg.det(transform[:3, :3]) ** (1 / 3))
+        rotation = viewmat[:3, :3] @ transform[:3, :3].T / scale
+    if position is not None:
+        translation = -rotation @ move_points(position[None], transform)[0]
+    else:
+        translation = scale * viewmat[:3, 3] - rotation @ transform[:3, 3]
+    return similarity(rotation, translation.tolist())
+
+
+def move_points(points: Tensor, transform: Tensor) -> Tensor:
+    """Returns points [P, 3] fp64 after a similarity transform [4, 4] fp64."""
+    linear, translation = transform[:3, :3], transform[:3, 3]
+    if _is_scaled_only(transform):
+        # The difference first: it is exact where the translation cancels what is far from the origin.
+        scale = linear[0, 0]
+        return scale * (points + translation / scale)
+    return points @ linear.T + translation
+
+
+def _is_scaled_only(transform: Tensor) -> bool:
+    """Whether a similarity transform turns nothing, so that it can be applied without rounding."""
+    return torch.equal(transform[:3, :3], transform[0, 0] * torch.eye(3, dtype=torch.float64, device="cpu"))
+
+
+def _rotation_between(start: Tensor, end: Tensor) -> Tensor:
+    """Returns the smallest rotation [3, 3] from one direction [3] to another (Rodrigues' formula)."""
+    if start.norm() < UP_NORM_MIN:
+        return torch.eye(3, dtype=torch.float64, device="cpu")
+    a, b = normalize(start, dim=0), normalize(end, dim=0)
+    if float(a @ b) < -1 + 1e-12:
+        # Opposite directions: a rotation by 180 degrees about any perpendicular axis.
+        axis = normalize(
+            torch.linalg.cross(a, torch.eye(3, dtype=torch.float64, device="cpu")[a.abs().argmin()]), dim=0
+        )
+        return 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64, device="cpu")
+    x, y, z = torch.linalg.cross(a, b).tolist()
+    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
+    return torch.eye(3, dtype=torch.float64, device="cpu") + skew + skew @ skew / (1 + a @ b)

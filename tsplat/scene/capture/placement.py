@@ -1,0 +1,107 @@
+"""Placing photographs and points in a frame that single precision holds, before they are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...arguments import check_choice
+from ...errors import ArgumentError
+from ..cameras import Camera
+from ..extents import camera_positions, near_plane
+from .local_frame import LocalFrame, choose_frame, move_points, move_pose, normalizing, note_far
+from .photographs import Photograph
+
+Frame = LocalFrame | Literal["model", "local", "normalized"]
+"""The frame of a capture: that of the model, the local one, the normalized one, or the local frame of a run."""
+
+DrawPoints = Callable[[Sequence[Camera]], Tensor]
+"""Returns points [P, 3] fp64 in the frame of cameras."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placed:
+    """Photographs and points in the frame of a capture.
+
+    Attributes:
+        photographs: With poses and points in this frame, and near planes.
+        points: [P, 3] fp32.
+        frame: How this frame and that of the model belong together.
+        notes: About the cameras.
+    """
+
+    photographs: list[Photograph]
+    points: Tensor
+    frame: LocalFrame
+    notes: list[str]
+
+
+def place(photographs: Sequence[Photograph], points: Tensor | DrawPoints, frame: Frame, file: object) -> Placed:
+    """Moves photographs and points from the frame of the files to that of a capture, in double precision.
+
+    Args:
+        points: [P, 3] fp64, or what draws them in the local frame.
+        frame: The frame of the capture.
+        file: What they were read from, for the notes.
+
+    Raises:
+        ArgumentError: The frame is normalized, and all cameras are at one place.
+    """
+    positions = torch.stack([_position(photograph) for photograph in photographs])
+    names = [photograph.name for photograph in photographs]
+    notes = note_far(names, positions, file)
+    given = points if isinstance(points, Tensor) else None
+    if not isinstance(frame, LocalFrame):
+        check_choice("frame", frame, ("model", "local", "normalized"))
+    if isinstance(frame, LocalFrame):
+        local = frame
+    elif frame == "normalized":
+        world = normalizing(torch.stack([photograph.viewmat for photograph in photographs]), positions)
+        if world is None:
+            raise ArgumentError(
+                f"capture: expected cameras at different positions, found all {len(names)} at one position"
+            )
+        local = LocalFrame(world)
+    else:
+        local, note = choose_frame(positions, given, file)
+        notes += note
+    to_local = local.to_local()
+    moved = [_moved(photograph, to_local) for photograph in photographs]
+    cameras = [_camera(photograph) for photograph in moved]
+    found = points(cameras) if callable(points) else move_points(points.double(), to_local)
+    if not isinstance(frame, LocalFrame):
+        near = near_plane(cameras, found)
+        local = dataclasses.replace(local, near=None if near is None else near * local.unit)
+    if frame == "model" and not local.is_of_model:
+        moved = [_moved(photograph, local.world) for photograph in photographs]
+        found = local.points_of_model(found) if given is None else move_points(given.double(), local.world)
+        local = local.model()
+    near = None if local.near is None else local.near / local.unit
+    return Placed([dataclasses.replace(p, near=near) for p in moved], found.float(), local, notes)
+
+
+def _position(photograph: Photograph) -> Tensor:
+    if photograph.position is not None:
+        return photograph.position
+    return camera_positions([photograph.viewmat])[0]
+
+
+def _camera(photograph: Photograph) -> Camera:
+    """The camera of a photograph at full size, in double precision."""
+    lens = photograph.lens
+    K = lens.intrinsics(lens.width, lens.height)
+    return Camera(photograph.viewmat, K, lens.width, lens.height, lens.model)
+
+
+def _moved(photograph: Photograph, transform: Tensor) -> Photograph:
+    points = photograph.points
+    return dataclasses.replace(
+        photograph,
+        viewmat=move_pose(photograph.viewmat, transform, photograph.position),
+        position=None if photograph.position is None else move_points(photograph.position[None], transform)[0],
+        points=None if points is None else move_points(points.double(), transform),
+    )

@@ -1,0 +1,89 @@
+"""Lengths of a scene that its cameras and points tell, whatever its unit, its origin and a few wrong poses."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .cameras import Camera, centers, project_points
+
+FAR = 5.0
+"""A camera is far from the others if it is farther from their median position than this many times the distance within
+which three quarters of them are."""
+
+CAMERAS_LEAST = 5
+"""Of fewer cameras, none is taken for far from the others."""
+
+EXTENT_FACTOR = 1.1
+"""Extent of a scene over the largest distance of a camera from their mean position, as in 3D Gaussian Splatting."""
+
+EXTENT_MIN = 0.01
+"""Smallest extent, in median depths: of photographs that were all taken from one place."""
+
+NEAR = 1 / 400
+"""Distance of the near plane in median depths; 0.01 for the synthetic NeRF scenes."""
+
+CAMERAS_MOST, POINTS_MOST = 64, 4096
+"""Number of cameras and points by which the median depth is found."""
+
+
+def are_close(positions: Tensor) -> Tensor:
+    """Returns which camera positions [C, 3] are not far from the others. [C] bool"""
+    distances = (positions - positions.median(0).values).norm(dim=-1)
+    typical = distances.sort().values[3 * (len(distances) - 1) // 4]
+    if len(distances) < CAMERAS_LEAST or not typical > 0:
+        return torch.ones_like(distances, dtype=torch.bool)
+    close: Tensor = distances <= FAR * typical
+    return close
+
+
+def spread(positions: Tensor) -> tuple[Tensor, float]:
+    """Returns the mean [3] of the camera positions [C, 3] that are not far from the others, and their extent."""
+    positions = positions.double()
+    close = positions[are_close(positions)]
+    # Relative to one of them, as sums round far from the origin.
+    offsets = close - close[0]
+    middle = offsets.mean(0)
+    return close[0] + middle, EXTENT_FACTOR * float((offsets - middle).norm(dim=-1).max())
+
+
+def median_depth(cameras: Sequence[Camera], points: Tensor) -> float:
+    """Returns the median depth of points [P, 3] in images of cameras, or else their distance; 0 if it is unknown."""
+    cameras = cameras[:: 1 + len(cameras) // CAMERAS_MOST]
+    points = points.detach()[:: 1 + len(points) // POINTS_MOST]
+    points = points[points.isfinite().all(-1)]
+    found = []
+    for camera in cameras:
+        *_, depths, inside = project_points(camera, points)
+        found.append(depths[inside])
+    depths = torch.cat(found) if found else points.new_zeros(0)
+    if not len(depths) and len(points) and cameras:
+        positions = torch.stack([camera.position for camera in cameras]).to(points)
+        depths = torch.cdist(positions, points).flatten()
+    depth = float(depths.median()) if len(depths) else 0.0
+    return depth if math.isfinite(depth) else 0.0
+
+
+def scene_scale(positions: Tensor, depth: float) -> float:
+    """Returns the extent of a scene by camera positions [C, 3] and the median depth; 0 if neither has any."""
+    return max(spread(positions)[1], EXTENT_MIN * depth)
+
+
+def near_plane(cameras: Sequence[Camera], points: Tensor) -> float | None:
+    """Returns the distance of the near plane in units of the points [P, 3]; None if nothing tells the unit."""
+    depth = median_depth(cameras, points)
+    return NEAR * depth if depth > 0 else None
+
+
+def with_near_planes(cameras: Sequence[Camera], points: Tensor) -> list[Camera]:
+    """Returns the cameras, those without a near plane with one that suits all of them and the points [P, 3]."""
+    missing = [camera for camera in cameras if camera.near is None]
+    near = near_plane(missing, points) if missing else None
+    return [dataclasses.replace(camera, near=near) if camera.near is None else camera for camera in cameras]
+
+
+def camera_positions(viewmats: Sequence[Tensor]) -> Tensor:
+    """Returns the positions [C, 3] fp64 of cameras with world-to-camera matrices [4, 4], on the CPU."""
+    return centers(torch.stack([viewmat.detach() for viewmat in viewmats]).double().cpu())

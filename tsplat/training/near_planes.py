@@ -1,0 +1,25 @@
+"""Near planes of views whose cameras have none, by what they show."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..scene.capture.views import View
+from ..scene.extents import near_plane
+from ..scene.gaussians import Gaussians
+from ..stages.process_group import RankGroup
+
+
+def with_near_planes(views: Sequence[View], gaussians: Gaussians, ranks: RankGroup) -> Sequence[View]:
+    """Returns views whose cameras have a near plane, the same on all ranks. A collective call.
+
+    Those without one get one that suits what they show of the Gaussians, all or this rank's.
+    """
+    missing = [view.camera for view in views if view.camera.near is None]
+    if not missing:
+        return views
+    found = [near for near in ranks.all_gather_object(near_plane(missing, gaussians.means)) if near is not None]
+    near = min(found, default=None)
+    return [
+        view if view.camera.near is not None else view.replaced(camera=dataclasses.replace(view.camera, near=near))
+        for view in views
+    ]
