@@ -30,6 +30,11 @@ def test_numbers_of_copies_are_clamped_and_shapes_are_kept():
     ratios = torch.tensor([0, 9, 3], dtype=torch.int32)
     new, new_scales = compute_relocation(opacities, scales, ratios, binomial_table(4).float())
     assert new.shape == (3, 1)
+    # Floats are rounded down, as gsplat does.
+    for floats in (torch.tensor([0.9, torch.inf, 3.5]), torch.tensor([torch.nan, 4.0, 3.0])):
+        other = compute_relocation(opacities, scales, floats, binomial_table(4).float())
+        assert torch.equal(other[0], new)
+        assert torch.equal(other[1], new_scales)
     assert ratios.tolist() == [0, 9, 3]
     # One copy changes nothing, nine are treated as four, and a vanishing opacity leaves the scales unchanged.
     assert new[:, 0].tolist() == pytest.approx([0.5, 1 - 0.3**0.25, 0.0])
@@ -43,7 +48,7 @@ def test_numbers_of_copies_are_clamped_and_shapes_are_kept():
     [
         {"opacities": torch.ones(2)},
         {"scales": torch.ones(3, 2)},
-        {"ratios": torch.ones(3)},
+        {"ratios": torch.ones(3, dtype=torch.bool)},
         {"ratios": torch.ones(2, dtype=torch.int64)},
         {"binoms": torch.ones(51, 50)},
         {"binoms": torch.ones(51, 51, dtype=torch.int64)},

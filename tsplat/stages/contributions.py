@@ -41,7 +41,7 @@ class Contributions:
         """Counts the contributors of each pixel, int32, and computes the rendered alphas. [P] each"""
         counts = torch.zeros(self.n_pixels, dtype=torch.int32, device=self.places.device)
         transmittances = self.splats.means2d.new_ones(self.n_pixels)
-        for places, chosen, blocks in self._tiles():
+        for places, chosen, blocks in self.walk_tiles():
             for _, weights, _, transmittance, _ in blocks:
                 counts[places] += (weights > 0).sum(-1, dtype=torch.int32)[chosen]
                 transmittances[places] = transmittance.abs()[chosen]
@@ -55,7 +55,7 @@ class Contributions:
         """
         rows = torch.full((self.n_pixels, n_listed), -1, device=self.places.device)
         weights = self.splats.means2d.new_zeros(self.n_pixels, n_listed)
-        for places, chosen, blocks in self._tiles():
+        for places, chosen, blocks in self.walk_tiles():
             found: Iterable[tuple[Tensor, Tensor]] = (
                 (ids.expand(weight.shape)[chosen], weight[chosen]) for ids, weight, *_ in blocks
             )
@@ -85,7 +85,7 @@ class Contributions:
             Places of pixels, ascending, and rows, of a pixel front to back. [E] int64 each
         """
         places, rows = [self.places.new_zeros(0)], [self.places.new_zeros(0)]
-        for own, chosen, blocks in self._tiles((first, end), transmittances):
+        for own, chosen, blocks in self.walk_tiles((first, end), transmittances):
             for ids, weights, *_ in blocks:
                 pixels, columns = (weights[chosen] > 0).nonzero(as_tuple=True)
                 places.append(own[pixels])
@@ -93,7 +93,7 @@ class Contributions:
         all_places, order = torch.cat(places).sort(stable=True)
         return all_places, torch.cat(rows)[order]
 
-    def _tiles(
+    def walk_tiles(
         self, limits: tuple[int, int] | None = None, transmittances: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Iterator[Block]]]:
         """Iterates over tiles: places of the chosen pixels, which of its pixels they are, and blocks of its list."""

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..arguments import INTEGERS, check_tensor
+from ..arguments import FLOATS, INTEGERS, check_tensor
 from ..stages.compilation import with_plain_tensors
 from .gaussian_parameters import check_floats
 
@@ -30,7 +30,7 @@ def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms
     Args:
         opacities: [N] or [N, 1] after sigmoid.
         scales: [N, 3] after exp, in world units.
-        ratios: [N] integers, the numbers of copies n. They are clamped to 1 and n_max.
+        ratios: [N] integers, or floats that are rounded down, the numbers of copies n. They are clamped to 1 and n_max.
         binoms: [n_max, n_max] binomial coefficients, see :func:`binomial_table`, on the device of the Gaussians.
 
     Returns:
@@ -46,9 +46,10 @@ def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms
     check_floats("opacities", opacities, (n_gaussians,), (n_gaussians, 1))
     check_tensor("scales", scales, [n_gaussians, 3], "[N, 3] as opacities")
     check_binoms(binoms)
-    check_tensor("ratios", ratios, [n_gaussians], "[N] as opacities", dtypes=INTEGERS)
+    dtypes = FLOATS if isinstance(ratios, Tensor) and ratios.is_floating_point() else INTEGERS
+    check_tensor("ratios", ratios, [n_gaussians], "[N] as opacities", dtypes=dtypes)
     n_max = len(binoms)
-    copies = ratios.long().clamp(1, n_max)
+    copies = ratios.double().nan_to_num(1).clamp(1, n_max).long()
     o = flat.double()
     new = 1 - (1 - o) ** (1 / copies.double())
     # The coefficients of the powers of o', summed over i.

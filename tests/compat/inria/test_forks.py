@@ -116,6 +116,8 @@ def test_mcmc(mcmc):
     arguments = torch.rand(9), torch.rand(9, 3), torch.arange(9) % 4 + 1, binoms
     for one, other in zip(mcmc(*arguments, 51), strategies.relocation.compute_relocation(*arguments), strict=True):
         assert torch.equal(one, other)
+    for one, other in zip(mcmc(*arguments[:2], arguments[2] + 0.7, binoms, 51), mcmc(*arguments, 51), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_other_programs_get_two_values(monkeypatch):

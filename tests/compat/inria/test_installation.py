@@ -210,3 +210,38 @@ def test_training_loop_runs_unchanged(tmp_path, forks, script):
     result = forks.run(RUN, tmp_path / "train.py")
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout == "trained 8\n"
+
+
+def test_modules_of_forks_are_imported_under_their_names(forks):
+    result = forks.run("""
+from tsplat.compat.inria import install
+install()
+install()
+from diff_surfel_rasterization import GaussianRasterizationSettings, GaussianRasterizer
+from diff_gaussian_rasterization_ms import GaussianRasterizer as Counting
+print(GaussianRasterizer.__name__, Counting.__name__)
+for module in ("forward_lite", "gaussian_rasterizer"):
+    try:
+        exec(f"from {module} import GaussianRasterizer")
+    except ImportError as error:
+        print(str(error).partition(";")[0])
+""")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.splitlines() == [
+        "SurfelRasterizer WeightsRasterizer",
+        "forward_lite: a module of the fork Spacetime Gaussians",
+        "gaussian_rasterizer: a module of the fork Gaussian-SLAM",
+    ]
+
+
+def test_command_chooses_what_is_returned(tmp_path, forks):
+    (tmp_path / "show.py").write_text(
+        "import os, sys\nimport diff_gaussian_rasterization\nprint(os.environ['TSPLAT_INRIA_RETURNS'], sys.argv[1:])\n"
+    )
+    for option in (["--returns", "color,radii,depth"], ["--returns=color,radii,depth"]):
+        result = forks.run(RUN, *option, tmp_path / "show.py", "--returns", "other")
+        assert result.stdout == "color,radii,depth ['--returns', 'other']\n", result.stderr[-3000:]
+    for option in (["--returns"], ["--returns", "depht"]):
+        result = forks.run(RUN, *option, tmp_path / "show.py")
+        assert result.returncode == 2
+        assert "error: --returns: expected names with commas" in result.stderr

@@ -6,20 +6,23 @@
 | ``simple_knn._C`` | :mod:`tsplat.compat.inria.simple_knn._C` |
 | ``fused_ssim`` | :mod:`tsplat.compat.inria.fused_ssim` |
 
-``python -m tsplat.compat.inria SCRIPT`` runs a script in which these three names are imported from tsplat.
+``python -m tsplat.compat.inria SCRIPT`` runs a script that gets these and the modules of forks from tsplat.
 """
 
 from typing import Any
 
 from . import rasterizer as _rasterizer
+from .forks import ForkImportError, refuse_name
 from .installation import AlreadyImportedError, install
 from .optimizer import SparseGaussianAdam
-from .rasterizer import GaussianRasterizationSettings, GaussianRasterizer, rasterize_gaussians
+from .rasterizer import GaussianRasterizer, rasterize_gaussians
+from .settings import GaussianRasterizationSettings
 
 
 def __getattr__(name: str) -> Any:
     """Gives ``compute_relocation``, which only 3dgs-mcmc imports: its rasterizer returns three values from then on."""
     if name != "compute_relocation":
+        refuse_name(name, "diff_gaussian_rasterization")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     GaussianRasterizer.default_generation = "mcmc"
     return _rasterizer.compute_relocation
@@ -27,6 +30,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "AlreadyImportedError",
+    "ForkImportError",
     "GaussianRasterizationSettings",
     "GaussianRasterizer",
     "SparseGaussianAdam",

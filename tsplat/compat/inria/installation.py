@@ -1,8 +1,13 @@
-"""The packages that Inria's programs import, under their names."""
+"""The packages that Inria's programs and those of forks import, under their names."""
 
 import importlib
+import importlib.util
+import sys
+from types import ModuleType
 
 from ..installation import AlreadyImportedError, install_modules
+from .forks import MODULES as NOT_IMPLEMENTED
+from .forks import refuse_module
 
 __all__ = ["AlreadyImportedError", "install"]
 
@@ -19,9 +24,24 @@ MODULES = {
 def install() -> None:
     """Makes ``import diff_gaussian_rasterization``, ``simple_knn`` and ``fused_ssim`` give tsplat, in this process.
 
-    Installing again changes nothing.
+    So do the modules of forks that :mod:`.variants` lists. Installing again changes nothing.
 
     Raises:
         AlreadyImportedError: One of these packages has been imported.
     """
-    install_modules({name: importlib.import_module(module) for name, module in MODULES.items()}, PACKAGE)
+    from . import variants
+
+    modules = {name: importlib.import_module(module) for name, module in MODULES.items()}
+    install_modules(modules | variants.MODULES, PACKAGE)
+    for name in NOT_IMPLEMENTED:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            sys.modules[name] = _Missing(name)
+
+
+class _Missing(ModuleType):
+    """A module of a fork that is neither installed nor implemented: what is imported from it raises in words."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        refuse_module(self.__name__)

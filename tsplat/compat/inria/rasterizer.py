@@ -4,90 +4,51 @@ The arguments, the returned tuple and the gradient of `means2D`, which densifica
 are those of `numerics="inria"`.
 """
 
-from collections.abc import Iterable
+import functools
+import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from ... import ArgumentError, UnsupportedError
-from ...arguments import check_choice, check_devices, check_number, check_size, check_tensor
-from ...data import Cameras, Gaussians3D
+from ... import ArgumentError
+from ...arguments import check_choice, check_devices, check_tensor, compute_dtype
+from ...data import Cameras, Gaussians3D, Splats
 from ...precision import full_precision
 from ...stages.autograd import zeros_for
 from ...stages.compilation import with_plain_tensors
 from ...stages.intersection import isect_offset_encode, isect_tiles
-from ...stages.pixels import rasterize_to_pixels
+from ...stages.pixels import TileLists, rasterize_to_pixels
 from ...stages.projection import fully_fused_projection
 from ...stages.shading import spherical_harmonics
 from ...stages.validation import raise_if_invalid
 from ...strategies.relocation import compute_relocation as relocate
+from . import measures
+from .forks import refuse_arguments, refuse_method
+from .outputs import (
+    OF_ARGUMENTS,
+    OF_BATCHED_MATRICES,
+    OF_GENERATIONS,
+    OF_SETTINGS,
+    Names,
+    Returned,
+    parse_returns,
+    returns_of_environment,
+)
+from .settings import SHAPES, GaussianRasterizationSettings
 
 NUMERICS: Final = "inria"
 NEAR, BLUR = 0.2, 0.3
 TILE_SIZE = 16
-SHAPES: dict[str, list[int | None]] = dict(bg=[None], viewmatrix=[4, 4], projmatrix=[4, 4], campos=[3])
-"""Shapes of the tensors of the settings."""
 
 Generation = Literal[2023, 2024, "mcmc"]
 
-FORKS = {
-    "all_map": "PGSR", "render_geo": "PGSR", "f_count": "LightGaussian", "theta": "MonoGS", "rho": "MonoGS",
-    "require_coord": "RaDe-GS", "require_depth": "RaDe-GS", "pixel_weights": "Taming 3DGS",
-}  # fmt: skip
-"""Arguments that only a fork of the rasterizer has, and which."""
+FEATURES = frozenset({"semantic_feature", "language_feature_precomp", "sh_objs", "mask", "semantics"})
+"""Arguments of forks that are rendered as further channels, without a background."""
 
-
-class _Settings(NamedTuple):
-    """See :class:`GaussianRasterizationSettings`."""
-
-    image_height: int
-    image_width: int
-    tanfovx: float
-    tanfovy: float
-    bg: Tensor
-    scale_modifier: float
-    viewmatrix: Tensor
-    projmatrix: Tensor
-    sh_degree: int
-    campos: Tensor
-    prefiltered: bool = False
-    debug: bool = False
-    antialiasing: bool | None = None
-    kernel_size: float | None = None
-    subpixel_offset: Tensor | None = None
-
-
-class GaussianRasterizationSettings(_Settings):
-    """The camera and the rendering settings.
-
-    Attributes:
-        image_height, image_width: Image size in pixels.
-        tanfovx, tanfovy: Tangents of half the fields of view; they determine the focal lengths.
-        bg: [C] background color.
-        scale_modifier: Factor applied to `scales`; not to `cov3D_precomp`.
-        viewmatrix: [4, 4] world to camera, transposed, to multiply row vectors.
-        projmatrix: [4, 4] world to clip space, transposed; it determines the principal point.
-        sh_degree: Highest degree of spherical harmonics to use.
-        campos: [3] camera center, world frame, for the view directions of `shs`.
-        prefiltered: Whether all Gaussians are more than 0.2 in front of the camera; if set, others raise.
-        debug: Whether to raise for invalid values and for those that are probably mistakes.
-        antialiasing: Whether to scale opacities by how much the blur enlarges the projected area. None, the default,
-            means False and the generation of 2023, which does not have this field.
-        kernel_size: Variance of the blur in pixels^2, which then scales opacities, as in Mip-Splatting. None, the
-            default, for 0.3.
-        subpixel_offset: [H, W, 2] offsets of pixel centers, as in Mip-Splatting, up to 0.5 along each axis. None, the
-            default, for zeros. Not differentiable.
-
-    Raises:
-        UnsupportedError: An argument that only another fork of the rasterizer has.
-    """
-
-    __slots__ = ()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "GaussianRasterizationSettings":
-        _refuse_arguments_of_forks(set(kwargs) - set(cls._fields))
-        return super().__new__(cls, *args, **kwargs)
+DENSIFIED = ("means2D_densify", "means2D_abs")
+"""Arguments of forks that receive sums over pixels of absolute gradients."""
 
 
 class GaussianRasterizer(torch.nn.Module):
@@ -96,25 +57,61 @@ class GaussianRasterizer(torch.nn.Module):
     Args:
         raster_settings: The camera and the rendering settings.
         generation: Whose returned values to return: 2023 for ``(color, radii)``, 2024 for ``(color, radii,
-            invdepths)``, "mcmc" for ``(color, radii, is_used)`` of 3dgs-mcmc. By default 2024 if the settings name
-            ``antialiasing``, as the programs of 2024 do; otherwise :attr:`default_generation`.
+            invdepths)``, "mcmc" for ``(color, radii, is_used)`` of 3dgs-mcmc.
+        returns: Names of the values to return, as ``("color", "radii", "depth")``, instead; see docs/from_inria.md. By
+            default those that the environment variable ``TSPLAT_INRIA_RETURNS`` names; otherwise those of the fork
+            whose settings or arguments are given; otherwise 2024 if the settings name ``antialiasing``, as the programs
+            of 2024 do; otherwise :attr:`default_generation`.
 
     Attributes:
         default_generation: 2023; "mcmc" once something has imported ``compute_relocation``, as 3dgs-mcmc does.
+        own_returns: What modules of forks return in any case, as ``diff_gaussian_rasterization_ms``; or None.
+        others: Arguments of forks that :meth:`forward` takes besides its own. `features` are those of them that are
+            rendered.
 
     Raises:
-        ArgumentError: The generation is unknown, or a setting is invalid.
+        ArgumentError: The generation or a name is unknown, or a setting is invalid.
     """
 
     default_generation: ClassVar[Generation] = 2023
+    own_returns: ClassVar[Names | None] = None
+    features: ClassVar[frozenset[str]] = FEATURES
+    n_scales: ClassVar[int] = 3
+    others: ClassVar[frozenset[str]] = FEATURES | {"means2D_densify", "theta", "rho"}
 
-    def __init__(self, raster_settings: GaussianRasterizationSettings, *, generation: Generation | None = None) -> None:
+    def __init__(
+        self,
+        raster_settings: GaussianRasterizationSettings,
+        *,
+        generation: Generation | None = None,
+        returns: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
-        if generation is None:
-            generation = self.default_generation if raster_settings.antialiasing is None else 2024
-        check_choice("generation", generation, get_args(Generation))
-        self.raster_settings = _checked(raster_settings)
+        if generation is not None:
+            check_choice("generation", generation, get_args(Generation))
+            returns = OF_GENERATIONS[generation] if returns is None else returns
         self.generation = generation
+        self.returns = None if returns is None else parse_returns(",".join(returns))
+        self.has_batched_matrices = getattr(raster_settings.viewmatrix, "ndim", 2) == 3
+        self.raster_settings = raster_settings.checked()
+
+    def _returned(self, arguments: dict[str, Any]) -> Names:
+        """Names of the values to return, for a call with these arguments of forks."""
+        chosen = self.returns or self.own_returns or returns_of_environment()
+        if chosen is not None:
+            return chosen
+        s = self.raster_settings
+        if s.f_count:
+            return "count", "score", "color", "radii"
+        marks = [names for name, names in OF_ARGUMENTS.items() if name in arguments]
+        marks += [names for name, names in OF_SETTINGS.items() if getattr(s, name) is not None]
+        if self.has_batched_matrices:
+            marks.append(OF_BATCHED_MATRICES)
+        return marks[0] if marks else OF_GENERATIONS[self.default_generation]
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_method(name)
+        return super().__getattr__(name)
 
     @torch.no_grad()
     def markVisible(self, positions: Tensor) -> Tensor:  # noqa: N802 - Inria's name
@@ -131,10 +128,9 @@ class GaussianRasterizer(torch.nn.Module):
         cov3D_precomp: Tensor | None = None,
     ) -> Tensor:
         """Returns the radii [N] int32 that :meth:`forward` returns for opaque Gaussians, as Scaffold-GS asks for."""
-        n = len(means3D)
-        scales = None if scales is None else scales * self.raster_settings.scale_modifier
-        gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, means3D.new_ones(n))
-        radii = self._project(gaussians)[0]
+        opaque = means3D.new_ones(len(means3D))
+        scales = _scaled(scales, self.raster_settings.scale_modifier)
+        radii = self._project(Gaussians3D(means3D, rotations, scales, cov3D_precomp, opaque), None)[0]
         assert radii is not None
         return radii[0, :, 0].contiguous()
 
@@ -151,34 +147,42 @@ class GaussianRasterizer(torch.nn.Module):
         cov3D_precomp: Tensor | None = None,
         *,
         dc: Tensor | None = None,
-        **others: object,
-    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+        **others: Tensor | None,
+    ) -> tuple[Tensor, ...]:
         """Renders an image.
 
         Args:
             means3D: [N, 3] centers, world frame.
             means2D: [N, 3], values are ignored; receives the gradient of the projected means, in units where the image
-                spans -1 to 1. None if that gradient is not needed.
-            opacities: [N, 1] after sigmoid.
+                spans -1 to 1. None if that gradient is not needed. [N, 4] as in AbsGS, whose last two columns receive
+                sums over pixels of absolute gradients.
+            opacities: [N, 1] or [N] after sigmoid.
             shs: [N, K, 3] spherical harmonics coefficients. Pass either these or `colors_precomp`.
             colors_precomp: [N, C] colors.
             scales, rotations: [N, 3] after exp, and [N, 4] wxyz. Pass either these or `cov3D_precomp`.
             cov3D_precomp: [N, 6] upper triangles of the covariances.
             dc: [N, 1, 3] coefficients of degree 0, as in Inria's accelerated rasterizer. `shs` are then those of the
                 higher degrees, [N, K - 1, 3].
+            others: Arguments of forks: ``semantic_feature``, ``language_feature_precomp``, ``sh_objs``, ``mask``,
+                ``semantics`` or ``all_map`` [N, ...], rendered as ``features``; ``theta`` and ``rho`` [3], which
+                receive the gradients of a rotation and a translation of the camera frame, applied after the view
+                matrix; ``means2D_densify`` or ``means2D_abs`` [N, 3], which receive sums over pixels of absolute
+                gradients.
 
         Returns:
             ``color`` [C, H, W] and ``radii`` [N] int32 in pixels, 0 for Gaussians that are not visible. For the
             generation of 2024 also ``invdepths`` [1, H, W], the sum of weight / depth; for "mcmc" ``is_used`` [N] bool,
-            which Gaussians reach a pixel. Differentiable with respect to all arguments.
+            which Gaussians reach a pixel; for forks what the table in docs/from_inria.md lists. Images are
+            differentiable with respect to all arguments, but ``median_depth``.
 
         Raises:
             ArgumentError: Both or neither of two alternatives, an invalid shape, or ``prefiltered`` is set and a
-                Gaussian is at most 0.2 in front of the camera.
+                Gaussian is at most 0.2 in front of the camera. A program that unpacks another number of values than
+                are returned gets one, too.
             InvalidValueError: ``debug`` is set and there are invalid values.
             UnsupportedError: An argument that only another fork of the rasterizer has.
         """
-        _refuse_arguments_of_forks(others)
+        refuse_arguments(others.keys() - self.others)
         s = self.raster_settings
         if (shs is None) == (colors_precomp is None):
             raise ArgumentError("shs: pass either shs or colors_precomp")
@@ -191,27 +195,33 @@ class GaussianRasterizer(torch.nn.Module):
         check_devices(dict(means3D=means3D) | {name: getattr(s, name) for name in SHAPES})
         n = means3D.shape[0]
         if means2D is not None:
-            check_tensor("means2D", means2D, [n, 3], "[N, 3] as means3D")
-        check_tensor("opacities", opacities, [n, 1], "[N, 1] as means3D")
+            columns = 4 if means2D.shape[-1:] == (4,) else 3
+            check_tensor("means2D", means2D, [n, columns], "[N, 3] as means3D")
+        check_tensor("opacities", opacities, [n] if opacities.ndim == 1 else [n, 1], "[N, 1] as means3D")
         if colors_precomp is not None:
             check_tensor("colors_precomp", colors_precomp, [n, None], "[N, C] as means3D")
         if s.prefiltered:
             self._check_prefiltered(means3D)
         if scales is not None:
-            check_tensor("scales", scales, [n, 3], "[N, 3] as means3D")
-            scales = scales * s.scale_modifier
+            check_tensor("scales", scales, [n, self.n_scales], f"[N, {self.n_scales}] as means3D")
+        pose = Pose.of(s, others)
         with full_precision():
-            colors = self._shade(means3D, dc, shs) if colors_precomp is None else colors_precomp
-            gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, opacities[:, 0])
-            image, radii, flatten_ids = self._render(gaussians, means2D, colors)
-        if self.generation == 2023:
-            return image[:-1], radii
-        if self.generation == "mcmc":
-            is_used = torch.zeros(n, dtype=torch.bool, device=means3D.device)
-            return image[:-1], radii, is_used.index_fill_(0, flatten_ids.long(), True)
-        return image[:-1], radii, image[-1:]
+            if s.confidence is not None:
+                scale = functools.partial(_with_scaled_gradient, factor=_check_confidence(s.confidence, n))
+                means3D, opacities = scale(means3D), scale(opacities.reshape(n, 1))
+                dc, shs, colors_precomp, scales, rotations, cov3D_precomp = (
+                    None if tensor is None else scale(tensor)
+                    for tensor in (dc, shs, colors_precomp, scales, rotations, cov3D_precomp)
+                )
+            scales = _scaled(scales, s.scale_modifier)
+            colors = self._shade(means3D, dc, shs, pose) if colors_precomp is None else colors_precomp
+            gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, opacities.reshape(n))
+            screen = Screen(means2D, [others[name] for name in DENSIFIED if others.get(name) is not None])
+            features = _features(s, {name: others[name] for name in self.features & others.keys()}, n)
+            names = self._returned(others)
+            return Returned.of(self._render(gaussians, screen, pose, colors, features, names))
 
-    def _shade(self, means: Tensor, dc: Tensor | None, shs: Tensor | None) -> Tensor:
+    def _shade(self, means: Tensor, dc: Tensor | None, shs: Tensor | None, pose: "Pose | None") -> Tensor:
         """Colors [N, 3] as seen from the camera center."""
         s, n = self.raster_settings, means.shape[0]
         check_tensor("shs", shs, [n, None, 3], "[N, K, 3] as means3D")
@@ -219,39 +229,45 @@ class GaussianRasterizer(torch.nn.Module):
         if dc is not None:
             check_tensor("dc", dc, [n, 1, 3], "[N, 1, 3] as means3D")
             shs = torch.cat([dc, shs], 1)
-        return (spherical_harmonics(s.sh_degree, means - s.campos, shs) + 0.5).clamp_min(0)
+        center = s.campos.to(compute_dtype(means, s.campos))
+        if pose is not None:
+            center = center + pose.shift(s.viewmatrix.to(center))
+        return (spherical_harmonics(s.sh_degree, means - center, shs) + 0.5).clamp_min(0)
 
-    def _project(self, gaussians: Gaussians3D) -> tuple[Tensor | None, ...]:
+    def _project(self, gaussians: Gaussians3D, pose: "Pose | None") -> tuple[Tensor | None, ...]:
         """Projects Gaussians as :func:`tsplat.fully_fused_projection` does."""
         s = self.raster_settings
         means, quats, scales, covars, opacities, _ = gaussians
+        viewmats = s.viewmatrix.T[None]
         return fully_fused_projection(
-            means, covars, quats, scales, s.viewmatrix.T[None], self._intrinsics(means), s.image_width, s.image_height,
-            eps2d=BLUR if s.kernel_size is None else s.kernel_size, opacities=opacities, numerics=NUMERICS,
+            means, covars, quats, scales, viewmats if pose is None else pose.apply(viewmats),
+            s.intrinsics(means), s.image_width, s.image_height, eps2d=BLUR if s.kernel_size is None else s.kernel_size,
+            opacities=opacities, numerics=NUMERICS,
             calc_compensations=bool(s.antialiasing) or s.kernel_size is not None,
         )  # fmt: skip
 
-    def _render(self, gaussians: Gaussians3D, means2D: Tensor | None, colors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Renders colors [N, C] and inverse depths.
-
-        Returns:
-            The image [C + 1, H, W], with inverse depths last; radii [N] int32; and Gaussians in tiles, [M] int32.
-        """
+    def _render(
+        self,
+        gaussians: Gaussians3D,
+        screen: "Screen",
+        pose: "Pose | None",
+        colors: Tensor,
+        features: Tensor | None,
+        names: Names,
+    ) -> dict[str, Tensor]:
+        """Renders colors [N, C], features [N, F], depths and inverse depths, and returns values by their names."""
         s = self.raster_settings
         width, height, opacities = s.image_width, s.image_height, gaussians.opacities
         assert opacities is not None
         if s.debug:
-            cameras = Cameras(s.viewmatrix.T[None], self._intrinsics(gaussians.means))
+            cameras = Cameras(s.viewmatrix.T[None], s.intrinsics(gaussians.means))
             raise_if_invalid(gaussians, cameras, colors, None)
-        radii, pixels, depths, conics, compensations = self._project(gaussians)
+        radii, pixels, depths, conics, compensations = self._project(gaussians, pose)
         assert radii is not None and pixels is not None and depths is not None and conics is not None
         alphas = opacities[None]
         if compensations is not None:
             alphas = alphas * compensations
-        if means2D is not None:
-            # Adds zero, and scales the gradient from pixels to units where the image spans -1 to 1.
-            half = pixels.new_tensor([0.5 * width, 0.5 * height])
-            pixels = pixels + (zeros_for(means2D)[:, :2] * half)[None]
+        pixels, absgrad = screen.attach(pixels, width, height)
         tiles = (-(-width // TILE_SIZE), -(-height // TILE_SIZE))
         # Exact tests of tiles are for pixel centers.
         exact = s.subpixel_offset is None
@@ -259,16 +275,56 @@ class GaussianRasterizer(torch.nn.Module):
             pixels.detach(), radii, depths.detach(), TILE_SIZE, *tiles, conics=conics.detach() if exact else None,
             opacities=alphas.detach() if exact else None, numerics=NUMERICS,
         )  # fmt: skip
+        offsets = isect_offset_encode(ids, 1, *tiles)
         visible = depths > 0
         inverse = torch.where(visible, 1 / torch.where(visible, depths, 1.0), 0.0)[..., None]
-        image, _ = rasterize_to_pixels(
-            pixels, conics, torch.cat([colors[None].to(inverse), inverse], -1), alphas, width, height, TILE_SIZE,
-            isect_offset_encode(ids, 1, *tiles), flatten_ids,
-            backgrounds=torch.cat([s.bg.to(inverse), inverse.new_zeros(1)])[None], numerics=NUMERICS,
-            subpixel_offset=None if s.subpixel_offset is None else s.subpixel_offset[None],
+        channels = {"color": colors[None].to(inverse)}
+        if features is not None:
+            channels["features"] = features[None].to(inverse)
+        if "depth" in names:
+            channels["depth"] = depths[..., None]
+        channels["invdepth"] = inverse
+        n_others = sum(channel.shape[-1] for name, channel in channels.items() if name != "color")
+        images, alpha = rasterize_to_pixels(
+            pixels, conics, torch.cat(list(channels.values()), -1), alphas, width, height, TILE_SIZE, offsets,
+            flatten_ids, backgrounds=torch.cat([s.bg.to(inverse), inverse.new_zeros(n_others)])[None], absgrad=absgrad,
+            numerics=NUMERICS, subpixel_offset=None if s.subpixel_offset is None else s.subpixel_offset[None],
         )  # fmt: skip
         # Contiguous as Inria's, so that programs can call view.
-        return image[0].movedim(-1, 0).contiguous(), radii[0, :, 0].contiguous(), flatten_ids
+        split = torch.split(images[0].movedim(-1, 0), [channel.shape[-1] for channel in channels.values()])
+        values = {name: image.contiguous() for name, image in zip(channels, split)}
+        values |= dict(radii=radii[0, :, 0].contiguous(), alpha=alpha[0].movedim(-1, 0).contiguous())
+        if "features" in names and features is None:
+            values["features"] = images.new_zeros(_features_without_values(s, names), height, width)
+        if "plane_depth" in names:
+            values["plane_depth"] = self._plane_depth(values["features"], features)
+        if "is_used" in names:
+            is_used = torch.zeros_like(values["radii"], dtype=torch.bool)
+            values["is_used"] = is_used.index_fill_(0, flatten_ids.long(), True)
+        if not set(names) <= values.keys():
+            if not exact:
+                raise ArgumentError(f"subpixel_offset: expected zeros, as {', '.join(names)} are returned")
+            rows = pixels.detach()[0], conics.detach()[0], alphas.detach()[0].to(pixels)
+            lists = TileLists.check(width, height, TILE_SIZE, offsets, flatten_ids, None)
+            splats = Splats(*rows, None)
+            if "weights" in names:
+                values["weights"] = measures.sum_weights(splats, lists, NUMERICS)
+            if "median_depth" in names:
+                values["median_depth"] = measures.median_depths(splats, depths.detach()[0], lists, NUMERICS)
+            if not set(names) <= values.keys():
+                values = measures.measure(splats, lists, NUMERICS) | values
+        return {name: values[name] for name in names}
+
+    def _plane_depth(self, images: Tensor, features: Tensor | None) -> Tensor:
+        """Depths [1, H, W] where rays meet planes, of images of normals (3), alpha, and distances, as in PGSR."""
+        if features is None:
+            return images[:1]
+        check_tensor("all_map", features, [None, 5], "[N, 5]")
+        K = self.raster_settings.intrinsics(images)[0]
+        height, width = images.shape[1:]
+        y, x = (torch.arange(n, dtype=images.dtype, device=images.device) + 0.5 for n in (height, width))
+        x, y = (x - K[0, 2]) / K[0, 0], ((y - K[1, 2]) / K[1, 1])[:, None]
+        return (images[4] / -(images[0] * x + images[1] * y + images[2] + 1e-8))[None]
 
     @torch.no_grad()
     def _check_prefiltered(self, means: Tensor) -> None:
@@ -279,53 +335,126 @@ class GaussianRasterizer(torch.nn.Module):
                 "them with markVisible, or pass prefiltered=False"
             )
 
-    @torch.no_grad()  # poses that are optimized move both matrices, and not the principal point
-    def _intrinsics(self, like: Tensor) -> Tensor:
-        """Intrinsics [1, 3, 3] in pixels: focal lengths from the fields of view, principal point from `projmatrix`."""
-        s = self.raster_settings
-        # With row vectors, clip = world @ viewmatrix @ projection; row 2 of the projection is what depth contributes.
-        try:
-            projection = torch.linalg.solve(s.viewmatrix.double(), s.projmatrix.double()).to(like.dtype)
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise ArgumentError("viewmatrix: expected a matrix with an inverse, found a singular one") from error
-        Ks = torch.zeros(1, 3, 3, dtype=like.dtype, device=like.device)
-        for axis, (size, tangent) in enumerate(((s.image_width, s.tanfovx), (s.image_height, s.tanfovy))):
-            Ks[0, axis, axis] = size / (2 * tangent)
-            Ks[0, axis, 2] = 0.5 * size * (1 + projection[2, axis])
-        Ks[0, 2, 2] = 1
-        return Ks
+
+class Pose(NamedTuple):
+    """A rotation vector and a translation of the camera frame, [3] each: zeros, which receive gradients."""
+
+    theta: Tensor
+    rho: Tensor
+
+    @classmethod
+    def of(cls, settings: GaussianRasterizationSettings, arguments: dict[str, Tensor | None]) -> "Pose | None":
+        """The pose of the arguments ``theta`` and ``rho``, whose values are not read; None if neither is given."""
+        given = {name: arguments.get(name) for name in ("theta", "rho")}
+        if all(tensor is None for tensor in given.values()):
+            return None
+        zeros = settings.viewmatrix.new_zeros(3, dtype=compute_dtype(settings.viewmatrix))
+        for name, tensor in given.items():
+            if tensor is not None and tensor.numel() != 3:
+                check_tensor(name, tensor, [3], "[3]")
+        theta, rho = (zeros if t is None else zeros_for(t).reshape(3).to(zeros) for t in given.values())
+        return cls(theta, rho)
+
+    def apply(self, viewmats: Tensor) -> Tensor:
+        """Adds what the pose changes, to first order, to view matrices [1, 4, 4]: Exp(rho, theta) viewmat."""
+        rows = viewmats[0, :3].to(self.rho)
+        change = torch.linalg.cross(self.theta[:, None].expand(3, 4), rows, dim=0)
+        change = change + torch.nn.functional.pad(self.rho[:, None], (3, 0))
+        return viewmats + torch.nn.functional.pad(change, (0, 0, 0, 1))[None]
+
+    def shift(self, viewmatrix: Tensor) -> Tensor:
+        """Returns what the pose adds to the camera center, [3], for a transposed view matrix."""
+        return -(viewmatrix[:3, :3] * self.rho.to(viewmatrix)).sum(-1)
 
 
-def _checked(settings: GaussianRasterizationSettings) -> GaussianRasterizationSettings:
-    """Returns settings with numbers of any type as ints and floats."""
-    checked: dict[str, Any] = {
-        name: check_tensor(name, getattr(settings, name), shape, str(shape).replace("None", "C"))
-        for name, shape in SHAPES.items()
-    }
-    for name in ("image_height", "image_width"):
-        checked[name] = check_size(name, getattr(settings, name))
-    for name, least in (("tanfovx", 1e-6), ("tanfovy", 1e-6), ("scale_modifier", 0.0)):
-        checked[name] = check_number(name, getattr(settings, name), least, finite=True)
-    if settings.kernel_size is not None:
-        checked["kernel_size"] = check_number("kernel_size", settings.kernel_size, 0.0, finite=True)
-    if settings.subpixel_offset is not None:
-        size = [checked["image_height"], checked["image_width"], 2]
-        offset = check_tensor("subpixel_offset", settings.subpixel_offset, size, "[H, W, 2]")
-        checked["subpixel_offset"] = offset if offset.any() else None
-    return settings._replace(**checked)
+class Screen(NamedTuple):
+    """Tensors [N, 3 or 4] that receive gradients of projected means, and those that receive sums over pixels of
+    absolute ones."""
+
+    means: Tensor | None
+    densified: list[Tensor | None]
+
+    def attach(self, pixels: Tensor, width: int, height: int) -> tuple[Tensor, bool]:
+        """Returns the same pixels [1, N, 2], whose gradients these tensors receive, and whether absolute ones are
+        needed. They are scaled from pixels to units where the image spans -1 to 1."""
+        half = pixels.new_tensor([0.5 * width, 0.5 * height])
+        if self.means is not None:
+            pixels = pixels + (zeros_for(self.means)[:, :2] * half)[None]
+        targets = []
+        for target in self.densified:
+            assert target is not None
+            targets.append(check_tensor("means2D_densify", target, [pixels.shape[1], 3], "[N, 3] as means3D"))
+        if self.means is not None and self.means.shape[1] == 4:
+            targets.append(self.means)
+        targets = [target for target in targets if target.requires_grad]
+        if not targets:
+            return pixels, False
+        output: list[weakref.ref[Tensor]] = []
+        attached: Tensor = _AbsoluteGradients.apply(pixels, half, output, *targets)  # type: ignore[no-untyped-call]
+        output.append(weakref.ref(attached))
+        return attached, True
+
+
+class _AbsoluteGradients(torch.autograd.Function):
+    """Pixels [1, N, 2], and tensors [N, 3 or 4] that receive the ``absgrad`` of the output: its last two columns of
+    four, or the first two of three."""
+
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, half: Tensor, output: list[Any], *targets: Tensor) -> Tensor:
+        ctx.half, ctx.output = half, output
+        ctx.targets = [(target.shape, target.dtype) for target in targets]
+        return pixels.clone()
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        found = getattr(ctx.output[0](), "absgrad", None)
+        absolute = torch.zeros_like(v[0]) if found is None else found[0] * ctx.half
+        gradients = []
+        for shape, dtype in ctx.targets:
+            columns = shape[-1]
+            pad = (columns - 2, 0) if columns == 4 else (0, columns - 2)
+            gradients.append(torch.nn.functional.pad(absolute, pad).to(dtype))
+        return v, None, None, *gradients
+
+
+def _features(settings: GaussianRasterizationSettings, arguments: dict[str, Tensor | None], n: int) -> Tensor | None:
+    """The features [N, F] among arguments, or None."""
+    given = {name: tensor for name, tensor in arguments.items() if tensor is not None and tensor.numel() > 0}
+    if settings.include_feature is False:
+        given.pop("language_feature_precomp", None)
+    if len(given) > 1:
+        raise ArgumentError(f"{sorted(given)[1]}: pass one of {', '.join(sorted(given))}, which are of different forks")
+    for name, tensor in given.items():
+        return check_tensor(name, tensor, [n, *[None] * (tensor.ndim - 1)], "[N, ...] as means3D").reshape(n, -1)
+    return None
+
+
+def _features_without_values(settings: GaussianRasterizationSettings, names: Names) -> int:
+    """Returns how many channels of zeros forks return in place of features that are not given."""
+    if "plane_depth" in names:
+        return 5
+    return 3 if settings.include_feature is not None else 0
+
+
+def _check_confidence(confidence: Tensor, n: int) -> Tensor:
+    return check_tensor("confidence", confidence, [n, 1], "[N, 1] as means3D")
+
+
+def _with_scaled_gradient(tensor: Tensor, factor: Tensor) -> Tensor:
+    """The same tensor [N, ...], whose gradient is multiplied by factors [N, 1]."""
+    factor = factor.detach().view(-1, *[1] * (tensor.ndim - 1))
+    return tensor.detach() + zeros_for(tensor) * factor.to(tensor)
+
+
+def _scaled(scales: Tensor | None, factor: float) -> Tensor | None:
+    """Scales times a factor, in at least fp32."""
+    return scales if scales is None or factor == 1 else scales.to(compute_dtype(scales)) * factor
 
 
 def _depths(positions: Tensor, viewmatrix: Tensor) -> Tensor:
+    dtype = compute_dtype(positions, viewmatrix)
+    positions, viewmatrix = positions.to(dtype), viewmatrix.to(dtype)
     return (positions * viewmatrix[:3, 2]).sum(-1) + viewmatrix[3, 2]
-
-
-def _refuse_arguments_of_forks(names: Iterable[str]) -> None:
-    for name in sorted(names):
-        fork = f"of the fork {FORKS[name]}" if name in FORKS else "not of Inria's rasterizer but of a fork"
-        raise UnsupportedError(
-            f"{name}: an argument {fork}; tsplat stands in for Inria's rasterizer here, and for the forks in "
-            "docs/from_inria.md"
-        )
 
 
 def compute_relocation(
@@ -345,7 +474,7 @@ def rasterize_gaussians(
     rotations: Tensor | None,
     cov3Ds_precomp: Tensor | None,
     raster_settings: GaussianRasterizationSettings,
-) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Renders an image, as :class:`GaussianRasterizer` does. Tensors [0] stand for None, as in Inria's function."""
 
     def given(tensor: Tensor | None) -> Tensor | None:

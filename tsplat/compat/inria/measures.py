@@ -1,0 +1,65 @@
+"""What forks of Inria's rasterizer compute of projected Gaussians besides images. Nothing here is differentiable."""
+
+import torch
+from torch import Tensor
+
+from ...config import PRESETS
+from ...data import Splats
+from ...stages.compositing import composite
+from ...stages.contributions import Contributions
+from ...stages.pixels import TileLists
+
+FARTHEST = 15.0
+"""The median depth of pixels where transmittance stays above 0.5, in the rasterizer of Dynamic 3D Gaussians."""
+
+
+@torch.no_grad()
+def median_depths(splats: Splats, depths: Tensor, lists: TileLists, numerics: str) -> Tensor:
+    """Depths [1, H, W] of the Gaussians at which transmittance falls to 0.5, of depths [N]."""
+    settings = lists.settings(PRESETS[numerics], "auto", distortion=True)
+    splats = splats._replace(colors=depths[:, None])
+    _, alphas, rows = composite(splats, None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
+    assert rows is not None
+    found = torch.nn.functional.pad(depths, (0, 1))[rows.long()]  # -1 is the row behind the last
+    return torch.where((rows >= 0) & (alphas[..., 0] > 0.5), found, FARTHEST)
+
+
+def sum_weights(splats: Splats, lists: TileLists, numerics: str) -> Tensor:
+    """Sums over pixels of the weights of Gaussians [N]: the gradients of colors of an image that is summed."""
+    with torch.enable_grad():
+        ones = torch.ones_like(splats.opacities)[:, None].requires_grad_()
+        settings = lists.settings(PRESETS[numerics], "auto")
+        image, _, _ = composite(
+            splats._replace(colors=ones), None, *lists.arrange({"means2d": splats.means2d}, 1), settings
+        )
+        return torch.autograd.grad(image.sum(), ones)[0][:, 0]
+
+
+@torch.no_grad()
+def measure(splats: Splats, lists: TileLists, numerics: str) -> dict[str, Tensor]:
+    """Walks over all pixels, in PyTorch; see :data:`.outputs.OUTPUTS` for what it finds of each of N Gaussians."""
+    settings, device = lists.settings(PRESETS[numerics], "auto"), splats.means2d.device
+    n, n_pixels = len(splats.opacities), lists.height * lists.width
+    counts = {name: torch.zeros(n, dtype=torch.int32, device=device) for name in ("count", "n_touched", "observed")}
+    sums = {name: splats.means2d.new_zeros(n) for name in ("weights", "score", "max_count")}
+    places = torch.arange(n_pixels, device=device).view(1, lists.height, lists.width)
+    _, _, intersections = lists.arrange({"means2d": splats.means2d}, 1)
+    contributions = Contributions(splats, intersections[0], settings, places, n_pixels)
+    for own, _, blocks in contributions.walk_tiles():
+        front = splats.means2d.new_ones(len(own))
+        most, largest = torch.zeros_like(front), torch.zeros_like(own)
+        for rows, weights, *_ in blocks:
+            rows = rows.long()
+            behind = front[:, None] - weights.cumsum(1)
+            before = behind + weights
+            reached = weights > 0
+            found = dict(count=reached, n_touched=reached & (behind > 0.5), observed=reached & (before > 0.5))
+            for name, which in found.items():
+                counts[name].index_add_(0, rows, which.sum(0, dtype=torch.int32))
+            sums["weights"].index_add_(0, rows, weights.sum(0))
+            sums["score"].index_add_(0, rows, (before * reached).sum(0) * splats.opacities[rows])
+            best, place = weights.max(1)
+            largest = torch.where(best > most, rows[place], largest)
+            most, front = torch.maximum(most, best), behind[:, -1]
+        sums["max_count"].index_add_(0, largest, (most > 0).to(most.dtype))
+    return counts | sums
