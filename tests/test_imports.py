@@ -49,7 +49,7 @@ MODULES = {
     "__init__": {"config", "errors", "ops", "rasterization", "stages"},
     "scene": SCENE,
     "strategies": {"arguments", "config", "data", "errors", "precision", "stages", "support"},
-    "rendering": {"rasterization", "scene"},
+    "rendering": {"precision", "rasterization", "scene"},
     "viewing": VIEWING,
     "training": TRAINING,
     "compat": {"__init__", "arguments", "config", "data", "precision", "scene", "stages", "strategies"},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .precision import in_full_precision
 from .rasterization import rasterization, rasterization_2dgs
 from .scene.cameras import Camera, rasterization_arguments
 from .scene.capture.views import Color
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@in_full_precision
 def render_views(
     gaussians: Gaussians,
     cameras: Sequence[Camera],

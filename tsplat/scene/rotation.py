@@ -1,6 +1,7 @@
 """Moving a model: centers, rotations, scales and spherical harmonics of its Gaussians."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from .. import spherical_harmonics
 from ..errors import ArgumentError
-from ..precision import differentiable, product
+from ..precision import differentiable, in_full_precision, product
 from .gaussians import Gaussians
 
 SIMILARITY_TOLERANCE = 1e-3
@@ -60,6 +61,7 @@ def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
     return transform_gaussians(gaussians, similarity(rotation_matrix(unit.tolist())))
 
 
+@in_full_precision
 def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     """Returns a model that is rotated, scaled, mirrored and translated, with its view-dependent colors.
 
@@ -94,7 +96,8 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     # A mirrored ellipsoid is a rotated one, as its center is a point of symmetry.
     unit = quaternions(rotation * torch.linalg.det(rotation).sign())
     blocks = _sh_blocks(gaussians.sh_degree, rotation)
-    bands = torch.split(gaussians.shN, [len(block) for block in blocks], 1)
+    ends = list(itertools.accumulate((len(block) for block in blocks), initial=0))
+    bands = [gaussians.shN[:, start:end] for start, end in itertools.pairwise(ends)]
     parts = [differentiable(_rotate_band, block.to(band), band) for block, band in zip(blocks, bands)]
     return dataclasses.replace(
         moved,

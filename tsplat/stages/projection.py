@@ -332,9 +332,11 @@ def project_covariances(
         width, height, camera_model: As in :func:`tsplat.rasterization`.
 
     Returns:
-        Means [..., C, N, 2] in pixels and covariances [..., C, N, 2, 2] in pixels^2. Differentiable with respect to
-        means and covars.
+        Means [..., C, N, 2] in pixels and covariances [..., C, N, 2, 2] in pixels^2, in at least fp32. Differentiable
+        with respect to means and covars.
     """
+    dtype = compute_dtype(means, covars, Ks)
+    means, covars, Ks = means.to(dtype), covars.to(dtype), Ks.to(dtype)
     fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     x, y, z = means.unbind(-1)
     *mean2d, row0, row1 = project_points((x, y, z), (fx, fy, cx, cy), width, height, camera_model)

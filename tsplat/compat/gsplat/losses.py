@@ -27,12 +27,12 @@ __all__ = [
 
 def l1_loss(pred: Tensor, target: Tensor) -> Tensor:
     """Computes ``|pred - target|``, elementwise."""
-    return torch.nn.functional.l1_loss(pred, target, reduction="none")
+    return (pred - target).abs()
 
 
 def mse_loss(pred: Tensor, target: Tensor) -> Tensor:
     """Computes (pred - target)^2, elementwise."""
-    return torch.nn.functional.mse_loss(pred, target, reduction="none")
+    return (pred - target).square()
 
 
 def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> Tensor:
@@ -60,7 +60,7 @@ def depth_l1_loss(pred_depth: Tensor, gt_depth: Tensor, scene_scale: float = 1.0
 
     The disparity is 1 / depth, or 0 where the depth is not positive.
     """
-    return torch.nn.functional.l1_loss(_disparity(pred_depth), _disparity(gt_depth)) * scene_scale
+    return (_disparity(pred_depth) - _disparity(gt_depth)).abs().mean() * scene_scale
 
 
 def _disparity(depth: Tensor) -> Tensor:

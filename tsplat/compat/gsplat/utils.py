@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import depth_to_normals as depth_to_normal
 from ... import depth_to_points
-from ...arguments import check_tensor
+from ...arguments import check_tensor, compute_dtype
 from ...config import SH_NORMS
 from .exporter import export_splats
 
@@ -34,7 +34,8 @@ def inverse_log_transform(y: Tensor) -> Tensor:
 
 
 def normalized_quat_to_rotmat(quat: Tensor) -> Tensor:
-    """Converts unit quaternions [..., 4] (wxyz) to rotation matrices [..., 3, 3]. Differentiable."""
+    """Converts unit quaternions [..., 4] (wxyz) to rotation matrices [..., 3, 3], in at least fp32. Differentiable."""
+    quat = quat.to(compute_dtype(quat))
     w, x, y, z = quat.unbind(-1)
     zero = torch.zeros_like(w)
     axis = torch.stack([x, y, z], -1)

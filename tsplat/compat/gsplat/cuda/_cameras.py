@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from .... import ShapeError
-from ....arguments import check_tensor
+from ....arguments import check_tensor, compute_dtype
 from ....config import CameraModel
 from ....precision import in_full_precision, matrix_product
 from ....stages.lens_models import check_camera_model
@@ -30,6 +30,8 @@ def world_to_cam(means: Tensor, covars: Tensor, viewmats: Tensor) -> tuple[Tenso
     check_tensor("means", means, [*batch, n, 3], "[..., N, 3]")
     check_tensor("covars", covars, [*batch, n, 3, 3], "[..., N, 3, 3] as means")
     check_tensor("viewmats", viewmats, [*batch, None, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")
+    dtype = compute_dtype(means, covars, viewmats)
+    means, covars, viewmats = means.to(dtype), covars.to(dtype), viewmats.to(dtype)
     rotation, translation = viewmats[..., None, :3, :3], viewmats[..., None, :3, 3]  # [..., C, 1, 3, 3], [..., C, 1, 3]
     means_c = (rotation * means[..., None, :, None, :]).sum(-1) + translation
     covars_c = matrix_product(matrix_product(rotation, covars[..., None, :, :, :]), rotation.mT)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError
-from ....arguments import check_ids, check_size, check_tensor, to_int
+from ....arguments import check_ids, check_size, check_tensor, compute_dtype, to_int
 from ....config import DEFAULT_NUMERICS
 from ....stages.compilation import with_plain_tensors
 from ....stages.memory import check_images
@@ -148,6 +148,8 @@ def accumulate(
         ArgumentError: A shape or dtype is invalid, or an id is out of range.
     """
     check_splats(means2d, conics, opacities)
+    dtype = compute_dtype(means2d, conics, opacities, colors)
+    means2d, conics, opacities, colors = (t.to(dtype) for t in (means2d, conics, opacities, colors))
     entries = _Entries.check(means2d, colors, gaussian_ids, pixel_ids, image_ids, (image_width, image_height))
     a, b, c = entries.take(conics, 3).unbind(-1)
     dx, dy = (entries.centers - entries.take(means2d, 2)).unbind(-1)
@@ -188,6 +190,8 @@ def accumulate_2dgs(
     check_splats(means2d, ray_transforms, opacities, "surfel")
     entries = _Entries.check(means2d, colors, gaussian_ids, pixel_ids, image_ids, (image_width, image_height))
     check_tensor("normals", normals, [*means2d.shape[:-1], 3], "[..., N, 3] as means2d")
+    dtype = compute_dtype(means2d, ray_transforms, opacities, colors, normals)
+    means2d, ray_transforms, opacities = (t.to(dtype) for t in (means2d, ray_transforms, opacities))
     transforms = entries.take(ray_transforms, 9).view(-1, 3, 3)
     # Relative to the projected centers, where coordinates are small.
     origins = transforms[:, :2, 2] / transforms[:, 2:, 2]
@@ -201,7 +205,7 @@ def accumulate_2dgs(
     on_disc = (p0 * p0 + p1 * p1) / (w * w)
     on_image = 2 * (entries.centers - entries.take(means2d, 2)).square().sum(-1)
     sigmas = 0.5 * torch.minimum(on_disc, on_image)
-    renders, alphas = entries.accumulate(sigmas, opacities, torch.cat([colors, normals], -1))
+    renders, alphas = entries.accumulate(sigmas, opacities, torch.cat([colors.to(dtype), normals.to(dtype)], -1))
     return renders[..., :-3], alphas, renders[..., -3:]
 
 
