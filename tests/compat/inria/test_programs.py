@@ -225,3 +225,13 @@ def test_names_and_methods_of_other_forks_are_refused():
     assert not hasattr(rasterizer, "apply_weights")
     with pytest.raises(ImportError, match="_C: the compiled module"):
         _ = variants.MODULES["diff_gaussian_rasterization_abs"]._C
+
+
+@pytest.mark.slow
+def test_compiled_programs_call_and_unpack_as_eager_ones():
+    def program(means):
+        image, radii = GaussianRasterizer(SETTINGS, returns=["color", "radii"])(**MODEL | {"means3D": means})
+        return 2 * image, radii
+
+    for one, other in zip(torch.compile(program, backend="eager")(SCENE["means"]), program(SCENE["means"])):
+        assert torch.equal(one, other)

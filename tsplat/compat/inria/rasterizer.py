@@ -17,7 +17,7 @@ from ...arguments import check_choice, check_devices, check_tensor, compute_dtyp
 from ...data import Cameras, Gaussians3D, Splats
 from ...precision import full_precision
 from ...stages.autograd import zeros_for
-from ...stages.compilation import with_plain_tensors
+from ...stages.compilation import eager, with_plain_tensors
 from ...stages.intersection import isect_offset_encode, isect_tiles
 from ...stages.pixels import TileLists, rasterize_to_pixels
 from ...stages.projection import fully_fused_projection
@@ -134,6 +134,7 @@ class GaussianRasterizer(torch.nn.Module):
         assert radii is not None
         return radii[0, :, 0].contiguous()
 
+    @eager
     @with_plain_tensors
     def forward(
         self,
