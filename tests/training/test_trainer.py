@@ -577,10 +577,10 @@ def test_copies_of_a_trainer_take_the_same_steps(noisy, name, copied):
         )
         for i, view in enumerate(views)
     ]
-    trainer = Trainer(start, views, dataclasses.replace(densifying(name), gains=True))
+    trainer = Trainer(start, views, dataclasses.replace(densifying(name), gains=True), extent=2.5)
     take_steps(trainer, 7)
     other = copied(trainer)
-    assert other.step == 7 and other.n_gaussians == trainer.n_gaussians
+    assert (other.step, other.n_gaussians, other.extent) == (7, trainer.n_gaussians, 2.5)
     assert_same_state(take_steps(other, 7), take_steps(trainer, 7))
 
 

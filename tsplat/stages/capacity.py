@@ -124,7 +124,7 @@ def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid, 
 
 
 def is_shared(ranks: Ranks) -> bool:
-    """Returns whether :func:`note_need` shares what each rank needed, so that a rank that fails has to say so."""
+    """Returns whether :func:`note_need` shares what each rank needed, which a rank that fails has to tell."""
     return ranks.any_capacity and _thread.deferred is None
 
 

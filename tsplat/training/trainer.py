@@ -52,6 +52,7 @@ class Trainer:
             and holds either a shard of the Gaussians or all of them, by ``config.parallel``.
         observers: Are told of each step.
         is_shard: See `gaussians`.
+        extent: Extent of the scene, in world units; None for that of the cameras and of what they show.
 
     Attributes:
         config: The settings, with ``views_per_step`` set.
@@ -78,6 +79,7 @@ class Trainer:
         observers: Sequence[Observer] = (),
         *,
         is_shard: bool = False,
+        extent: float | None = None,
     ) -> None:
         self.ranks = ranks = ranks or RankGroup()
         self.sharded = ranks.world_size > 1 and config.parallel == "shard"
@@ -101,7 +103,7 @@ class Trainer:
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
         own = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
         self._views = views = with_near_planes(views, own, ranks)
-        self.extent = self._find_extent(views, own)
+        self.extent = self._find_extent(views, own) if extent is None else extent
         autocast = autocast_dtype(config.precision, self.device)
         if self.sharded and autocast is torch.float16:
             raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
@@ -161,7 +163,7 @@ class Trainer:
             raise UnsupportedError(
                 f"trainer: copying one of {self.ranks.world_size} ranks is not implemented; use state() and restore()"
             )
-        return _restored, (self.gaussians, self._views, self.config, *self.state())
+        return _restored, (self.gaussians, self._views, self.config, self.extent, *self.state())
 
     def advance(self) -> Progress:
         """Takes one step, and tells the observers before and after it.
@@ -310,10 +312,15 @@ class Trainer:
 
 
 def _restored(
-    gaussians: Gaussians, views: Sequence[View], config: Config, tensors: dict[str, Tensor], figures: dict[str, Any]
+    gaussians: Gaussians,
+    views: Sequence[View],
+    config: Config,
+    extent: float,
+    tensors: dict[str, Tensor],
+    figures: dict[str, Any],
 ) -> Trainer:
     """Returns a trainer that continues from a state."""
-    trainer = Trainer(gaussians, views, config)
+    trainer = Trainer(gaussians, views, config, extent=extent)
     trainer.restore(tensors, figures)
     return trainer
 
