@@ -68,7 +68,6 @@ RULES = [
     Rule(r"teams?", "rank group, world_size"),
     Rule(r"never (saw|seen)|has not seen", "held-out views, test views"),
     Rule(r"seeds? of (everything|what|whatever)", "seed"),
-    Rule(r"for programs", "print JSON"),
     Rule(r"owners?", "program", KERNELS),
     Rule(r"pictures?", "image"),
     Rule(r"films?", "video"),

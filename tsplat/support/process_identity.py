@@ -1,6 +1,6 @@
 """Which process something belongs to, and whether that one still runs.
 
-Containers may share a host name, and each numbers its processes from 1, so neither tells processes apart.
+Containers may share a machine name, and each numbers its processes from 1, so neither tells processes apart.
 """
 
 import datetime

@@ -200,7 +200,7 @@ def test_surfels_are_those_of_rasterization_2dgs():
         assert_exact(name, one, other)
 
 
-def test_distortion_of_surfels_is_that_of_pairs():
+def test_distortion_of_surfels_is_a_sum_over_all_two_gaussians():
     """Two discs that face the camera: w_1 w_2 (m_1 - m_2)^2 on the axis, with m of 2DGS."""
     _, rasterizer = variants.CLASSES["diff_surfel_rasterization"]
     scene = scenes.make(scenes.Structure(n=2, cameras=1, width=40, height=30))
@@ -222,7 +222,7 @@ def test_distortion_of_surfels_is_that_of_pairs():
 
 def test_choices_are_checked():
     with pytest.raises(ArgumentError, match="returns: expected names with commas, as color,radii,depth, of color"):
-        GaussianRasterizer(settings_of(), returns=["colour"])
+        GaussianRasterizer(settings_of(), returns=["rgbd"])
     with pytest.raises(ArgumentError, match=r"semantic_feature: expected \[N, ...\] as means3D, here \[25"):
         GaussianRasterizer(settings_of())(**arguments_of(semantic_feature=torch.rand(24, 1, 3)))
     features = torch.rand(25, 1, 3)

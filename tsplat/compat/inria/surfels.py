@@ -74,7 +74,7 @@ class SurfelRasterizer(GaussianRasterizer):
         )  # fmt: skip
         color, first, second, depth = torch.split(images[0].movedim(-1, 0), [colors.shape[1], 1, 1, 1])
         alpha, normal, median = (image[0].movedim(-1, 0) for image in (alphas, normals, medians))
-        # The sum of w_i w_j (m_i - m_j)^2 over pairs.
+        # The sum of w_i w_j (m_i - m_j)^2 over i < j.
         distortion = alpha * second - first.square()
         values = {
             "color": color.contiguous(),
