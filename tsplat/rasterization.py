@@ -131,8 +131,9 @@ def rasterization(
         validate: What to do about invalid Gaussians, those with a value that is not finite or beyond 1e12 in magnitude,
             or with a quaternion norm below 1e-12. ``"cull"`` leaves them out, with gradients of exactly zero, and
             counts them; a non-finite or singular camera sees nothing. ``"error"`` raises for both, and for negative
-            scales, opacities outside [0, 1], and scales far larger than the scene. ``"off"`` does not check; invalid
-            values may then reach the pixels that they touch.
+            scales, opacities outside [0, 1], and scales far larger than the scene; and warns if nothing is visible
+            because of ``near_plane``, ``far_plane``, poses or opacities. ``"off"`` does not check; invalid values may
+            then reach the pixels that they touch.
         memory_budget: Bytes that intersections may take, in either pass; by default 80 % of the free memory of the
             device. If more are needed, the image is rendered in bands of tile rows, with the same bits.
         capacity: Number of intersections to allocate memory for, so that the call does not wait for the device to count

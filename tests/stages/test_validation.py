@@ -237,6 +237,37 @@ def test_error_mode_with_covariances_and_colors_per_camera():
         tsplat.rasterization(**made, validate="error")
 
 
+NOTHING = {
+    r"all Gaussians ahead are nearer than near_plane, 100, at depths of up to \d.*; if": dict(near_plane=100.0),
+    r"all Gaussians ahead are farther than far_plane, 0.02, at depths of up to \d": dict(far_plane=0.02),
+    "all Gaussians are behind the cameras; check the poses": dict(viewmats=lambda poses: ahead(poses, -50.0)),
+    "all opacities are below 1/255, up to 0.001": dict(opacities=lambda opacities: 0.001 + 0 * opacities),
+}
+
+
+def ahead(poses, depth=50.0):
+    """Poses from which the origin is at a depth."""
+    poses = torch.eye(4).expand_as(poses).clone()
+    poses[..., 2, 3] = depth
+    return poses
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("reason", NOTHING)
+def test_error_mode_says_why_nothing_is_visible(reason, backend, recwarn):
+    near = dict(viewmats=ahead)
+    changes = near | {name: change for name, change in NOTHING[reason].items() if callable(change)}
+    planes = {name: value for name, value in NOTHING[reason].items() if not callable(value)}
+    made = {**scene(**changes), **planes}
+    with pytest.warns(UserWarning, match=f"nothing is visible: {reason}"):
+        _, alphas, _ = tsplat.rasterization(**made, validate="error", backend=backend)
+    assert not alphas.any()
+    recwarn.clear()
+    tsplat.rasterization(**made, backend=backend)
+    tsplat.rasterization(**scene(**near), validate="error", backend=backend)
+    assert not [warning for warning in recwarn if "nothing is visible" in str(warning.message)]
+
+
 def test_unknown_mode_raises():
     with pytest.raises(tsplat.ArgumentError, match="validate: expected one of 'cull', 'error', 'off', found 'warn'"):
         tsplat.rasterization(**scene(), validate="warn")

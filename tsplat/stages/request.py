@@ -33,7 +33,7 @@ from .lens_models import Lens, add_lens
 from .memory import MemoryBudget, check_images
 from .settings import OF_REFERENCE, PLAIN, Options, Settings, check_options
 from .sparse_gradients import SparseGradients
-from .validation import explain_sizes, prepare, raise_if_invalid
+from .validation import explain_sizes, prepare, raise_if_invalid, warn_if_nothing_is_visible
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -273,6 +273,8 @@ def _check(scene: Scene, options: Options, distributed: bool) -> tuple[Scene, Ch
         if scene.extra_signals is not None:
             degree = o.extra_signals_sh_degree
             raise_if_invalid(gaussians, scene.cameras, scene.extra_signals, degree, "extra_signals")
+        if o.camera_model == "pinhole" and not distributed:
+            warn_if_nothing_is_visible(gaussians, scene.cameras, o.near_plane, o.far_plane)
     return scene, checked
 
 

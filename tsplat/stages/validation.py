@@ -1,12 +1,13 @@
 """Invalid values in Gaussians and cameras: cull and count them, or raise an error that names the likely cause."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import is_per_camera
-from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN, Backend, Numerics
+from ..config import ALPHA_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Backend, Numerics
 from ..data import Cameras, Gaussians3D
 from ..errors import InvalidValueError
 from ..kernels_torch.validation import camera_centers as camera_centers
@@ -154,6 +155,33 @@ def raise_if_invalid(
     sizes = measure_sizes(means, scales, covars)
     if sizes is not None and sizes[0] > OVERSIZE * sizes[1]:
         raise InvalidValueError(explain_sizes(means, scales, covars))
+
+
+@torch.no_grad()
+def warn_if_nothing_is_visible(gaussians: Gaussians3D, cameras: Cameras, near: float, far: float) -> None:
+    """Warns, with the reason, if pinhole cameras see nothing because of depths or opacities, as a wrong unit has it."""
+    means, opacities = gaussians.means, gaussians.opacities
+    if not means.numel() or not cameras.viewmats.numel() or cameras.shutter is not None:
+        return
+    x, y, z = means[..., None, :, :].unbind(-1)  # [..., 1, N]
+    a, b, c, d = cameras.viewmats[..., 2, :, None].to(means).unbind(-2)  # [..., C, 1]
+    depths = a * x + b * y + c * z + d
+    reason = ""
+    if not ((depths >= near) & (depths <= far)).any():
+        ahead = depths[depths > 0]
+        if not len(ahead):
+            reason = "all Gaussians are behind the cameras; check the poses, which are world to camera, with z forward"
+        elif (depth := float(ahead.max())) < near:
+            reason = (
+                f"all Gaussians ahead are nearer than near_plane, {near:g}, at depths of up to {depth:.3g}; if lengths "
+                "are in another unit, pass a smaller one"
+            )
+        else:
+            reason = f"all Gaussians ahead are farther than far_plane, {far:g}, at depths of up to {depth:.3g}"
+    elif opacities is not None and float(opacities.max()) < ALPHA_MIN:
+        reason = f"all opacities are below 1/255, up to {float(opacities.max()):.3g}"
+    if reason:
+        warnings.warn(f"nothing is visible: {reason}", stacklevel=5)
 
 
 def _raise_if_any(name: str, invalid: Tensor, noun: str, what: str, cause: str) -> None:
