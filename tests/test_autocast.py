@@ -81,9 +81,9 @@ def test_every_public_name_is_in_the_matrix_or_exempt():
 def values_of(result):
     """Tensors and other values of a result, in order."""
     if isinstance(result, dict):
-        return [value for name, item in result.items() if name != "memory" for value in values_of(item)]
+        return [value for name, entry in result.items() if name != "memory" for value in values_of(entry)]
     if isinstance(result, (list, tuple)):
-        return [value for item in result for value in values_of(item)]
+        return [value for entry in result for value in values_of(entry)]
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         return values_of([getattr(result, field.name) for field in dataclasses.fields(result)])
     return [result]
