@@ -22,6 +22,9 @@ from tsplat.stages.backend import cpu_compiler_problem
 if hasattr(signal, "SIGHUP"):
     # Under nohup, tests and the processes that they start would ignore it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a shell without job control.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:

@@ -300,7 +300,8 @@ def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     low, high = np.quantile(array, (0.05, 0.95), axis=0)
     extent = float((high - low).max()) or float(np.ptp(array, axis=0).max())
     if extent == 0:  # one position: the unit is anyone's guess
-        return torch.full((len(array[rows]),), SAME * (float(abs(array).max()) or 1.0), dtype=torch.float64)
+        alike = SAME * (float(abs(array).max()) or 1.0)
+        return torch.full((len(array[rows]),), alike, dtype=torch.float64, device="cpu")
     smallest = SAME * extent / math.sqrt(n)
     cells = np.clip(np.rint((array - low) / smallest), -CELLS_MOST, CELLS_MOST - 1).astype(np.int64) + CELLS_MOST
     keys = (cells[:, 0] * 2 * CELLS_MOST + cells[:, 1]) * 2 * CELLS_MOST + cells[:, 2]

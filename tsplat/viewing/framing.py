@@ -165,7 +165,7 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float | Tensor) -> Ten
 def visible_size(gaussians: Gaussians) -> Tensor:
     """Median of the largest scales of the valid Gaussians, []; 0 if there are none."""
     largest = gaussians.scales.detach()[gaussians.valid].amax(-1)
-    return largest.median().cpu() if len(largest) else torch.zeros(())
+    return largest.median().cpu() if len(largest) else torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:

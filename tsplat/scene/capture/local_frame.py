@@ -210,5 +210,5 @@ def _rotation_between(start: Tensor, end: Tensor) -> Tensor:
         )
         return 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64, device="cpu")
     x, y, z = torch.linalg.cross(a, b).tolist()
-    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
+    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64, device="cpu")
     return torch.eye(3, dtype=torch.float64, device="cpu") + skew + skew @ skew / (1 + a @ b)
