@@ -81,11 +81,11 @@ def to_float(value: object) -> float | None:
     return None
 
 
-def check_size(name: str, value: object) -> int:
-    """Checks that a value is a positive integer of any type, and returns it as an int."""
+def check_size(name: str, value: object, *, or_zero: bool = False) -> int:
+    """Checks that a value is a positive integer of any type, `or_zero`, and returns it as an int."""
     size = to_int(value)
-    if size is None or size < 1:
-        raise ArgumentError(f"{name}: expected a positive int, found {describe(value)}")
+    if size is None or size < (0 if or_zero else 1):
+        raise ArgumentError(f"{name}: expected a positive int{' or 0' if or_zero else ''}, found {describe(value)}")
     if size >= 2**63:
         raise ArgumentError(f"{name}: expected an int below 2^63, found {describe(value)}")
     return size

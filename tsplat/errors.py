@@ -53,4 +53,4 @@ class CapacityError(RuntimeError):
 
 
 class PeerError(RuntimeError):
-    """Another rank rejected its arguments or exceeded its budget, so this rank's call cannot continue."""
+    """Another rank rejected its arguments, exceeded its budget or ended, so this rank's call cannot continue."""

@@ -93,3 +93,9 @@ def render(gaussians: Gaussians, camera: Camera, **options: Any) -> Tensor:
         image = render(gaussians, Camera(viewmat, intrinsics(160, 120, fov=50), 160, 120))  # [120, 160, 3]
     """
     return render_views(gaussians, [camera], **options)[0][0]
+
+
+def kind_of_call(camera: Camera) -> tuple[object, ...]:
+    """Returns what the cameras of one call share, also those of other ranks, such as the size of the image."""
+    lens = (camera.model, camera.distortion is None, camera.viewmat_end is None, camera.readout)
+    return camera.width, camera.height, *lens

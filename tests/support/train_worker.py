@@ -114,6 +114,26 @@ def train(ranks, folder):
     return results
 
 
+def train_sizes(ranks, folder):
+    """Trains a sharded scene on views of three sizes with backgrounds of their own. Returns counts and losses."""
+    scene = capture()
+
+    def cut(i, view):
+        camera = dataclasses.replace(view.camera, width=40 - i % 3)
+        return view.replaced(camera=camera, image=view.image[:, : 40 - i % 3])
+
+    views = list(itertools.starmap(cut, enumerate(scene.train)))
+    found = []
+    for views_per_step in (2, 5):
+        config = dataclasses.replace(
+            configuration("default", "shard"), views_per_step=views_per_step, random_background=True
+        )
+        trainer = Trainer(start(scene), views, config, ranks)
+        steps = [trainer.advance() for _ in range(STEPS)]
+        found.append([[step.n_gaussians for step in steps], [float(step.loss) for step in steps]])
+    return found
+
+
 def recorded(capacities, render, camera, background, capacity, degree, **options):
     capacities.append(capacity)
     return render(camera, background, capacity, degree, **options)
@@ -288,6 +308,7 @@ JOBS = {
         train,
         train_with_capacity,
         train_degree_zero,
+        train_sizes,
         train_timed_and_extended,
         run_within_shards,
         save,

@@ -15,9 +15,9 @@ TIMEOUT = 600
 """Seconds after which ranks are killed; they take about a minute on an idle machine."""
 
 GROUPS = (
-    "1:train",
-    "4:train,save,load",
-    "2:train,load,train_with_capacity,train_degree_zero,train_timed_and_extended,run_within_shards",
+    "1:train,train_sizes",
+    "4:train,train_sizes,save,load",
+    "2:train,load,train_with_capacity,train_degree_zero,train_sizes,train_timed_and_extended,run_within_shards",
     "1:load,train_timed_and_extended",
     "3:load",
     "5:load",

@@ -51,6 +51,15 @@ def test_sharded_scene_of_degree_zero_is_refined(rank_results):
     assert rank_results.of("train_degree_zero", 2) == [213, 213]
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_views_of_several_sizes(rank_results, world_size):
+    (single,) = rank_results.of("train_sizes", 1)
+    for result in rank_results.of("train_sizes", world_size):
+        for (counts, losses), (expected_counts, expected_losses) in zip(result, single, strict=True):
+            assert counts == expected_counts
+            assert losses == pytest.approx(expected_losses, rel=1e-4)
+
+
 @pytest.mark.parametrize(("world_size", "steps"), [(1, 16), (2, 8)])
 def test_time_of_the_slowest_rank_counts_and_extended_runs_are_bit_exact(rank_results, world_size, steps):
     for planned, differ, last in rank_results.of("train_timed_and_extended", world_size):

@@ -135,8 +135,8 @@ class Config:
         return self.background or (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sh_interval", "max_gaussians", *(["views_per_step"] if self.views_per_step else [])):
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        for name in ("steps", "sh_interval", "max_gaussians", "views_per_step"):
+            object.__setattr__(self, name, check_size(name, getattr(self, name), or_zero=name == "views_per_step"))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
         for name in ("capacity", "graph", "visible_adam"):
@@ -219,8 +219,9 @@ class RunConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("downscale", "keep", *(key for key in ("test_every", "max_size") if getattr(self, key))):
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        for name in ("downscale", "keep", "test_every", "max_size", "eval_every", "save_every"):
+            or_zero = name not in ("downscale", "keep")
+            object.__setattr__(self, name, check_size(name, getattr(self, name), or_zero=or_zero))
         check_test_every(self.test_every)
         if self.block and not re.fullmatch(r".+:[0-9]{1,9}", self.block, re.DOTALL):
             raise ArgumentError(f"block: expected the folder of a plan, a colon and an index, found {self.block!r}")
@@ -230,9 +231,6 @@ class RunConfig(Config):
             raise ArgumentError(
                 f"sky: expected 0, or 2 to {self.max_gaussians - 1}, fewer than max_gaussians, found {self.sky}"
             )
-        for name in ("eval_every", "save_every"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"{name}: expected a number of steps or 0, found {getattr(self, name)}")
         if not 0 < self.start_opacity < 1:
             raise ArgumentError(f"start_opacity: expected a number between 0 and 1, found {self.start_opacity}")
         if not 0 < self.start_scale < math.inf:

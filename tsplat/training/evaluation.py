@@ -14,7 +14,7 @@ from torch import Tensor
 from ..arguments import check_choice, to_float
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
-from ..rendering import render_views
+from ..rendering import kind_of_call, render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
@@ -247,15 +247,9 @@ def _calls(
             continue
         kinds: dict[tuple[object, ...], list[int]] = {}
         for index in turn:
-            kinds.setdefault(_kind(views[index].camera), []).append(index)
+            kinds.setdefault(kind_of_call(views[index].camera), []).append(index)
         for indices in kinds.values():
             yield (own, True) if own in indices else (indices[0], False)
-
-
-def _kind(camera: Camera) -> tuple[object, ...]:
-    """What cameras of a collective call share."""
-    lens = (camera.model, camera.distortion is None, camera.viewmat_end is None, camera.readout)
-    return camera.width, camera.height, *lens
 
 
 def _render(gaussians: Gaussians, camera: Camera, is_own: bool, options: dict[str, Any]) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..precision import full_precision
+from ..rendering import kind_of_call
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
 from ..scene.extents import camera_positions, median_depth, scene_scale
@@ -187,10 +188,10 @@ class Trainer:
         config = self.config
         means_lr = self._parameters.set_rates(self.step)
         # All ranks draw the views and backgrounds of the whole step.
-        views = [self._sampler.next() for _ in range(config.views_per_step)]
+        drawn = [(self._sampler.next(), self._draw_background()) for _ in range(config.views_per_step)]
+        views, backgrounds = zip(*(self._by_kind(drawn) if self.sharded else drawn), strict=True)
         if self._cache is not None:
             self._prefetch(self._cache, views)
-        backgrounds = [self._draw_background() for _ in views]
         figures, metas = self._view_gradients.compute(self.step, views, backgrounds)
         loss_scale = self._gradient_step.scaler.get_scale()
         self._regularize(loss_scale)
@@ -216,6 +217,13 @@ class Trainer:
     def _find_extent(self, views: Sequence[View], own: Gaussians) -> float:
         depth = median_depth([view.camera for view in views], own.means)
         return scene_extent(views, sorted(self.ranks.all_gather_object(depth))[self.ranks.world_size // 2])
+
+    def _by_kind(self, drawn: list[tuple[int, Color]]) -> list[tuple[int, Color]]:
+        """Views and backgrounds of a step, those together that ranks can render in one call."""
+        kinds: dict[object, list[tuple[int, Color]]] = {}
+        for index, background in drawn:
+            kinds.setdefault(kind_of_call(self._views[index].camera), []).append((index, background))
+        return [pair for pairs in kinds.values() for pair in pairs]
 
     def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
         """Starts to read the images of this step that this rank renders, and those of the next steps."""

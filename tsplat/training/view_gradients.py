@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import Capacities
 from ..errors import UnsupportedError
 from ..precision import full_precision
-from ..rendering import render_views
+from ..rendering import kind_of_call, render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
@@ -122,16 +122,23 @@ class ViewGradients:
     def _accumulate(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
     ) -> tuple[Tensor, list[Meta]]:
-        """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`compute`."""
+        """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`compute`.
+
+        Ranks take turns of a view each. If Gaussians are sharded, they render together, views of each kind in a call.
+        """
         figures, metas = [self._parameters.params["means"].new_zeros(2)], []
         for first in range(0, len(views), self._ranks.world_size):
-            own = first + self._ranks.rank
-            if own < len(views):
-                view_figures, meta = self._fit(step, views[own], backgrounds[own], capacity)
-                figures.append(view_figures)
-            else:
-                meta = self._join(step, views[first], capacity)
-            metas.append(meta)
+            own, turn = first + self._ranks.rank, range(first, min(first + self._ranks.world_size, len(views)))
+            calls: dict[object, list[int]] = {}
+            for i in turn:
+                calls.setdefault(kind_of_call(self._views[views[i]].camera) if self._sharded else None, []).append(i)
+            for places in calls.values():
+                if own in places:
+                    view_figures, meta = self._fit(step, views[own], backgrounds[own], capacity)
+                    figures.append(view_figures)
+                else:
+                    meta = self._join(step, views[places[0]], capacity)
+                metas.append(meta)
         return torch.stack(figures).sum(0), metas
 
     def _fit(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:

@@ -94,7 +94,7 @@ def test_progress_is_told():
     ("arguments", "problem"),
     [
         (dict(n=0), "n: "),
-        (dict(finetune=-1), "finetune: expected a number of steps, 0 or more, found -1"),
+        (dict(finetune=-1), "finetune: expected a positive int or 0, found -1"),
         (dict(cameras=[]), "cameras: expected at least one, found none"),
     ],
 )

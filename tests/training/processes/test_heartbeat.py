@@ -5,7 +5,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from tsplat.errors import PeerError
 from tsplat.stages.process_group import RankGroup
 from tsplat.support.process_identity import describe_process
 from tsplat.training.processes import heartbeat as heartbeats
@@ -107,3 +109,22 @@ def test_only_the_process_of_a_dead_rank_is_killed(changes, is_killed, monkeypat
     monkeypatch.setattr(heartbeats.os, "kill", lambda pid, signum: killed.append(pid) if signum else None)
     heartbeats._kill(SimpleNamespace(get=lambda name: json.dumps(process)), 1)
     assert killed == [process["pid"]] * is_killed
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "expected"),
+    [
+        (
+            "[/a/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5",
+            PeerError,
+            r"lost \(Connection closed",
+        ),
+        ("an error of this rank", RuntimeError, "an error of this rank"),
+    ],
+)
+def test_errors_of_other_ranks_are_told_in_words(message, kind, expected, monkeypatch):
+    monkeypatch.setattr(heartbeats, "TIMEOUT", 0.0)
+    monkeypatch.setattr(heartbeats.dist.distributed_c10d, "_get_default_store", torch.distributed.HashStore)
+    monkeypatch.setattr(heartbeats, "_monitor", lambda store, ranks, done: None)
+    with pytest.raises(kind, match=expected), heartbeat(SimpleNamespace(rank=0, world_size=2)):
+        raise RuntimeError(message)

@@ -89,6 +89,8 @@ def test_failing_rank_ends_the_run_which_can_be_resumed(
         "setting": rf"rasterize_mode: classic on ranks .*, antialiased on rank {victim};",
     }[kind]
     assert re.search(expected, output), output[-3000:]
+    assert "/gloo/" not in output
+    assert output.count("Traceback") == (kind == "raises")
     path, _, errors = read_newest(run)
     assert errors == []
     saved = read_checkpoint(path).step

@@ -86,8 +86,7 @@ def check_test_every(test_every: int) -> None:
             "test_every: 1 holds out every view, so that none is left for training; expected 0 for no held-out views, "
             "or at least 2"
         )
-    if test_every != 0:
-        check_size("test_every", test_every)
+    check_size("test_every", test_every, or_zero=True)
 
 
 def is_held_out(index: int, test_every: int) -> bool:
@@ -156,9 +155,8 @@ def _sample(path: Path, size: int) -> bytes:
 
 def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[Photograph], list[str]]:
     """Limits the longer side of images to `max_size` pixels, 0 for no limit; returns a note if any is downscaled."""
-    if max_size == 0:
+    if check_size("max_size", max_size, or_zero=True) == 0:
         return list(photographs), []
-    check_size("max_size", max_size)
     infos = [read_image_info(photograph.path) for photograph in photographs]
     factors = [max(1.0, max(info.width, info.height) / max_size) for info in infos]
     limited = [dataclasses.replace(photograph, downscale=f) for photograph, f in zip(photographs, factors)]

@@ -83,8 +83,7 @@ def decimate_gaussians(
     check_size("n", n)
     if gaussians.surfels:
         raise UnsupportedError("gaussians: 2D Gaussians cannot be decimated; prune those of low opacity instead")
-    if not isinstance(finetune, int) or finetune < 0:
-        raise ArgumentError(f"finetune: expected a number of steps, 0 or more, found {finetune!r}")
+    finetune = check_size("finetune", finetune, or_zero=True)
     if not cameras:
         raise ArgumentError("cameras: expected at least one, found none")
     original = drop_invalid(gaussians, lambda _: None).map(lambda tensor: tensor.detach().float())

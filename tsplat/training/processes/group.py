@@ -19,7 +19,11 @@ from ..configuration import RunConfig
 from .environment import is_launched
 
 TIMEOUT = timedelta(minutes=10)
-"""Timeout of collectives: longer than any step or save. A dead rank is noticed earlier, by its missing heartbeat."""
+"""How long ranks wait for each other at the start."""
+
+SUSPENSION = timedelta(days=7)
+"""Timeout of collectives, which counts the time in which a job is suspended. A dead rank is noticed by its missing
+heartbeat."""
 
 STORE = "tsplat-store"
 """Key of the port of the store of rank 0 in the store of torchrun's agents."""
@@ -41,6 +45,7 @@ def join_ranks(config: RunConfig) -> tuple[torch.device, str, RankGroup]:
         importlib.import_module("torch.distributed.nn.functional")
         try:
             _create_group("nccl" if device.type == "cuda" else "gloo")
+            dist.distributed_c10d._set_pg_timeout(SUSPENSION)
         except (RuntimeError, ValueError) as error:
             raise ArgumentError(f"ranks: cannot initialize the process group ({error})") from error
         atexit.register(_destroy_group)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from ...errors import PeerError
 from ...stages.process_group import RankGroup
 from ...support.process_identity import describe_process, is_running, shares_ids
 
@@ -31,7 +33,8 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
     """Sends heartbeats and monitors those of the other ranks while the block runs. Does nothing for a single process.
 
     When another rank's heartbeats stop, a message is printed and the process exits immediately, because it may be
-    blocked in a collective with the dead rank.
+    blocked in a collective with the dead rank. Raises PeerError if a collective fails, as it does at once when another
+    rank ends, but no heartbeat is missing.
     """
     if ranks.world_size == 1:
         yield
@@ -47,9 +50,21 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
         yield
         # A rank that stopped its heartbeats before the others finish would look dead to them.
         ranks.barrier()
+    except RuntimeError as error:
+        if not _is_of_backend(error):
+            raise
+        # The other rank tells why it ended. If it cannot, a launcher does, or the monitor, which exits.
+        thread.join(TIMEOUT + 4 * INTERVAL)
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error)).splitlines()[0][:200]
+        raise PeerError(f"ranks: the connection to another rank was lost ({reason}); see its messages") from error
     finally:
         done.set()
         thread.join()
+
+
+def _is_of_backend(error: RuntimeError) -> bool:
+    """Whether Gloo or NCCL has raised an error."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:

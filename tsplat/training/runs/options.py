@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 
 import torch
 
+from ...arguments import check_size
 from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.suggestions import suggest_option
@@ -66,6 +67,11 @@ class Options(RunConfig):
     view_paused: bool = False
     view_stay: bool = False
     view_close: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stop_after is not None:
+            check_size("stop_after", self.stop_after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,6 +287,9 @@ def _resume(arguments: Sequence[str]) -> Resume:
             f"to stop earlier: --stop-after N; to train with other settings: {PROGRAM} --config "
             f"{found.resume / 'config.json'} --out NEW_RUN {option} ..."
         )
+    for name in ("steps", "stop_after"):
+        if getattr(found, name) is not None:
+            check_size(f"--{name.replace('_', '-')}", getattr(found, name))
     values = vars(found)
     return Resume(run=values.pop("resume"), **values)
 

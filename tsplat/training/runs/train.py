@@ -97,6 +97,7 @@ def train(
         UnsupportedError: A view of several ranks.
     """
     given = config if isinstance(config, RunConfig) else config(RunConfig.steps)
+    _check_counts(stop_after=stop_after)
     check_block_folder(given, Path(out))
     require_extras(given, view=view is not None)
     if continues(config, given, Path(out)):
@@ -144,6 +145,7 @@ def resume(
         ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError, UnsupportedError: See :func:`train`.
     """
     require_extras(view=view is not None)
+    _check_counts(steps=steps, stop_after=stop_after)
     if checkpoint is None and (Path(run) / CONFIG).is_file() and not has_checkpoints(Path(run)):
         started = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
         started = started if steps is None else extend(started, steps)
@@ -340,8 +342,6 @@ def fit_and_report(
     `initial` are the Gaussians that the run started from; of a sharded scene, this rank's. `stop_after` is a number of
     steps in total. The other arguments are those of :class:`.loop.RunLoop`.
     """
-    if stop_after is not None:
-        check_size("stop_after", stop_after)
     print_setup(trainer, capture)
     observers: list[Observer] = [ProgressDisplay()]
     if run is not None and run.tensorboard and trainer.ranks.is_main:
@@ -376,6 +376,12 @@ def fit_and_report(
         if run is None or not error.strerror:
             raise
         raise OSError(error.errno, f"{error.strerror}; {loop.what_is_saved()}", error.filename) from error
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None:
+            check_size(name, value)
 
 
 def _write_record(loop: RunLoop) -> None:
