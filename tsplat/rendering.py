@@ -98,4 +98,4 @@ def render(gaussians: Gaussians, camera: Camera, **options: Any) -> Tensor:
 def kind_of_call(camera: Camera) -> tuple[object, ...]:
     """Returns what the cameras of one call share, also those of other ranks, such as the size of the image."""
     lens = (camera.model, camera.distortion is None, camera.viewmat_end is None, camera.readout)
-    return camera.width, camera.height, *lens
+    return camera.width, camera.height, camera.near, *lens

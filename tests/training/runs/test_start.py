@@ -10,6 +10,7 @@ import torch
 
 from tests.training.runs.test_train import capture, configuration, results  # noqa: F401 - a fixture
 from tsplat import ArgumentError
+from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.strategies import LongAxisStrategy, MCMCStrategy
 from tsplat.training import RunConfig, preset, resume, train
 from tsplat.training.runs import start
@@ -58,6 +59,22 @@ def test_extended_run_is_resumed_bit_exactly(kind, tmp_path, capsys):
     for name, tensor in tensors.items():
         assert torch.equal(found[0][name], tensor), name
     assert found[1:] == (figures, metrics)
+
+
+@pytest.mark.slow
+def test_extended_run_that_is_killed_before_its_first_step_stays_extended(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    train(RunConfig(steps=2, sh_degree=0), run)
+
+    def killed(trainer):
+        raise SystemExit
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Trainer, "advance", killed)
+        with pytest.raises(SystemExit):
+            resume(run, steps=4)
+    assert [path.name for path in find_checkpoints(run / "checkpoints")] == ["step_00000002", "step_00000002_2"]
+    assert resume(run)["steps"] == 4
 
 
 class Clock:

@@ -186,6 +186,10 @@ class RunLoop:
             return f"Step {step} is saved already"
         return f"Saved {self._save('checkpoints')}"
 
+    def save_again(self) -> None:
+        """Saves a step that is saved with other settings, so that a run that is extended and killed stays extended."""
+        self._save("checkpoints")
+
     def _warn(self, message: str) -> None:
         """Prints a warning, and saves the state that it is about."""
         saved = "" if self._run_config is None else f"; a checkpoint of this step is saved as {self._save('inspect')}"

@@ -289,7 +289,10 @@ def _resume(arguments: Sequence[str]) -> Resume:
         )
     for name in ("steps", "stop_after"):
         if getattr(found, name) is not None:
-            check_size(f"--{name.replace('_', '-')}", getattr(found, name))
+            try:
+                check_size(f"--{name.replace('_', '-')}", getattr(found, name))
+            except ArgumentError as error:
+                parser.error(str(error))
     values = vars(found)
     return Resume(run=values.pop("resume"), **values)
 

@@ -232,6 +232,7 @@ def _run(
                 run=config,
                 stop_after=stop_after,
                 resumed=None if found is None else found.figures,
+                is_extended=found is not None and found.config.steps != config.steps,
                 stop=stop,
                 scene=record_scene(config, described, folder),
                 record=record,
@@ -333,6 +334,7 @@ def fit_and_report(
     run: RunConfig | None = None,
     stop_after: int | None = None,
     resumed: dict[str, Any] | None = None,
+    is_extended: bool = False,
     stop: StopRequest | None = None,
     scene: dict[str, Any] | None = None,
     record: RunRecord | None = None,
@@ -340,7 +342,8 @@ def fit_and_report(
     """Trains for the remaining steps, writes the results, and returns the contents of ``metrics.json``.
 
     `initial` are the Gaussians that the run started from; of a sharded scene, this rank's. `stop_after` is a number of
-    steps in total. The other arguments are those of :class:`.loop.RunLoop`.
+    steps in total. A run that `is_extended` saves its first step, with its new number of steps. The other arguments are
+    those of :class:`.loop.RunLoop`.
     """
     print_setup(trainer, capture)
     observers: list[Observer] = [ProgressDisplay()]
@@ -351,6 +354,8 @@ def fit_and_report(
     loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record, observers, resumed, capture.frame)
     if resumed is not None:
         loop.record.keep_earlier(folder)
+    if is_extended:
+        loop.save_again()
     views = capture.test or evenly_spaced(capture.train)
     with loop.record.measure("evaluation"):
         scores = score_views(trainer, initial, views, loop.between_views)
