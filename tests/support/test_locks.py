@@ -215,7 +215,7 @@ def test_forked_children_do_not_hold_the_lock(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs namespaces")
-def test_containers_with_one_host_name(tmp_path):
+def test_containers_with_the_same_machine_name(tmp_path):
     """Both see another process with the id of the holder, or none."""
     space = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*space, "true"], capture_output=True, check=False).returncode:

@@ -223,7 +223,7 @@ class Trainer:
         kinds: dict[object, list[tuple[int, Color]]] = {}
         for index, background in drawn:
             kinds.setdefault(kind_of_call(self._views[index].camera), []).append((index, background))
-        return [pair for pairs in kinds.values() for pair in pairs]
+        return [view for together in kinds.values() for view in together]
 
     def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
         """Starts to read the images of this step that this rank renders, and those of the next steps."""

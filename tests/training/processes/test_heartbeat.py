@@ -68,7 +68,7 @@ def exit_status(monkeypatch, script):
     return None
 
 
-AWAKE, SILENT = (INTERVAL, 1), (INTERVAL, 0)
+AWAKE, STOPPED = (INTERVAL, 1), (INTERVAL, 0)
 ROUNDS = int(TIMEOUT / INTERVAL)
 
 
@@ -77,9 +77,9 @@ ROUNDS = int(TIMEOUT / INTERVAL)
     [
         [AWAKE] * 40,
         [AWAKE, (3600, 0), AWAKE],  # all ranks stop for an hour
-        [AWAKE, (3600, 0), *[SILENT] * ROUNDS, AWAKE],  # the other one wakes later
-        [*[SILENT] * ROUNDS, (3600, 0), *[SILENT] * ROUNDS, AWAKE],  # and stopped earlier
-        [*[SILENT] * (ROUNDS // 2), (TIMEOUT / 2 - 1, 0), AWAKE],  # a busy machine
+        [AWAKE, (3600, 0), *[STOPPED] * ROUNDS, AWAKE],  # the other one wakes later
+        [*[STOPPED] * ROUNDS, (3600, 0), *[STOPPED] * ROUNDS, AWAKE],  # and stopped earlier
+        [*[STOPPED] * (ROUNDS // 2), (TIMEOUT / 2 - 1, 0), AWAKE],  # a busy machine
     ],
 )
 def test_suspended_ranks_live_on(script, monkeypatch):
@@ -89,8 +89,8 @@ def test_suspended_ranks_live_on(script, monkeypatch):
 @pytest.mark.parametrize(
     "script",
     [
-        [AWAKE, *[SILENT] * (ROUNDS + 1)],
-        [AWAKE, (3600, 0), *[SILENT] * (ROUNDS + 1)],
+        [AWAKE, *[STOPPED] * (ROUNDS + 1)],
+        [AWAKE, (3600, 0), *[STOPPED] * (ROUNDS + 1)],
         [(TIMEOUT / 3, 0)] * 4,  # a busy machine
     ],
 )

@@ -69,7 +69,7 @@ def _is_of_backend(error: RuntimeError) -> bool:
 
 def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
     others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
-    latest, silences = dict.fromkeys(others, 0), dict.fromkeys(others, 0.0)
+    latest, waited = dict.fromkeys(others, 0), dict.fromkeys(others, 0.0)
     before = time.monotonic()
     while not done.wait(INTERVAL):
         try:
@@ -83,10 +83,10 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event) -> None:
         # A job that is suspended, as by Slurm, or the process that has the store: ranks wake one after another.
         was_suspended = now - before > TIMEOUT / 2
         for rank in others:
-            is_silent = counts[rank] == latest[rank] and not was_suspended
-            silences[rank] = silences[rank] + now - before if is_silent else 0.0
+            is_unchanged = counts[rank] == latest[rank] and not was_suspended
+            waited[rank] = waited[rank] + now - before if is_unchanged else 0.0
         latest, before = counts, now
-        dead = [rank for rank in others if silences[rank] > TIMEOUT]
+        dead = [rank for rank in others if waited[rank] > TIMEOUT]
         if dead and not done.is_set():
             for rank in dead:
                 _kill(store, rank)
