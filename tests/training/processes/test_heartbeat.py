@@ -115,7 +115,7 @@ def test_only_the_process_of_a_dead_rank_is_killed(changes, is_killed, monkeypat
     ("message", "kind", "expected"),
     [
         (
-            "[/a/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5",
+            "[/a/gloo/transport/tcp/unbound.cc:81] Connection closed by peer [::1]:5",
             PeerError,
             r"lost \(Connection closed",
         ),
