@@ -1,7 +1,11 @@
 """Optional dependencies: checked where they are needed, never imported by ``import tsplat``."""
 
+import contextlib
 import importlib
 import importlib.util
+import signal
+import threading
+from collections.abc import Iterator
 
 from ..errors import MissingExtraError
 
@@ -33,7 +37,8 @@ def require(*modules: str) -> None:
     first: ImportError | None = None
     for module in modules:
         try:
-            importlib.import_module(module)
+            with _unchanged_sigterm():
+                importlib.import_module(module)
         except ImportError as error:
             missing = getattr(error, "name", None) == module
             problems[module] = "is not installed" if missing else f"cannot be imported ({error})"
@@ -66,3 +71,12 @@ def require_ffmpeg(what: str) -> None:
         imageio_ffmpeg.get_ffmpeg_exe()
     except RuntimeError as error:
         raise MissingExtraError(f"{what} need ffmpeg, which imageio-ffmpeg does not find") from error
+
+
+@contextlib.contextmanager
+def _unchanged_sigterm() -> Iterator[None]:
+    """Installs the handler of SIGTERM again after an import: that of pycolmap prints a stack trace of C++ functions."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
