@@ -215,7 +215,7 @@ LAYERS = (
     ("stages",),
     ("kernels", "kernels_torch"),
     ("triton_cpu", "data", "arguments", "support"),
-    ("config", "errors"),
+    ("config", "errors", "precision"),
 )
 PURPOSES = {
     "cli": "commands", "compat": "gsplat's and Inria's names", "training": "trainer, checkpoints",
@@ -224,7 +224,7 @@ PURPOSES = {
     "reference": "dense oracle",
     "stages": "autograd, checks, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
     "triton_cpu": "Triton on CPUs", "data": "tensors, settings", "arguments": "checks", "support": "files, progress",
-    "config": "constants", "errors": "typed errors",
+    "config": "constants", "errors": "typed errors", "precision": "no autocast",
 }  # fmt: skip
 
 
