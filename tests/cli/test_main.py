@@ -92,7 +92,7 @@ INVALID = [
     (["train", "scene", "--out", "new/run", "--downscale", "0"], "--downscale"),
     (["train", "scene", "--out", "new/run", "--downscale", "20"], "11 pixels"),
     (["train", "scene", "--out", "new/run", "--steps", "-1"], "--steps"),
-    (["train", "distorted", "--out", "new/run"], "FOV.*undistort"),
+    (["train", "distorted", "--out", "new/run", "--camera", "native"], "FOV"),
     (["blocks"], r"required: \{plan,train,merge\}; see tsplat blocks --help"),
     (["blocks", "trian", "plan"], r"\(did you mean train instead of trian\?\); see tsplat blocks --help"),
     (["blocks", "plan", "scene", "--out", "new"], "one of the arguments --blocks --grid is required"),

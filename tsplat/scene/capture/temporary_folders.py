@@ -50,7 +50,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(out))
     inside = target.is_dir()
-    parent = target if inside else target.parent
+    parent, given = target if inside else target.parent, Path(os.path.abspath(out)).parent
+    if not inside and os.path.realpath(given) == str(parent):
+        parent = given  # which errors name
     # Names have a maximum of 255 bytes.
     digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:8]
     folder = parent / (INSIDE if inside else f".{target.name[:50]}.{digest}")
