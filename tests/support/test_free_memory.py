@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.support.paths import WITHOUT_TORCH
 from tsplat.support.free_memory import available_bytes
 
 MEMINFO = "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"
@@ -63,11 +64,8 @@ def test_no_information(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_limits_of_the_process(name):
-    code = f"""
-import resource, sys, types
-for module in ("tsplat", "tsplat.support"):
-    sys.modules[module] = types.ModuleType(module)
-    sys.modules[module].__path__ = [p + "/" + module.replace(".", "/") for p in sys.path if p]
+    code = f"""{WITHOUT_TORCH}
+import resource
 from tsplat.support.free_memory import available_bytes
 resource.setrlimit(resource.{name}, (1 << 30, -1))
 print((1 << 29) < available_bytes() < (1 << 30))

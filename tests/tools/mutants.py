@@ -515,7 +515,7 @@ MUTANTS = [
         ("splats._replace(colors=features[:, 3:])", "splats._replace(colors=features[:, :-3])", "normals for colors"),
     ),
     *_in("scene/capture/lenses.py", LENSES,
-        ("torch.tensor([[k4, k3]]", "torch.tensor([[k3, k4]]", "p1 and p2 of points swapped"),
+        ("new_tensor([[k4, k3]])", "new_tensor([[k3, k4]])", "p1 and p2 of points swapped"),
         ("_roots([1 - LENS_GAIN_MIN, k1, k2])", "[]", "native pixels that no Gaussian reaches are trained on"),
         ("[1.0, *((2 * i + 3) * k", "[1.0, *((2 * i + 1) * k", "fisheye: derivative of the distortion"),
         ("theta < self._max_theta", "theta < 4.0", "fisheye: pixels beyond 90 degrees not masked out"),
