@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ... import ArgumentError
 from ...arguments import check_bool, check_number, check_size, check_tensor
+from ...stages.compilation import eager
 from .forks import refuse_arguments
 
 SHAPES: dict[str, list[int | None]] = dict(bg=[None], viewmatrix=[4, 4], projmatrix=[4, 4], campos=[3])
@@ -96,6 +97,7 @@ class GaussianRasterizationSettings(_Settings):
         refuse_arguments(set(kwargs) - set(cls._fields))
         return super().__new__(cls, *args, **kwargs)
 
+    @eager
     def checked(self) -> "GaussianRasterizationSettings":
         """Returns settings with numbers of any type as ints and floats, and matrices [4, 4]."""
         given = {name: getattr(self, name) for name in SHAPES}
