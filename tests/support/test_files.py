@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tsplat.errors import FileError
-from tsplat.support.files import atomic_write, output_folder, staged_folder, write_json
+from tsplat.support.files import atomic_write, delete_temporaries, output_folder, staged_folder, write_json
 from tsplat.support.reading import protect_inputs, read_file
 
 
@@ -33,6 +33,19 @@ def test_failed_atomic_write_leaves_no_files(tmp_path, error):
     with pytest.raises(error):
         fail()
     assert not list(tmp_path.iterdir())
+
+
+def test_temporary_files_of_killed_processes_are_deleted(tmp_path):
+    names = {".hidden", "a.bin", ".a.bin.0123456", ".a.bin.0123456g"}
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / ".folder.01234567").mkdir()
+    with atomic_write(tmp_path / "b.bin"):
+        (left,) = tmp_path.glob(".b.bin.*")
+    left.touch()
+    delete_temporaries(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == names | {"b.bin", ".folder.01234567"}
+    delete_temporaries(tmp_path / "none")
 
 
 def test_atomic_write_does_not_replace_folders(tmp_path):

@@ -73,6 +73,17 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+def delete_temporaries(folder: Path) -> None:
+    """Deletes the temporary files of :func:`atomic_write`, which a process that is killed leaves.
+
+    No other process may be writing files there.
+    """
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name) and path.is_file() and not path.is_symlink():
+                _remove(path)
+
+
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # the error that is reported is the one before
         path.unlink()

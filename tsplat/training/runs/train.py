@@ -17,7 +17,7 @@ from ...scene.capture.views import Capture
 from ...scene.formats.checkpoints import skipped_messages
 from ...scene.gaussians import Gaussians
 from ...strategies.sharding import count
-from ...support.files import output_folder, write_json
+from ...support.files import delete_temporaries, output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
 from ...support.progress import stage_display
 from ...viewing.devices import reserve_threads
@@ -192,6 +192,8 @@ def _run(
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(folder / "checkpoints")
+            for written in (folder, folder / "checkpoints", folder / "held_out"):
+                delete_temporaries(written)
         record = RunRecord()
         # A run that is killed starts again with its configuration, in which steps are missing if it is timed.
         is_known = found is None and timed is None
