@@ -36,16 +36,16 @@ def test_failed_atomic_write_leaves_no_files(tmp_path, error):
 
 
 def test_temporary_files_of_killed_processes_are_deleted(tmp_path):
-    names = {".hidden", "a.bin", ".a.bin.0123456", ".a.bin.0123456g"}
-    for name in names:
-        (tmp_path / name).touch()
-    (tmp_path / ".folder.01234567").mkdir()
     with atomic_write(tmp_path / "b.bin"):
         (left,) = tmp_path.glob(".b.bin.*")
+    names = {".hidden", "a.bin", ".b.bin.0123456", ".b.bin.0123456g", ".notes.20261128"}
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / ".b.bin.01234567").mkdir()
     left.touch()
-    delete_temporaries(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == names | {"b.bin", ".folder.01234567"}
-    delete_temporaries(tmp_path / "none")
+    delete_temporaries(tmp_path, ["b.bin"])
+    assert {path.name for path in tmp_path.iterdir()} == names | {"b.bin", ".b.bin.01234567"}
+    delete_temporaries(tmp_path / "none", ["b.bin"])
 
 
 def test_atomic_write_does_not_replace_folders(tmp_path):

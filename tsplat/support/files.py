@@ -73,15 +73,17 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
-def delete_temporaries(folder: Path) -> None:
-    """Deletes the temporary files of :func:`atomic_write`, which a process that is killed leaves.
+def delete_temporaries(folder: Path, names: Iterable[str]) -> None:
+    """Deletes the temporary files that :func:`atomic_write` leaves in a folder if its process is killed.
 
-    No other process may be writing files there.
+    Args:
+        folder: A folder where no other process is writing these files. It may be missing.
+        names: Names of the files that were written. Others are not touched: ``.notes.20261128`` may be a user's.
     """
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name) and path.is_file() and not path.is_symlink():
-                _remove(path)
+    written = "|".join(re.escape(name[:50]) for name in names)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if re.fullmatch(rf"\.({written})\.[0-9a-f]{{8}}", path.name) and path.is_file() and not path.is_symlink():
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -21,7 +21,7 @@ from ...support.files import delete_temporaries, output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
 from ...support.progress import stage_display
 from ...viewing.devices import reserve_threads
-from ...viewing.outputs import CAMERAS, CONFIG, METRICS, check_output
+from ...viewing.outputs import CAMERAS, CONFIG, METRICS, RUN_FILES, check_output
 from ...viewing.trajectories import describe_cameras
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
@@ -192,8 +192,8 @@ def _run(
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(folder / "checkpoints")
-            for written in (folder, folder / "checkpoints", folder / "held_out"):
-                delete_temporaries(written)
+            for written in (folder, folder / "checkpoints"):
+                delete_temporaries(written, RUN_FILES)
         record = RunRecord()
         # A run that is killed starts again with its configuration, in which steps are missing if it is timed.
         is_known = found is None and timed is None
