@@ -99,15 +99,15 @@ class Trainer:
         found_out["visible_adam"] = resolve_visible_adam(config.visible_adam, gaussians.means, views, ranks)
         self.config = config = dataclasses.replace(config, **found_out)
         self.device = gaussians.means.device
+        autocast = autocast_dtype(config.precision, self.device)
+        if self.sharded and autocast is torch.float16:
+            raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
         self.step = 0
         self.n_gaussians = n
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
         own = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
         self._views = views = with_near_planes(views, own, ranks)
         self.extent = self._find_extent(views, own) if extent is None else extent
-        autocast = autocast_dtype(config.precision, self.device)
-        if self.sharded and autocast is torch.float16:
-            raise UnsupportedError("precision: fp16 is not implemented for shards; use bf16 or parallel='replicate'")
         self._parameters = Parameters(own, views, self.extent, config)
         self._densification = Densification(self._parameters, config, self.extent, ranks, self.sharded)
         self._gradient_step = GradientStep(

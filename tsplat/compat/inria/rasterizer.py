@@ -196,9 +196,9 @@ class GaussianRasterizer(torch.nn.Module):
         check_devices(dict(means3D=means3D) | {name: getattr(s, name) for name in SHAPES})
         n = means3D.shape[0]
         if means2D is not None:
-            columns = 4 if means2D.shape[-1:] == (4,) else 3
+            columns = 4 if getattr(means2D, "ndim", 0) == 2 and means2D.shape[1] == 4 else 3
             check_tensor("means2D", means2D, [n, columns], "[N, 3] as means3D")
-        check_tensor("opacities", opacities, [n] if opacities.ndim == 1 else [n, 1], "[N, 1] as means3D")
+        check_tensor("opacities", opacities, [n] if getattr(opacities, "ndim", 2) == 1 else [n, 1], "[N, 1] as means3D")
         if colors_precomp is not None:
             check_tensor("colors_precomp", colors_precomp, [n, None], "[N, C] as means3D")
         if s.prefiltered:

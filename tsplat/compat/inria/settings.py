@@ -101,9 +101,7 @@ class GaussianRasterizationSettings(_Settings):
     def checked(self) -> "GaussianRasterizationSettings":
         """Returns settings with numbers of any type as ints and floats, and matrices [4, 4]."""
         given = {name: getattr(self, name) for name in SHAPES}
-        for name in ("viewmatrix", "projmatrix"):
-            if isinstance(given[name], Tensor) and given[name].shape == (1, 4, 4):
-                given[name] = given[name][0]
+        given |= {name: _matrix(name, given[name]) for name in ("viewmatrix", "projmatrix")}
         checked: dict[str, Any] = {
             name: check_tensor(name, given[name], shape, str(shape).replace("None", "C"))
             for name, shape in SHAPES.items()
@@ -124,9 +122,7 @@ class GaussianRasterizationSettings(_Settings):
             offset = check_tensor("subpixel_offset", self.subpixel_offset, size, "[H, W, 2]")
             checked["subpixel_offset"] = offset if offset.any() else None
         if self.projmatrix_raw is not None:
-            raw = self.projmatrix_raw
-            raw = raw[0] if isinstance(raw, Tensor) and raw.shape == (1, 4, 4) else raw
-            checked["projmatrix_raw"] = check_tensor("projmatrix_raw", raw, [4, 4], "[4, 4]")
+            checked["projmatrix_raw"] = _matrix("projmatrix_raw", self.projmatrix_raw)
         for name in ("include_feature", "f_count", "do_depth"):
             if getattr(self, name) is not None:
                 checked[name] = check_bool(name, getattr(self, name))
@@ -178,6 +174,12 @@ class GaussianRasterizationSettings(_Settings):
                 "fp32. To pass other principal points exactly, compute projmatrix with autocast off"
             )
         return [0.0 if is_hidden else offset for offset, is_hidden in zip(offsets, hidden.tolist())]
+
+
+def _matrix(name: str, value: object) -> Tensor:
+    """Returns a matrix [4, 4] that is given as such or as [1, 4, 4]."""
+    matrix = check_tensor(name, value, [..., 4, 4], "[4, 4]")
+    return check_tensor(name, matrix[0] if matrix.shape == (1, 4, 4) else matrix, [4, 4], "[4, 4]")
 
 
 def _roundoff(values: Tensor) -> float:

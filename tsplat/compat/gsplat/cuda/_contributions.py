@@ -148,9 +148,9 @@ def accumulate(
         ArgumentError: A shape or dtype is invalid, or an id is out of range.
     """
     check_splats(means2d, conics, opacities)
+    entries = _Entries.check(means2d, colors, gaussian_ids, pixel_ids, image_ids, (image_width, image_height))
     dtype = compute_dtype(means2d, conics, opacities, colors)
     means2d, conics, opacities, colors = (t.to(dtype) for t in (means2d, conics, opacities, colors))
-    entries = _Entries.check(means2d, colors, gaussian_ids, pixel_ids, image_ids, (image_width, image_height))
     a, b, c = entries.take(conics, 3).unbind(-1)
     dx, dy = (entries.centers - entries.take(means2d, 2)).unbind(-1)
     sigmas = 0.5 * (a * dx * dx + c * dy * dy) + b * dx * dy
