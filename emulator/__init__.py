@@ -7,7 +7,9 @@
 | module | subject |
 | --- | --- |
 | `emulation` | the entry point |
-| `driver`, `launch`, `shadow` | stands in for Triton's driver; arguments; which bytes of tensors were written |
+| `library`, `driver_core/` | stands in for libcuda and libamdhip64: the functions that load and launch kernels |
+| `driver` | an emulated GPU; a driver of Triton, for kernels that Triton launches itself |
+| `launch`, `storages`, `shadow` | arguments; which tensors lie at an address; which of their bytes were written |
 | `machine`, `program`, `counters` | one launch on the model of memory; parsed kernels; totals |
 | `nvidia`, `amd` | front ends: PTX and SASS; AMD's assembly and code objects |
 | `build`, `core/` | the C cores: `memory.h` is the one model of memory, races and counters |

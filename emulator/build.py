@@ -29,7 +29,9 @@ def cache_folder() -> Path:
 
 def missing() -> str | None:
     """Returns why the emulator cannot be built here, or None."""
-    return None if shutil.which("gcc") else "needs gcc"
+    if shutil.which("gcc") or all(_path(*parts).exists() for parts in _all()):
+        return None
+    return "needs gcc, or what gcc has built before"
 
 
 @functools.cache
@@ -55,15 +57,41 @@ def amd_operations() -> dict[str, int]:
 @functools.cache
 def nvidia_core() -> ctypes.CDLL:
     """Returns the core for PTX and SASS."""
-    labels = "".join(f"&&L_{name},\n" for name in nvidia_operations())
-    return library(CORE / "nvidia.c", {"nvidia_labels.inc": labels})
+    return library(*_nvidia())
 
 
 @functools.cache
 def amd_core(lanes: int) -> ctypes.CDLL:
     """Returns the core for AMD code with 32 or 64 lanes per wave."""
+    return library(*_amd(lanes))
+
+
+@functools.cache
+def driver_library() -> ctypes.CDLL:
+    """Returns the library that takes the place of libcuda and libamdhip64."""
+    return library(*_driver())
+
+
+Parts = tuple[Path, dict[str, str], tuple[str, ...]]
+"""A C file, the files that are generated for it, and its flags."""
+
+
+def _nvidia() -> Parts:
+    labels = "".join(f"&&L_{name},\n" for name in nvidia_operations())
+    return CORE / "nvidia.c", {"nvidia_labels.inc": labels}, ()
+
+
+def _amd(lanes: int) -> Parts:
     names = "".join(f"OP_{name} = {number},\n" for name, number in amd_operations().items())
-    return library(CORE / "amd.c", {"amd_operations.h": f"enum {{\n{names}}};\n"}, (f"-DW={lanes}",))
+    return CORE / "amd.c", {"amd_operations.h": f"enum {{\n{names}}};\n"}, (f"-DW={lanes}",)
+
+
+def _driver() -> Parts:
+    return CORE.parent / "driver_core" / "driver.c", {}, ()
+
+
+def _all() -> list[Parts]:
+    return [_nvidia(), _amd(32), _amd(64), _driver()]
 
 
 def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
@@ -72,11 +100,8 @@ def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[
     `generated` has the text of further files that it includes, by name; `flags` are beside those of `FLAGS`.
     """
     generated = generated or {}
-    digest = hashlib.sha256(repr((source.name, generated, flags, FLAGS, _processor())).encode())
-    for file in sorted(source.parent.iterdir()):
-        digest.update(file.read_bytes())
-    cache = cache_folder()
-    library = cache / f"{source.stem}-{digest.hexdigest()[:16]}.so"
+    library = _path(source, generated, flags)
+    cache = library.parent
     with filelock.FileLock(library.with_suffix(".lock")):
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -87,6 +112,14 @@ def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[
                 subprocess.run(["gcc", *FLAGS, *flags, *includes, str(source), "-o", str(built), "-lm"], check=True)
                 built.replace(library)
     return ctypes.CDLL(str(library))
+
+
+def _path(source: Path, generated: dict[str, str], flags: tuple[str, ...]) -> Path:
+    """Returns where a library lies: a name for all that it is made of."""
+    digest = hashlib.sha256(repr((source.name, generated, flags, FLAGS, _processor())).encode())
+    for file in sorted(source.parent.iterdir()):
+        digest.update(file.read_bytes())
+    return cache_folder() / f"{source.stem}-{digest.hexdigest()[:16]}.so"
 
 
 def _processor() -> str:

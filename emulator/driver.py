@@ -1,41 +1,69 @@
-"""A Triton driver whose GPU is the emulator. Specialization, caching, grids and options remain Triton's own."""
+"""Emulated GPUs: what executes their launches, and a driver by which Triton launches kernels on them itself.
+
+tsplat loads and launches kernels through `tsplat.gpu_driver`, and so does this driver of Triton: the emulator's library
+takes the place of libcuda or libamdhip64.
+"""
 
 import itertools
-from collections.abc import Callable
+import types
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.cache import get_cache_manager
 
-from .launch import KernelSource, launch_of
+from tsplat.gpu_driver import Device, DriverError, LoadedKernel
+from tsplat.gpu_driver.cuda import CudaDriver
+from tsplat.gpu_driver.hip import HipDriver
+
+from .launch import KernelSource, Made, launch_of
+from .library import library
 from .machine import Machine
-from .program import Program
 from .shadow import Shadow
+from .storages import Storages
 
 Code = Literal["ptx", "sass", "amdgcn"]
 MAX_SHARED_BYTES = {"cuda": 166_912, "hip": 65_536}
-_devices: dict[GPUTarget, int] = {}
-"""Triton keeps compiled kernels by device."""
+_devices: dict[GPUTarget, Device] = {}
+"""tsplat and Triton keep compiled kernels by the number of a device."""
 _numbers = itertools.count(1000)
 
 
+def device_of(target: GPUTarget) -> Device:
+    """Returns the emulated GPU of a target."""
+    if target not in _devices:
+        path = library().path
+        driver = HipDriver(path) if target.backend == "hip" else CudaDriver(path)
+        _devices[target] = Device(next(_numbers), target, driver, lambda _number: 0)
+    return _devices[target]
+
+
+class EmulatedGpu:
+    """Executes launches."""
+
+    def __init__(self, code: Code, machine: Machine, shadow: Shadow, storages: Storages) -> None:
+        self.code, self.machine, self.shadow, self.storages = code, machine, shadow, storages
+
+    def execute(self, source: KernelSource, made: Made) -> None:
+        """Executes a launch that the driver's library was given."""
+        program = source.program(self.code, self.machine.options.rewrite)
+        self.machine.run(program, launch_of(source, program, made, self.storages, self.shadow))
+
+
 class Launcher:
-    """What Triton calls to launch one compiled kernel."""
+    """What Triton calls to launch one compiled kernel: a loaded kernel of `tsplat.gpu_driver`."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         group = get_cache_manager(metadata.hash).get_group(f"{metadata.name}.json") or {}
-        files = {Path(name).suffix[1:]: Path(path) for name, path in group.items()}
-        self.source = KernelSource(metadata, files)
-        self.types = list(src.signature.values())
-        constants = {src.fn.arg_names[path[0]]: value for path, value in (src.constants or {}).items()}
-        shown = ",".join(f"{name}={value}" for name, value in constants.items() if isinstance(value, (int, bool, str)))
-        self.key = f"{metadata.name}[{shown}] #{metadata.hash[:6]}"
-        self.module = str(src.fn.module)
-        self.programs: dict[tuple[Code, Callable[[str], str] | None], Program] = {}
+        (binary,) = (Path(path) for name, path in group.items() if name.endswith((".cubin", ".hsaco")))
+        compiled = types.SimpleNamespace(
+            src=src, metadata=metadata, metadata_group=group, hash=metadata.hash, kernel=binary.read_bytes()
+        )
+        self._loaded = LoadedKernel(device_of(metadata.target), compiled)  # type: ignore[arg-type]
+        self._is_constant = [parameter.is_constexpr for parameter in src.fn.params]
 
     def __call__(
         self, grid_x: int, grid_y: int, grid_z: int, stream: Any, function: Any, packed: Any, launch_metadata: Any,
@@ -43,21 +71,16 @@ class Launcher:
     ) -> None:  # fmt: skip
         if not grid_x * grid_y * grid_z:
             return
-        driver = triton.runtime.driver.active
-        assert isinstance(driver, EmulatedDriver)
-        machine = driver.machine
-        version = driver.code, machine.options.rewrite
-        if version not in self.programs:
-            self.programs[version] = self.source.program(*version)
-        given = [(kind, value) for kind, value in zip(self.types, values) if kind != "constexpr"]
-        grid = grid_x, grid_y, grid_z
-        launch = launch_of(self.source, self.programs[version], grid, given, driver.shadow, self.key)
-        launch.module = self.module
-        if enter_hook is not None:
-            enter_hook(launch_metadata)
-        machine.run(self.programs[version], launch)
-        if exit_hook is not None:
-            exit_hook(launch_metadata)
+        given = [value for value, is_constant in zip(values, self._is_constant) if not is_constant]
+        plain = [
+            b"" if kind == "constexpr" else value.data_ptr() if isinstance(value, Tensor) else value
+            for value, kind in zip(given, self._loaded.types)
+        ]
+        try:
+            self._loaded(grid_x, plain, (grid_y, grid_z))
+        except DriverError as error:
+            failure, library().failure = library().failure, None
+            raise failure or error from error
 
 
 class Utils:
@@ -79,11 +102,10 @@ class Utils:
 class EmulatedDriver(DriverBase):
     """Makes Triton compile for a target and launch on CPU tensors."""
 
-    def __init__(self, target: GPUTarget, code: Code, machine: Machine, shadow: Shadow) -> None:
-        self.target, self.code, self.machine, self.shadow = target, code, machine, shadow
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
         self.utils = Utils(target.backend, target.warp_size)
         self.launcher_cls = Launcher
-        self.device = _devices.setdefault(target, next(_numbers))
 
     @staticmethod
     def is_active() -> bool:
@@ -96,7 +118,7 @@ class EmulatedDriver(DriverBase):
         return self.target
 
     def get_current_device(self) -> int:
-        return self.device
+        return device_of(self.target).number
 
     def set_current_device(self, device: int) -> None:
         pass

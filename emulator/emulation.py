@@ -9,11 +9,15 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
+from tsplat.gpu_driver import DriverError
+
 from . import build
 from .counters import Counts
-from .driver import Code, EmulatedDriver
+from .driver import Code, EmulatedDriver, EmulatedGpu
+from .library import library
 from .machine import EmulationError, Finding, Machine, Options
 from .shadow import Shadow
+from .storages import Storages
 
 TARGETS = {"cuda:80": "ptx", "cuda:90": "ptx", "cuda:120": "ptx", "hip:gfx942": "amdgcn", "hip:gfx1100": "amdgcn"}
 """Targets that tests cover, with the code that is executed unless another is asked for."""
@@ -67,14 +71,22 @@ def emulated(
         raise EmulationError(f"the emulator {reason}")
     gpu_target = target_of(target)
     default: Code = "amdgcn" if gpu_target.backend == "hip" else "ptx"
-    gpu, shadow = Emulator(Machine(Options(**options))), Shadow()
-    config = triton.runtime.driver
-    before = config._active
-    config.set_active(EmulatedDriver(gpu_target, code or default, gpu.machine, shadow))
+    gpu, shadow, storages = Emulator(Machine(Options(**options))), Shadow(), Storages()
+    config, compilation, drivers = triton.runtime.driver, triton.knobs.compilation, library()
+    before = config._active, compilation.listener, drivers.execute
+    config.set_active(EmulatedDriver(gpu_target))
+    compilation.listener = drivers.compiled
+    drivers.execute = EmulatedGpu(code or default, gpu.machine, shadow, storages).execute
+    drivers.failure = None
     try:
-        with shadow if gpu.machine.options.uninitialized else contextlib.nullcontext():
+        with shadow if gpu.machine.options.uninitialized else contextlib.nullcontext(), storages.noting():
             yield gpu
+    except RuntimeError as error:
+        if drivers.failure is None or not (isinstance(error, DriverError) or isinstance(error.__cause__, DriverError)):
+            raise
+        raise drivers.failure from error  # why the driver says that a launch has failed
     finally:
-        config._active = before
+        config._active, compilation.listener, drivers.execute = before
+        drivers.failure = None
     if strict:
         gpu.check()

@@ -1,99 +1,115 @@
-"""From a compiled kernel and Python values to a program and its launch."""
+"""A compiled kernel, and the launches of it that a driver is given."""
 
 import dataclasses
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from .amd import assembly, code_object
 from .nvidia import ptx, sass, sass_text
 from .program import Launch, Memory, Program
 from .shadow import Shadow
+from .storages import Storage, Storages
 
-FORMATS = {
-    "i1": "?", "u1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp16": "e", "fp32": "f", "f32": "f", "fp64": "d",
-}  # fmt: skip
-"""Of scalar arguments, for struct.pack."""
 GUARD_BYTES = 64
 """Behind the last argument, as wide loads may read beyond it."""
+Rewrite = Callable[[str], str] | None
 
 
 @dataclasses.dataclass
 class KernelSource:
-    """Triton's metadata of a compiled kernel, and its files by suffix."""
+    """Triton's metadata of a compiled kernel, its files by suffix, and what its source says."""
 
     metadata: Any
     files: dict[str, Path]
+    types: list[str]
+    """Triton's type of each argument that is not a constant."""
+    key: str
+    """Under which counters are kept: the kernel and its constants."""
+    module: str
+    """Python module of the kernel."""
+    programs: dict[tuple[str, Rewrite], Program] = dataclasses.field(default_factory=dict)
 
-    def program(self, code: str, rewrite: Callable[[str], str] | None) -> Program:
-        """Parses the kernel's code of a kind."""
-        name, rewrite = self.metadata.name, rewrite or (lambda text: text)
+    def program(self, code: str, rewrite: Rewrite) -> Program:
+        """Returns the kernel's code of a kind, parsed."""
+        found = self.programs.get((code, rewrite))
+        if found is None:
+            found = self.programs[code, rewrite] = self._parse(code, rewrite or (lambda text: text))
+        return found
+
+    def _parse(self, code: str, rewrite: Callable[[str], str]) -> Program:
+        name = self.metadata.name
         if code == "amdgcn":
             descriptor = code_object.load(self.files["hsaco"].read_bytes(), name)
             lanes = self.metadata.target.warp_size
             return assembly.translate(rewrite(self.files["amdgcn"].read_text()), descriptor, lanes)
-        as_ptx = ptx.translate(rewrite(self.files["ptx"].read_text()), name)
         if code == "ptx":
-            return as_ptx
+            return ptx.translate(rewrite(self.files["ptx"].read_text()), name)
         binary = self.files["cubin"].read_bytes()
         text = rewrite(sass_text.listing(binary))
         constants = sass_text.compiler_constants(binary, name) if "c[0x2]" in text else b""
         program = sass.translate(text, name, self.metadata.target.arch, constants)
-        program.parameters = as_ptx.parameters
+        program.parameters = self.program("ptx", None).parameters
         program.cubin = binary
         return program
 
+    def layout(self) -> tuple[list[tuple[int, int]], int]:
+        """Returns offset and size of each argument, and the bytes of static shared memory, as binaries tell drivers."""
+        program = self.program("amdgcn" if self.metadata.target.backend == "hip" else "ptx", None)
+        return program.parameters, program.static_shared_bytes
 
-def launch_of(
-    source: KernelSource,
-    program: Program,
-    grid: tuple[int, int, int],
-    given: list[tuple[str, Any]],
-    shadow: Shadow,
-    key: str,
-) -> Launch:
-    """Packs the values of a launch as the hardware gets them.
 
-    `given` has Triton's type and the value of each argument that is not a constant. If a tensor has addresses from the
-    host, its attribute ``pointees`` has the tensors there.
-    """
-    metadata = source.metadata
-    if getattr(metadata, "global_scratch_size", 0):
-        raise NotImplementedError("kernels with scratch in global memory")
-    slots = program.parameters
-    packed = bytearray(program.argument_bytes + GUARD_BYTES)
-    memories = []
-    for (kind, value), (offset, size) in zip(given, slots):
-        data = _pack(kind, value)
-        assert len(data) <= size, (kind, size)
-        packed[offset : offset + len(data)] = data
-        if kind.startswith("*") and isinstance(value, torch.Tensor):
-            pointees = getattr(value, "pointees", ())
-            memories += [_memory(value, None if pointees else shadow), *(_memory(p, shadow) for p in pointees)]
-    threads = metadata.num_warps * program.lanes
-    for offset, data in program.hidden_arguments(grid, threads).items():
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A launch as a driver is given it."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    arguments: bytes
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    cooperative: bool = False
+    overlaps: bool = False
+
+
+def launch_of(source: KernelSource, program: Program, made: Made, storages: Storages, shadow: Shadow) -> Launch:
+    """Returns a launch as the hardware gets it, with the memory that its pointers lie in."""
+    if made.cluster != (1, 1, 1) or made.cooperative:
+        raise NotImplementedError(f"{program.name}: clusters and cooperative launches")
+    size = max(program.argument_bytes, len(made.arguments))
+    packed = bytearray(made.arguments.ljust(size, b"\0") + bytes(GUARD_BYTES))
+    threads = made.block[0] * made.block[1] * made.block[2]
+    for offset, data in program.hidden_arguments(made.grid, threads).items():
         packed[offset : offset + len(data)] = data
     launch = Launch(
-        grid=grid, threads=threads, arguments=np.frombuffer(bytes(packed), np.uint8),
-        memories=memories, shared_bytes=metadata.shared + program.static_shared_bytes, key=key,
+        grid=made.grid, threads=threads, arguments=np.frombuffer(bytes(packed), np.uint8),
+        memories=[_memory(storage, shadow) for storage in pointed_at(source, program, made, storages)],
+        shared_bytes=made.shared_bytes + program.static_shared_bytes, key=source.key, module=source.module,
     )  # fmt: skip
     launch.memories += program.own_memories(launch)
     return launch
 
 
-def _memory(tensor: torch.Tensor, shadow: Shadow | None) -> Memory:
-    """Returns the memory of a tensor; without a shadow, all of it was written."""
-    storage = tensor.untyped_storage()
-    written = None if shadow is None else shadow.of(tensor)
-    return Memory(storage.data_ptr(), storage.nbytes(), tensor.element_size(), written)
+def pointers(source: KernelSource, program: Program, made: Made) -> dict[int, int]:
+    """Returns the addresses that a launch is given, by the number of the argument."""
+    found = {}
+    for number, (offset, size) in enumerate(program.parameters):
+        is_scratch = number >= len(source.types)
+        if is_scratch or source.types[number].startswith("*"):
+            found[number] = int.from_bytes(made.arguments[offset : offset + size], "little")
+    return found
 
 
-def _pack(kind: str, value: Any) -> bytes:
-    if kind.startswith("*"):
-        return struct.pack("<Q", 0 if value is None else value.data_ptr())
-    return struct.pack("<" + FORMATS[kind], value)
+def pointed_at(source: KernelSource, program: Program, made: Made, storages: Storages) -> list[Storage]:
+    """Returns the storages that a launch may access."""
+    found = [storages.at(address) for address in pointers(source, program, made).values() if address]
+    given = [storage for storage in found if storage is not None]
+    return [each for storage in given for each in (storage, *storage.pointees)]
+
+
+def _memory(storage: Storage, shadow: Shadow) -> Memory:
+    """Returns memory; all of a table of addresses counts as written."""
+    written = None if storage.pointees else shadow.at(storage.address, storage.size)
+    return Memory(storage.address, storage.size, storage.item_bytes, written)

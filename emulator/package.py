@@ -7,10 +7,11 @@ from unittest import mock
 
 from torch import Tensor
 
+from tsplat import gpu_driver
 from tsplat.kernels import launch
 from tsplat.stages import backend
 
-from .driver import Code
+from .driver import Code, device_of
 from .emulation import Emulator, emulated, target_of
 
 VENDORS = {"cuda": "nvidia", "hip": "amd"}
@@ -19,7 +20,7 @@ VENDORS = {"cuda": "nvidia", "hip": "amd"}
 @contextlib.contextmanager
 def tsplat_emulated(target: str = "cuda:80", code: Code | None = None, **options: Any) -> Iterator[Emulator]:
     """Inside, `backend="triton"` runs on an emulated GPU; arguments as for :func:`emulated`."""
-    name = VENDORS[target_of(target).backend]
+    name, device = VENDORS[target_of(target).backend], device_of(target_of(target))
 
     def triton_is_interpreted() -> bool:
         return True
@@ -27,10 +28,18 @@ def tsplat_emulated(target: str = "cuda:80", code: Code | None = None, **options
     def vendor(tensor: Tensor) -> str:
         return name
 
+    def current_gpu(tensor: Tensor) -> int:
+        return device.number
+
+    def find(number: int) -> gpu_driver.Device:
+        return device
+
     # Functions and no mocks, which are slow: benchmarks measure time on the host.
     with (
         mock.patch.object(backend, "triton_is_interpreted", triton_is_interpreted),
         mock.patch.object(launch, "vendor", vendor),
+        mock.patch.object(launch, "current_gpu", current_gpu),
+        mock.patch.object(gpu_driver, "find", find),
         emulated(target, code, **options) as gpu,
     ):
         yield gpu

@@ -37,8 +37,12 @@ class Shadow(TorchDispatchMode):
     def of(self, tensor: torch.Tensor) -> np.ndarray | None:
         """Returns [bytes] uint8 of the tensor's storage, 1 where written; None if all bytes are."""
         storage = tensor.untyped_storage()
-        found = self._written.get(storage.data_ptr())
-        return found if found is not None and len(found) == storage.nbytes() else None
+        return self.at(storage.data_ptr(), storage.nbytes())
+
+    def at(self, address: int, size: int) -> np.ndarray | None:
+        """The same of a storage."""
+        found = self._written.get(address)
+        return found if found is not None and len(found) == size else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

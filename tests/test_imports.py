@@ -30,7 +30,8 @@ MODULES = {
     "arguments": {"config", "errors"},
     "support": {"errors"},
     "triton_cpu": set(),
-    "kernels": {"config", "data", "errors", "triton_cpu"},
+    "gpu_driver": set(),
+    "kernels": {"config", "data", "errors", "gpu_driver", "triton_cpu"},
     "kernels_torch": {"config", "data"},
     "reference": {"config", "data", "precision"},
     "stages": {
@@ -38,6 +39,7 @@ MODULES = {
         "config",
         "data",
         "errors",
+        "gpu_driver",
         "kernels",
         "kernels_torch",
         "precision",
@@ -61,7 +63,7 @@ OPTIONAL = {
     "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy", "tensorboard",
     "torchmetrics", "torchvision", "tyro", "wandb", "zstandard",
 }  # fmt: skip
-USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
+USES_TRITON = {"gpu_driver", "kernels", "stages", "triton_cpu", "cli"}
 
 MAX_PARAMETERS = 12
 DROP_IN = {

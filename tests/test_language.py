@@ -18,7 +18,14 @@ pytestmark = pytest.mark.xdist_group("language")
 
 EVERYWHERE = ("tsplat/", "docs/", "examples/", "tests/", "emulator/", "README.md", "CHANGELOG.md")
 KERNELS = ("tsplat/kernels/", "tsplat/kernels_torch/", "tsplat/triton_cpu/")
-MACHINES = ("tsplat/triton_cpu/", "tests/triton_cpu/", "tests/emulator/", "emulator/")
+MACHINES = (
+    "tsplat/triton_cpu/",
+    "tests/triton_cpu/",
+    "tsplat/gpu_driver/",
+    "tests/gpu_driver/",
+    "tests/emulator/",
+    "emulator/",
+)
 """Compilers and emulators, which have register pairs, a host CPU, work items and sound assumptions of their own."""
 
 SIZES = re.compile(r"\}\s?x\s?\{|(?<![-\w.])[1-9]\d*x\d+\b")

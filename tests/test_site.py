@@ -30,6 +30,7 @@ TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
 
 INTERNAL = {
     "tsplat.cli": "docs/api/commands.md has the commands",
+    "tsplat.gpu_driver": "knows nothing of Gaussians; called by kernels",
     "tsplat.kernels": "called by stages",
     "tsplat.kernels_torch": "called by stages",
     "tsplat.support": "helpers of other packages",

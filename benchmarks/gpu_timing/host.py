@@ -4,23 +4,26 @@ All times are thread CPU time, the best of several repetitions. CPU tensors stan
 PyTorch's operators is that of their dispatch and of tiny tensors.
 """
 
+import ctypes
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
-from emulator.driver import Launcher
+from emulator.launch import KernelSource, Made, pointers
+from emulator.library import library
 from emulator.package import tsplat_emulated
+from emulator.storages import Storages
 from tsplat.kernels import launch as launching
 
 from .counting import Step
 
 LAUNCH_US = 3.0
-"""Assumed: host time of a launch below Python, in Triton's or PyTorch's C++ and in CUDA's driver."""
+"""Assumed: host time of a launch below Python, in CUDA's driver, or in PyTorch's C++ and the driver."""
 N, SIZE = 20, 16
 """Number of Gaussians, and image size in pixels, of the tiny scene."""
 EMULATION = dict(races=False, uninitialized=False, first_touch=False)
@@ -30,8 +33,8 @@ EMULATION = dict(races=False, uninitialized=False, first_touch=False)
 class Host:
     """Microseconds on the host, by phase.
 
-    `python_us` are on the emulated driver, without the kernels and what is below Python; `launch_us` of a launch that
-    does nothing; `cpu_us` on the CPU target, with its kernels.
+    `python_us` are on the emulated driver, with its functions but without the kernels, whose results were recorded;
+    `launch_us` of a launch that does nothing; `cpu_us` on the CPU target, with its kernels.
     """
 
     python_us: dict[str, float]
@@ -107,19 +110,6 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
     for _ in range(repeats):
         step.run(cpu.enter)
     step, phase = Step(scene), ""
-    called: list[str] = []
-    results: list[list[Tensor]] = []
-    emulated = Launcher.__call__
-
-    def call(*arguments: Any) -> None:
-        """Executes a launch on the emulator in the first step, and later copies what was computed then."""
-        tensors = [value.data for value in arguments if isinstance(value, Tensor)]
-        if len(results) == len(called):
-            emulated(*arguments)
-            results.append([tensor.clone() for tensor in tensors])
-        for tensor, result in zip(tensors, results[len(called)], strict=True):
-            tensor.copy_(result)
-        called.append(phase)
 
     def enter(name: str) -> None:
         nonlocal phase
@@ -127,52 +117,83 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
         clock.enter(name)
 
     with tsplat_emulated("sm_80", "sass", **EMULATION):
-        with mock.patch.object(Launcher, "__call__", clock.without(call)):
-            for _ in range(repeats):
-                called.clear()
-                step.run(enter)
+        step.run(enter)  # later ones take the memory that the first has needed
+        called, answers = _recorded(step, lambda: phase, enter)
+        # The emulator need not know tensors by their address from now on, which takes longer than asking for it.
+        with mock.patch.object(torch.Tensor, "data_ptr", torch._C.TensorBase.data_ptr):
+            with library().answering(answers) as begin:
+                for _ in range(repeats):
+                    begin()
+                    step.run(enter)
+                begin()
+                function_calls = _function_calls(step)
+                begin()
+                given = _given(step)
+            with library().answering([]):
+                launch_us = _launches(given)
         launches = {name: called.count(name) for name in clock.best_us}
-        return Host(clock.best_us, launches, _launches(step), cpu.best_us, _function_calls(step))
+        return Host(clock.best_us, launches, launch_us, cpu.best_us, function_calls)
 
 
-def _launches(step: Step, repeats: int = 20, inner: int = 20) -> list[float]:
-    """Returns the microseconds of each launch of a step with a launcher that does nothing."""
+def _recorded(
+    step: Step, phase: Callable[[], str], enter: Callable[[str], None]
+) -> tuple[list[str], list[tuple[int, int, int, bytes]]]:
+    """Runs a step on the emulator; returns the phase of each launch, and what the launches left in memory."""
+    called: list[str] = []
+    answers: list[tuple[int, int, int, bytes]] = []
+    drivers = library()
+    execute = drivers.execute
+    assert execute is not None
+    storages: Storages = execute.__self__.storages  # type: ignore[attr-defined]
+
+    def record(source: KernelSource, made: Made) -> None:
+        execute(source, made)
+        for number, address in pointers(source, source.program("sass", None), made).items():
+            storage = storages.at(address)
+            if storage is not None:
+                data = ctypes.string_at(storage.address, storage.size)
+                answers.append((len(called), number, storage.address - address, data))
+        called.append(phase())
+
+    with mock.patch.object(drivers, "execute", record):
+        step.run(enter)
+    return called, answers
+
+
+def _given(step: Step) -> list[tuple[Any, int, dict[str, Any]]]:
+    """Returns the kernel, the number of programs and the arguments of each launch of a step."""
     given: list[tuple[Any, int, dict[str, Any]]] = []
 
-    def record(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
+    def keep(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
         given.append((kernel, n_programs, arguments))
 
-    with mock.patch.object(launching, "observer", record):
+    with mock.patch.object(launching, "observer", keep):
         step.run(lambda phase: None)
+    return given
+
+
+def _launches(given: list[tuple[Any, int, dict[str, Any]]], repeats: int = 20, inner: int = 20) -> list[float]:
+    """Returns the microseconds of each launch with a driver that does nothing."""
     found = []
-    with mock.patch.object(Launcher, "__call__", _do_nothing):
-        for kernel, n_programs, arguments in given:
-            times = []
-            for _ in range(repeats):
-                start = time.thread_time()
-                for _ in range(inner):
-                    kernel.launch(n_programs, **arguments)
-                times.append((time.thread_time() - start) / inner)
-            found.append(min(times) * 1e6)
+    for kernel, n_programs, arguments in given:
+        times = []
+        for _ in range(repeats):
+            start = time.thread_time()
+            for _ in range(inner):
+                kernel.launch(n_programs, **arguments)
+            times.append((time.thread_time() - start) / inner)
+        found.append(min(times) * 1e6)
     return found
 
 
-def _do_nothing(*arguments: Any) -> None:
-    pass
-
-
 def _function_calls(step: Step) -> dict[str, int]:
-    """Returns how many Python functions each phase calls, those of the emulator not counted."""
+    """Returns how many Python functions each phase calls."""
     calls: dict[str, int] = {}
-    phase, inside = "", 0
-    code = Launcher.__call__.__code__
+    phase = ""
 
     def profile(frame: Any, event: str, argument: Any) -> None:
-        nonlocal inside
         if event == "call":
-            calls[phase] = calls.get(phase, 0) + (not inside)
-        if frame.f_code is code:
-            inside += {"call": 1, "return": -1}.get(event, 0)
+            calls[phase] = calls.get(phase, 0) + 1
 
     def enter(name: str) -> None:
         nonlocal phase

@@ -214,7 +214,8 @@ LAYERS = (
     ("rasterization", "reference"),
     ("stages",),
     ("kernels", "kernels_torch"),
-    ("triton_cpu", "data", "arguments", "support"),
+    ("triton_cpu", "gpu_driver", "data"),
+    ("arguments", "support"),
     ("config", "errors", "precision"),
 )
 PURPOSES = {
@@ -223,7 +224,8 @@ PURPOSES = {
     "ops": "losses, Adam", "rendering": "models with cameras", "rasterization": "a call",
     "reference": "dense oracle",
     "stages": "autograd, checks, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
-    "triton_cpu": "Triton on CPUs", "data": "tensors, settings", "arguments": "checks", "support": "files, progress",
+    "triton_cpu": "Triton on CPUs", "gpu_driver": "Triton on GPUs", "data": "tensors, settings",
+    "arguments": "checks", "support": "files, progress",
     "config": "constants", "errors": "typed errors", "precision": "no autocast",
 }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Launches by a key: what is compiled once more, what is not, and what is still checked."""
 
 import re
-import subprocess
 import threading
 import types
 
@@ -13,6 +12,7 @@ import triton.language as tl
 
 from tsplat import triton_cpu
 from tsplat.errors import BackendError, UnsupportedError
+from tsplat.gpu_driver import DriverError
 from tsplat.kernels.launch import Int, fix, kernel, planned
 from tsplat.kernels.prepared import Notice, prepare
 
@@ -207,27 +207,14 @@ def test_time_of_a_call_adds_up(monkeypatch):
     assert delays == [2.0, 1.5, 0.5, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("raised", "expected", "words"),
-    [
-        (RuntimeError("Failed to find C compiler."), BackendError, "here Failed to find C compiler"),
-        (subprocess.CalledProcessError(1, ["gcc", "launcher.c"]), BackendError, "install both .*gcc python3-dev"),
-        (RuntimeError("out of registers"), RuntimeError, "out of registers"),
-    ],
-)
-def test_errors_name_the_c_compiler_that_triton_needs_on_a_gpu(raised, expected, words):
-    class Kernel:
-        def __getitem__(self, grid):
-            def launch(**arguments):
-                raise raised
+def test_errors_of_the_gpus_driver_say_what_to_do(monkeypatch):
+    def fail(*_):
+        raise DriverError("the driver is too old; update it")
 
-            return launch
-
-        arg_names, strided = (), ()
-
-    with pytest.raises(expected, match=words) as caught:
-        prepare(Kernel(), "nvidia", 1, {})
-    assert type(caught.value) is expected
+    monkeypatch.setattr("tsplat.gpu_driver.find", lambda _number: None)
+    monkeypatch.setattr("tsplat.gpu_driver.prepare", fail)
+    with pytest.raises(BackendError, match=r"^backend: 'triton' cannot run .* update it; or use backend='torch'"):
+        prepare(_sum_kernel, 0, {})
 
 
 def test_launches_of_more_threads_than_hip_has_are_refused(prepared, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from .. import __version__, rasterization
 from ..scene.cameras import Camera, rasterization_arguments
-from ..stages.backend import choose, cpu_compiler_problem, gpu_compiler_problem, triton_is_interpreted, triton_problem
+from ..stages.backend import choose, cpu_compiler_problem, gpu_driver, triton_is_interpreted, triton_problem
 
 CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
@@ -21,8 +21,12 @@ def doctor(_arguments: Namespace) -> int:
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     devices += [torch.device("mps")] if torch.backends.mps.is_available() else []
+    has_gpu = torch.cuda.is_available()
+    driver, driver_problem = gpu_driver() if has_gpu else (None, None)
+    if driver is not None:
+        print(f"  GPU driver  {driver}")
     works = _print_devices(devices)
-    advice = _advice(missing, has_gpu=len(devices) > 1)
+    advice = _advice(missing, has_gpu=len(devices) > 1, driver_problem=driver_problem)
     print("what to do" if advice else "nothing is missing")
     for line in advice:
         print(f"  {line}")
@@ -55,7 +59,7 @@ def _print_devices(devices: list[torch.device]) -> bool:
     return None in problems
 
 
-def _advice(missing: list[str], has_gpu: bool) -> list[str]:
+def _advice(missing: list[str], has_gpu: bool, driver_problem: str | None = None) -> list[str]:
     """Returns what to install or change, one line each."""
     advice = []
     if not has_gpu:
@@ -66,13 +70,11 @@ def _advice(missing: list[str], has_gpu: bool) -> list[str]:
         )
     if problem := triton_problem():
         advice.append(f"no triton: {problem}; without it GPUs use the slower torch backend")
-    elif problem := cpu_compiler_problem():
-        advice.append(f"no compiled kernels on the CPU: {problem}")
-    if has_gpu and (problem := gpu_compiler_problem()):
-        advice.append(
-            f"kernels of a new kind may fail on the GPU: {problem}; Triton compiles its launchers at run time; install "
-            "a C compiler and Python's headers (apt-get install gcc python3-dev)"
-        )
+    else:
+        if problem := cpu_compiler_problem():
+            advice.append(f"no compiled kernels on the CPU: {problem}")
+        if driver_problem:
+            advice.append(f"no kernels on the GPU: {driver_problem}; or use backend='torch', which is slower")
     if triton_is_interpreted():
         advice.append("TRITON_INTERPRET is set: kernels run in Python, which is meant for tests; unset it")
     optional = [package for package in missing if package in OPTIONAL]

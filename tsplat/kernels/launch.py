@@ -207,7 +207,7 @@ def launch_first(
     arguments = {name: value for name, value in arguments.items() if OPTIONS.get(name, Ellipsis) is not value}
     tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
     if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
-        with torch.cuda.device(tensor.device):  # Triton launches on the current device
+        with torch.cuda.device(tensor.device):  # kernels are launched on the current device
             kernel.launch(n_programs, **arguments)
         return
     observe, note = observer, launched  # another thread may change them
@@ -218,22 +218,16 @@ def launch_first(
         kernel[(n_programs,)](**arguments)
         return
     if key not in prepared:
-        prepared[key] = prepare(kernel, vendor, n_programs, arguments)
-        if vendor != "none":
-            return  # Triton has launched it
+        prepared[key] = prepare(kernel, None if vendor == "none" else current_gpu(tensor), arguments)
     prepared[key](n_programs, values)
     if note is not None:
         note(prepared[key], n_programs, values)
 
 
 def current_gpu(tensor: Tensor) -> int | None:
-    """Returns the number of the current GPU, on which Triton launches; None if the tensor is on another one."""
+    """Returns the number of the current GPU, on which kernels are launched; None if the tensor is on another one."""
     number: int = tensor.get_device()
-    if number < 0:  # on an emulated GPU
-        number = triton.runtime.driver.active.get_current_device()
-    elif number != torch.cuda.current_device():
-        return None
-    return number
+    return number if number == torch.cuda.current_device() else None
 
 
 def programs(n: int, block: int) -> int:

@@ -1,7 +1,7 @@
 """Prepared launches: what a launch depends on is one key, what it passes is one tuple.
 
-The first launch of each key is checked, specialized and compiled by Triton or by the CPU's compiler. Later ones look
-the key up and call the compiled code, without the work of ``kernel[grid](...)``, which takes longer than small kernels.
+The first launch of each key is checked, and compiled by Triton for a GPU or by the CPU's compiler. Later ones look the
+key up and call the compiled code, without the work of ``kernel[grid](...)``, which takes longer than small kernels.
 
 The functions that launch a kernel are generated from its signature: a loop over 40 arguments, or a dictionary of them,
 takes several times as long.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .. import triton_cpu
+from .. import gpu_driver, triton_cpu
 from ..errors import BackendError
 
 Vendor = Literal["nvidia", "amd", "none"]
@@ -45,18 +44,23 @@ SMALL_STORAGE = 2**31 - 1
 """Bytes up to which Triton's AMD backend specializes on the size of a tensor's storage."""
 
 
-def prepare(kernel: Any, vendor: Vendor, n_programs: int, arguments: dict[str, Any]) -> Run:
-    """Checks and compiles a kernel for a kind of launch; on a GPU, also launches it.
+def prepare(kernel: Any, gpu: int | None, arguments: dict[str, Any]) -> Run:
+    """Checks and compiles a kernel for a kind of launch, on a GPU by its number, or on the CPU for None.
 
     Raises:
         ValueError: A tensor is not contiguous although the kernel needs it.
         TritonCPUError: The kernel cannot be compiled for the CPU; a TritonCPUMemoryError if there is too little memory.
-        BackendError: The C compiler, with which Triton compiles its launchers on a GPU machine, is missing or fails.
+        BackendError: Triton cannot compile for the GPU, or its driver cannot load the kernel.
     """
     check_contiguous(kernel, arguments)
     with _notice.compiling():
-        if vendor != "none":
-            return _launch_by_triton(kernel, n_programs, arguments)
+        if gpu is not None:
+            try:
+                return gpu_driver.prepare(kernel, gpu_driver.find(gpu), arguments)
+            except gpu_driver.DriverError as error:
+                raise BackendError(
+                    f"backend: 'triton' cannot run on the GPU: {error}; or use backend='torch'"
+                ) from error
         try:
             return triton_cpu.prepare(kernel, arguments)
         except triton_cpu.TritonCPUMemoryError:
@@ -159,14 +163,12 @@ def fix({", ".join(fixed)}):
         values_ = ({", ".join(values)},)
 """
             continue
-        # Addresses as numbers: Triton asks the driver about each tensor. The emulator needs tensors.
         source += f"""
     {test}:
 {limit if vendor == "amd" else ""}
-        {"; ".join(f"{name}_ = None if {name} is None else {name}.data_ptr()" for name in tensors) or "pass"}
+        {"; ".join(f"{name}_ = b'' if {name} is None else {name}.data_ptr()" for name in tensors) or "pass"}
         key_ = (kind_, module_.current_gpu(first_), {", ".join(key)},)
-        values_ = ({", ".join(f"{name}_" if name in tensors else name for name in values)},) if first_.is_cuda else (
-          {", ".join(values)},)
+        values_ = ({", ".join(values)},)
 """
     arguments = ", ".join(f"{name}={name}" for name in (*names, *OPTIONS))
     source += f"""
@@ -190,15 +192,15 @@ def _key_and_values(kernel: Any, vendor: Vendor, fixed: tuple[str, ...]) -> tupl
 
     The key holds the dtypes of tensors, whether integers fit into 32 bits, constants and their types, and on GPUs
     options and what else Triton specializes on. A tensor that is not contiguous although the kernel needs it is part of
-    the key, which then is never found. On GPUs, a variable that is named like a tensor, with an underscore, has its
-    address.
+    the key, which then is never found. Values are addresses of tensors, b"" for None, which takes no space among the
+    arguments of compiled code, and numbers. On GPUs, a variable that is named like a tensor, with an underscore, has
+    its address, as alignment is part of the key.
     """
     key, values, on_cpu = [], [], vendor == "none"
     for parameter in kernel.params:
         name, is_free = parameter.name, parameter.name not in fixed
         if parameter.is_constexpr:
             key += [name, f"{name}.__class__"] if is_free else []
-            values += [] if on_cpu else [name]
         elif parameter.do_not_specialize:
             key += [] if parameter.annotation_type or not is_free else [f"-2147483648 <= {name} < 2147483648"]
             values.append(name)
@@ -210,8 +212,8 @@ def _key_and_values(kernel: Any, vendor: Vendor, fixed: tuple[str, ...]) -> tupl
                 key.append(f"{name} is not None and not {address} % 16")
             if vendor == "amd":
                 key.append(f"{name} is not None and {name}.untyped_storage().nbytes() <= {SMALL_STORAGE}")
-            # An empty string takes no space among the arguments of machine code.
-            values.append(f"b'' if {name} is None else {name}.data_ptr()" if on_cpu else name)
+            given = f"b'' if {name} is None else {name}.data_ptr()"
+            values.append(given if on_cpu or not is_free else f"{name}_")
     return key + [name for name in OPTIONS if not on_cpu and name not in fixed], values
 
 
@@ -221,40 +223,3 @@ def _fixed_key(kernel: Any, fixed: tuple[str, ...]) -> list[str]:
     return [
         f"-2147483648 <= {name} < 2147483648" if name in numbers else f"({name}, {name}.__class__)" for name in fixed
     ]
-
-
-def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> Run:
-    """Launches a kernel as Triton does, and returns the function that launches it again.
-
-    The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.5 to 3.9, also while a
-    profiler hooks launches.
-    """
-    try:
-        compiled = kernel[(n_programs,)](**arguments)
-    except (RuntimeError, subprocess.CalledProcessError) as error:
-        if not isinstance(error, subprocess.CalledProcessError) and "C compiler" not in str(error):
-            raise
-        raise BackendError(
-            "backend: 'triton' on a GPU needs a C compiler and Python's headers, for Triton's launchers; here "
-            f"{error}; install both (apt-get install gcc python3-dev), set the environment variable CC to the "
-            "compiler, or use backend='torch'"
-        ) from error
-    runtime, driver = triton.knobs.runtime, triton.runtime.driver.active
-    device = driver.get_current_device()
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-
-    def launch(n_programs: int, values: Values) -> None:
-        stream = driver.get_current_stream(device)
-        enter, exit_ = runtime.launch_enter_hook, runtime.launch_exit_hook
-        if _is_hooked(enter) or _is_hooked(exit_):
-            launched = compiled.launch_metadata((n_programs, 1, 1), stream, *values)
-            run(n_programs, 1, 1, stream, function, metadata, launched, enter, exit_, *values)
-        else:
-            run(n_programs, 1, 1, stream, function, metadata, None, None, None, *values)
-
-    return launch
-
-
-def _is_hooked(hook: Any) -> bool:
-    """Returns whether a hook of Triton, by default a chain of none, calls anything."""
-    return hook is not None and bool(getattr(hook, "calls", True))

@@ -7,9 +7,6 @@ returns one of them. They are imported on first use, so that ``import tsplat`` n
 import functools
 import importlib
 import importlib.util
-import os
-import shutil
-import sysconfig
 import warnings
 from typing import Any, Literal
 
@@ -82,25 +79,13 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def gpu_compiler_problem() -> str | None:
-    """Returns what Triton lacks to compile its C modules on a GPU machine, or None if it lacks nothing.
+def gpu_driver() -> tuple[str | None, str | None]:
+    """Returns what launches kernels on GPUs, such as "CUDA 13.0", and None; or None, and why it cannot be used."""
+    if problem := triton_problem():
+        return None, problem
+    from .. import gpu_driver
 
-    Triton looks for a compiler in this order: ``knobs.build.impl``, the environment variable CC, gcc, clang. Builds for
-    Windows bring one.
-    """
-    if not has_triton() or os.name == "nt":
-        return None
-    import triton
-
-    if triton.knobs.build.impl is not None:
-        return None
-    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-    if not any(map(shutil.which, compilers)):
-        return f"no C compiler is found ({' or '.join(compilers)})"
-    headers = sysconfig.get_paths("posix_prefix")["include"]
-    if not os.path.exists(os.path.join(headers, "Python.h")):
-        return f"Python.h is not in {headers}"
-    return None
+    return gpu_driver.version()
 
 
 def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["triton", "torch", "reference"], str]:

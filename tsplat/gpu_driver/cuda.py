@@ -1,0 +1,176 @@
+"""Loading and launching kernels by libcuda, the library of NVIDIA's driver."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import ClassVar
+
+from .library import ADDRESS, DriverError, Launch, Library
+from .needs import Needs
+
+PATHS = ("nvcuda.dll",) if os.name == "nt" else ("libcuda.so.1", "libcuda.so")
+ADVICE = "install NVIDIA's driver (580 or later for CUDA 13); in a container, pass the GPU on (docker run --gpus all)"
+SHARED_DEFAULT = 49_152
+"""Bytes of shared memory that a kernel may use without asking for more."""
+
+# Numbers of enumerations in cuda.h.
+INVALID_CONTEXT = 201
+MAX_THREADS, SHARED_SIZE, LOCAL_SIZE, REGISTERS, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
+SHARED_PER_BLOCK_OPTIN = 97
+PREFER_SHARED = 1
+COOPERATIVE, CLUSTER_DIMENSION, CLUSTER_POLICY, STREAM_SERIALIZATION = 2, 4, 5, 6
+SPREAD = 1
+
+PACK_GRID, PACK_STREAM = struct.Struct("@III").pack_into, struct.Struct("@Q").pack_into
+
+PORTABLE_CLUSTER = 8
+"""Most programs of a cluster that every GPU with clusters has."""
+
+
+class Config(ctypes.Structure):
+    """Mirrors CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ADDRESS), ("attributes", ADDRESS), ("n_attributes", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+class Attribute(ctypes.Structure):
+    """Mirrors CUlaunchAttribute: a number, and a union of 64 bytes."""
+
+    _fields_ = [("id", ctypes.c_uint), ("unused", ctypes.c_uint), ("value", ctypes.c_uint * 16)]
+
+
+class CudaDriver:
+    """NVIDIA's driver: loads kernels, and makes what launches them."""
+
+    name: ClassVar[str] = "CUDA"
+
+    def __init__(self, path: str | None = None) -> None:
+        library = Library(PATHS if path is None else (path,), ADVICE)
+        number, out = ctypes.c_int, ctypes.POINTER(ctypes.c_int)
+        handle = ctypes.POINTER(ADDRESS)
+        self._init = library.function("cuInit", [ctypes.c_uint])
+        self._version = library.function("cuDriverGetVersion", [out])
+        text = [number, ctypes.POINTER(ctypes.c_char_p)]
+        self._error_name = library.function("cuGetErrorName", text)
+        self._error_text = library.function("cuGetErrorString", text)
+        self._device = library.function("cuDeviceGet", [out, number])
+        self._device_attribute = library.function("cuDeviceGetAttribute", [out, number, number])
+        self._context = library.function("cuCtxGetCurrent", [handle])
+        self._set_context = library.function("cuCtxSetCurrent", [ADDRESS])
+        self._retain = library.function("cuDevicePrimaryCtxRetain", [handle, number])
+        self._load = library.function("cuModuleLoadData", [handle, ctypes.c_char_p])
+        self._find = library.function("cuModuleGetFunction", [handle, ADDRESS, ctypes.c_char_p])
+        self._attribute = library.function("cuFuncGetAttribute", [out, number, ADDRESS])
+        self._set_attribute = library.function("cuFuncSetAttribute", [ADDRESS, number, number])
+        self._set_cache = library.function("cuFuncSetCacheConfig", [ADDRESS, number])
+        self.launch = library.function("cuLaunchKernelEx", [ADDRESS] * 4, quick=True)
+        self.check(self._init(0), "cuInit")
+
+    @property
+    def version(self) -> str:
+        """The newest CUDA that the driver supports."""
+        found = ctypes.c_int()
+        self.check(self._version(found), "cuDriverGetVersion")
+        return f"{found.value // 1000}.{found.value % 1000 // 10}"
+
+    def describe(self, code: int) -> str:
+        """Returns the name and the text of an error."""
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self._error_name(code, name)
+        self._error_text(code, text)
+        return ": ".join(part.value.decode() for part in (name, text) if part.value) or f"error {code}"
+
+    def check(self, code: int, function: str) -> None:
+        """Raises a DriverError for the error of a function."""
+        if code:
+            raise DriverError(f"{function} failed: {self.describe(code)}")
+
+    def enter(self, number: int) -> None:
+        """Makes a GPU's context that of this thread, unless it has one."""
+        context, device = ADDRESS(), ctypes.c_int()
+        self.check(self._context(context), "cuCtxGetCurrent")
+        if not context.value:
+            self.check(self._device(device, number), "cuDeviceGet")
+            self.check(self._retain(context, device.value), "cuDevicePrimaryCtxRetain")
+            self.check(self._set_context(context), "cuCtxSetCurrent")
+
+    def recover(self, code: int, number: int) -> bool:
+        """Returns whether a launch that failed is worth another try: its thread had no context."""
+        if code != INVALID_CONTEXT:
+            return False
+        self.enter(number)
+        return True
+
+    def max_shared_bytes(self, number: int) -> int:
+        """Returns the bytes of shared memory that a program can have."""
+        found, device = ctypes.c_int(), ctypes.c_int()
+        self.check(self._device(device, number), "cuDeviceGet")
+        self.check(self._device_attribute(found, SHARED_PER_BLOCK_OPTIN, device.value), "cuDeviceGetAttribute")
+        return found.value
+
+    def load(self, image: bytes, needs: Needs, number: int) -> int:
+        """Returns the handle of a kernel in a binary, ready for the shared memory and the clusters that it needs."""
+        self.enter(number)
+        module, function = ADDRESS(), ADDRESS()
+        if code := self._load(module, image):
+            raise DriverError(
+                f"{needs.name}: the driver, for CUDA {self.version}, cannot load what Triton compiled for "
+                f"{needs.target}: {self.describe(code)}; update NVIDIA's driver, or install a PyTorch and a Triton "
+                "for the CUDA that it has"
+            )
+        self.check(self._find(function, module, needs.name.encode()), "cuModuleGetFunction")
+        if needs.shared_bytes > SHARED_DEFAULT:
+            static = self.attribute(function, SHARED_SIZE)
+            self.check(self._set_cache(function, PREFER_SHARED), "cuFuncSetCacheConfig")
+            most = self.max_shared_bytes(number) - static
+            self.check(self._set_attribute(function, MAX_DYNAMIC_SHARED, most), "cuFuncSetAttribute")
+        if needs.cluster > PORTABLE_CLUSTER:
+            self.check(self._set_attribute(function, NON_PORTABLE_CLUSTER, 1), "cuFuncSetAttribute")
+        return function.value or 0
+
+    def attribute(self, function: ctypes.c_void_p | int, which: int) -> int:
+        """Returns an attribute of a loaded kernel."""
+        found = ctypes.c_int()
+        self.check(self._attribute(found, which, function), "cuFuncGetAttribute")
+        return found.value
+
+    def max_threads(self, function: int) -> int:
+        """Returns the threads that a program of a kernel can have."""
+        return self.attribute(function, MAX_THREADS)
+
+    def launcher(self, function: int, needs: Needs, parameters: int) -> Launch:
+        """Returns a function that launches a kernel with the arguments that an array points to, see `Launch`."""
+        attributes = []
+        if needs.overlaps:
+            attributes.append(Attribute(STREAM_SERIALIZATION, 0, (1,)))
+        if needs.cooperative:
+            attributes.append(Attribute(COOPERATIVE, 0, (1,)))
+        if needs.cluster > 1:
+            attributes.append(Attribute(CLUSTER_DIMENSION, 0, (needs.cluster, 1, 1)))
+            attributes.append(Attribute(CLUSTER_POLICY, 0, (SPREAD,)))
+        kept = (Attribute * max(len(attributes), 1))(*attributes)
+        config = Config(
+            block=(needs.threads, 1, 1), shared_bytes=needs.shared_bytes, stream=0,
+            attributes=ctypes.addressof(kept), n_attributes=len(attributes),
+        )  # fmt: skip
+        config.keep = kept
+        address, call, cluster = ctypes.addressof(config), self.launch, needs.cluster
+        last_x, last_others, last_stream = 0, (0, 0), 0
+
+        def launch(x: int, others: tuple[int, int], stream: int) -> int:
+            nonlocal last_x, last_others, last_stream
+            if x != last_x or others != last_others:
+                PACK_GRID(config, 0, x * cluster, *others)
+                last_x, last_others = x, others
+            if stream != last_stream:
+                PACK_STREAM(config, Config.stream.offset, stream)
+                last_stream = stream
+            code: int = call(address, function, parameters, None)
+            return code
+
+        return launch

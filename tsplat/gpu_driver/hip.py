@@ -1,0 +1,114 @@
+"""Loading and launching kernels by libamdhip64, the HIP runtime of AMD's ROCm."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from typing import ClassVar
+
+import triton
+
+from .library import ADDRESS, DriverError, Launch, Library
+from .needs import Needs
+
+NAME = "libamdhip64.so"
+ADVICE = "install AMD's ROCm, or a PyTorch for ROCm, which brings it; TRITON_LIBHIP_PATH names another file"
+
+# Numbers of enumerations in hip_runtime_api.h.
+MAX_THREADS, SHARED_PER_BLOCK = 0, 74
+
+
+def paths() -> list[str]:
+    """Returns where the library may be: a process must use the one that PyTorch has loaded."""
+    found = [triton.knobs.amd.libhip_path] if triton.knobs.amd.libhip_path else []
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        found += [path for line in maps if NAME in os.path.basename(path := line.split(maxsplit=5)[-1].strip())][:1]
+    return [*found, NAME, f"{NAME}.7", f"{NAME}.6"]
+
+
+class HipDriver:
+    """AMD's HIP runtime: loads kernels, and makes what launches them."""
+
+    name: ClassVar[str] = "HIP"
+
+    def __init__(self, path: str | None = None) -> None:
+        library = Library(paths() if path is None else (path,), ADVICE)
+        number, out = ctypes.c_int, ctypes.POINTER(ctypes.c_int)
+        handle = ctypes.POINTER(ADDRESS)
+        self._init = library.function("hipInit", [ctypes.c_uint])
+        self._version = library.function("hipDriverGetVersion", [out])
+        self._error_name = library.function("hipGetErrorName", [number], result=ctypes.c_char_p)
+        self._error_text = library.function("hipGetErrorString", [number], result=ctypes.c_char_p)
+        self._device_attribute = library.function("hipDeviceGetAttribute", [out, number, number])
+        self._load = library.function("hipModuleLoadData", [handle, ctypes.c_char_p])
+        self._find = library.function("hipModuleGetFunction", [handle, ADDRESS, ctypes.c_char_p])
+        self._attribute = library.function("hipFuncGetAttribute", [out, number, ADDRESS])
+        # Without types: converting eleven arguments takes a microsecond.
+        self.launch = library.function("hipModuleLaunchKernel", None, quick=True)
+        self.launch_cooperative = library.function("hipModuleLaunchCooperativeKernel", None, quick=True)
+        self.check(self._init(0), "hipInit")
+
+    @property
+    def version(self) -> str:
+        """The version of HIP."""
+        found = ctypes.c_int()
+        self.check(self._version(found), "hipDriverGetVersion")
+        return f"{found.value // 10_000_000}.{found.value // 100_000 % 100}"
+
+    def describe(self, code: int) -> str:
+        """Returns the name and the text of an error."""
+        texts = (self._error_name(code), self._error_text(code))
+        return ": ".join(text.decode() for text in texts if text) or f"error {code}"
+
+    def check(self, code: int, function: str) -> None:
+        """Raises a DriverError for the error of a function."""
+        if code:
+            raise DriverError(f"{function} failed: {self.describe(code)}")
+
+    def recover(self, code: int, number: int) -> bool:
+        """Returns whether a launch that failed is worth another try: never, as threads need no context."""
+        return False
+
+    def max_shared_bytes(self, number: int) -> int:
+        """Returns the bytes of shared memory that a program can have."""
+        found = ctypes.c_int()
+        self.check(self._device_attribute(found, SHARED_PER_BLOCK, number), "hipDeviceGetAttribute")
+        return found.value
+
+    def load(self, image: bytes, needs: Needs, number: int) -> int:
+        """Returns the handle of a kernel in a binary."""
+        if needs.cluster > 1:
+            raise DriverError(f"{needs.name}: clusters of programs (num_ctas) are not launched on AMD GPUs")
+        if needs.overlaps:
+            raise DriverError(f"{needs.name}: AMD GPUs have no programmatic dependent launch (launch_pdl)")
+        module, function = ADDRESS(), ADDRESS()
+        if code := self._load(module, image):
+            raise DriverError(
+                f"{needs.name}: HIP {self.version} cannot load what Triton compiled for {needs.target}: "
+                f"{self.describe(code)}; update ROCm, or install a PyTorch and a Triton for the ROCm that is there"
+            )
+        self.check(self._find(function, module, needs.name.encode()), "hipModuleGetFunction")
+        return function.value or 0
+
+    def max_threads(self, function: int) -> int:
+        """Returns the threads that a program of a kernel can have."""
+        found = ctypes.c_int()
+        self.check(self._attribute(found, MAX_THREADS, function), "hipFuncGetAttribute")
+        return found.value
+
+    def launcher(self, function: int, needs: Needs, parameters: int) -> Launch:
+        """Returns a function that launches a kernel with the arguments that an array points to, see `Launch`."""
+        call = self.launch_cooperative if needs.cooperative else self.launch
+        handle, array, none = ADDRESS(function), ADDRESS(parameters), ADDRESS(0)
+        threads, shared, one = (ctypes.c_uint(value) for value in (needs.threads, needs.shared_bytes, 1))
+        last_stream, stream_handle = 0, none
+
+        def launch(x: int, others: tuple[int, int], stream: int) -> int:
+            nonlocal last_stream, stream_handle
+            if stream != last_stream:
+                last_stream, stream_handle = stream, ADDRESS(stream)
+            code: int = call(handle, x, *others, threads, one, one, shared, stream_handle, array, none)
+            return code
+
+        return launch

@@ -1,0 +1,193 @@
+"""A loaded kernel: how its arguments lie in memory, and its launches."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import triton
+from triton.compiler.compiler import LazyDict
+from triton.runtime import _allocation
+
+from .gpus import Device
+from .library import DriverError
+from .needs import Needs
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
+FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "?", "u8": "B", "u16": "H", "u32": "I"}
+FORMATS |= {"u64": "Q", "fp16": "e", "fp32": "f", "f32": "f", "fp64": "d", "f64": "d"}
+"""How numbers are packed, by their type in Triton's signature."""
+POINTER = "Q"
+ABSENT = "0s"
+"""How b"" is packed, the value of an argument that is None: not at all."""
+SCRATCH_POINTERS = 2
+"""Triton appends two pointers to the arguments of each kernel: to its scratch memory, and to that of a profiler."""
+
+_runtime = triton.knobs.runtime
+
+
+class Frame:
+    """Arguments in memory, and what launches a kernel with them. One launch at a time may use it.
+
+    A pass of several launches can pack the arguments of all of them into one buffer, in which each has a frame.
+
+    Attributes:
+        memory: Where arguments are packed by the kernel's ``layout``, unless the frame was given an address, a multiple
+            of 8.
+        parameters: Address of the array of pointers to the arguments.
+        launch: Launches the kernel, as long as the frame exists; see ``library.Launch``.
+    """
+
+    __slots__ = ("_array", "_scratch", "launch", "memory", "parameters")
+
+    def __init__(self, kernel: LoadedKernel, address: int | None = None) -> None:
+        self.memory = ctypes.create_string_buffer(max(kernel.layout.size, 8) if address is None else 0)
+        start = ctypes.addressof(self.memory) if address is None else address
+        self._scratch = (ctypes.c_uint64 * SCRATCH_POINTERS)()
+        scratch = ctypes.addressof(self._scratch)
+        pointers = [start + offset for offset in kernel.offsets] + [scratch + 8 * i for i in range(SCRATCH_POINTERS)]
+        self._array = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.parameters = ctypes.addressof(self._array)
+        self.launch = kernel.device.driver.launcher(kernel.function, kernel.needs, self.parameters)
+
+    def set_scratch(self, which: int, address: int) -> None:
+        """Passes scratch memory: 0 for that of the kernel, 1 for that of a profiler."""
+        self._scratch[which] = address
+
+
+class LoadedKernel:
+    """A kernel on a GPU.
+
+    Attributes:
+        device: Where it was loaded.
+        function: The driver's handle.
+        needs: What its launches need; a launch with scratch memory allocates.
+        types: Triton's type of each value, such as "*fp32", "i32", "i64" and "fp64"; "constexpr" for None.
+        layout: Packs values.
+        offsets: Where each value that is not None lies in what was packed.
+    """
+
+    def __init__(self, device: Device, compiled: CompiledKernel) -> None:
+        self.device, self.needs, self._compiled = device, Needs.of(compiled.metadata), compiled
+        self.types = _types(compiled)
+        formats = [_format(self.needs.name, kind) for kind in self.types]
+        self.layout = struct.Struct("@" + "".join(formats))
+        self.offsets = [
+            struct.calcsize("@" + "".join(formats[: i + 1])) - struct.calcsize("@" + formats[i])
+            for i in range(len(formats)) if formats[i] != ABSENT
+        ]  # fmt: skip
+        self.function = self._load(compiled)
+        self._pack, self._stream, self._number = self.layout.pack_into, device.current_stream, device.number
+        self._has_scratch = bool(self.needs.scratch[0] or self.needs.profile[0])
+        self._frames: list[Frame] = []
+
+    def _load(self, compiled: CompiledKernel) -> int:
+        needs, driver, number = self.needs, self.device.driver, self.device.number
+        most = driver.max_shared_bytes(number)
+        if needs.shared_bytes > most:
+            raise DriverError(f"{needs.name}: it needs {needs.shared_bytes:,} bytes of shared memory, and the GPU, "
+                              f"{needs.target}, has {most:,} for a program")  # fmt: skip
+        hooked = (needs.name, compiled.metadata_group, compiled.hash)
+        if _runtime.kernel_load_start_hook is not None:
+            _runtime.kernel_load_start_hook(None, None, *hooked)
+        function = driver.load(compiled.kernel, needs, number)
+        if needs.threads > (most := driver.max_threads(function)):
+            raise DriverError(f"{needs.name}: it needs {needs.threads:,} threads, and the GPU, {needs.target}, has "
+                              f"{most:,} for a program")  # fmt: skip
+        if _runtime.kernel_load_end_hook is not None:
+            _runtime.kernel_load_end_hook(None, function, *hooked)
+        return function
+
+    def __call__(self, n_programs: int, values: Sequence[Any], others: tuple[int, int] = (1, 1)) -> None:
+        """Launches the programs of a grid on the current stream.
+
+        Args:
+            n_programs, others: Number of programs along the first axis of the grid, and along the others.
+            values: The arguments that are not compiled in: addresses of tensors, b"" for None, and numbers.
+
+        Raises:
+            DriverError: The driver refuses the launch, or an earlier one has failed.
+        """
+        if not n_programs:
+            return
+        enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+        try:
+            hooked = enter.calls or leave.calls
+        except AttributeError:  # None, or a function in place of Triton's list of functions
+            hooked = enter is not None or leave is not None
+        stream = self._stream(self._number)
+        if hooked:
+            launched = self._launch_metadata((n_programs, *others), stream, values)
+            if enter is not None:
+                enter(launched)
+        # Frames wait in a list, whose operations are atomic: threads may launch at once.
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = Frame(self)
+        self._pack(frame.memory, 0, *values)
+        kept = self._allocate(frame, (n_programs, *others), stream) if self._has_scratch else None
+        code = frame.launch(n_programs, others, stream)
+        if code:
+            self.retry(code, frame, n_programs, others, stream)
+        self._frames.append(frame)
+        del kept  # what is freed here is used again by later launches on this stream only
+        if hooked and leave is not None:
+            leave(launched)
+
+    def retry(self, code: int, frame: Frame, n_programs: int, others: tuple[int, int], stream: int) -> None:
+        """Launches again what failed with an error from which the driver recovers; raises a DriverError for others."""
+        if self.device.driver.recover(code, self._number):
+            code = frame.launch(n_programs, others, stream)
+        self.device.driver.check(code, f"{self.needs.name}: launching {n_programs:,} programs")
+
+    def _allocate(self, frame: Frame, grid: tuple[int, int, int], stream: int) -> list[Any]:
+        """Gets scratch memory from the functions that Triton was given for that (``triton.set_allocator``)."""
+        x, y, z = grid
+        allocators = _allocation._allocator, _allocation._profile_allocator
+        found = []
+        for which, ((size, alignment), allocator) in enumerate(
+            zip((self.needs.scratch, self.needs.profile), allocators)
+        ):
+            if size:
+                try:
+                    memory = allocator.get()(x * y * z * self.needs.cluster * size, alignment, stream)
+                except RuntimeError as error:
+                    raise DriverError(f"{self.needs.name}: it needs scratch memory: {error}") from error
+                frame.set_scratch(which, memory.data_ptr())
+                found.append(memory)
+        return found
+
+    def _launch_metadata(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> LazyDict:
+        """Returns what Triton tells hooks about a launch."""
+        found = LazyDict({"name": self.needs.name, "function": self.function, "stream": stream})
+        source = self._compiled.src
+        if source.fn.launch_metadata is not None:
+            given = iter(values)
+            arguments = {
+                parameter.name: source.constants[(i,)] if parameter.is_constexpr else next(given) or None
+                for i, parameter in enumerate(source.fn.params)
+            }
+            found.add(source.fn.launch_metadata, (grid, self._compiled.metadata, arguments))
+        return found
+
+
+def _types(compiled: CompiledKernel) -> list[str]:
+    """Returns the types of a kernel's arguments that are not constants of its source."""
+    source = compiled.src
+    return [kind for kind, parameter in zip(source.signature.values(), source.fn.params) if not parameter.is_constexpr]
+
+
+def _format(name: str, kind: Any) -> str:
+    """Returns how values of a type are packed."""
+    if kind == "constexpr":
+        return ABSENT
+    if isinstance(kind, str) and kind.startswith("*"):
+        return POINTER
+    if kind not in FORMATS:
+        raise DriverError(f"{name}: arguments of Triton's type {kind!r} cannot be launched")
+    return FORMATS[kind]
