@@ -234,6 +234,8 @@ def base_records(ref: str, arguments: list[str]) -> list[dict[str, Any]]:
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", there, ref], cwd=ROOT, check=True)
         try:
             (root / "tsplat").symlink_to(there / "tsplat")
+            if not (there / "tsplat" / "gpu_driver").exists():  # which the emulator needs
+                (there / "tsplat" / "gpu_driver").symlink_to(ROOT / "tsplat" / "gpu_driver")
             for name in ("benchmarks", "emulator", "tests"):
                 (root / name).symlink_to(ROOT / name)
             command = [sys.executable, "-m", "benchmarks.step", *arguments, "--json", str(file)]

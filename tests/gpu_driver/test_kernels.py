@@ -38,6 +38,17 @@ def test_arguments_arrive(target):
         assert out.tolist() == [-(2**31), -(2**63), -2, 3, 2**40, 1]
 
 
+@each_target
+def test_each_launch_has_its_own_grid(target):
+    grids = [(3, 1, 1), (3, 4, 5), (3, 1, 1), (2, 1, 1), (2, 4, 1)]
+    with recorded(target) as made:
+        given = arguments(zeros())
+        kernel = loaded(target, given)
+        for x, *others in grids:
+            kernel(x, values(given), tuple(others))
+    assert [launch.grid for launch in made] == grids
+
+
 def test_a_launch_of_no_programs_is_none():
     with recorded(TARGETS[0]) as made:
         given = arguments(zeros())
