@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
 
 from emulator.emulation import emulated, target_of
 from tsplat.gpu_driver import DriverError
@@ -45,6 +46,12 @@ def test_tritons_driver_is_not_asked(monkeypatch):
 
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
     assert compiled_for(types_kernel, target_of("sm_80"), arguments(torch.zeros(3, dtype=torch.float64))).kernel
+
+
+def test_another_way_to_specialize_is_said(monkeypatch):
+    monkeypatch.delattr(JITFunction, "_pack_args")
+    with pytest.raises(DriverError, match=r"types_kernel: Triton \S+ specializes kernels in a way that is not known"):
+        compiled_for(types_kernel, target_of("sm_80"), arguments(torch.zeros(3, dtype=torch.float64)))
 
 
 UNKNOWN = [(GPUTarget("cuda", 999, 32), "sm_999"), (GPUTarget("hip", "gfx9999", 64), "gfx9999")]

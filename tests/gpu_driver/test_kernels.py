@@ -12,6 +12,7 @@ from triton.runtime import _allocation
 from emulator.emulation import emulated
 from emulator.library import library
 from tsplat.gpu_driver import DriverError, Frame
+from tsplat.gpu_driver.cuda import CudaDriver
 from tsplat.gpu_driver.kernels import SCRATCH_POINTERS
 
 from .small_kernels import TARGETS, altered, arguments, loaded, recorded, transpose_kernel, values
@@ -172,6 +173,13 @@ def test_scratch_memory_is_that_of_tritons_allocators(target, monkeypatch):
 def test_what_cannot_be_launched_is_named(target, metadata, words):
     with emulated(target), pytest.raises(DriverError, match=words):
         altered(target, arguments(zeros()), **metadata)
+
+
+@on_nvidia
+def test_more_shared_memory_than_is_launched_is_named(monkeypatch):
+    monkeypatch.setattr(CudaDriver, "max_shared_bytes", lambda *_: 400_000)
+    with emulated(NVIDIA), pytest.raises(DriverError, match=r"launches of more than 233,472 are not implemented"):
+        altered(NVIDIA, arguments(zeros()), shared=300_000)
 
 
 @pytest.mark.parametrize("metadata", [dict(num_ctas=2), dict(launch_pdl=True)])

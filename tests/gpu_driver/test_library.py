@@ -31,6 +31,19 @@ def test_a_driver_without_a_function_is_too_old(driver):
         driver(libc)
 
 
+@pytest.mark.parametrize(("driver", "init"), [(CudaDriver, "cuInit"), (HipDriver, "hipInit")])
+def test_a_driver_that_does_not_start_is_said(driver, init, monkeypatch):
+    function = Library.function
+
+    def stub(self, name, *given, **named):
+        found = function(self, name, *given, **named)
+        return (lambda _flags: 1) if name == init else found
+
+    monkeypatch.setattr(Library, "function", stub)
+    with pytest.raises(DriverError, match=rf"{init} of /.* failed: ERROR_INVALID_VALUE.*; install"):
+        driver(build.driver_library()._name)
+
+
 def test_versions_and_errors_in_words():
     path = build.driver_library()._name
     for driver, version in ((CudaDriver(path), "13.0"), (HipDriver(path), "7.0")):

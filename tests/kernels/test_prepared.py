@@ -1,6 +1,7 @@
 """Launches by a key: what is compiled once more, what is not, and what is still checked."""
 
 import re
+import sys
 import threading
 import types
 
@@ -15,6 +16,7 @@ from tsplat.errors import BackendError, UnsupportedError
 from tsplat.gpu_driver import DriverError
 from tsplat.kernels.launch import Int, fix, kernel, planned
 from tsplat.kernels.prepared import Notice, prepare
+from tsplat.stages.backend import gpu_driver
 
 pytestmark = pytest.mark.triton
 
@@ -215,6 +217,19 @@ def test_errors_of_the_gpus_driver_say_what_to_do(monkeypatch):
     monkeypatch.setattr("tsplat.gpu_driver.prepare", fail)
     with pytest.raises(BackendError, match=r"^backend: 'triton' cannot run .* update it; or use backend='torch'"):
         prepare(_sum_kernel, 0, {})
+
+
+def test_a_triton_without_what_gpus_need_is_said(monkeypatch):
+    """It does not keep CPUs from running kernels."""
+    monkeypatch.delattr("tsplat.gpu_driver")
+    monkeypatch.setitem(sys.modules, "tsplat.gpu_driver", None)
+    with pytest.raises(
+        BackendError, match=r"Triton \S+ on a GPU \(.*gpu_driver.*\); install a Triton from 3\.5 to 3\.9, or use"
+    ):
+        prepare(_sum_kernel, 0, {})
+    version, problem = gpu_driver()
+    assert version is None and problem.startswith("Triton has no launcher for GPUs that tsplat knows")
+    assert total(torch.tensor([1.0, 2.0])) == 3
 
 
 def test_launches_of_more_threads_than_hip_has_are_refused(prepared, monkeypatch):

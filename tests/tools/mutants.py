@@ -129,7 +129,7 @@ MUTANTS = [
         ("if needs.cooperative:", "if False:", "no cooperative launch"),
     ),
     *_in("gpu_driver/needs.py", ("tests/gpu_driver/test_kernels.py",),
-        ("metadata.num_warps * target.warp_size", "metadata.num_warps * 32", "waves of 64"),
+        ("(get(\"warp_size\") or target.warp_size)", "32", "waves of 64"),
         ("            if is_needed:", "            if False:", "what cannot be launched is"),
     ),
     *_in("kernels/launch.py", ("-m", "triton", "tests/kernels/test_prepared.py"),

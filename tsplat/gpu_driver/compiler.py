@@ -43,15 +43,21 @@ def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping
     The types, the alignment of pointers and the options are those of Triton's own launch, and so is the key in the
     cache; but that asks Triton's driver for the target, and the driver needs a C compiler.
     """
-    backend, bind = _binder(kernel, target)
     given = dict(arguments)
     given["debug"] = given.get("debug", kernel.debug) or triton.knobs.runtime.debug
     given |= {
         name: getattr(triton.knobs.compilation, name) for name in KNOBS if hasattr(triton.knobs.compilation, name)
     }
-    bound, specialization, options = bind(**given)
-    options, signature, constants, attributes = kernel._pack_args(backend, given, bound, specialization, options)
-    source = ASTSource(kernel, signature, constants, attributes)
+    try:
+        backend, bind = _binder(kernel, target)
+        bound, specialization, options = bind(**given)
+        options, signature, constants, attributes = kernel._pack_args(backend, given, bound, specialization, options)
+        source = ASTSource(kernel, signature, constants, attributes)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DriverError(
+            f"{kernel.__name__}: Triton {triton.__version__} specializes kernels in a way that is not known here "
+            f"({type(error).__name__}: {error}); install a Triton from 3.5 to 3.9"
+        ) from error
     try:
         return triton.compile(source, target=target, options=options.__dict__)
     except (PTXASError, RuntimeError, OSError, subprocess.CalledProcessError) as error:

@@ -15,6 +15,9 @@ ADVICE = "install NVIDIA's driver (580 or later for CUDA 13); in a container, pa
 SHARED_DEFAULT = 49_152
 """Bytes of shared memory that a kernel may use without asking for more."""
 
+SHARED_MOST = 233_472
+"""Bytes beyond which a launch needs an attribute that drivers did not have before GPUs with more."""
+
 # Numbers of enumerations in cuda.h.
 INVALID_CONTEXT = 201
 MAX_THREADS, SHARED_SIZE, LOCAL_SIZE, REGISTERS, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
@@ -69,7 +72,8 @@ class CudaDriver:
         self._set_attribute = library.function("cuFuncSetAttribute", [ADDRESS, number, number])
         self._set_cache = library.function("cuFuncSetCacheConfig", [ADDRESS, number])
         self.launch = library.function("cuLaunchKernelEx", [ADDRESS] * 4, quick=True)
-        self.check(self._init(0), "cuInit")
+        if code := self._init(0):
+            raise DriverError(f"cuInit of {library.path} failed: {self.describe(code)}; {ADVICE}")
 
     @property
     def version(self) -> str:
@@ -115,6 +119,11 @@ class CudaDriver:
 
     def load(self, image: bytes, needs: Needs, number: int) -> int:
         """Returns the handle of a kernel in a binary, ready for the shared memory and the clusters that it needs."""
+        if needs.shared_bytes > SHARED_MOST:
+            raise DriverError(
+                f"{needs.name}: it needs {needs.shared_bytes:,} bytes of shared memory, and launches of more than "
+                f"{SHARED_MOST:,} are not implemented"
+            )
         self.enter(number)
         module, function = ADDRESS(), ADDRESS()
         if code := self._load(module, image):

@@ -47,7 +47,8 @@ class HipDriver:
         # Without types: converting eleven arguments takes a microsecond.
         self.launch = library.function("hipModuleLaunchKernel", None, quick=True)
         self.launch_cooperative = library.function("hipModuleLaunchCooperativeKernel", None, quick=True)
-        self.check(self._init(0), "hipInit")
+        if code := self._init(0):
+            raise DriverError(f"hipInit of {library.path} failed: {self.describe(code)}; {ADVICE}")
 
     @property
     def version(self) -> str:

@@ -55,8 +55,8 @@ class Needs:
                 raise DriverError(f"{name}: Triton {triton.__version__} compiled it for {arch} with {what}, which "
                                   "cannot be launched; turn it off, or use another backend")  # fmt: skip
         return cls(
-            name=name, target=arch, threads=metadata.num_warps * target.warp_size, shared_bytes=metadata.shared,
-            cluster=n_programs, cooperative=bool(get("launch_cooperative_grid")),
+            name=name, target=arch, threads=metadata.num_warps * (get("warp_size") or target.warp_size),
+            shared_bytes=metadata.shared, cluster=n_programs, cooperative=bool(get("launch_cooperative_grid")),
             overlaps=bool(get("launch_pdl")),
             scratch=(get("global_scratch_size") or 0, get("global_scratch_align") or 1),
             profile=(get("profile_scratch_size") or 0, get("profile_scratch_align") or 1),

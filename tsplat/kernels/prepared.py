@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .. import gpu_driver, triton_cpu
+from .. import triton_cpu
 from ..errors import BackendError
 
 Vendor = Literal["nvidia", "amd", "none"]
@@ -55,18 +55,27 @@ def prepare(kernel: Any, gpu: int | None, arguments: dict[str, Any]) -> Run:
     check_contiguous(kernel, arguments)
     with _notice.compiling():
         if gpu is not None:
-            try:
-                return gpu_driver.prepare(kernel, gpu_driver.find(gpu), arguments)
-            except gpu_driver.DriverError as error:
-                raise BackendError(
-                    f"backend: 'triton' cannot run on the GPU: {error}; or use backend='torch'"
-                ) from error
+            return _prepare_for_gpu(kernel, gpu, arguments)
         try:
             return triton_cpu.prepare(kernel, arguments)
         except triton_cpu.TritonCPUMemoryError:
             raise
         except triton_cpu.TritonCPUError as error:
             raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
+
+
+def _prepare_for_gpu(kernel: Any, gpu: int, arguments: dict[str, Any]) -> Run:
+    try:
+        from .. import gpu_driver
+    except ImportError as error:  # a Triton without a name that is needed for GPUs only
+        raise BackendError(
+            f"backend: 'triton' knows no way to launch kernels of Triton {triton.__version__} on a GPU ({error}); "
+            "install a Triton from 3.5 to 3.9, or use backend='torch'"
+        ) from error
+    try:
+        return gpu_driver.prepare(kernel, gpu_driver.find(gpu), arguments)
+    except gpu_driver.DriverError as error:
+        raise BackendError(f"backend: 'triton' cannot run on the GPU: {error}; or use backend='torch'") from error
 
 
 class Notice:

@@ -83,8 +83,10 @@ def gpu_driver() -> tuple[str | None, str | None]:
     """Returns what launches kernels on GPUs, such as "CUDA 13.0", and None; or None, and why it cannot be used."""
     if problem := triton_problem():
         return None, problem
-    from .. import gpu_driver
-
+    try:
+        from .. import gpu_driver
+    except ImportError as error:
+        return None, f"Triton has no launcher for GPUs that tsplat knows ({_describe(error)})"
     return gpu_driver.version()
 
 
