@@ -8,7 +8,7 @@ from typing import Any
 from emulator import build
 
 from .names import modern
-from .operands import ABSENT, operand, part_of, short
+from .operands import ABSENT, SIGNED, operand, part_of, short
 
 DUAL, CLAMP, IS_FLOAT, DPP, BOUND_CTRL, FETCH_INACTIVE, RETURNS, OFFSET_REGISTER = (1 << i for i in range(8))
 """Flags; see core/amd.h. OFFSET_REGISTER also marks LDS instructions with two addresses."""
@@ -237,7 +237,9 @@ def _plain(statement: Statement, match: re.Match[str], row: Row) -> str:
         name = "v_mov_b32"
     if name.endswith("f32"):
         row["flags"] |= IS_FLOAT
-    has_modifiers = any(source[1] for source in row["source"])
+    # The sign of a part of a register goes with the part.
+    of_parts = [SIGNED if statement.modifiers.get(f"src{k}_sel", "DWORD") != "DWORD" else 0 for k in range(4)]
+    has_modifiers = any(source[1] & ~sign for source, sign in zip(row["source"], of_parts))
     assert not has_modifiers or "f32" in name or "f64" in name or "cndmask" in name, statement.text
     if statement.is_dpp:
         _dpp(statement, row)

@@ -21,6 +21,10 @@ def test_amd_accumulation_registers_follow_vector_registers():
 def test_amd_parts_of_registers_are_extended_by_their_sign():
     row = instructions.parse("v_cmp_gt_i32_sdwa s[4:5], v5, sext(v1) src0_sel:DWORD src1_sel:WORD_1", dual=False)
     assert row["source"] == [operands.operand("v5"), (operands.VECTOR, 0, 1, 12, 1, 0, 0)]
+    row = instructions.parse("v_add_u32_sdwa v1, s4, sext(v1) src0_sel:DWORD src1_sel:WORD_0", dual=False)
+    assert row["source"] == [operands.operand("s4"), (operands.VECTOR, 0, 1, 11, 1, 0, 0)]
+    with pytest.raises(AssertionError):
+        instructions.parse("v_add_u32_e32 v1, -v4, v1", dual=False)
 
 
 def test_amd_halves_of_registers():
