@@ -123,3 +123,12 @@ def test_launches_can_be_answered_from_a_recording():
         assert not gpu.counts
         _one_kernel[(1,)](x)
     assert x[0] == 1 and gpu.counts
+
+
+def test_what_was_built_before_needs_no_gcc(monkeypatch, tmp_path):
+    for core in (build.nvidia_core, build.driver_library, lambda: build.amd_core(32), lambda: build.amd_core(64)):
+        core()
+    monkeypatch.setenv("PATH", "")
+    assert build.missing() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.missing() == "needs gcc, or what gcc has built before"
