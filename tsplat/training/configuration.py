@@ -21,8 +21,21 @@ DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
 Primitive = Literal["3dgs", "2dgs"]
 Switch = Literal["auto", "on", "off"]
-FOUND_OUT = ("background", "views_per_step", "visible_adam")
+Part = Literal["positions", "scales", "rotations", "opacities", "colors"]
+FOUND_OUT = ("background", "views_per_step", "visible_adam", "sh_degree")
 """Settings that a run finds out, if they are not given, and keeps when it is resumed."""
+
+SH_DEGREE = 3
+"""Degree of the spherical harmonics of runs that start from points."""
+
+FROZEN_NAMES: dict[str, tuple[str, ...]] = {
+    "positions": ("means",),
+    "scales": ("scales",),
+    "rotations": ("quats",),
+    "opacities": ("opacities",),
+    "colors": ("sh0", "shN"),
+}
+"""What `freeze` names -> names of the parameters in gsplat."""
 
 TYPICAL_EXTENT = 4.0
 """Extent of the scenes, in their unit, for which the weight of scales and the scale of noise are given."""
@@ -51,8 +64,11 @@ class Config:
         sh0_rate, shN_rate: Learning rates of the spherical harmonics of degree 0, and of the higher degrees.
         rates_decay: Final learning rates of the other parameters of Gaussians over the initial ones; they decay
             exponentially in the last fifth of the run.
+        warm_up: Number of steps in which all learning rates rise from zero, until Adam's moments tell noise from
+            gradients.
         sh_interval: Number of steps after which the next degree of spherical harmonics is added. If the run is too
-            short for all degrees, the steps are divided evenly among them.
+            short for all degrees, the steps are divided evenly among them. Degrees that the initial Gaussians have are
+            used from the first step on.
         background: Background color, RGB from 0 to 1; None for the capture's own, or black.
         random_background: Draw a random background color in every step, so that surfaces become opaque.
         antialiased: Compensate opacities for the blur of projection (Mip-Splatting). The result is marked as
@@ -87,7 +103,8 @@ class Config:
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
         max_gaussians: Maximum number of Gaussians; the strategy's `cap_max`, if it is smaller, and scarce memory
-            lower it.
+            lower it. A model to start from is not made smaller.
+        freeze: Parts of the Gaussians that training leaves as they are, bit for bit; without a strategy.
         strategy: When Gaussians are added, moved and removed; None for never.
     """
 
@@ -102,6 +119,7 @@ class Config:
     sh0_rate: float = 2.5e-3
     shN_rate: float = 1.25e-4  # noqa: N815 - the field's name
     rates_decay: float = 1.0
+    warm_up: int = 0
     sh_interval: int = 1000
     background: Color | None = None
     random_background: bool = False
@@ -127,6 +145,7 @@ class Config:
     clip_gradients: float = 0.0
     parallel: Parallel = "shard"
     max_gaussians: int = 1_000_000
+    freeze: tuple[Part, ...] = ()
     strategy: DefaultStrategy | MCMCStrategy | None = None
 
     @property
@@ -135,8 +154,9 @@ class Config:
         return self.background or (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sh_interval", "max_gaussians", "views_per_step"):
-            object.__setattr__(self, name, check_size(name, getattr(self, name), or_zero=name == "views_per_step"))
+        for name in ("steps", "sh_interval", "max_gaussians", "views_per_step", "warm_up"):
+            or_zero = name in ("views_per_step", "warm_up")
+            object.__setattr__(self, name, check_size(name, getattr(self, name), or_zero=or_zero))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
         for name in ("capacity", "graph", "visible_adam"):
@@ -156,6 +176,7 @@ class Config:
                 check_size(f"strategy.{name}", value)
         if not all(0 <= channel <= 1 for channel in self.backdrop):
             raise ArgumentError(f"background: expected three numbers from 0 to 1, found {self.background}")
+        _check_freeze(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +185,9 @@ class RunConfig(Config):
 
     Attributes:
         scene: Folder of photographs with cameras.
+        init: Models to start from, merged, instead of the sparse points: files, or folders of runs, as for `tsplat
+            edit`. They keep their degree, opacities and scales. They are in the frame of the models that the run
+            writes; a run of tsplat may be in another frame of the same scene.
         block: Train on one block of a plan that `tsplat blocks plan` has written: its folder and, after a colon, the
             index of the block.
         primitive: 3D Gaussians, or 2D Gaussians, discs that lie on surfaces and have normals.
@@ -181,9 +205,9 @@ class RunConfig(Config):
         test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first; 0 for
             none.
         device: Device to train on; auto is a GPU if there is one.
-        sh_degree: Maximum degree of spherical harmonics, 0 to 4.
-        start_opacity: Initial opacity of the Gaussians.
-        start_scale: Initial scale of the Gaussians, in units of the mean distance to the three nearest points.
+        sh_degree: Maximum degree of spherical harmonics, 0 to 4; None for 3, or for that of the models in `init`.
+        start_opacity: Initial opacity of the Gaussians at points.
+        start_scale: Initial scale of the Gaussians at points, in units of the mean distance to the three nearest ones.
         sky: Number of additional Gaussians on a distant sphere, for the sky of outdoor scenes; those that no view shows
             are left out.
         eval_every: Number of steps between evaluations on the held-out views; 0 for a twelfth of the run.
@@ -195,6 +219,7 @@ class RunConfig(Config):
     """
 
     scene: str = ""
+    init: tuple[str, ...] = ()
     block: str = ""
     primitive: Primitive = "3dgs"
     downscale: int = 1
@@ -206,7 +231,7 @@ class RunConfig(Config):
     normal_prior: str = ""
     normalize: bool = False
     device: DeviceType = "auto"
-    sh_degree: int = 3
+    sh_degree: int | None = None
     start_opacity: float = 0.1
     start_scale: float = 1.0
     sky: int = 0
@@ -238,7 +263,45 @@ class RunConfig(Config):
         check_choice("device", self.device, get_args(DeviceType))
         check_choice("camera", self.camera, get_args(CameraKind))
         check_choice("primitive", self.primitive, get_args(Primitive))
-        check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
+        if self.sh_degree is not None:
+            object.__setattr__(self, "sh_degree", check_size("sh_degree", self.sh_degree, or_zero=True))
+            check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
+        object.__setattr__(self, "init", _check_texts("init", self.init, "paths of models"))
+        if self.init and self.sky:
+            raise ArgumentError("sky: not with init, whose models have all Gaussians; use sky=0")
+
+    @property
+    def sh_degree_of_points(self) -> int:
+        """Degree of the spherical harmonics of Gaussians at points."""
+        return SH_DEGREE if self.sh_degree is None else self.sh_degree
+
+
+def _check_texts(name: str, values: object, what: str) -> tuple[str, ...]:
+    """Returns a list or tuple of texts that are not empty as a tuple."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) and value for value in values):
+        raise ArgumentError(f"{name}: expected a tuple of {what}, found {describe(values)}")
+    return tuple(values)
+
+
+def _check_freeze(config: Config) -> None:
+    """Makes `freeze` a tuple. Raises ArgumentError for unknown parts, and for settings that would change them."""
+    frozen = _check_texts("freeze", config.freeze, f"some of {', '.join(FROZEN_NAMES)}")
+    object.__setattr__(config, "freeze", frozen)
+    for part in frozen:
+        check_choice("freeze", part, tuple(FROZEN_NAMES))
+    if frozen and config.strategy is not None:
+        raise ArgumentError(
+            f"freeze: {', '.join(frozen)} cannot stay as they are with a strategy, which adds, moves and removes "
+            "Gaussians; use the preset refine or fixed (strategy=None)"
+        )
+    if "scales" in frozen and config.max_elongation:
+        raise ArgumentError("max_elongation: shortens the scales, which freeze names; use max_elongation=0")
+    others = (config.pose_refinement, config.lens_refinement, config.exposure)
+    if set(frozen) == set(FROZEN_NAMES) and not any(others):
+        raise ArgumentError(
+            "freeze: nothing is left to train; freeze fewer parts, or learn poses, lenses or exposures "
+            "(pose_refinement, lens_refinement, exposure)"
+        )
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -249,8 +312,7 @@ def to_json(config: Config) -> dict[str, Any]:
         kind = next(name for name, cls in STRATEGIES.items() if type(strategy) is cls)
         fields = (field.name for field in dataclasses.fields(strategy) if field.name != "generator")
         values["strategy"] = {"kind": kind, **{name: getattr(strategy, name) for name in fields}}
-    values["background"] = None if config.background is None else list(config.background)
-    return values
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def from_json(values: Any, where: str) -> RunConfig:
@@ -301,6 +363,8 @@ def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
             value = tuple(value) if value and valid else value
         elif isinstance(default, float):
             valid = to_float(value) is not None
+        elif isinstance(default, tuple):
+            valid = isinstance(value, list)
         else:
             valid = default is None or type(value) is type(default)
         if not valid:

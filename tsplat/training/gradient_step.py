@@ -131,12 +131,16 @@ class GradientStep:
 
     def _groups(self) -> list[tuple[list[Adam], Tensor | None]]:
         """Optimizers, each group with the rows that it is to update, [N] bool, or None for all."""
-        optimizers, names = self._parameters.optimizers, self._parameters.gaussian_names
-        gradient = self._parameters.params["means"].grad
+        parameters = self._parameters
+        optimizers = {name: found for name, found in parameters.optimizers.items() if name not in parameters.frozen}
+        gradient = parameters.params["means"].grad
         if not self._visible_only or gradient is None:
             return [([*optimizers.values()], None)]
-        others = [optimizer for name, optimizer in optimizers.items() if name not in names]
-        return [([optimizers[name] for name in names], gradient.ne(0).any(-1)), (others, None)]
+        own: list[Adam] = []
+        others: list[Adam] = []
+        for name, optimizer in optimizers.items():
+            (own if name in parameters.gaussian_names else others).append(optimizer)
+        return [(own, gradient.ne(0).any(-1)), (others, None)]
 
     def _sum_over_ranks(self) -> None:
         if self._ranks.world_size == 1:

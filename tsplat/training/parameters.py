@@ -15,7 +15,7 @@ from ..scene.cameras import Camera
 from ..scene.capture.views import View
 from ..scene.gaussians import FLAT, GSPLAT_NAMES, Gaussians
 from ..stages.process_group import RankGroup
-from .configuration import Config
+from .configuration import FROZEN_NAMES, Config
 from .needles import limits_needles, shorten_needles
 from .view_corrections import Lenses, identity_exposures, identity_motions, move_poses
 
@@ -60,6 +60,7 @@ class Parameters:
         params: The parameters by name.
         optimizers: Their optimizers, under the same names.
         gaussian_names: Names of the parameters that belong to Gaussians and have one row for each.
+        frozen: Names of those that are not updated.
         lenses: Which views share a lens.
     """
 
@@ -75,6 +76,7 @@ class Parameters:
         for name, tensor in gaussians.tensors().items():
             self._add(GSPLAT_NAMES[name], tensor)
         self.gaussian_names = tuple(self.params)
+        self.frozen = frozenset(name for part in config.freeze for name in FROZEN_NAMES[part])
         self._cameras = [view.camera for view in views]
         self.lenses = Lenses(self._cameras)
         if config.pose_refinement:
@@ -103,7 +105,7 @@ class Parameters:
     def limit_shapes(self, step: int) -> None:
         """Shortens needles by `max_elongation` after some steps, and keeps the third axes of 2D Gaussians flat."""
         log_scales = self.params["scales"].detach()
-        if self._flags["surfels"]:
+        if self._flags["surfels"] and "scales" not in self.frozen:
             log_scales[:, 2] = FLAT
         limit = self._config.max_elongation
         if limit and limits_needles(step, self._config.steps):
@@ -163,9 +165,10 @@ class Parameters:
             "lenses": config.lens_rate * decay,
             "exposures": config.exposure_rate * decay,
         }
+        factor = math.sqrt(config.views_per_step) * min(1.0, (step + 1) / max(config.warm_up, 1))
         for name, optimizer in self.optimizers.items():
-            optimizer.param_groups[0]["lr"] = rates[name] * math.sqrt(config.views_per_step)
-        return rates["means"] * math.sqrt(config.views_per_step)
+            optimizer.param_groups[0]["lr"] = rates[name] * factor
+        return rates["means"] * factor
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """The parameters and their moments as ``params/NAME`` and ``adam/NAME/MOMENT``, and Adam's step counts."""

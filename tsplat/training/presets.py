@@ -11,9 +11,11 @@ from ..errors import ArgumentError
 from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from .configuration import Config, RunConfig
 
-Preset = Literal["standard", "mcmc", "adaptive", "fixed"]
-PRESETS: tuple[Preset, ...] = ("standard", "mcmc", "adaptive", "fixed")
+Preset = Literal["standard", "mcmc", "adaptive", "fixed", "refine"]
+PRESETS: tuple[Preset, ...] = ("standard", "mcmc", "adaptive", "fixed", "refine")
 DEFAULT_PRESET: Preset = "standard"
+INIT_PRESET: Preset = "refine"
+"""Preset of runs that start from a model, if none is named."""
 
 SCHEDULE_STEPS = 30_000
 """Length of the runs that the strategies' schedules and the default learning rates are made for."""
@@ -26,6 +28,12 @@ HURRY_STEPS = 1500
 
 MAX_ELONGATION = 3.0
 """Limit of the preset "standard" to axes that are long in few views."""
+
+REFINE_RATE = 0.2
+"""Learning rates of the preset "refine" over those of a run from points."""
+
+WARM_UP = 100
+"""Number of steps, at most a tenth of the run, in which the learning rates of the preset "refine" rise."""
 
 REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
@@ -57,7 +65,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
             rates for the number of steps, which fall at the end; "mcmc" for :class:`MCMCStrategy` and "adaptive" for
             :class:`DefaultStrategy` as gsplat's trainer runs them; "fixed" for a constant number of Gaussians, one per
-            sparse point.
+            sparse point; "refine" for a constant number of those of a model, with low learning rates.
         steps: Number of steps. The strategies' schedules are meant for 30,000; see :func:`scale_schedule`.
 
     Raises:
@@ -81,6 +89,21 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         return dataclasses.replace(fixed, strategy=scale_schedule(DefaultStrategy(), steps))
     if name == "fixed":
         return fixed
+    if name == "refine":
+        return dataclasses.replace(
+            fixed,
+            means_rate=REFINE_RATE * fixed.means_rate,
+            means_decay=0.1,
+            scales_rate=REFINE_RATE * fixed.scales_rate,
+            opacities_rate=REFINE_RATE * fixed.opacities_rate,
+            quats_rate=REFINE_RATE * fixed.quats_rate,
+            sh0_rate=REFINE_RATE * fixed.sh0_rate,
+            shN_rate=REFINE_RATE * fixed.shN_rate,
+            rates_decay=0.05,
+            warm_up=min(WARM_UP, math.ceil(steps / 10)),
+            gains=True,
+            visible_adam="auto",
+        )
     shortness = max(1.0, SCHEDULE_STEPS / steps)
     mcmc = dataclasses.replace(
         fixed,

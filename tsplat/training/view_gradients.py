@@ -15,6 +15,7 @@ from ..precision import full_precision
 from ..rendering import kind_of_call, render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
+from ..scene.gaussians import Gaussians
 from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
@@ -84,6 +85,7 @@ class ViewGradients:
         self._device = gaussians.means.device
         self._sh_degree = gaussians.sh_degree
         self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
+        self._first_degree = max(ranks.all_gather_object(used_degree(gaussians)))
         on_gpu = self._device.type == "cuda" and config.backend != "reference"
         self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and on_gpu) else None
         weights = (config.depth_weight * extent, config.normal_weight, config.distortion_weight / extent)
@@ -220,7 +222,7 @@ class ViewGradients:
         return images, alphas, meta
 
     def _degree(self, step: int) -> int:
-        return min(self._sh_degree, step // self._sh_interval)
+        return min(self._sh_degree, max(self._first_degree, step // self._sh_interval))
 
     def _observes(self, step: int) -> bool:
         """Whether gains are estimated."""
@@ -284,3 +286,13 @@ class ViewGradients:
 def _figures(image_loss: Tensor, image: Tensor, target: Tensor) -> Tensor:
     """Loss and PSNR, [2], without gradients."""
     return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)])
+
+
+def used_degree(gaussians: Gaussians) -> int:
+    """Returns the highest degree of spherical harmonics with a coefficient that is not zero."""
+    used = [
+        degree
+        for degree in range(1, gaussians.sh_degree + 1)
+        if gaussians.shN[:, degree**2 - 1 : (degree + 1) ** 2 - 1].any()
+    ]
+    return max(used, default=0)

@@ -8,7 +8,7 @@ for single precision, or the capture is normalized.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,12 +41,15 @@ class LocalFrame:
         origin: [3] origin of the local frame, in that of the model; zero where the model is relative to it.
         unit: A power of two, the unit of the local frame in that of the model.
         near: Depth of the near plane of the cameras, in the unit of the model; None if nothing tells it.
+        kept: Tensors of Gaussians by name, in the frame of the model, that training does not change: there and back,
+            they would be rounded. Not a part of :meth:`to_json`.
     """
 
     world: Tensor = dataclasses.field(default_factory=similarity)
     origin: tuple[float, float, float] = (0.0, 0.0, 0.0)
     unit: float = 1.0
     near: float | None = None
+    kept: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
     @property
     def is_of_model(self) -> bool:
@@ -81,6 +84,19 @@ class LocalFrame:
             gaussians,
             means=self.points_of_model(gaussians.means).to(gaussians.means),
             log_scales=gaussians.log_scales + math.log(self.unit),
+        )
+        kept: dict[str, Any] = dict(self.kept)
+        return dataclasses.replace(moved.as_surfels() if gaussians.surfels else moved, **kept)
+
+    def gaussians_to_local(self, gaussians: Gaussians) -> Gaussians:
+        """Moves Gaussians from the frame of the model to the local one."""
+        if self.is_of_model:
+            return gaussians
+        offsets = gaussians.means.double() - gaussians.means.new_tensor(self.origin, dtype=torch.float64)
+        moved = dataclasses.replace(
+            gaussians,
+            means=(offsets / self.unit).to(gaussians.means),
+            log_scales=gaussians.log_scales - math.log(self.unit),
         )
         return moved.as_surfels() if gaussians.surfels else moved
 

@@ -18,8 +18,8 @@ from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.suggestions import suggest_option
 from ...viewing.viewer.server import ADDRESS, PORT
-from ..configuration import STRATEGIES, DeviceType, RunConfig, read_config
-from ..presets import DEFAULT_PRESET, PRESETS, Preset, for_surfels, preset
+from ..configuration import FROZEN_NAMES, STRATEGIES, DeviceType, Part, RunConfig, read_config
+from ..presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, Preset, for_surfels, preset
 from .context import MODULES
 from .live_view import ViewOptions
 
@@ -38,7 +38,8 @@ class Options(RunConfig):
         out: Folder to write the run to.
         preset: Settings to start from. standard splits Gaussians, up to --max-gaussians, with learning rates for the
             number of steps; mcmc relocates and adds Gaussians as gsplat does; adaptive clones, splits and prunes
-            Gaussians by their gradients; fixed keeps their number.
+            Gaussians by their gradients; fixed keeps their number; refine, the default with --init, keeps it too, and
+            has the low learning rates of the end of a run.
         config: Settings to start from, as the config.json of another run; replaces the preset.
         minutes: Instead of --steps: time for the steps, of which as many are taken as fit by the time that a few take.
         stop_after: Stop after this number of steps, with the schedules of the full run.
@@ -122,14 +123,17 @@ def note_steps(arguments: Sequence[str]) -> str | None:
 def _first_pass(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The arguments that decide on the defaults of others, and the rest."""
     first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
-    first.add_argument("--preset", choices=(*PRESETS, "default"), default=DEFAULT_PRESET)
+    first.add_argument("--preset", choices=(*PRESETS, "default"))
+    first.add_argument("--init", action="append")
     first.add_argument("--device", default="auto")
     first.add_argument("--primitive")
     for name in ("--steps", "--minutes"):
         first.add_argument(name)
     for name in ("--config", "--resume"):
         first.add_argument(name, type=Path)
-    return first.parse_known_args(arguments)
+    known, rest = first.parse_known_args(arguments)
+    known.preset = known.preset or (INIT_PRESET if known.init else DEFAULT_PRESET)
+    return known, rest
 
 
 def parse(arguments: Sequence[str], steps_given: int | None = None) -> Options | Resume:
@@ -168,9 +172,16 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> Options |
     def described(metavar: str, hint: str) -> Any:
         return Annotated[str, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)]
 
+    def repeated(kind: Any, metavar: str) -> Any:
+        hint = "(repeatable; default: none)"
+        argument = tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+        return Annotated[tuple[kind, ...], tyro.conf.UseAppendAction, argument]
+
     fields = [
         ("scene", Annotated[described("SCENE", required), tyro.conf.Positional], base.scene),
         ("out", described("RUN", "(required)"), ""),
+        ("init", repeated(str, "MODEL"), base.init),
+        ("freeze", repeated(Part, "|".join(FROZEN_NAMES)), base.freeze),
         ("config", described("config.json", "(default: none)"), ""),
         ("gpus", described("0,1", "(default: as --device)"), ""),
         ("block", described("PLAN:K", "(default: none)"), ""),
@@ -202,6 +213,9 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> Options |
         raise ArgumentError(f"SCENE: expected a folder of photographs; {HELP}")
     if not options.out:
         raise ArgumentError(f"--out: expected a folder to write to; {HELP}")
+    for name in ("start_opacity", "start_scale") if options.init else ():
+        if getattr(options, name) != getattr(base, name):
+            raise ArgumentError(f"--{name.replace('_', '-')}: not with --init, whose models have their own; {HELP}")
     if options.minutes is not None and (known.steps or known.config):
         other = "--steps" if known.steps else "--config, whose schedules are those of its number of steps"
         raise ArgumentError(f"--minutes: chooses the number of steps, and cannot be combined with {other}; {HELP}")
@@ -217,6 +231,8 @@ def list_options() -> dict[str, tuple[str, ...]]:
             # A positional argument, a group of options, and what can be set in Python only.
             if option in ("scene", "strategy", "strategy.generator"):
                 continue
+            if get_origin(kind) is tuple:
+                kind = get_args(kind)[0]
             found[f"--{option}"] = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
             if kind is bool:
                 found[f"--{prefix}no-{option.removeprefix(prefix)}"] = ()

@@ -40,9 +40,11 @@ Description = dict[str, Any]
 
 
 def with_absolute_scene(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the absolute paths of its scene, its plan of blocks and its priors."""
+    """Returns the configuration with the absolute paths of its scene, its models to start from, its plan of blocks and
+    its priors."""
     paths = {name: getattr(config, name) for name in ("scene", "block", "depth_prior", "normal_prior")}
-    return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
+    absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items() if path}
+    return dataclasses.replace(config, **absolute, init=tuple(map(os.path.abspath, config.init)))
 
 
 def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, override: str | None) -> RunConfig:
@@ -203,6 +205,9 @@ def difference(recorded: Description, found: Description, scene: str, *, with_ha
     block, new_block = recorded.get("block"), found.get("block")
     if block and new_block and block != new_block:
         clauses.append("the plan of its block, or the block, differs from that of the run")
+    init, new_init = recorded.get("init"), found.get("init")
+    if init and new_init and init != new_init:
+        clauses.append("the models in init differ from those that the run started from")
     return f"{scene}: {'; '.join(clauses)}" if clauses else ""
 
 

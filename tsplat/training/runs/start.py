@@ -43,12 +43,17 @@ ROUNDS = 4
 """Number of times that steps and Gaussians, which depend on each other, are estimated."""
 
 
-def initial_gaussians(config: RunConfig, capture: Capture, ranks: RankGroup | None = None) -> Gaussians:
-    """A Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky.
+def initial_gaussians(
+    config: RunConfig, capture: Capture, ranks: RankGroup | None = None, model: Gaussians | None = None
+) -> Gaussians:
+    """Returns a Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky.
 
-    With `ranks`, those that this rank holds.
+    Instead, those of a `model` as :func:`read_initial_model` returns it. With `ranks`, those that this rank holds.
     """
-    points, colors = capture.points, capture.colors
+    if model is not None:
+        mine = model.select(own_rows(config, ranks or RankGroup())(len(model)))
+        return capture.frame.gaussians_to_local(mine.to(capture.points.device))
+    points, colors, degree = capture.points, capture.colors, config.sh_degree_of_points
     cap = None if config.strategy is None else config.strategy.cap_max
     n_max = min(config.max_gaussians, cap or config.max_gaussians) - config.sky
     if len(points) > n_max:
@@ -56,11 +61,11 @@ def initial_gaussians(config: RunConfig, capture: Capture, ranks: RankGroup | No
         generator = torch.Generator().manual_seed(config.seed)
         chosen = torch.randperm(len(points), generator=generator, device="cpu")[:n_max].sort().values.to(points.device)
         points, colors = points[chosen], colors[chosen]
-    sky = sky_gaussians(capture.train, points, config.sky, config.sh_degree) if config.sky else None
+    sky = sky_gaussians(capture.train, points, config.sky, degree) if config.sky else None
     n, n_sky = len(points), 0 if sky is None else len(sky)
     own = range(n + n_sky)[own_rows(config, ranks or RankGroup())(n + n_sky)]
     gaussians = Gaussians.from_points(
-        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale,
+        points, colors, degree, opacity=config.start_opacity, scale=config.start_scale,
         rows=slice(min(own.start, n), min(own.stop, n)),
     )  # fmt: skip
     if sky is not None:
@@ -92,7 +97,7 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
             name: math.ceil(stop * steps / config.steps) for name, stop in stops.items() if stop >= 0
         }
         strategy = dataclasses.replace(strategy, **later)
-    interval = min(config.sh_interval, math.ceil(config.steps / (config.sh_degree + 1)))
+    interval = min(config.sh_interval, math.ceil(config.steps / (config.sh_degree_of_points + 1)))
     return dataclasses.replace(config, steps=steps, strategy=strategy, sh_interval=interval)
 
 
@@ -115,6 +120,8 @@ def changed_settings(configure: RunConfig | Configure, found: RunConfig) -> list
     """Names of the settings that differ from those of a run; not those that it found out by itself."""
     given = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(found.steps))
     names = {field.name for field in dataclasses.fields(found)} - set(FOUND_OUT)
+    if given.sh_degree is not None:
+        names.add("sh_degree")
     return sorted(name for name in names if getattr(given, name) != getattr(found, name))
 
 
@@ -129,15 +136,17 @@ def check_minutes(minutes: float, config: RunConfig) -> None:
         )
 
 
-def plan(configure: Configure, minutes: float, capture: Capture, ranks: RankGroup) -> RunConfig:
+def plan(
+    configure: Configure, minutes: float, capture: Capture, ranks: RankGroup, model: Gaussians | None = None
+) -> RunConfig:
     """Returns the configuration with the number of steps that fit into a time. A collective call.
 
     Trains for a few steps, with a number of Gaussians that grows as that of a run, and measures their time, as a line
     over the number of Gaussians. What was trained is dropped. Evaluations and checkpoints are not counted.
-    `configure` returns the configuration for a number of steps.
+    `configure` returns the configuration for a number of steps, and `model` is that to start from.
     """
     config = configure(REHEARSAL)
-    trainer = Trainer(initial_gaussians(config, capture, ranks), capture.train, config, ranks, is_shard=True)
+    trainer = Trainer(initial_gaussians(config, capture, ranks, model), capture.train, config, ranks, is_shard=True)
     n_initial = trainer.n_gaussians
     counts, seconds = [], []
     for _ in range(REHEARSAL):

@@ -33,6 +33,14 @@ from ..report.plots import evenly_spaced
 from ..trainer import Trainer, scene_extent
 from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
 from .display import ProgressDisplay
+from .initial_models import (
+    check_models,
+    describe_model,
+    keep_frozen,
+    locate_models,
+    read_initial_model,
+    relative_models,
+)
 from .live_view import ViewOptions, check_view, shown
 from .loop import RunLoop, print_setup, score_views
 from .metric_logs import TensorBoardLog, WandbLog
@@ -66,7 +74,7 @@ def train(
     stop_after: int | None = None,
     view: ViewOptions | None = None,
 ) -> dict[str, Any]:
-    """Trains on photographs with known cameras, starting from their sparse points.
+    """Trains on photographs with known cameras, starting from their sparse points or from models (``config.init``).
 
     Writes ``config.json``, ``cameras.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side
     by side, ``contact_sheet.png``, ``curve.png``, ``metrics.json``, ``point_cloud.ply``, ``run.json`` and
@@ -99,6 +107,7 @@ def train(
     given = config if isinstance(config, RunConfig) else config(RunConfig.steps)
     _check_counts(stop_after=stop_after)
     check_block_folder(given, Path(out))
+    check_models(given)
     require_extras(given, view=view is not None)
     if continues(config, given, Path(out)):
         return resume(out, stop_after=stop_after, view=view)
@@ -148,6 +157,7 @@ def resume(
     _check_counts(steps=steps, stop_after=stop_after)
     if checkpoint is None and (Path(run) / CONFIG).is_file() and not has_checkpoints(Path(run)):
         started = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
+        started = locate_models(started, {}, Path(run))
         started = started if steps is None else extend(started, steps)
         if os.environ.get("RANK", "0") == "0":
             print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
@@ -158,7 +168,9 @@ def resume(
     if steps == config.steps and ranks.any([is_restarted()], device)[0]:
         steps = None  # this checkpoint is one of the extended run
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
-    config = locate_scene(found.config, found.figures.get("scene", {}), path.parent.parent, scene)
+    recorded = found.figures.get("scene", {})
+    config = locate_scene(found.config, recorded, path.parent.parent, scene)
+    config = locate_models(config, recorded, path.parent.parent)
     config = config if steps is None else extend(config, steps)
     return _run(config, path.parent.parent, stop_after, view, (path, found, errors), accept_changes=accept_changes)
 
@@ -200,7 +212,8 @@ def _run(
         with record.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
             frame = None if found is None else recorded_frame(found.figures, path)
             capture = read_run_capture(config, device, stop, frame)
-        described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
+            model = read_initial_model(config, capture)
+        described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config) | describe_model(model))
         change = ""
         if found is not None:
             recorded, with_hash = found.figures.get("scene", {}), frame is not BEFORE_FRAMES
@@ -211,16 +224,19 @@ def _run(
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
         if timed is not None:
-            config = with_absolute_scene(plan(*timed, capture, ranks))
+            config = with_absolute_scene(plan(*timed, capture, ranks, model))
         if found is None:
             config = dataclasses.replace(config, background=capture.background)
         if frame is BEFORE_FRAMES:
             config = with_relative_lengths(config, scene_extent(capture.train))
-        initial = initial_gaussians(config, capture, ranks)
+        initial = initial_gaussians(config, capture, ranks, model)
+        capture = keep_frozen(capture, config, model, ranks)
+        config = dataclasses.replace(config, sh_degree=initial.sh_degree)
         trainer = Trainer(initial, capture.train, config, ranks, is_shard=True)
         print(description)
         if found is None:
-            config = dataclasses.replace(config, **{name: getattr(trainer.config, name) for name in FOUND_OUT})
+            found_out = {name: getattr(trainer.config, name) for name in FOUND_OUT}
+            config = dataclasses.replace(config, **found_out)
         else:
             tensors = found.local_tensors()
             trainer.restore(tensors, found.figures["trainer"], is_shard=True)
@@ -236,7 +252,7 @@ def _run(
                 resumed=None if found is None else found.figures,
                 is_extended=found is not None and found.config.steps != config.steps,
                 stop=stop,
-                scene=record_scene(config, described, folder),
+                scene=record_scene(config, described, folder) | {"init_paths": relative_models(config, folder)},
                 record=record,
             )
             print(

@@ -1,0 +1,158 @@
+"""Models that runs start from: reading, moving, describing and finding them again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError, FileError
+from ...scene.cameras import project_points
+from ...scene.capture.block_plans import BlockPlan
+from ...scene.capture.local_frame import LocalFrame
+from ...scene.capture.views import Capture, View
+from ...scene.editing.joining import merge_models, set_sh_degree
+from ...scene.formats.checkpoints import is_run, open_model
+from ...scene.gaussians import GSPLAT_NAMES, Gaussians, drop_invalid
+from ...scene.rotation import transform_gaussians
+from ...stages.process_group import RankGroup
+from ...support.reading import check_possible
+from ..configuration import FROZEN_NAMES, RunConfig
+from ..gradient_step import shown_share
+from ..parameters import own_rows
+from .run_checkpoints import read_newest_settings
+from .scene_record import Description, read_block, recorded_frame
+
+SHOWN_MIN = 0.01
+"""Below this mean share of the centers in images, a note says that the model may be in another frame."""
+
+
+def check_models(config: RunConfig) -> None:
+    """Raises FileError, before any work, if there is nothing at the path of a model to start from."""
+    for path in config.init:
+        check_possible(path)
+        if not os.path.exists(path):
+            raise FileError(f"{path}: no such model; --init expects a model file, or the folder of a run")
+
+
+def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
+    """Reads and merges the models that a run starts from. Prints notes about them.
+
+    Invalid Gaussians are left out; of a block, those that are neither in it and its margin nor in its views.
+
+    Returns:
+        Gaussians on the CPU, in the frame of the model; None for a run that starts from points.
+
+    Raises:
+        ArgumentError: There are no Gaussians, or 2D ones instead of 3D ones or the other way around.
+        FileError: A model cannot be read, or no training view shows it.
+        CheckpointError, MissingExtraError, UnsupportedError: See :func:`tsplat.scene.open_model`.
+    """
+    if not config.init:
+        return None
+    names = ", ".join(config.init)
+    model = merge_models([_read(path, capture.frame) for path in config.init], warn=_print_note)
+    model = drop_invalid(model, _print_note)
+    if not len(model):
+        raise ArgumentError(f"init: expected at least one Gaussian, found none in {names}")
+    kind = "2dgs" if model.surfels else "3dgs"
+    if kind != config.primitive:
+        how = f"use primitive {kind} (--primitive {kind})" if kind == "2dgs" else "train 3D Gaussians, without 2dgs"
+        raise ArgumentError(f"primitive: {names} has {kind[0].upper()}D Gaussians, found {config.primitive!r}; {how}")
+    if config.antialiased and not model.antialiased:
+        _print_note(f"{names} was not trained for antialiased rendering, which the settings ask for; it looks softer")
+    if config.sh_degree is not None:
+        model = set_sh_degree(model, config.sh_degree)
+    cameras = [view.camera for view in capture.train]
+    local = capture.frame.gaussians_to_local(model)
+    share = shown_share(local.means.to(cameras[0].viewmat), cameras, RankGroup())
+    if share == 0:
+        raise FileError(
+            f"{names}: no training view shows it; a model must be in the frame in which this run writes its own, that "
+            "of the scene's files unless world.json says another; to move it: tsplat edit --transform"
+        )
+    if share < SHOWN_MIN:
+        _print_note(f"{names}: a training view shows {share:.2%} of its Gaussians in the mean; check its frame")
+    block = read_block(config)
+    return model if block is None else _select_block(model, local, capture.train, *block)
+
+
+def _read(path: str, frame: LocalFrame) -> Gaussians:
+    """Reads a model, that of a run moved to the frame of the models of this run."""
+    model = open_model(path, warn=_print_note)
+    if not is_run(path):
+        return model
+    found, _, figures = read_newest_settings(path)
+    world = recorded_frame(figures, found).world
+    if torch.equal(world, frame.world):
+        return model
+    _print_note(f"{path}: moved from the frame of its run, world.json, to that of this run")
+    return transform_gaussians(model, frame.world @ torch.linalg.inv(world))
+
+
+def _select_block(model: Gaussians, local: Gaussians, views: Sequence[View], plan: BlockPlan, block: int) -> Gaussians:
+    """Returns the Gaussians that lie in a block and its margin, or in an image of its views."""
+    inside = plan.contains(block, model.means, expanded=True)
+    for view in views:
+        inside |= project_points(view.camera, local.means.to(view.camera.viewmat))[-1].to(inside.device)
+    _print_note(f"block {block} of {len(plan.blocks)}: {int(inside.sum())} of {len(model)} Gaussians to start from")
+    return model.select(inside)
+
+
+def keep_frozen(capture: Capture, config: RunConfig, model: Gaussians | None, ranks: RankGroup) -> Capture:
+    """Returns the capture with the frozen tensors of this rank's rows of the model, which are written as they were."""
+    if model is None or not config.freeze:
+        return capture
+    theirs = {name for part in config.freeze for name in FROZEN_NAMES[part]}
+    own = model.select(own_rows(config, ranks)(len(model))).to(capture.points.device)
+    kept = {name: tensor for name, tensor in own.tensors().items() if GSPLAT_NAMES[name] in theirs}
+    return dataclasses.replace(capture, frame=dataclasses.replace(capture.frame, kept=kept))
+
+
+def describe_model(model: Gaussians | None) -> Description:
+    """Returns ``init``: number and SHA-256 of the Gaussians that a run starts from. Empty for a run from points."""
+    if model is None:
+        return {}
+    found = hashlib.sha256()
+    for tensor in model.tensors().values():
+        found.update(tensor.contiguous().numpy().tobytes())
+    return {"init": {"number": len(model), "sha256": found.hexdigest()}}
+
+
+def relative_models(config: RunConfig, folder: Path) -> list[str | None]:
+    """Returns the paths of the models relative to the folder of the run; None for one on another drive."""
+    found: list[str | None] = []
+    for path in config.init:
+        found.append(None)
+        with contextlib.suppress(ValueError):
+            found[-1] = Path(os.path.relpath(path, folder)).as_posix()
+    return found
+
+
+def locate_models(config: RunConfig, record: dict[str, Any], folder: Path) -> RunConfig:
+    """Returns the configuration of a run with the paths where the models are now that it started from.
+
+    `record` is what the checkpoint says of the scene, empty if there is none, and `folder` the run's now. Raises
+    FileError if a model is neither at its absolute path nor at its path relative to the run.
+    """
+    found = []
+    relatives = record.get("init_paths") or [None] * len(config.init)
+    for path, relative in zip(config.init, relatives, strict=False):
+        paths = [path, *([os.path.normpath(folder.absolute() / relative)] if relative else [])]
+        here = next(filter(os.path.exists, paths), None)
+        if here is None:
+            raise FileError(
+                f"{' and '.join(dict.fromkeys(paths))}: no such model, from which the run started; put it back there"
+            )
+        found.append(here)
+    return dataclasses.replace(config, init=tuple(found))
+
+
+def _print_note(message: str) -> None:
+    print(f"note: {message}")
