@@ -126,6 +126,14 @@ def _uninitialized_memory_is_nan():
 
 
 @pytest.fixture(autouse=True)
+def _calls_of_other_tests_are_forgotten():
+    """A test that changes what the stages do must not replay what they did before."""
+    yield
+    if "tsplat.passes.kinds" in sys.modules:
+        sys.modules["tsplat.passes.kinds"].forget()
+
+
+@pytest.fixture(autouse=True)
 def _viewers_end():
     """A thread of a viewer that outlives its test would fail others, far from its cause."""
     yield

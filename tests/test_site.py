@@ -35,6 +35,7 @@ INTERNAL = {
     "tsplat.kernels_torch": "called by stages",
     "tsplat.support": "helpers of other packages",
     "tsplat.triton_cpu": "knows nothing of Gaussians; called by kernels",
+    "tsplat.passes": "called by rasterization",
 }
 """Packages without an API reference, and why."""
 

@@ -17,6 +17,7 @@ from .config import (
     Validate,
 )
 from .data import Cameras, Splats
+from .passes import replayed
 from .precision import in_full_precision
 from .stages.capacity import Capacity, note_need
 from .stages.compilation import eager, traceable
@@ -62,6 +63,7 @@ def render(request: Request) -> Rendering:
 
 
 @traceable(IN_GRAPHS)
+@replayed
 @in_full_precision
 def rasterization(
     means: Tensor, quats: Tensor | None, scales: Tensor | None, opacities: Tensor, colors: Tensor | None,
@@ -265,6 +267,7 @@ def rasterization(
 
 
 @eager
+@replayed
 @in_full_precision
 def rasterization_2dgs(
     means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, colors: Tensor,

@@ -46,7 +46,7 @@ def measure(scene: dict[str, Any], repeats: int) -> Around:
         cpu_us = _best_us(scene, repeats)
         with (
             mock.patch.object(graphed_calls, "can_capture", return_value=True),
-            mock.patch.object(graphed_calls, "LaunchRecorder", _Nothing),
+            mock.patch.dict(graphed_calls.RECORDERS, cpu=_Nothing),
         ):
             python_us = _best_us(scene, repeats)
             operators, step = Operators(), Step(scene, tsplat.graphed(tsplat.rasterization))

@@ -19,10 +19,10 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support import scenes
+from tests.support.launch_recorder import LaunchRecorder
 from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
 from tsplat.ops import graphed_calls as graphs
 from tsplat.stages import capacity
-from tsplat.stages.recording import LaunchRecorder
 
 launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
 
@@ -54,7 +54,7 @@ class Recorder(LaunchRecorder):
 def captures(monkeypatch):
     """Returns what recorded each call."""
     made: list[Recorder] = []
-    monkeypatch.setattr(graphs, "LaunchRecorder", lambda: made.append(Recorder()) or made[-1])
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda: made.append(Recorder()) or made[-1])
     return made
 
 
@@ -325,7 +325,7 @@ def test_graphs_do_not_keep_what_they_read(monkeypatch):
         def record(self, function):
             return function(), lambda: None
 
-    monkeypatch.setattr(graphs, "LaunchRecorder", Nothing)
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", Nothing)
     render, scene = graphed(rasterization), make()
     storages = [t.untyped_storage() for t in scene.values() if isinstance(t, torch.Tensor)]
 
@@ -635,8 +635,8 @@ def test_parts_of_compiled_functions(captures):
     assert not captures
 
 
-def test_many_gaussians_are_not_recorded(captures, monkeypatch):
-    monkeypatch.setattr(graphs, "FEW", 59)
+def test_nothing_is_captured_on_a_cpu(captures, monkeypatch):
+    monkeypatch.delitem(graphs.RECORDERS, "cpu")
     render, scene = graphed(rasterization), make()
     for _ in range(3):
         render(**scene)

@@ -1,4 +1,4 @@
-"""A rendering call that is captured in graphs: those of CUDA or, on a CPU, recorded launches.
+"""A rendering call that is captured in CUDA graphs.
 
 Graphs read arguments where they are, if calls pass them at the same addresses, and otherwise copies. A call replays the
 forward pass and copies the images; its backward pass does the same with gradients. Two nodes of autograd stand for what
@@ -21,7 +21,6 @@ from ..precision import full_precision
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import any_overflow, deferred, graph_room, needed_by
 from ..stages.meta import Meta
-from ..stages.recording import LaunchRecorder
 from .cuda_graphs import GraphRecorder
 
 IDS = dict.fromkeys(("batch_ids", "camera_ids", "gaussian_ids"))
@@ -68,7 +67,7 @@ class CapturedCall:
         in_place: Sequence[bool],
         n_intersections: int,
         least: Capacities | None,
-        recorder: GraphRecorder | LaunchRecorder,
+        recorder: GraphRecorder,
     ) -> None:
         self.room = graph_room(Capacities(*[n_intersections] * 4), least)
         self._function = function
@@ -91,7 +90,7 @@ class CapturedCall:
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             self._capture(recorder, least)
 
-    def _capture(self, recorder: GraphRecorder | LaunchRecorder, least: Capacities | None) -> None:
+    def _capture(self, recorder: GraphRecorder, least: Capacities | None) -> None:
         recorder.warm_up(self._try)
         # The lists of parts may need more room than intersections, and spans need less.
         while (room := self.needed_room(self.room if any_overflow(self._calls) else least)) != self.room:

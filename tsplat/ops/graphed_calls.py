@@ -17,7 +17,6 @@ from ..config import Capacities
 from ..errors import UnsupportedError
 from ..stages.backend import choose
 from ..stages.compilation import is_transformed
-from ..stages.recording import LaunchRecorder
 from .captured_calls import CapturedCall
 from .cuda_graphs import GraphRecorder
 
@@ -27,8 +26,8 @@ KINDS_MAX = 4
 CALLS_MAX = 2
 """Calls of a kind that may wait for their backward passes; each has a graph and memory of its own."""
 
-FEW = 20_000
-"""Number of Gaussians up to which calls are recorded on a CPU. With more, Python takes little of their time."""
+RECORDERS: dict[str, Callable[[], Any]] = {"cuda": GraphRecorder}
+"""What captures calls, by kind of device. On a CPU, the function itself replays its calls."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "packed": (False,), "capacity": (None,), "sparse_grad": (False,), "distributed": (False,),
@@ -49,8 +48,7 @@ def graphed(rasterization: Callable[..., Any]) -> "Graphed":
     wait for their backward passes. Graphs are kept of the four kinds that were called last, until the number of
     Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind run without.
 
-    On a GPU, these are CUDA graphs. On a CPU, launches and PyTorch's operators are recorded, of up to 20,000 Gaussians:
-    with more, Python takes little of the time.
+    On a CPU, there are no graphs: the function itself replays its calls.
 
     Args:
         rasterization: :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`.
@@ -159,7 +157,7 @@ class Graphed:
                 return None
             try:
                 with torch.cuda.device_of(means):  # type: ignore[no-untyped-call]
-                    recorder = GraphRecorder() if means.is_cuda else LaunchRecorder()
+                    recorder = RECORDERS[means.device.type]()
                     in_place = [address is not None for address in kind.addresses]
                     call = CapturedCall(self._function, arguments, in_place, kind.n_intersections, kind.room, recorder)
             except Exception as error:  # what cannot be captured works without a graph
@@ -195,7 +193,7 @@ class _Kind:
 
 
 def can_capture(means: Tensor) -> bool:
-    """Returns whether calls on these means can be captured in a CUDA graph, or recorded on a CPU."""
+    """Returns whether calls on these means can be captured in a graph."""
     # The function refuses most of this.
     if torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0:
         return False
@@ -204,9 +202,9 @@ def can_capture(means: Tensor) -> bool:
     # What a backward pass needs is kept by the graph; others want to keep, or to compute it again.
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return False
-    if means.is_cuda:
-        return _is_compiled(means.device) and not torch.cuda.is_current_stream_capturing()
-    return means.numel() <= 3 * FEW and means.is_cpu and _is_compiled(means.device)
+    if means.device.type not in RECORDERS or (means.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    return _is_compiled(means.device)
 
 
 @functools.cache

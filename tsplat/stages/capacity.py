@@ -109,18 +109,26 @@ def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid, 
     all of them needed if one has a capacity. Raises CapacityError if lists of this call, of any rank, or of an earlier
     call of this thread did not fit.
     """
-    calls = _thread.deferred
     if ranks is not None and is_shared(ranks):
         call = None if requested is None or whole is None else _note(whole, requested, grid, waits=True)
         _raise_together(ranks, call)
     elif requested is not None and whole is not None and (call := _note(whole, requested, grid)) is not None:
-        if calls is not None:
-            calls.append(call)
-        elif call.done is None:
-            _raise_for(call)
-        else:
-            _thread.pending.calls.append(call)
-            _collect(_thread.pending.calls, wait=False)
+        _learn(call)
+
+
+def note_call(needed: Tensor, room: Capacities) -> None:
+    """Does what :func:`note_need` does for a call that the device is done with."""
+    _learn(_Call(needed, None, room, None))
+
+
+def _learn(call: _Call) -> None:
+    if _thread.deferred is not None:
+        _thread.deferred.append(call)
+    elif call.done is None:
+        _raise_for(call)
+    else:
+        _thread.pending.calls.append(call)
+        _collect(_thread.pending.calls, wait=False)
 
 
 def is_shared(ranks: Ranks) -> bool:

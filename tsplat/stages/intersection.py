@@ -164,13 +164,7 @@ class BandedIntersections:
 
     def listed(self) -> Intersections | None:
         """The intersections of a single band. With a capacity, waits for their number and leaves out what is beyond."""
-        whole = self.whole
-        if whole is None or whole.needed is None:
-            return whole
-        assert whole.keys is not None and whole.gaussian_major is not None
-        n = int(whole.isect_offsets[-1])
-        order = whole.gaussian_major._replace(places=whole.gaussian_major.places[:n])
-        return whole._replace(flatten_ids=whole.flatten_ids[:n], keys=whole.keys[:n], gaussian_major=order)
+        return None if self.whole is None else without_room(self.whole)
 
     def overflow(self) -> Tensor | None:
         """Whether more intersections were needed than a capacity has room for, bool []; None without a capacity."""
@@ -185,6 +179,16 @@ class BandedIntersections:
         for band in self.bands:
             spans = find_spans(self._screen, self._grid, band, self._settings, self.budget)
             yield list_intersections(self._screen, self._grid, band, spans, self._settings)
+
+
+def without_room(whole: Intersections) -> Intersections:
+    """Returns intersections without the room for more. Waits for their number."""
+    if whole.needed is None:
+        return whole
+    assert whole.keys is not None and whole.gaussian_major is not None
+    n = int(whole.isect_offsets[-1])
+    order = whole.gaussian_major._replace(places=whole.gaussian_major.places[:n])
+    return whole._replace(flatten_ids=whole.flatten_ids[:n], keys=whole.keys[:n], gaussian_major=order)
 
 
 def count_tiles(intersections: Intersections) -> Tensor:

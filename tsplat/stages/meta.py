@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..data import Cameras, Intersections, ProjectedGaussians
+from ..data import Cameras, Intersections, ProjectedGaussians, TileGrid
 from .intersection import BandedIntersections, count_tiles, encode_ids
 from .operators import Arguments, Results
 from .request import Request
@@ -23,11 +23,18 @@ class Meta(dict[str, Any]):
         values: The other values.
         later: Functions that compute values of ``source``. None of these is differentiable, as reading may happen in
             any grad mode.
+        first: The first keys, in their order.
     """
 
-    def __init__(self, values: dict[str, Any], later: Mapping[str, Callable[[Any], Any]], source: Any) -> None:
+    def __init__(
+        self,
+        values: dict[str, Any],
+        later: Mapping[str, Callable[[Any], Any]],
+        source: Any,
+        first: Iterable[str] = (),
+    ) -> None:
         super().__init__(values)
-        self._later, self._source = later, source
+        self._later, self._source, self._first = later, source, first
 
     def __missing__(self, key: str) -> Any:
         value = self[key] = self._later[key](self._source)
@@ -52,8 +59,11 @@ class Meta(dict[str, Any]):
         """Computes all values, and returns them in a plain dictionary."""
         for key in self._later:
             self[key]
-        self._later, self._source = {}, None
-        return dict(super().items())
+        values = {**dict.fromkeys(self._first), **dict(super().items())}
+        super().clear()
+        super().update(values)
+        self._later, self._source, self._first = {}, None, ()
+        return values
 
 
 def _complete(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,13 +142,14 @@ def describe_render(
             rows["ray_transforms"] = rows.pop("conics").unflatten(-1, (3, 3))
         assert projected.normals is not None
         values["normals"] = projected.normals.view(*projected.means2d.shape[:-1], 3)
-    return Meta(values, LATER, _Rendered(request, valid, projected, received, intersections))
+    return Meta(values, LATER, Rendered(grid, request.image_shape[:-2], valid, projected, received, intersections))
 
 
-class _Rendered(NamedTuple):
-    """What :func:`describe_render` describes."""
+class Rendered(NamedTuple):
+    """What :func:`describe_render` describes, for images of these leading dimensions [..., C]."""
 
-    request: Request
+    grid: TileGrid
+    images: tuple[int, ...]
     valid: Tensor | None
     projected: ProjectedGaussians
     received: ProjectedGaussians
@@ -160,31 +171,30 @@ class _Rendered(NamedTuple):
 
     def offsets(self, lists: Intersections) -> Tensor:
         """First intersection of each tile. [..., C, tile_height, tile_width]"""
-        grid = self.request.grid
-        return lists.isect_offsets[:-1].view(*self.request.image_shape[:-2], grid.tile_height, grid.tile_width)
+        return lists.isect_offsets[:-1].view(*self.images, self.grid.tile_height, self.grid.tile_width)
 
 
-def _of_tiles(function: Callable[[_Rendered, Intersections], Tensor]) -> Callable[[_Rendered], Tensor | None]:
+def _of_tiles(function: Callable[[Rendered, Intersections], Tensor]) -> Callable[[Rendered], Tensor | None]:
     """A value of the lists of tiles, which is None if there are several bands."""
 
-    def compute(rendered: _Rendered) -> Tensor | None:
+    def compute(rendered: Rendered) -> Tensor | None:
         lists = rendered.intersections.listed()
         return None if lists is None else function(rendered, lists)
 
     return compute
 
 
-LATER: dict[str, Callable[[_Rendered], Any]] = {
+LATER: dict[str, Callable[[Rendered], Any]] = {
     "batch_ids": lambda r: r.projected.ids()[0],
     "camera_ids": lambda r: r.projected.ids()[1],
-    "gaussian_ids": _Rendered.gaussian_ids,
+    "gaussian_ids": Rendered.gaussian_ids,
     "n_invalid": lambda r: None if r.valid is None else (~r.valid).sum(),
-    "memory": _Rendered.memory,
+    "memory": Rendered.memory,
     "overflow": lambda r: r.intersections.overflow(),
     "flatten_ids": _of_tiles(lambda _, lists: lists.flatten_ids),
     "tiles_per_gauss": _of_tiles(lambda r, lists: count_tiles(lists).view(r.received.means2d.shape[:-1])),
-    "isect_ids": _of_tiles(lambda r, lists: encode_ids(lists, r.received.depths, r.request.grid)),
-    "isect_offsets": _of_tiles(_Rendered.offsets),
+    "isect_ids": _of_tiles(lambda r, lists: encode_ids(lists, r.received.depths, r.grid)),
+    "isect_offsets": _of_tiles(Rendered.offsets),
 }
 """Functions of the values of ``meta`` that are computed when they are read."""
 

@@ -63,6 +63,8 @@ def composite_surfels(
     """
     features, depths = splats.colors, splats.depths
     assert features is not None and depths is not None
+    depths = depths.view_as(depths)  # sums what images give to it before callers add to that
+    splats = splats._replace(depths=depths)
     together = splats.n_features <= WALKED_MAX
     if settings.absgrad and not together:
         raise UnsupportedError(  # absolute values of two sums over features do not add up to those of their sum

@@ -56,6 +56,7 @@ class CompiledKernel:
 
     def __init__(self, entry: machine.EntryPoint, formats: Sequence[str]) -> None:
         self._entry = entry
+        self._formats = tuple(formats)
         self._pack = struct.Struct("".join(("<", threads.HEADER, *formats)))
         self._state_type = ctypes.c_int64 * (self._pack.size // 8)
         self._seconds = 1.0  # that a program took in the last launch on several threads
@@ -69,21 +70,49 @@ class CompiledKernel:
         """
         y, z = others
         total = n_programs * y * z
-        if total <= 0:
-            return
-        n_threads = available = threads.get_num_threads()
-        if available > 1:
-            n_threads = min(available, 1 + int(total * self._seconds / HELPER_SECONDS), total)
-        claim = 1 if total < 32 * n_threads else min(total // (16 * n_threads), 64)
-        state = self._state_type()
-        arguments = ctypes.addressof(state) + threads.HEADER_BYTES
-        self._pack.pack_into(state, 0, 0, 0, total, claim, threads.TICKS, n_programs, y, z, 0, arguments, *values)
+        if total > 0:
+            state = self._state_type()
+            arguments = ctypes.addressof(state) + threads.HEADER_BYTES
+            grid = n_programs, y, z
+            self._pack.pack_into(state, 0, 0, 0, total, _claim(total), threads.TICKS, *grid, 0, arguments, *values)
+            self.run(state)
+
+    def run(self, state: Any) -> None:
+        """Runs the programs of a launch whose state is filled in, and returns when they are done."""
+        available = threads.get_num_threads()
         if available == 1:
             threads.run(self._entry, state, 1)
             return
+        total = state[threads.TOTAL]
+        n_threads = min(available, 1 + int(total * self._seconds / HELPER_SECONDS), total)
+        state[threads.CLAIM] = _claim(total, n_threads)
         start = time.perf_counter()
         threads.run(self._entry, state, n_threads)
         self._seconds = (time.perf_counter() - start) * n_threads / total
+
+    def template(self, n_programs: int, values: Sequence[Any]) -> tuple[bytes, list[int | None], dict[int, int]]:
+        """Returns the memory of a launch, in words of 8 bytes, for :meth:`bind`.
+
+        Returns:
+            The memory; the word of each value, None for b"", which has none; and the words that must become addresses
+            in this memory, with offsets from its start.
+        """
+        places, word = [], threads.HEADER_BYTES // 8
+        for code in self._formats:
+            places.append(None if code == "0s" else word)
+            word += code != "0s"
+        claim, grid = _claim(n_programs), (n_programs, 1, 1)
+        state = self._pack.pack(0, 0, n_programs, claim, threads.TICKS, *grid, 0, 0, *values)
+        return state, places, {threads.ADDRESS: threads.HEADER_BYTES}
+
+    def bind(self, _n_programs: int, address: int) -> Callable[[], None]:
+        """Returns what launches the kernel with what memory of :meth:`template` holds at an address."""
+        return functools.partial(self.run, self._state_type.from_address(address))
+
+
+def _claim(total: int, n_threads: int = 1) -> int:
+    """Returns the most programs that a thread claims at a time."""
+    return 1 if total < 32 * n_threads else min(total // (16 * n_threads), 64)
 
 
 class Launcher:

@@ -30,7 +30,7 @@ import torch
 from . import room
 from .machine import EntryPoint
 
-NEXT, DONE, TOTAL, ACTIVE = 0, 1, 2, 8
+NEXT, DONE, TOTAL, CLAIM, ACTIVE, ADDRESS = 0, 1, 2, 3, 8, 9
 TICKS = 1 << 28
 """Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
 

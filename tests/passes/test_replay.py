@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.support import scenes
+from tests.support.launch_recorder import LaunchRecorder
 from tsplat import UnsupportedError, rasterization
 from tsplat.stages.capacity import deferred
 from tsplat.stages.listing import stable_argsort
-from tsplat.stages.recording import LaunchRecorder
 
 pytestmark = pytest.mark.triton
 
@@ -79,7 +79,7 @@ def test_launches_of_both_passes(tile_size):
 )
 def test_what_depends_on_values_is_refused(function):
     x = values()
-    with pytest.raises(UnsupportedError, match="what depends on values cannot be recorded"):
+    with pytest.raises(UnsupportedError, match="what depends on values cannot be traced"):
         LaunchRecorder().record(lambda: function(x))
     assert function(x) is not None  # not recorded
 

@@ -1,0 +1,242 @@
+"""Replayed calls give the bits of the stages, whatever their kind, their addresses and what happens around them."""
+
+import concurrent.futures
+import copy
+import gc
+import pickle
+import threading
+
+import pytest
+import torch
+
+from tests.support import scenes
+from tests.support.call_kinds import STAGES, differences, random_kind
+from tsplat import ArgumentError, CapacityError, UnsupportedError, rasterization, rasterization_2dgs
+from tsplat.passes import calls, kinds
+from tsplat.stages.backend import choose
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(choose(torch.device("cpu"))[0] != "triton", reason="needs kernels that are compiled for a CPU"),
+]
+
+SEEDS = 24
+STRUCTURE = scenes.Structure(n=40, cameras=2, width=33, height=21, sh_degree=1, backgrounds=False, seed=4)
+
+
+@pytest.fixture(autouse=True)
+def replays(monkeypatch):
+    """Returns a list with an entry for each replayed call."""
+    made = []
+    original = calls.ReplayedCall.__init__
+
+    def init(self, *args):
+        original(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(calls.ReplayedCall, "__init__", init)
+    return made
+
+
+def make(**changes):
+    return scenes.leaves(scenes.make(STRUCTURE, torch.float32) | changes)
+
+
+def render_thrice(scene, **options):
+    for _ in range(3):
+        result = rasterization(**scene, **options)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_replayed_calls_have_the_bits_of_the_stages(seed, replays):
+    kind = random_kind(seed)
+    stages = STAGES[kind.function]
+    try:
+        expected = [call.outcome(stages) for call in (kind, kind.moved(1.01))]
+    except (ArgumentError, UnsupportedError) as error:
+        with pytest.raises(type(error)):
+            kind.outcome()
+        return
+    for call, outcome in zip((kind, kind, kind, kind.moved(1.01)), expected[:1] * 3 + expected[1:], strict=True):
+        assert not differences(call.outcome(), outcome)
+    assert len(replays) >= 2
+
+
+def test_more_intersections_than_before(replays):
+    scene = make()
+    render_thrice(scene)
+    replays.clear()
+    with torch.no_grad():
+        scene["scales"] *= 4
+    expected = STAGES[rasterization](**scene)[0]
+    for _ in range(3):
+        assert torch.equal(rasterization(**scene)[0], expected)
+    assert len(replays) == 3 and replays[0].needed[-1] and not replays[1].needed[-1]
+
+
+def test_capacity_that_is_too_small():
+    scene = make()
+    for _ in range(3):
+        with pytest.raises(CapacityError, match="intersections needed, room for 20"):
+            rasterization(**scene, capacity=20)
+
+
+def test_threads_at_once(replays):
+    scenes_ = [make(means=make()["means"].detach() + 0.01 * i) for i in range(4)]
+
+    def gradients(i):
+        scene = dict(scenes_[i])
+        image = rasterization(**scene)[0]
+        return image.detach(), *torch.autograd.grad(image.square().sum(), [scene["means"], scene["colors"]])
+
+    expected = [gradients(i) for i in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(gradients, [0, 1, 2, 3] * 12))
+    for i, result in enumerate(found):
+        assert all(map(torch.equal, result, expected[i % 4]))
+    assert len(replays) > 40
+
+
+def test_backward_in_another_thread():
+    scene = make()
+    image = render_thrice(scene)[0]
+    (expected,) = torch.autograd.grad(image.sum(), scene["means"], retain_graph=True)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(torch.autograd.grad(image.sum(), scene["means"])))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], expected)
+
+
+def test_backward_passes_of_several_calls_in_any_order():
+    scenes_ = [make(means=make()["means"].detach() + 0.02 * i) for i in range(3)]
+    images = [render_thrice(scene)[0] for scene in scenes_]
+    for scene, image in zip(reversed(scenes_), reversed(images)):
+        expected = torch.autograd.grad(STAGES[rasterization](**scene)[0].square().sum(), scene["quats"])
+        assert torch.equal(torch.autograd.grad(image.square().sum(), scene["quats"])[0], expected[0])
+
+
+def test_inputs_that_change_before_the_backward_pass_raise():
+    scene = make()
+    image = render_thrice(scene)[0]
+    with torch.no_grad():
+        scene["scales"].mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        image.sum().backward()
+
+
+def test_inputs_may_be_freed_and_their_memory_used_again(replays):
+    def image():
+        scene = make()
+        rendered = rasterization(**scene)[0]
+        del scene
+        gc.collect()
+        torch.full((5000,), float("nan"))
+        rendered.sum().backward()
+        return rendered.detach()
+
+    first = image()
+    assert all(torch.equal(image(), first) for _ in range(4)) and len(replays) == 4
+
+
+@pytest.mark.parametrize("name", ["depths", "conics", "opacities", "means2d"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_meta_are_differentiable(name, packed):
+    scene = make()
+    meta = render_thrice(scene, packed=packed)[-1]
+    expected = STAGES[rasterization](**scene, packed=packed)[-1]
+    wanted = [scene["means"], scene["opacities"]]
+    gradients = torch.autograd.grad(meta[name].square().sum(), wanted, allow_unused=True)
+    for found, right in zip(gradients, torch.autograd.grad(expected[name].square().sum(), wanted, allow_unused=True)):
+        assert (found is None or not found.any()) if right is None else torch.equal(found, right)
+
+
+def test_hooks_of_centers_change_gradients():
+    scene = make()
+    image, _, meta = render_thrice(scene, packed=False)
+    meta["means2d"].register_hook(lambda v: 2 * v)
+    found = torch.autograd.grad(image.sum(), scene["means"])[0]
+    image, _, meta = STAGES[rasterization](**scene, packed=False)
+    meta["means2d"].register_hook(lambda v: 2 * v)
+    assert torch.equal(found, torch.autograd.grad(image.sum(), scene["means"])[0])
+
+
+def test_meta_is_copied_and_pickled():
+    meta = render_thrice(make(means=make()["means"].detach()), packed=False)[-1]
+    with torch.no_grad():
+        meta = render_thrice(make())[-1]
+    for other in (copy.copy(meta), pickle.loads(pickle.dumps(meta)), copy.deepcopy(meta)):
+        assert type(other) is dict and other.keys() == meta.keys()
+        assert torch.equal(other["flatten_ids"], meta["flatten_ids"]) and other["memory"] == meta["memory"]
+
+
+def test_second_derivatives_raise():
+    scene = make()
+    image = render_thrice(scene)[0]
+    (v_means,) = torch.autograd.grad(image.square().sum(), scene["means"], create_graph=True)
+    with pytest.raises(UnsupportedError, match="second derivatives"):
+        v_means.sum().backward()
+
+
+def test_an_error_in_the_middle_of_a_call(replays):
+    scene = make()
+    expected = render_thrice(scene)[0]
+    steps = replays[0]._traced.forward._steps
+    original = list(steps)
+    for n in range(len(original)):
+
+        def fail(*_):
+            raise KeyboardInterrupt
+
+        steps[n] = fail
+        with pytest.raises(KeyboardInterrupt):
+            rasterization(**scene)
+        steps[:] = original
+        assert torch.equal(rasterization(**scene)[0], expected)
+
+
+def test_kinds_are_forgotten_when_there_are_many(monkeypatch):
+    monkeypatch.setattr(kinds, "KINDS_MAX", 3)
+    scene = make()
+    with torch.no_grad():
+        for i in range(20):
+            rasterization(**scene, near_plane=0.01 + 1e-4 * (i % 9))
+    (known,) = [found for found in kinds._all if found._function is STAGES[rasterization]]
+    assert len(known._kinds) == 3
+
+
+def test_a_kind_includes_options_and_states(replays):
+    scene = make()
+    with torch.no_grad():
+        expected = render_thrice(scene)[0]
+    assert len(replays) == 2
+    for change in (dict(eps2d=0.2), dict(packed=False), dict(tile_size=8)):
+        with torch.no_grad():
+            rasterization(**scene, **change)
+    rasterization(**scene)  # with gradients
+    rasterization(**{**scene, "colors": scene["colors"].detach()})
+    assert len(replays) == 2
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(rasterization(**scene)[0], expected)
+    assert len(replays) == 3
+
+
+@pytest.mark.parametrize(
+    "options", [dict(validate="error"), dict(backend="torch"), dict(memory_budget=10**9), dict(sparse_grad=True)]
+)
+def test_calls_that_run_the_stages(options, replays):
+    render_thrice(make(backgrounds=None), **options)
+    assert not replays
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_surfels_and_anomaly_detection(replays):
+    scene = scenes.leaves(scenes.make(STRUCTURE, torch.float32))
+    del scene["covars"], scene["camera_model"]
+    for _ in range(3):
+        image = rasterization_2dgs(**scene)[0]
+    with torch.autograd.detect_anomaly(check_nan=True):
+        image.sum().backward()
+        rasterization_2dgs(**scene)[0].sum().backward()
+    assert len(replays) == 2

@@ -1,0 +1,177 @@
+"""Random kinds of rendering calls, and all that a caller sees of a call."""
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support import scenes
+from tsplat import rasterization, rasterization_2dgs
+
+STAGES = {
+    rasterization: rasterization.__wrapped__.__wrapped__,
+    rasterization_2dgs: rasterization_2dgs.__wrapped__.__wrapped__,
+}
+"""The functions that run the stages, by those that replay them."""
+
+GEOMETRY = ("means", "quats", "scales", "covars")
+
+
+@dataclasses.dataclass
+class CallKind:
+    """A rendering function, the tensors and options of a call, and what is done with its result.
+
+    Attributes:
+        weights_seed: Of random weights of images in the loss.
+        used: Which images the loss has, by number modulo the length.
+        centers: Whether the loss has what projection returns as well.
+        twice: Whether the backward pass runs twice.
+        enabled: Whether gradients are recorded.
+    """
+
+    function: Callable[..., Any]
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+    weights_seed: int
+    used: tuple[bool, ...]
+    centers: bool
+    twice: bool
+    enabled: bool
+
+    def moved(self, factor: float) -> "CallKind":
+        """Returns a call of the same kind, of other Gaussians."""
+        tensors = {n: t.detach() * factor if n in GEOMETRY else t.detach() for n, t in self.tensors.items()}
+        own = {n: _laid_out(t, self.tensors[n]) for n, t in tensors.items()}
+        return dataclasses.replace(self, tensors=own)
+
+    def outcome(self, function: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """Calls the function, or another one, and returns images, gradients and ``meta``, by name."""
+        tensors = {n: _laid_out(t.detach(), t) for n, t in self.tensors.items()}
+        with torch.set_grad_enabled(self.enabled):
+            *images, meta = (function or self.function)(**tensors, **self.options)
+        found = {f"image {i}": image for i, image in enumerate(images) if image is not None}
+        size = images[0].shape[:-1]
+        found |= {n: meta[n] for n in ("render_extra_signals", "normals") if n in meta and meta[n].shape[:-1] == size}
+        roots = [image for image in found.values() if image.requires_grad]
+        roots = [root for i, root in enumerate(roots) if self.used[i % len(self.used)]] or roots[:1]
+        centers = meta["means2d"]
+        if roots:
+            if centers.requires_grad:
+                centers.retain_grad()
+            generator = torch.Generator().manual_seed(self.weights_seed)
+            loss = sum((root * torch.rand(root.shape, generator=generator, dtype=root.dtype)).sum() for root in roots)
+            if self.centers and centers.requires_grad:
+                rows = [meta[n] for n in ("depths", "conics", "opacities", "ray_transforms") if n in meta]
+                loss = loss + sum(1e-3 * row.square().sum() for row in (centers, *rows))
+            loss.backward(retain_graph=self.twice)
+            if self.twice:
+                loss.backward()
+            found |= {f"v_{name}": tensor.grad for name, tensor in tensors.items() if tensor.requires_grad}
+            found |= {"v_means2d": centers.grad, "absgrad": getattr(centers, "absgrad", None)}
+            if "gradient_2dgs" in meta:
+                found["v_gradient_2dgs"] = meta["gradient_2dgs"].grad
+        plain = meta.copy()
+        return found | {f"meta {name}": value for name, value in plain.items()}
+
+
+def random_kind(seed: int) -> CallKind:
+    """Returns a kind of call and its tensors."""
+    r = random.Random(seed)
+    surfels = r.random() < 0.25
+    sh_degree = r.choice([None, None, 0, 1, 3])
+    structure = scenes.Structure(
+        n=r.choice([1, 7, 40, 150]),
+        cameras=r.choice([1, 1, 2]),
+        batch=r.choice([(), (), (), (2,)]),
+        channels=r.choice([3, 3, 1, 4, 20]) if not surfels else r.choice([3, 3, 1]),
+        sh_degree=sh_degree,
+        spare_bases=r.choice([0, 0, 2]),
+        per_camera_colors=r.random() < 0.2,
+        covars=not surfels and r.random() < 0.1,
+        backgrounds=r.random() < 0.3,
+        width=r.choice([16, 33, 48]),
+        height=r.choice([16, 21, 32]),
+        seed=seed,
+        camera_model="pinhole" if surfels else r.choice(["pinhole", "pinhole", "ortho", "fisheye"]),
+    )
+    scene = scenes.make(structure, r.choice([torch.float32] * 4 + [torch.float64]))
+    options: dict[str, Any] = dict(
+        packed=r.random() < 0.5,
+        render_mode=r.choice(["RGB", "RGB", "RGB+ED", "RGB+D", "D", "ED"]),
+        tile_size=r.choice([16, 16, 8]),
+        validate=r.choice(["cull", "cull", "off"]),
+        capacity=r.choice([None, None, None, 60_000]),
+        absgrad=r.random() < 0.3,
+        numerics=r.choice(["gsplat-1.5", "gsplat-1.5", "gsplat-1.6", "inria"]),
+    )
+    if surfels:
+        for name in ("covars", "camera_model"):
+            scene.pop(name)
+        options["depth_mode"] = r.choice(["expected", "median"])
+    else:
+        options["rasterize_mode"] = r.choice(["classic", "antialiased"])
+        if scene["covars"] is None and (kind := r.choice(["", "", "", "with_ut", "with_eval3d"])):
+            options[kind] = True
+            options["return_normals"] = kind == "with_eval3d" and r.random() < 0.5
+        if r.random() < 0.15 and scene["backgrounds"] is None:
+            scene["extra_signals"] = torch.rand(*scene["means"].shape[:-1], 2, dtype=scene["means"].dtype)
+    if "RGB" not in options["render_mode"]:
+        scene["backgrounds"] = None
+    if r.random() < 0.2 and scene["means"].dtype == torch.float32:
+        scene["colors"] = scene["colors"].half()
+    tensors = {name: value for name, value in scene.items() if isinstance(value, Tensor)}
+    options |= {name: value for name, value in scene.items() if name not in tensors and name != "camera_model"}
+    options |= {"camera_model": scene["camera_model"]} if "camera_model" in scene else {}
+    for name, tensor in tensors.items():
+        if name != "Ks":
+            offset, swapped = r.choice([0, 0, 0, 1, 2, 3]), tensor.dim() > 1 and r.random() < 0.15
+            tensors[name] = _at_offset(tensor, offset, swapped=swapped).requires_grad_(r.random() < 0.7)
+    return CallKind(
+        rasterization_2dgs if surfels else rasterization,
+        tensors,
+        {name: value for name, value in options.items() if value is not None or name in GEOMETRY},
+        seed,
+        tuple(r.random() < 0.7 for _ in range(3)),
+        centers=r.random() < 0.3,
+        twice=r.random() < 0.3,
+        enabled=r.random() < 0.8,
+    )
+
+
+def _at_offset(tensor: Tensor, offset: int, *, swapped: bool) -> Tensor:
+    """Returns values at an offset, in elements, in their storage; with the last two axes swapped in memory."""
+    source = tensor.mT if swapped else tensor
+    storage = torch.empty(source.numel() + offset, dtype=tensor.dtype)
+    own = storage[offset:].view(source.shape)
+    own.copy_(source)
+    return own.mT if swapped else own
+
+
+def _laid_out(values: Tensor, like: Tensor) -> Tensor:
+    """Returns a leaf with the values, and the offset and strides of another tensor."""
+    offset = like.storage_offset()
+    swapped = not like.is_contiguous()
+    return _at_offset(values, offset, swapped=swapped).requires_grad_(like.requires_grad)
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Returns the names of what two outcomes do not have in common, to the bit.
+
+    Where no image that is used depends on a tensor, a gradient of zeros is one of None.
+    """
+    names = [name for name in expected if not _equal(found.get(name), expected[name])]
+    return names + [name for name in found if name not in expected]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        tensor = a if isinstance(a, Tensor) else b
+        return (a is None or b is None) and not tensor.any()
+    return bool(a == b)

@@ -1,0 +1,108 @@
+"""Where a pass finds its tensors: each is a view of a base, which is a tensor that a call brings, or an arena.
+
+An arena is one allocation for all tensors that a pass needs and that do not leave it. Tensors whose lives do not
+overlap share its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..stages.tracing import storage_of
+
+ALIGNMENT = 64
+"""Bytes to which tensors in an arena are aligned: a cache line."""
+
+
+class View(NamedTuple):
+    """A tensor relative to a base: bytes from the first element of the base to that of the tensor.
+
+    `base` is the number of the base.
+    """
+
+    base: int
+    offset: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, base: Tensor) -> Tensor:
+        """Returns the tensor, given the base of a call."""
+        if base.dtype != self.dtype:
+            base = base.view(self.dtype)
+        return base.as_strided(self.shape, self.strides, base.storage_offset() + self.offset // self.dtype.itemsize)
+
+    def as_array(self) -> Callable[[list[np.ndarray]], np.ndarray]:
+        """Returns the function of bases, as arrays of bytes, that returns the tensor as an array."""
+        shape, dtype, base, offset = tuple(self.shape), DTYPES[self.dtype], self.base, self.offset
+        strides = tuple([stride * self.dtype.itemsize for stride in self.strides])
+        return lambda arrays: np.ndarray(shape, dtype, arrays[base], offset, strides)
+
+
+DTYPES: dict[torch.dtype, Any] = {
+    torch.float64: np.float64, torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32,
+    torch.int16: np.int16, torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_,
+}  # fmt: skip
+
+
+class Life(NamedTuple):
+    """A storage in an arena: its size in bytes, and the first and the last step that use it."""
+
+    storage: int
+    size: int
+    first: int
+    last: int
+
+
+def arrange(lives: Iterable[Life]) -> tuple[dict[int, int], int]:
+    """Places storages in an arena. Returns the offset of each, and the size of the arena, in bytes.
+
+    The largest come first. Each takes the lowest place that is free during its life.
+    """
+    placed: list[tuple[int, int, Life]] = []
+    offsets: dict[int, int] = {}
+    for life in sorted(lives, key=lambda life: -life.size):
+        size = -(-life.size // ALIGNMENT) * ALIGNMENT
+        place = 0
+        for begin, end, other in sorted(placed, key=lambda entry: entry[0]):
+            if other.last < life.first or life.last < other.first:
+                continue
+            if place + size <= begin:
+                break
+            place = max(place, end)
+        placed.append((place, place + size, life))
+        offsets[life.storage] = place
+    return offsets, max((end for _, end, _ in placed), default=0)
+
+
+class Bases:
+    """The storages of a trace, each in a base with a number."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[int, int]] = {}
+        self.n = 0
+
+    def add(self, tensor: Tensor | None = None) -> int:
+        """Adds a base and returns its number: it is a tensor of the trace, or an arena for :meth:`put`."""
+        if tensor is not None:
+            self._places[storage_of(tensor)] = self.n, -tensor.data_ptr()
+        self.n += 1
+        return self.n - 1
+
+    def put(self, base: int, storage: int, address: int, offset: int) -> None:
+        """Places a storage, which is at an address in the trace, at an offset in a base."""
+        self._places[storage] = base, offset - address
+
+    def has(self, storage: int) -> bool:
+        """Returns whether a storage is in a base."""
+        return storage in self._places
+
+    def view(self, tensor: Tensor) -> View:
+        """Returns the view that stands for a tensor of the trace."""
+        base, shift = self._places[storage_of(tensor)]
+        return View(base, tensor.data_ptr() + shift, tensor.shape, tensor.stride(), tensor.dtype)

@@ -1,0 +1,197 @@
+"""A replayed call: it runs passes, and two nodes of autograd stand for what they compute.
+
+The first node goes from the inputs to the projected centers, whose gradients strategies read, and to a tensor that
+stands for all else that images depend on. The second goes from these, and from inputs that only compositing reads, to
+the images.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stages.autograd import Gradients, apply, once_differentiable
+from ..stages.meta import Meta
+from .arenas import View
+from .replayed_meta import Source, later
+from .traced_calls import ABSGRAD, BackwardPass, TracedCall, whole
+
+CPU = torch.device("cpu")
+
+
+class ReplayedCall:
+    """A call whose forward pass has run.
+
+    Args:
+        traced: What is replayed.
+        tensors: The inputs.
+
+    Attributes:
+        needed: What lists needed, and 1 if they did not fit.
+    """
+
+    def __init__(self, traced: TracedCall, tensors: list[Tensor]) -> None:
+        self._traced, self._tensors = traced, tensors
+        self._bases: list[Any] = [
+            *tensors,
+            *[torch.empty(o.shape, dtype=o.dtype, device=CPU) for o in traced.outputs],
+            torch.empty(traced.kept[1], dtype=torch.uint8, device=CPU),
+            torch.empty(traced.scratch[1], dtype=torch.uint8, device=CPU),
+        ]
+        bases = self._bases
+        traced.forward.run([bases[i] for i in traced.forward.used])
+        address = bases[traced.needed.base].data_ptr() + traced.needed.offset
+        self.needed: list[int] = (ctypes.c_int64 * 5).from_address(address)[:]
+
+    def tensor(self, view: View) -> Tensor:
+        """Returns the tensor of a view."""
+        return view.of(self._bases[view.base])
+
+    def results(self, *, packed: bool) -> tuple[Any, ...]:
+        """Returns what the rendering function returns."""
+        traced, bases = self._traced, self._bases
+        images = [None if view is None else whole(view, bases) for view in traced.images]
+        centers = whole(traced.centers, bases)
+        ids = None
+        if packed:
+            radii = traced.radii([bases[traced.kept[0]].numpy()])
+            ids = torch.from_numpy(radii[:, 0].nonzero()[0])
+            centers = _packed(centers, ids)
+        leaf = None
+        if traced.leaf is not None:
+            leaf = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
+        carrier = None
+        if traced.differentiable:
+            centers, carrier = self._connect(images, centers, leaf, ids)
+        values = {**traced.constants, "means2d": centers}
+        if leaf is not None:
+            values["gradient_2dgs"] = leaf
+        for name, i in traced.in_meta.items():
+            values[name] = images[i]
+        read = [base if i in traced.described else None for i, base in enumerate(bases)]
+        source = Source(traced, read, self.needed, ids, carrier)
+        return *images[: traced.n_images], Meta(values, later(traced, packed=packed), source, traced.names)
+
+    def _connect(
+        self, images: list[Tensor | None], centers: Tensor, leaf: Tensor | None, ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Connects images, in place, to the inputs by nodes of autograd. Returns centers, and what stands for all else
+        that images depend on, or None."""
+        traced, bases, inputs = self._traced, self._bases, [*self._tensors, leaf]
+        links: list[Tensor | None] = []
+        carrier = None
+        if traced.of_centers is not None:
+            own = [inputs[i] for i in traced.of_centers.inputs]
+            saved = [bases[i] for i in traced.of_centers.saved]
+            centers, carrier = apply(_Centers, traced, [centers], ids, saved, *own)
+            links = [centers, carrier]
+        links += [None if i == ABSGRAD else inputs[i] for i in traced.of_images.inputs]
+        roots = [images[i] for i in traced.differentiable]
+        saved = [bases[i] for i in traced.of_images.saved]
+        for i, image in zip(traced.differentiable, apply(_Images, traced, roots, ids, saved, centers, *links)):
+            images[i] = image
+        return centers, carrier
+
+
+class _Centers(torch.autograd.Function):
+    """From inputs to projected centers, and to a tensor whose gradient is all else that images give to the inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, traced: TracedCall, outputs: list[Tensor], ids: Tensor | None, saved: list[Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*saved, *inputs)  # also those that are not read, see ``once_differentiable``
+        ctx.traced, ctx.ids = traced, ids
+        ctx.set_materialize_grads(False)
+        return outputs[0], traced.zero.expand(traced.v_rows[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v_centers: Tensor | None, v_rows: Tensor | None) -> Gradients:
+        traced: TracedCall = ctx.traced
+        backward, (base, size, _) = traced.of_centers, traced.v_rows
+        assert backward is not None and traced.v_centers is not None
+        output, _ = traced.v_centers
+        if v_centers is None or ctx.ids is not None or not v_centers.is_contiguous():
+            dense = torch.zeros(output.shape, dtype=output.dtype, device=CPU)
+            if v_centers is not None and ctx.ids is None:
+                dense.copy_(v_centers)
+            elif v_centers is not None:
+                dense.numpy().reshape(-1, 2)[ctx.ids.numpy()] = v_centers.numpy()
+            v_centers = dense
+        if v_rows is None:
+            v_rows = torch.zeros(size, dtype=output.dtype, device=CPU)
+        given = {output.base: v_centers, base: v_rows.contiguous()}
+        return None, None, None, None, *_differentiate(backward, saved, given)
+
+
+class _Images(torch.autograd.Function):
+    """From projected centers, what stands for all else that depends on them, and inputs, to images."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        traced: TracedCall,
+        outputs: list[Tensor],
+        ids: Tensor | None,
+        saved: list[Tensor],
+        centers: Tensor,
+        *links: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*saved, *links)  # also those that are not read, see ``once_differentiable``
+        ctx.traced, ctx.ids = traced, ids
+        ctx.centers = centers if ABSGRAD in traced.of_images.inputs else None
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, saved: tuple[Tensor, ...], *v: Tensor | None) -> Gradients:
+        traced: TracedCall = ctx.traced
+        given = {
+            o.base: torch.zeros(o.shape, dtype=o.dtype, device=CPU) if each is None else each.contiguous()
+            for o, each in zip(traced.v_images, v, strict=True)
+        }
+        v_links: list[Tensor | None] = []
+        if traced.v_centers is not None:
+            (output, depends), (base, size, n_zeros) = traced.v_centers, traced.v_rows
+            given[output.base] = torch.empty(output.shape, dtype=output.dtype, device=CPU)
+            # Autograd must not find values that are not finite where it looks for them.
+            allocate = torch.zeros if torch.is_anomaly_enabled() else torch.empty
+            given[base] = allocate(size, dtype=output.dtype, device=CPU)
+            given[base][:n_zeros].zero_()
+        gradients = _differentiate(traced.of_images, saved, given)
+        if traced.v_centers is not None:
+            v_links = [_packed(given[output.base], ctx.ids) if depends else None, given[base]]
+        for i, gradient in zip(traced.of_images.inputs, gradients):
+            if i == ABSGRAD:
+                ctx.centers.absgrad = _packed(gradient, ctx.ids)
+            of_leaf = i == traced.n_inputs
+            v_links.append(None if i == ABSGRAD else _packed(gradient, ctx.ids) if of_leaf else gradient)
+        return None, None, None, None, None, *v_links
+
+
+def _packed(values: Tensor | None, ids: Tensor | None) -> Tensor | None:
+    """Returns the rows of values [..., 2] that are packed; the values if none are."""
+    if values is None or ids is None:
+        return values
+    return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
+
+
+def _differentiate(backward: BackwardPass, saved: tuple[Tensor, ...], given: dict[int, Tensor]) -> list[Tensor | None]:
+    """Returns the gradients that a backward pass completes."""
+    bases = dict(zip(backward.saved, saved))
+    bases |= given
+    for output in backward.outputs:
+        bases[output.base] = torch.empty(output.shape, dtype=output.dtype, device=CPU)
+    bases[backward.scratch[0]] = torch.empty(backward.scratch[1], dtype=torch.uint8, device=CPU)
+    backward.steps.run([bases[i] for i in backward.steps.used])
+    return [
+        None if view is None
+        else view.of(given[view.base]).clone() if view.base in given  # which the other pass reads as well
+        else whole(view, bases)
+        for view in backward.gradients
+    ]  # fmt: skip

@@ -1,0 +1,196 @@
+"""Which calls are replayed: kinds of calls, and what is known of each."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..arguments import kind_of
+from ..config import Capacities
+from ..stages.backend import choose
+from ..stages.capacity import graph_room, note_call
+from ..stages.compilation import is_transformed
+from ..stages.settings import PLAIN
+from .calls import ReplayedCall
+from .traced_calls import TracedCall
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+KINDS_MAX = 256
+"""Kinds of calls that are known. Those that were called longest ago are forgotten."""
+
+REPLAYED: dict[str, tuple[Any, ...]] = {
+    "distributed": (False,), "sparse_grad": (False,), "memory_budget": (None,), "validate": ("cull", "off"),
+    "backend": ("auto", "triton"), "segmented": (False,),
+}  # fmt: skip
+"""Values of arguments with which calls are replayed. With others, the stages run."""
+
+
+def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorates a rendering function, which runs the stages, to replay passes of calls whose kind is known.
+
+    The first call of a kind runs the stages, the second is traced. Calls that are not plain ones run the stages as
+    well; see :func:`is_plain` and ``REPLAYED``.
+    """
+    kinds = _Kinds(function)
+
+    @functools.wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        found = kinds.render(args, kwargs) if is_plain() else None
+        return function(*args, **kwargs) if found is None else found
+
+    return run
+
+
+def is_plain() -> bool:
+    """Returns whether nothing traces, transforms, records or observes what this thread computes."""
+    if torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0:
+        return False
+    if torch.is_anomaly_enabled():
+        return False
+    # Others want to keep what a backward pass needs, or to compute it again.
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@functools.cache
+def _launches() -> Any:
+    """Returns the module that launches kernels if they are compiled for this CPU, otherwise None."""
+    if choose(torch.device("cpu"))[0] != "triton":
+        return None
+    from ..kernels import launch
+
+    return None if launch.INTERPRETED else launch
+
+
+def forget() -> None:
+    """Forgets all kinds of calls, whose next calls run the stages."""
+    for kinds in _all:
+        kinds.clear()
+
+
+class _Kind:
+    """What is known of a kind of call.
+
+    Attributes:
+        works: Whether it is replayed.
+        turn: When it was called last.
+        room: What its lists have room for; None before the first call.
+        traced: Its passes; None before they are traced.
+    """
+
+    def __init__(self, works: bool) -> None:
+        self.works, self.turn = works, 0
+        self.room: Capacities | None = None
+        self.traced: TracedCall | None = None
+
+
+class _Kinds:
+    """The kinds of calls of a rendering function, by all that passes depend on."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        parameters = inspect.signature(function).parameters
+        self._names, self._is_packed = tuple(parameters), parameters["packed"].default
+        self._tensors = {name for name, parameter in parameters.items() if "Tensor" in str(parameter.annotation)}
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._turns = itertools.count()
+        self._lock = threading.Lock()
+        _all.append(self)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kinds.clear()
+
+    def render(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Renders, by passes if the kind of call is known; returns None if the function has to be called."""
+        arguments = dict(zip(self._names, args), **kwargs) if args else kwargs
+        if len(args) > len(self._names) or len(arguments) < len(args) + len(kwargs):
+            return None  # the function raises
+        key: list[Hashable] = [
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
+        ]  # fmt: skip
+        tensors: list[Tensor] = []
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                described = kind_of(value)
+                if described is None or not value.is_cpu or not value.data_ptr() or name not in self._tensors:
+                    return None
+                tensors.append(value)
+                key += [name, described, value.is_contiguous() or value.stride()]
+            elif type(value) in PLAIN:
+                key += [name, type(value), value]
+            else:
+                return None
+        if not tensors:
+            return None
+        kind = self._kinds.get(tuple(key)) or self._add(tuple(key), arguments)
+        kind.turn = next(self._turns)
+        if not kind.works or (launch := _launches()).observer is not None or launch.vendor(tensors[0]) != "none":
+            return None  # or on an emulated GPU
+        if kind.room is None:
+            return self._render_first(kind, arguments)
+        traced = kind.traced or self._trace(kind, arguments)
+        if traced is None:
+            return None
+        try:
+            call = ReplayedCall(traced, tensors)
+        except (MemoryError, RuntimeError) as error:
+            if "memory" not in str(error):
+                raise
+            return None  # the stages may need less, or render in bands
+        if not traced.is_exact:
+            note_call(call.tensor(traced.needed), traced.room)
+        elif call.needed[-1]:
+            kind.room, kind.traced = graph_room(Capacities(*call.needed[:-1]), kind.room), None
+            return None
+        packed = bool(arguments.get("packed", self._is_packed))
+        return call.results(packed=packed)
+
+    def _add(self, key: Hashable, arguments: dict[str, Any]) -> _Kind:
+        capacity = arguments.get("capacity")
+        works = capacity is None or type(capacity) is int
+        works &= all(arguments.get(name, allowed[0]) in allowed for name, allowed in REPLAYED.items())
+        works = works and _launches() is not None
+        kind = _Kind(works)
+        with self._lock:
+            if len(self._kinds) >= KINDS_MAX:
+                del self._kinds[min(self._kinds, key=lambda other: self._kinds[other].turn)]
+            self._kinds[key] = kind
+        return kind
+
+    def _render_first(self, kind: _Kind, arguments: dict[str, Any]) -> Any:
+        """Renders by the stages, and learns how many intersections there are."""
+        rendered = self._function(**arguments)
+        memory, capacity = rendered[-1]["memory"], arguments.get("capacity")
+        kind.works = memory["bands"] == 1
+        n = memory["n_intersections"]
+        kind.room = graph_room(Capacities(*[n] * 4)) if capacity is None else Capacities(*[capacity] * 4)
+        return rendered
+
+    def _trace(self, kind: _Kind, arguments: dict[str, Any]) -> TracedCall | None:
+        """Traces a call, with more room if its lists need it; returns None if that fails."""
+        assert kind.room is not None
+        try:
+            traced = TracedCall(self._function, arguments, kind.room)
+            while traced.is_exact and traced.found[-1]:
+                kind.room = graph_room(Capacities(*traced.found[:-1]), kind.room)
+                traced = TracedCall(self._function, arguments, kind.room)
+        except Exception as error:  # what cannot be traced runs the stages
+            kind.works = False
+            logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
+            return None
+        kind.traced = traced
+        return traced
+
+
+_all: list[_Kinds] = []

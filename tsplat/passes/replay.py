@@ -1,0 +1,200 @@
+"""A pass: the steps of a trace, done again on other memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..precision import full_precision
+from ..stages.tracing import Constant, Launch, OnArrays, Operator, Step, Zeros
+from .arenas import Bases, View
+
+Run = Callable[[list[Callable[[], None]], list[Tensor], list[Any]], object]
+"""Does a step, given what launches kernels, the bases of a call, and these as arrays of bytes."""
+
+NUMBER, OWN, FIRST = 0, 1, 2
+"""What words are relative to: nothing, the words themselves, or a base, of which this is the first."""
+
+
+class Pass:
+    """The steps of a trace, for bases at any addresses.
+
+    What all launches read lies in one array of words, which one addition fills in: each word is relative to nothing, or
+    to the address of a base.
+
+    Attributes:
+        used: The numbers of the bases that the steps use, in the order in which :meth:`run` takes these.
+    """
+
+    def __init__(self, steps: Sequence[Step], bases: Bases) -> None:
+        self.used: list[int] = []
+        self._bases = bases
+        self._steps: list[Run] = []
+        self._launches: list[tuple[Any, int, int]] = []
+        self._free: list[_Words] = []
+        self._arrays: set[int] = set()
+        words, origins = bytearray(), []
+        for step in steps:
+            if isinstance(step, Launch):
+                if step.n_programs:
+                    memory, own_origins = self._memory(step, len(words))
+                    self._steps.append(_launch(len(self._launches)))
+                    self._launches.append((step.run, step.n_programs, len(words)))
+                    words += memory
+                    origins += own_origins
+            elif isinstance(step, Zeros):
+                if step.tensor.numel():
+                    self._steps.append(_zero(self._view(step.tensor)))
+            elif isinstance(step, Constant):
+                self._steps.append(_copy(self._view(step.tensor), step.values))
+            elif isinstance(step, OnArrays):
+                self._steps.append(self._on_arrays(step))
+            else:
+                self._steps.append(self._operator(step))
+        self._words = np.frombuffer(bytes(words), np.int64)
+        self._origins = np.array(origins, np.int64)
+        del self._bases
+
+    def run(self, bases: list[Tensor]) -> None:
+        """Does the steps on the bases of a call, those of ``used``."""
+        try:
+            words = self._free.pop()
+        except IndexError:
+            words = _Words(len(self._words), self._launches)
+        addresses = np.array([0, words.address, *[base.data_ptr() for base in bases]], np.int64)
+        np.add(addresses[self._origins], self._words, out=words.array)
+        arrays = [base.numpy() if i in self._arrays else None for i, base in enumerate(bases)]
+        launches = words.launches
+        with torch.no_grad(), full_precision():
+            for step in self._steps:
+                step(launches, bases, arrays)
+        self._free.append(words)  # not after an exception, as other threads may still work on a launch
+
+    def _view(self, tensor: Tensor) -> View:
+        """Returns the view of a tensor, whose base is numbered by ``used``."""
+        view = self._bases.view(tensor)
+        if view.base not in self.used:
+            self.used.append(view.base)
+        return view._replace(base=self.used.index(view.base))
+
+    def _memory(self, step: Launch, begin: int) -> tuple[bytearray, list[int]]:
+        """Returns the memory of a launch that begins at a byte of the words, with offsets in place of addresses; and
+        what each of its words is relative to."""
+        views = [self._view(v) if isinstance(v, Tensor) and v.numel() else None for v in step.values]
+        numbers = [0 if isinstance(v, Tensor) else v for v in step.values]
+        template, places, own = step.run.template(step.n_programs, numbers)
+        memory, origins = bytearray(template), [NUMBER] * (len(template) // 8)
+        for place, offset in own.items():
+            _set(memory, place, begin + offset)
+            origins[place] = OWN
+        for view, place in zip(views, places, strict=True):
+            if view is not None:
+                _set(memory, place, view.offset)
+                origins[place] = FIRST + view.base
+        return memory, origins
+
+    def _operator(self, step: Operator) -> Run:
+        function, args, kwargs = step.function, self._views(step.args), self._views(step.kwargs)
+        results = self._views(step.results)
+        if function is torch.ops.aten.cumsum.default and results[0].dtype in (torch.int32, torch.int64):
+            return self._prefix_sum(step)
+
+        def run(_launches: list[Any], bases: list[Tensor], _arrays: list[Any]) -> None:
+            found = function(*_tensors(args, bases), **_tensors(kwargs, bases))
+            if results:
+                for view, new in zip(results, found if isinstance(found, tuple | list) else (found,), strict=True):
+                    view.of(bases[view.base]).copy_(new)
+
+        return run
+
+    def _on_arrays(self, step: OnArrays) -> Run:
+        function, given = step.function, [self._array(tensor) for tensor in step.args]
+        outputs = [self._array(tensor) for tensor in step.results]
+
+        def run(_launches: list[Any], _bases: list[Tensor], arrays: list[Any]) -> None:
+            found = function(*[array(arrays) for array in given])
+            for output, new in zip(outputs, found if isinstance(found, tuple) else (found,), strict=True):
+                output(arrays)[...] = new
+
+        return run
+
+    def _prefix_sum(self, step: Operator) -> Run:
+        """Of integers, whose sums do not depend on the order."""
+        given, output = self._array(step.args[0]), self._array(step.results[0])
+
+        def run(_launches: list[Any], _bases: list[Tensor], arrays: list[Any]) -> None:
+            out = output(arrays)
+            np.add.accumulate(given(arrays), dtype=out.dtype, out=out)
+
+        return run
+
+    def _array(self, tensor: Tensor) -> Callable[[list[Any]], np.ndarray]:
+        """Returns the function of arrays of bytes that returns a tensor as an array."""
+        view = self._view(tensor)
+        self._arrays.add(view.base)
+        return view.as_array()
+
+    def _views(self, tree: Any) -> Any:
+        """Returns arguments with views in place of tensors."""
+        if isinstance(tree, Tensor):
+            return self._view(tree) if tree.numel() else tree
+        if isinstance(tree, dict):
+            return {name: self._views(value) for name, value in tree.items()}
+        if isinstance(tree, list | tuple):
+            return type(tree)([self._views(value) for value in tree])
+        return tree
+
+
+class _Words:
+    """The words of a replay, and what launches kernels with them."""
+
+    def __init__(self, n_words: int, launches: list[tuple[Any, int, int]]) -> None:
+        self._memory = (ctypes.c_int64 * n_words)()
+        self.address = ctypes.addressof(self._memory)
+        self.array = np.frombuffer(self._memory, np.int64) if n_words else np.zeros(0, np.int64)
+        self.launches = [kernel.bind(n_programs, self.address + begin) for kernel, n_programs, begin in launches]
+
+
+def _set(memory: bytearray, word: int, value: int) -> None:
+    memory[8 * word : 8 * word + 8] = value.to_bytes(8, "little", signed=True)
+
+
+def _launch(index: int) -> Run:
+    return lambda launches, _bases, _arrays: launches[index]()
+
+
+def _zero(view: View) -> Run:
+    base, offset, n_bytes = view.base, view.offset, _dense_bytes(view)
+    if n_bytes is None:
+        return lambda _launches, bases, _arrays: view.of(bases[base]).zero_()
+    return lambda _launches, bases, _arrays: ctypes.memset(bases[base].data_ptr() + offset, 0, n_bytes)
+
+
+def _dense_bytes(view: View) -> int | None:
+    """Returns the number of bytes of a tensor without gaps; None for other tensors."""
+    expected = 1
+    for stride, size in sorted(zip(view.strides, view.shape)):
+        if size != 1 and stride != expected:
+            return None
+        expected *= size
+    return expected * view.dtype.itemsize
+
+
+def _copy(view: View, values: Tensor) -> Run:
+    return lambda _launches, bases, _arrays: view.of(bases[view.base]).copy_(values)
+
+
+def _tensors(tree: Any, bases: list[Tensor]) -> Any:
+    """Returns arguments with tensors in place of views."""
+    if isinstance(tree, View):
+        return tree.of(bases[tree.base])
+    if isinstance(tree, dict):
+        return {name: _tensors(value, bases) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([_tensors(value, bases) for value in tree])
+    return tree

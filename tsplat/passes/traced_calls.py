@@ -1,0 +1,363 @@
+"""A rendering call, traced while the stages run it: its passes, and where these leave what the caller sees."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import Capacities
+from ..errors import UnsupportedError
+from ..precision import full_precision
+from ..stages.capacity import deferred
+from ..stages.intersection import BandedIntersections
+from ..stages.meta import Rendered
+from ..stages.tracing import Constant, Launch, OnArrays, Step, Trace, Zeros, storage_of
+from .arenas import Bases, Life, View, arrange
+from .replay import Pass
+
+EXTRA_IMAGES = ("render_extra_signals", "normals", "render_distort")
+"""Values of ``meta`` that may be images."""
+
+ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_transforms": "conics",
+        "normals": "normals"}  # fmt: skip
+"""Values of ``meta`` that have gradients of their own, and what they are of projected Gaussians."""
+
+ALWAYS = 2**62
+"""The last step of a storage that is needed after its pass."""
+
+ABSGRAD = -1
+"""Stands for the number of an input in place of ``absgrad`` of centers."""
+
+
+class Output(NamedTuple):
+    """A base that a pass allocates and that leaves it."""
+
+    base: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class BackwardPass(NamedTuple):
+    """A backward pass.
+
+    Attributes:
+        steps: The pass.
+        inputs: The numbers of the inputs whose gradients it completes; one more than those of tensors is that of
+            ``gradient_2dgs``.
+        gradients: The view of each gradient; None if images do not depend on the input.
+        outputs: The bases of gradients.
+        scratch: The base of the arena that does not leave it, and its size in bytes.
+        saved: The bases of the forward pass that it reads.
+    """
+
+    steps: Pass
+    inputs: list[int]
+    gradients: list[View | None]
+    outputs: list[Output]
+    scratch: tuple[int, int]
+    saved: list[int]
+
+
+class _Record(NamedTuple):
+    """What happened in a traced call.
+
+    Attributes:
+        steps: Of the forward pass, then of the backward pass from images to centers, then of that to the inputs.
+        n_forward, split: Where the second and the third of these begin.
+        inputs: The tensors among the arguments.
+        images: What the function returned but ``meta``, and behind that the images in ``meta``.
+        n_images: The number of the former.
+        in_meta: For each image in ``meta``, its number.
+        values: The values of ``meta`` that are not computed when they are read.
+        rendered, banded: What the others are computed from, with the intersections in place of their bands.
+        needed: What lists needed.
+        v_images: The gradients of images.
+        gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
+        v_centers, v_rows: Those of centers, and of what else projection returned, by its name.
+        zeros: Those of ``v_centers`` and ``v_rows`` that images do not depend on.
+    """
+
+    steps: list[Step]
+    n_forward: int
+    split: int
+    inputs: list[Tensor]
+    images: list[Tensor | None]
+    n_images: int
+    in_meta: dict[str, int]
+    values: dict[str, Any]
+    rendered: Any
+    banded: BandedIntersections
+    needed: Tensor
+    v_images: list[Tensor]
+    gradients: dict[int, Tensor | None]
+    v_centers: Tensor | None
+    v_rows: dict[str, Tensor]
+    zeros: list[Tensor]
+
+
+def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> _Record:
+    """Calls a function, and differentiates all its images, while both are traced."""
+    trace = Trace()
+    inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
+    with deferred() as calls, trace.recording():
+        *images, meta = function(**arguments | {"capacity": room, "packed": False})
+    n_forward, n_images = len(trace.steps), len(images)
+    values, rendered = dict(dict.items(meta)), meta._source
+    extra = {n: values[n] for n in EXTRA_IMAGES if n in values and values[n].shape[:-1] == images[0].shape[:-1]}
+    images += [image for image in extra.values() if all(image is not other for other in images)]
+    in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}
+    roots = [image for image in images if image is not None and image.requires_grad]
+    v_images = [torch.zeros_like(root, memory_format=torch.contiguous_format) for root in roots]
+    centers = values["means2d"]
+    rows = {name: getattr(rendered.projected, name) for name in set(ROWS.values())} | {"means2d": centers}
+    rows = {name: row for name, row in rows.items() if row is not None and row.requires_grad}
+    targets: dict[Any, Tensor] = {
+        i: t for i, t in enumerate([*inputs, values.get("gradient_2dgs")]) if t is not None and t.requires_grad
+    }
+    found: dict[Any, Tensor | None] = {}
+    zeros: dict[str, Tensor] = {}
+    marks: list[int] = []
+    if roots:
+        with torch.autograd.set_multithreading_enabled(False):
+            # What images do not depend on has a gradient of zeros, to which callers may add.
+            tried = torch.autograd.grad(roots, list(rows.values()), v_images, retain_graph=True, allow_unused=True)
+            zeros = {name: torch.zeros_like(rows[name]) for name, v in zip(rows, tried) if v is None}
+            if "means2d" in rows:
+                centers.register_hook(lambda _: marks.append(len(trace.steps)))
+            targets |= {name: row for name, row in rows.items() if name not in zeros}
+            given, v_given = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
+            with trace.recording():
+                gradients = torch.autograd.grad(given, list(targets.values()), v_given, allow_unused=True)
+        found = dict(zip(targets, gradients, strict=True)) | zeros
+    outside = {storage_of(t) for step in trace.steps for t in tensors_of(step)} - trace.made
+    if not outside <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
+        raise UnsupportedError("a tensor is neither an argument nor made by the call")
+    (call,) = calls
+    v_centers = found.pop("means2d", None)
+    v_rows = {name: found.pop(name) for name in rows if name in found}
+    if (absgrad := getattr(centers, "absgrad", None)) is not None:
+        found[ABSGRAD] = absgrad
+    return _Record(
+        trace.steps, n_forward, min(marks, default=len(trace.steps)), inputs, images, n_images, in_meta, values,
+        rendered._replace(intersections=rendered.intersections.whole), rendered.intersections, call.needed, v_images,
+        found, v_centers, v_rows, list(zeros.values()),
+    )  # fmt: skip
+
+
+class TracedCall:
+    """The passes of a kind of call, and the views of what it returns.
+
+    Args:
+        function: The rendering function, which runs the stages.
+        arguments: Of a call.
+        room: What lists have room for.
+
+    Attributes:
+        room: As given.
+        is_exact: Whether the caller gave no capacity.
+        found: What lists needed in this call, and 1 if they did not fit.
+        n_inputs: The number of tensors among the arguments. They are the first bases.
+        forward: The forward pass.
+        outputs: The bases that it allocates for images, centers and what stands for these.
+        kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed after the pass.
+        images, n_images, in_meta: As in :class:`_Record`, with views.
+        differentiable: Which images are, by number.
+        centers: The view of ``means2d``.
+        leaf: That of ``gradient_2dgs``, or None.
+        names: The values of ``meta`` that are not made when they are read, in their order.
+        constants: Those that are not tensors.
+        rows: The views of those that are, by name.
+        rendered, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
+        needed: The view of what lists needed.
+        described: The bases that ``meta`` reads.
+        of_images: From the gradients of images to those of centers, and of inputs that need no more.
+        of_centers: From there to the other inputs; None if these do not depend on centers.
+        v_images: The bases of the gradients of images.
+        v_centers: The base of the gradient of centers, and whether images depend on these.
+        v_rows: The base of all else that goes from one backward pass to the other; its size, and how much of it is
+            zeros, in elements of the dtype of centers.
+        v_row: For values of ``meta``, the view of their gradient in ``v_rows``.
+        zero: What ``v_rows`` is the gradient of, expanded.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> None:
+        self.room, self.is_exact = room, arguments.get("capacity") is None
+        enabled = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
+            own = {n: _copy_of(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+            record = _record(function, own, room)
+        bases = Bases()
+        self._place_forward(record, bases)
+        self._describe(record, bases)
+        self._place_backward(record, bases)
+
+    def _place_forward(self, record: _Record, bases: Bases) -> None:
+        self.n_inputs = len(record.inputs)
+        for tensor in record.inputs:
+            bases.add(tensor)
+        centers, leaf = record.values["means2d"], record.values.get("gradient_2dgs")
+        leaving = [tensor for tensor in (*record.images, centers, leaf) if tensor is not None]
+        if any(bases.has(storage_of(tensor)) for tensor in leaving):
+            raise UnsupportedError("an image is a view of an input")
+        self.outputs = [_output(bases, tensor) for tensor in leaving if not bases.has(storage_of(tensor))]
+        steps, rest = record.steps[: record.n_forward], record.steps[record.n_forward :]
+        lives = _lives(steps, bases)
+        later = {storage_of(t) for step in rest for t in tensors_of(step)}
+        later |= {storage_of(t) for t in _leaves((record.rendered, *record.values.values(), record.needed))}
+        self.kept = _arena(bases, [(life[0], 0, ALWAYS) for s, life in lives.items() if s in later])
+        self.scratch = _arena(bases, [life for s, life in lives.items() if s not in later])
+        self.images = [None if image is None else bases.view(image.detach()) for image in record.images]
+        self.n_images, self.in_meta = record.n_images, record.in_meta
+        self.differentiable = [i for i, t in enumerate(record.images) if t is not None and t.requires_grad]
+        self.centers, self.leaf = bases.view(centers), None if leaf is None else bases.view(leaf)
+        self.forward = Pass(steps, bases)
+
+    def _describe(self, record: _Record, bases: Bases) -> None:
+        """Notes what ``meta`` has."""
+        values, special = record.values, {"means2d", "gradient_2dgs", *record.in_meta}
+        self.names = list(values)
+        self.constants = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
+        self.rows = {n: bases.view(v) for n, v in values.items() if isinstance(v, Tensor) and n not in special}
+        self.budget, self.bands = copy.copy(record.banded.budget), record.banded.bands
+        self.budget.limit, self.budget.peak_bytes = None, 0
+        self.rendered: Rendered = map_bundle(record.rendered, Tensor, bases.view)
+        self.needed, self.found = bases.view(record.needed), record.needed.tolist()
+        radii = self.rows["radii"]
+        self.radii = radii._replace(base=0, shape=torch.Size([radii.shape.numel() // 2, 2]), strides=(2, 1)).as_array()
+        views: list[View] = [*self.rows.values(), self.needed, self.centers]
+        map_bundle(self.rendered, View, views.append)
+        self.described = {view.base for view in views}
+
+    def _place_backward(self, record: _Record, bases: Bases) -> None:
+        n_forward, dtype = bases.n, record.values["means2d"].dtype
+        first, second = record.steps[record.n_forward : record.split], record.steps[record.split :]
+        self.v_images = [_output(bases, v) for v in record.v_images]
+        self.v_centers: tuple[Output, bool] | None = None
+        if (v_centers := record.v_centers) is not None:
+            output = _output(bases, v_centers)
+            self.v_centers = output, all(v_centers is not zeros for zeros in record.zeros)
+            if output.shape != self.centers.shape:
+                raise UnsupportedError("the gradient of centers is a part of another tensor")
+        if any(g is not None and bases.has(storage_of(g)) for g in record.gradients.values()):
+            raise UnsupportedError("a gradient is a view of another tensor of the call")
+        zeros = [v for v in record.v_rows.values() if any(v is zero for zero in record.zeros)]
+        lives, later = _lives(first, bases), _lives(second, bases)
+        crossing = [tensor for storage, (tensor, _, _) in lives.items() if storage in later]
+        if any(tensor.dtype != dtype for tensor in crossing):
+            raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
+        v_rows, size, n_zeros = _arena_after_zeros(bases, zeros, crossing)
+        self.v_rows = v_rows, max(size // dtype.itemsize, 1), n_zeros // dtype.itemsize
+        self.v_row = {name: bases.view(record.v_rows[of]) for name, of in ROWS.items() if of in record.v_rows}
+        if any(view.base != v_rows for view in self.v_row.values()):
+            raise UnsupportedError("a gradient of rows does not go to the inputs")
+        self.zero = torch.zeros(1, dtype=dtype, device=record.values["means2d"].device)
+        passes = []
+        for steps, own, is_second in ((first, lives, False), (second, later, True)):
+            mine = {
+                i: g for i, g in record.gradients.items() if (g is not None and storage_of(g) in later) == is_second
+            }
+            outputs = [_output(bases, g) for g in mine.values() if g is not None and not bases.has(storage_of(g))]
+            scratch = _arena(bases, [life for storage, life in own.items() if not bases.has(storage)])
+            views = [None if g is None else bases.view(g) for g in mine.values()]
+            replayed = Pass(steps, bases)
+            saved = [base for base in replayed.used if base < n_forward]
+            passes.append(BackwardPass(replayed, list(mine), views, outputs, scratch, saved))
+        self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]
+
+
+def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Tensor]) -> tuple[int, int, int]:
+    """Adds a base for some tensors behind others. Returns its number, its size, and that of the others, in bytes."""
+    base, sizes = bases.add(), []
+    for tensors in (zeros, crossing):
+        lives = [Life(storage_of(t), t.untyped_storage().nbytes(), 0, ALWAYS) for t in tensors]
+        offsets, size = arrange(lives)
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            bases.put(base, storage._cdata, storage.data_ptr(), sum(sizes) + offsets[storage._cdata])
+        sizes.append(size)
+    return base, sum(sizes), sizes[0]
+
+
+def _copy_of(tensor: Tensor, enabled: bool) -> Tensor:
+    """Returns a copy with the same strides, in a storage of its own."""
+    extent = (
+        1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+    )
+    with torch.no_grad():
+        copied = tensor.detach().as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
+    return copied.requires_grad_(enabled and tensor.requires_grad)
+
+
+def _output(bases: Bases, tensor: Tensor) -> Output:
+    """Adds a base for the storage of a tensor."""
+    storage = tensor.untyped_storage()
+    base = bases.add()
+    bases.put(base, storage._cdata, storage.data_ptr(), 0)
+    size = storage.nbytes() // tensor.dtype.itemsize
+    is_whole = tensor.is_contiguous() and tensor.numel() == size
+    return Output(base, tuple(tensor.shape) if is_whole else (size,), tensor.dtype)
+
+
+def whole(view: View, bases: Any) -> Tensor:
+    """Returns the tensor of a view: its base, if that is the same."""
+    base: Tensor = bases[view.base]
+    if view.offset == 0 and base.shape == view.shape and base.dtype == view.dtype and base.stride() == view.strides:
+        return base
+    return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, view.shape, view.strides)
+
+
+def _arena(bases: Bases, lives: Iterable[tuple[Tensor, int, int]]) -> tuple[int, int]:
+    """Adds a base for storages with these first and last steps. Returns its number and size."""
+    lives = list(lives)
+    base = bases.add()
+    offsets, size = arrange([Life(storage_of(t), t.untyped_storage().nbytes(), *life) for t, *life in lives])
+    for tensor, *_ in lives:
+        storage = tensor.untyped_storage()
+        bases.put(base, storage._cdata, storage.data_ptr(), offsets[storage._cdata])
+    return base, size
+
+
+def _lives(steps: Sequence[Step], bases: Bases) -> dict[int, tuple[Tensor, int, int]]:
+    """Returns a tensor of each storage that steps use and that no base has, with the first and the last of these."""
+    lives: dict[int, tuple[Tensor, int, int]] = {}
+    for i, step in enumerate(steps):
+        for tensor in tensors_of(step):
+            storage = storage_of(tensor)
+            if not bases.has(storage):
+                first = lives[storage][1] if storage in lives else i
+                lives[storage] = tensor, first, i
+    return lives
+
+
+def tensors_of(step: Step) -> list[Tensor]:
+    """Returns the tensors that a step reads or writes."""
+    if isinstance(step, Launch):
+        return [value for value in step.values if isinstance(value, Tensor)]
+    if isinstance(step, Zeros | Constant):
+        return [step.tensor]
+    if isinstance(step, OnArrays):
+        return [*step.args, *step.results]
+    return [*_leaves(step.args), *_leaves(tuple(step.kwargs.values())), *step.results]
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, list | tuple):
+        return list(itertools.chain.from_iterable(map(_leaves, tree)))
+    return []
+
+
+def map_bundle(tree: Any, kind: type[Any], function: Callable[[Any], Any]) -> Any:
+    """Returns a bundle with a function of each of its values of a kind in place of that."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, tuple):
+        values = [map_bundle(value, kind, function) for value in tree]
+        return type(tree)(values) if type(tree) in (tuple, list, torch.Size) else tuple.__new__(type(tree), values)
+    return tree

@@ -1,0 +1,221 @@
+"""Traces of what a function does on a CPU: launches of kernels and operators of PyTorch, in their order.
+
+A trace says which memory each step reads and writes, as views of storages. Whoever replays it chooses other addresses.
+Nothing in it may depend on values of tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..errors import UnsupportedError
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+READS = {
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive",
+    "bincount", "repeat_interleave", "tensor_split", "tolist", "numpy", "__array__", "__dlpack__",
+}  # fmt: skip
+"""Operators and methods whose result is known to Python, or has a size that depends on values."""
+
+ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_"}
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel: what launches it, the number of programs, and its tensors and numbers."""
+
+    run: Any
+    n_programs: int
+    values: tuple[Any, ...]
+
+
+class Operator(NamedTuple):
+    """A call of an operator of PyTorch, and the tensors that it returned."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Tensor]
+
+
+class OnArrays(NamedTuple):
+    """A call of a function of NumPy arrays, with the tensors that have the memory of these and of its results."""
+
+    function: Callable[..., Any]
+    args: list[Tensor]
+    results: list[Tensor]
+
+
+class Zeros(NamedTuple):
+    """A tensor that is filled with zeros."""
+
+    tensor: Tensor
+
+
+class Constant(NamedTuple):
+    """A tensor that Python made of numbers, and a copy of it."""
+
+    tensor: Tensor
+    values: Tensor
+
+
+Step = Launch | Operator | OnArrays | Zeros | Constant
+
+
+class Trace:
+    """The steps of what this thread computes in :meth:`recording`, and the storages that were ``made`` by it."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.made: set[int] = set()
+        self._kept: list[Any] = []
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records what its body does. One trace at a time is recorded, as launches are observed in all threads.
+
+        Raises:
+            UnsupportedError: The body reads a value, or a size that depends on values.
+        """
+        with _lock, _current(self), self._launches(), _Operators(self), _Methods():
+            yield
+
+    @contextlib.contextmanager
+    def _launches(self) -> Iterator[None]:
+        """Records the launches of this thread."""
+        from ..kernels import launch
+
+        thread, observer = threading.get_ident(), launch.observer
+        observed: list[tuple[Any, dict[str, Any]]] = []
+
+        def observe(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
+            if observer is not None:
+                observer(kernel, n_programs, arguments)
+            if threading.get_ident() == thread:
+                observed[:] = [(kernel, arguments)]
+
+        def launched(run: Any, n_programs: int, values: tuple[Any, ...]) -> None:
+            if threading.get_ident() != thread:
+                return
+            kernel, arguments = observed.pop()
+            names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
+            given = [arguments.get(name) for name in names]
+            resolved = [g if isinstance(g, Tensor) else value for g, value in zip(given, values, strict=True)]
+            self.steps.append(Launch(run, n_programs, tuple(resolved)))
+
+        launch.observer, launch.launched = observe, launched
+        try:
+            yield
+        finally:
+            launch.observer, launch.launched = observer, None
+
+
+_lock = threading.Lock()
+
+_nothing = contextlib.nullcontext()
+
+_state = threading.local()
+"""Of each thread, the ``trace`` that is recorded, or None."""
+
+
+@contextlib.contextmanager
+def _current(trace: Trace | None) -> Iterator[None]:
+    outer, _state.trace = getattr(_state, "trace", None), trace
+    try:
+        yield
+    finally:
+        _state.trace = outer
+
+
+def on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of NumPy arrays, which returns new arrays of fixed sizes, to take and return CPU tensors.
+
+    It may read values: a trace takes it for one step.
+    """
+
+    @functools.wraps(function)
+    def run(*tensors: Tensor) -> Any:
+        trace: Trace | None = getattr(_state, "trace", None)
+        with _current(None) if trace is not None else _nothing:
+            arrays = function(*[tensor.numpy() for tensor in tensors])
+            results = [torch.from_numpy(array) for array in (arrays if isinstance(arrays, tuple) else (arrays,))]
+        if trace is not None:
+            trace.steps.append(OnArrays(function, list(tensors), results))
+            trace.made |= _storages(results)
+        return tuple(results) if isinstance(arrays, tuple) else results[0]
+
+    return run
+
+
+class _Operators(TorchDispatchMode):
+    """Records operators, but for views and allocations."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._trace = trace
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(_state, "trace", None) is None:
+            return function(*args, **kwargs)
+        name = function.overloadpacket.__name__
+        by_mask = name == "index" and any(t.dtype == torch.bool for t in _tensors(args[1]))
+        _refuse_reads("masked_select" if by_mask else name)
+        result = function(*args, **kwargs)
+        trace = self._trace
+        trace._kept.append(result)  # so that no other storage gets its identity
+        found = _storages(result)
+        is_new = not found <= _storages((args, kwargs))
+        if is_new:
+            trace.made |= found
+        if name == "lift_fresh":  # of torch.tensor
+            trace.steps.append(Constant(result, result.clone()))
+        elif name in ZEROS:
+            trace.steps.append(Zeros(result))
+        elif function._schema.is_mutable:
+            trace.steps.append(Operator(function, args, kwargs, []))
+        elif name not in ALLOCATIONS and is_new:
+            trace.steps.append(Operator(function, args, kwargs, _tensors(result)))
+        return result
+
+
+class _Methods(TorchFunctionMode):
+    """Refuses methods that read values and are not dispatched on a CPU, but inside of ``torch.autograd.grad``."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(_state, "trace", None) is not None:
+            _refuse_reads(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+def _refuse_reads(name: str) -> None:
+    if name in READS:
+        raise UnsupportedError(f"{name}: what depends on values cannot be traced")
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _storages(tree: Any) -> set[int]:
+    return {storage_of(tensor) for tensor in _tensors(tree)}
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Returns the identity of a tensor's storage, as long as that lives."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
