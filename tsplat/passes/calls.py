@@ -59,7 +59,7 @@ class ReplayedCall:
         if packed:
             radii = traced.radii([bases[traced.kept[0]].numpy()])
             ids = torch.from_numpy(radii[:, 0].nonzero()[0])
-            centers = _packed(centers, ids)
+            centers = _rows(centers, ids)
         leaf = None
         if traced.leaf is not None:
             leaf = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
@@ -174,11 +174,14 @@ class _Images(torch.autograd.Function):
         return None, None, None, None, None, *v_links
 
 
+def _rows(values: Tensor, ids: Tensor) -> Tensor:
+    """Returns rows of values [..., 2] on a CPU."""
+    return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
+
+
 def _packed(values: Tensor | None, ids: Tensor | None) -> Tensor | None:
     """Returns the rows of values [..., 2] that are packed; the values if none are."""
-    if values is None or ids is None:
-        return values
-    return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
+    return values if values is None or ids is None else _rows(values, ids)
 
 
 def _differentiate(backward: BackwardPass, saved: tuple[Tensor, ...], given: dict[int, Tensor]) -> list[Tensor | None]:

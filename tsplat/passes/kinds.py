@@ -116,7 +116,7 @@ class _Kinds:
         arguments = dict(zip(self._names, args), **kwargs) if args else kwargs
         if len(args) > len(self._names) or len(arguments) < len(args) + len(kwargs):
             return None  # the function raises
-        key: list[Hashable] = [
+        key: list[Any] = [
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
         ]  # fmt: skip
         tensors: list[Tensor] = []

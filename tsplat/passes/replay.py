@@ -156,7 +156,7 @@ class _Words:
     def __init__(self, n_words: int, launches: list[tuple[Any, int, int]]) -> None:
         self._memory = (ctypes.c_int64 * n_words)()
         self.address = ctypes.addressof(self._memory)
-        self.array = np.frombuffer(self._memory, np.int64) if n_words else np.zeros(0, np.int64)
+        self.array: Any = np.frombuffer(memoryview(self._memory), np.int64) if n_words else np.zeros(0, np.int64)
         self.launches = [kernel.bind(n_programs, self.address + begin) for kernel, n_programs, begin in launches]
 
 

@@ -139,7 +139,7 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
     (call,) = calls
     v_centers = found.pop("means2d", None)
-    v_rows = {name: found.pop(name) for name in rows if name in found}
+    v_rows = {name: v for name in rows if (v := found.pop(name, None)) is not None}
     if (absgrad := getattr(centers, "absgrad", None)) is not None:
         found[ABSGRAD] = absgrad
     return _Record(
@@ -272,7 +272,8 @@ class TracedCall:
 
 def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Tensor]) -> tuple[int, int, int]:
     """Adds a base for some tensors behind others. Returns its number, its size, and that of the others, in bytes."""
-    base, sizes = bases.add(), []
+    base = bases.add()
+    sizes: list[int] = []
     for tensors in (zeros, crossing):
         lives = [Life(storage_of(t), t.untyped_storage().nbytes(), 0, ALWAYS) for t in tensors]
         offsets, size = arrange(lives)
