@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsplat.scene import Camera, intrinsics, look_at, orbit
-from tsplat.scene.extents import are_close, median_depth, near_plane, scene_scale, spread, with_near_planes
+from tsplat.scene.extents import are_close, median_depth, near_plane, scene_scale, shows, spread, with_near_planes
 
 K = intrinsics(40, 30, 50)
 
@@ -58,6 +58,26 @@ def test_extent_is_that_of_all_cameras_where_none_is_far_away():
     # Of so few, nobody knows which are wrong.
     assert are_close(torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [0.2, 0, 0], [50.0, 0, 0]])).all()
     assert are_close(torch.zeros(6, 3)).all()
+
+
+def test_cameras_show_points_on_more_than_a_spot():
+    points = 4 * cloud()
+
+    def looks(distance, target=(0.0, 0.0, 0.0), factor=1.0):
+        lens = K * torch.tensor([[factor], [factor], [1.0]])
+        lens[:2, 2] = K[:2, 2]
+        return Camera(look_at((0, 0, -distance), target).double(), lens, 40, 30)
+
+    assert shows(looks(3.0), points)
+    assert shows(looks(40.0), points)
+    assert not shows(looks(400.0), points)
+    assert shows(looks(400.0, factor=20.0), points)  # by a long lens
+    assert not shows(looks(40.0, target=(0.0, 0.0, -80.0)), points)
+    # A few points far away are not the scene, and some tell nothing.
+    lost = torch.tensor([[0.0, 0.0, 900.0]], dtype=torch.float64).expand(5, 3)
+    assert not shows(looks(400.0), torch.cat([points, torch.tensor([1.0, 50.0, 1.0]) * lost + 40]))
+    assert not shows(looks(40.0, target=(0.0, 0.0, -80.0)), torch.cat([points, -lost]))
+    assert shows(looks(400.0), points[:7])
 
 
 def test_photographs_from_one_place_have_the_extent_of_what_they_show():

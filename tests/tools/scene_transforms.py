@@ -36,7 +36,7 @@ TRANSFORMS: dict[str, tuple[dict[str, Any], bool]] = {
     "UTM": (dict(offset=(447_000.3, 4_412_000.7, 120.1)), False),
     "ECEF, turned": (dict(offset=(3.9e6, 0.8e6, 5.0e6), rotation=TURN), False),
     "turned, lengths * 37": (dict(unit=37.0, rotation=TURN), False),
-    "a camera at 300": (dict(cameras=(300.0,)), False),
+    "a camera at 300": (dict(cameras=(300.0,)), True),
     "3 cameras at 40 to 1e5, UTM": (dict(offset=(447_000.3, 4_412_000.7, 120.1), cameras=(40.0, 1e3, 1e5)), False),
     "3 points at 50 to 1e6": (dict(far_points=(50.0, 1e4, 1e6)), False),
 }
@@ -53,7 +53,8 @@ def captures() -> dict[str, Capture]:
 def scores(capture: Capture, folder: Path, steps: int, seed: int, **changes: Any) -> dict[str, float]:
     """PSNR of the held-out views of a run, by name."""
     scene = write_moved(folder / "scene", capture.train, capture.points, capture.colors, **changes)
-    config = dataclasses.replace(preset("standard", steps), scene=scene, seed=seed, device="cpu")
+    settings = dict(scene=scene, seed=seed, device="cpu", background=capture.background)
+    config = dataclasses.replace(preset("standard", steps), **settings)
     with contextlib.redirect_stdout(io.StringIO()):
         metrics = train(config, folder / "run")
     return {view["name"]: view["psnr"] for view in metrics["views"]}

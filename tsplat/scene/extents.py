@@ -28,6 +28,13 @@ NEAR = 1 / 400
 CAMERAS_MOST, POINTS_MOST = 64, 4096
 """Number of cameras and points by which the median depth is found."""
 
+SHOWN_POINTS, SHOWN_SPREAD = 8, 0.01
+"""A camera shows a scene if at least so many of its points are in the image, and their middle half has at least this
+part of the width or height of the image."""
+
+SHOWN_MOST = 65536
+"""Number of points by which it is found whether a camera shows a scene."""
+
 
 def are_close(positions: Tensor) -> Tensor:
     """Returns which camera positions [C, 3] are not far from the others. [C] bool"""
@@ -47,6 +54,22 @@ def spread(positions: Tensor) -> tuple[Tensor, float]:
     offsets = close - close[0]
     middle = offsets.mean(0)
     return close[0] + middle, EXTENT_FACTOR * float((offsets - middle).norm(dim=-1).max())
+
+
+def shows(camera: Camera, points: Tensor) -> bool:
+    """Returns whether a camera shows points [P, 3] on more than a spot of its image; True if there are too few to tell.
+
+    Photographs from the air show a scene that is far away. Those whose poses are wrong rarely do.
+    """
+    points = points.detach()[:: 1 + len(points) // SHOWN_MOST]
+    if len(points) < SHOWN_POINTS:
+        return True
+    u, v, _, inside = project_points(camera, points)
+    if int(inside.sum()) < SHOWN_POINTS:
+        return False
+    # Quartiles, as a few points may be far away, too.
+    middle = [coordinates[inside].quantile(coordinates.new_tensor([0.25, 0.75])).diff() for coordinates in (u, v)]
+    return max(float(middle[0]) / camera.width, float(middle[1]) / camera.height) >= SHOWN_SPREAD
 
 
 def median_depth(cameras: Sequence[Camera], points: Tensor) -> float:

@@ -197,6 +197,8 @@ class RunConfig(Config):
         camera: Undistort photographs first, or train on them as they were taken, with the distortion of their lenses
             ("native"); the latter takes longer.
         strict: Refuse a scene that names photographs whose files are missing; otherwise they are skipped.
+        keep_far: Keep photographs whose cameras are far from the others and show nothing of the points, or a spot, as
+            do wrong poses; otherwise they are left out.
         depth_prior: Folder of maps of inverse depth, of any scale and shift, NumPy or PNG files named as the images.
         normal_prior: Folder of maps of normals, in the camera frame (x right, y down).
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
@@ -227,6 +229,7 @@ class RunConfig(Config):
     test_every: int = 8
     camera: CameraKind = "undistorted"
     strict: bool = False
+    keep_far: bool = False
     depth_prior: str = ""
     normal_prior: str = ""
     normalize: bool = False

@@ -1,12 +1,15 @@
 """Captures in other units and far from the origin: local frames, and the way back to the frame of the files."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from tests.support.captures import POINTS, changed, sample_views, write_colmap, write_transforms
+from tests.support.captures import POINTS, changed, frame, sample_views, write_colmap, write_image, write_transforms
 from tests.support.model_files import random_gaussians
 from tsplat import ArgumentError
 from tsplat.scene import Camera, FileError, intrinsics, look_at, normalize_capture, read_capture, read_colmap
@@ -142,18 +145,142 @@ def test_models_look_the_same_from_cameras_that_move_along(surfels):
     assert same.camera_of_model(camera) is camera
 
 
-def test_photographs_with_poses_far_away_are_named(tmp_path):
+def flung(view, offset):
+    """The view with a pose that is moved by an offset [3]."""
+    viewmat = view.camera.viewmat.double()
+    viewmat[:3, 3] -= viewmat[:3, :3] @ torch.tensor(offset, dtype=torch.float64)
+    return changed(view, viewmat=viewmat)
+
+
+def write_as(kind, folder, views):
+    """Writes views and the points that they look at as COLMAP, with or without observations, or as transforms.json."""
+    if kind == "transforms":
+        write_transforms(folder, views, ply_file_path="points.ply")
+        write_points(folder, start_points())
+        return folder
+    write_colmap(folder, views, start_points())
+    if kind == "unobserved":
+        path = folder / "sparse" / "0" / "images.txt"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(line if i % 2 == 0 else "" for i, line in enumerate(lines)) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["observed", "unobserved", "transforms"])
+@pytest.mark.parametrize("frame", ["local", "model", "normalized"])
+@settings(max_examples=4, deadline=None)
+@given(
+    places=st.lists(st.integers(0, 8), min_size=1, max_size=2, unique=True),
+    distance=st.floats(100.0, 1e7),
+    axis=st.integers(0, 2),
+    side=st.sampled_from((-1.0, 1.0)),
+)
+def test_photographs_whose_poses_failed_are_left_out(tmp_path_factory, kind, frame, places, distance, axis, side):
+    """As if they were not in the scene, bit by bit."""
+    views = sample_views()
+    wrong = [
+        flung(view, [side * distance * (i + 1 if k == axis else 0.1) for k in range(3)]) if i in places else view
+        for i, view in enumerate(views)
+    ]
+    folder = tmp_path_factory.mktemp("scene")
+    found = read_capture(write_as(kind, folder / "wrong", wrong), test_every=4, frame=frame)
+    right = [view for i, view in enumerate(views) if i not in places]
+    expected = read_capture(write_as(kind, folder / "right", right), test_every=4, frame=frame)
+    assert_equal_captures(found, expected)
+    assert [view.name for view in found.train] == [view.name for view in expected.train]
+    assert [Path(name).name for name in sorted(found.left_out)] == [views[i].name for i in sorted(places)]
+    (note,) = (note for note in found.notes if "far from the others" in note)
+    assert f"left out {len(places)} of 9 photographs" in note
+    assert views[min(places)].name in note
+    assert expected.left_out == ()
+
+
+@pytest.mark.parametrize("kind", ["unobserved", "transforms"])
+def test_poses_far_away_that_show_a_spot_are_left_out(kind, tmp_path):
+    """Whose distance was multiplied, so that they look at the scene still."""
     views = sample_views()
     wrong = views[4].camera.viewmat.clone()
-    wrong[:3, 3] *= 40
+    wrong[:3, 3] *= 300
     views[4] = changed(views[4], viewmat=wrong)
-    capture = read_capture(write_transforms(tmp_path, views))
-    (note,) = (note for note in capture.notes if "far from the others" in note)
-    assert "1 of 9 cameras are far from the others" in note
-    assert views[4].name in note
-    normalized = read_capture(tmp_path, normalize=True)
+    folder = write_as(kind, tmp_path / kind, views)
+    assert [Path(name).name for name in read_capture(folder).left_out] == [views[4].name]
+    kept = read_capture(folder, keep_far=True)
+    assert kept.left_out == ()
+    assert len(kept.train) + len(kept.test) == 9
+    (note,) = (note for note in kept.notes if "far from the others" in note)
+    assert "the cameras of 1 of 9 photographs" in note and views[4].name in note
+    normalized = read_capture(folder, normalize=True, keep_far=True)
     distances = torch.stack([v.camera.position for v in (*normalized.train, *normalized.test)]).norm(dim=-1)
     assert distances.sort().values[-2] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", ["observed", "unobserved", "transforms"])
+@pytest.mark.parametrize("height", [-12.0, -25.0, -60.0])
+def test_photographs_from_the_air_are_kept(kind, height, tmp_path):
+    """Two of ten, of a lens that suits the distance."""
+    scale, views = 0.12, []
+    for view in sample_views():
+        viewmat = view.camera.viewmat.double()
+        viewmat[:3, 3] *= scale
+        views.append(changed(view, viewmat=viewmat))
+    for i in (2, 5):
+        camera = views[i].camera
+        K = camera.K.clone()
+        K[0, 0] *= -height / 12
+        K[1, 1] *= -height / 12
+        views[i] = changed(views[i], viewmat=look_at((0.3 * i, height, 0.2), (0, 0, 0.01)).double(), K=K)
+    folder = write_as(kind, tmp_path / kind, views)
+    if kind == "transforms":
+        path = folder / "transforms.json"
+        content = json.loads(path.read_text())
+        for entry, view in zip(content["frames"], views, strict=True):
+            entry |= {"fl_x": float(view.camera.K[0, 0]), "fl_y": float(view.camera.K[1, 1])}
+        path.write_text(json.dumps(content))
+    capture = read_capture(folder)
+    assert capture.left_out == ()
+    (note,) = (note for note in capture.notes if "far from the others" in note)
+    assert "the cameras of 2 of 9 photographs" in note
+
+
+def test_photographs_of_another_place_with_points_of_its_own_are_kept(tmp_path):
+    """The last ones of a walk, which show none of the points where most photographs were taken."""
+    views = sample_views()
+    views[3] = flung(views[3], (72.0, 0, 0))
+    views[8] = flung(views[8], (72.0, 0, 0))
+    folder = write_as("transforms", tmp_path, views)
+    assert len(read_capture(folder).left_out) == 2
+    there = start_points()[:20] + torch.tensor([72.0, 0, 0], dtype=torch.float64)
+    write_points(folder, torch.cat([start_points(), there]))
+    assert read_capture(folder).left_out == ()
+
+
+def test_scenes_without_points_leave_cameras_out_by_the_box_of_the_others(tmp_path):
+    """The box of random points, also of synthetic scenes, lies where it would without them."""
+    views = sample_views()
+    wrong = [*views[:2], flung(views[2], (400.0, -300.0, 900.0)), *views[3:]]
+    for name, kept in (("wrong", wrong), ("right", [*views[:2], *views[3:]])):
+        write_transforms(tmp_path / name, kept[:-1])
+        content = json.loads((tmp_path / name / "transforms.json").read_text())
+        for key in ("fl_x", "fl_y", "cx", "cy"):
+            content.pop(key)
+        content["camera_angle_x"] = 0.8
+        (tmp_path / name / "transforms_train.json").write_text(json.dumps(content))
+        content["frames"] = [frame(kept[-1])]
+        write_image(tmp_path / name / "images" / kept[-1].name, kept[-1].image)
+        (tmp_path / name / "transforms_test.json").write_text(json.dumps(content))
+    found = read_capture(tmp_path / "wrong")
+    assert found.left_out == (f"images/{views[2].name}",)
+    assert_equal_captures(found, read_capture(tmp_path / "right"))
+    by_file = read_capture(tmp_path / "wrong" / "transforms.json")
+    assert_equal_captures(by_file, read_capture(tmp_path / "right" / "transforms.json"))
+
+
+def test_scenes_that_are_left_without_training_photographs_are_refused(tmp_path):
+    views = sample_views()
+    wrong = [*views[:8], flung(views[8], (0, 0, 4000.0))]
+    folder = write_transforms(tmp_path, wrong, train_filenames=[f"images/{views[8].name}"])
+    with pytest.raises(ArgumentError, match=r"0 training images and 8 held-out images.*left out 1 of 9 photographs"):
+        read_capture(folder)
 
 
 def test_random_points_are_drawn_where_the_cameras_are(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ from tsplat.scene import (
     write_plan,
 )
 from tsplat.training import RunConfig, Trainer, evaluate, evaluate_run, merge_blocks, preset, read_newest, resume, train
-from tsplat.training.runs.scene_record import with_relative_lengths
+from tsplat.training.runs.scene_record import BEFORE_FRAMES, read_scene, with_relative_lengths
 from tsplat.viewing import read_cameras, render
 
 pytest.importorskip("safetensors")
@@ -121,13 +120,32 @@ def test_georeferenced_runs_say_where_they_are(capture, plain, tmp_path, capsys)
     torch.testing.assert_close(means.median(0).values, expected.median(0).values, atol=0.5, rtol=0)
 
 
-def test_outliers_are_named_and_change_little(capture, plain, tmp_path, capsys):
-    config = dataclasses.replace(CONFIG, scene=write(tmp_path, capture, cameras=(300.0,), far_points=(1e6,)))
-    metrics = train(config, tmp_path / "run")
-    assert "005_far_0.png" in (text := capsys.readouterr().out) and "far from the others" in text
-    right = {view["name"]: view["psnr"] for view in plain[1]["views"]}
-    found = [view["psnr"] for view in metrics["views"] if view["name"] in right]
-    assert np.mean(found) > np.mean(list(right.values())) - 1.0
+def test_photographs_of_poses_that_failed_change_no_bit(capture, plain, tmp_path, capsys):
+    config = dataclasses.replace(CONFIG, scene=write(tmp_path, capture, cameras=(300.0, 2e5)))
+    run = tmp_path / "run"
+    train(config, run, stop_after=20)
+    assert "left out 2 of 10 photographs (005_far_0.png, 005_far_1.png)" in capsys.readouterr().out
+    metrics = resume(run)
+    assert metrics["left_out"] == ["005_far_0.png", "005_far_1.png"]
+    assert plain[1]["left_out"] == []
+    assert scores(metrics) == scores(plain[1])
+    assert "2 photographs with cameras far away left out" in (run / "report.html").read_text()
+    assert {camera.name for camera in read_cameras(run / "cameras.json")} == {f"{i:03}.png" for i in range(8)}
+    assert evaluate_run(run)["left_out"] == metrics["left_out"]
+    assert train(dataclasses.replace(config, keep_far=True, steps=1), tmp_path / "kept")["left_out"] == []
+    names = {camera.name for camera in read_cameras(tmp_path / "kept" / "cameras.json")}
+    assert names.issuperset(metrics["left_out"])
+
+
+def test_runs_before_local_frames_keep_all_photographs(capture, tmp_path):
+    config = dataclasses.replace(CONFIG, scene=write(tmp_path, capture, cameras=(300.0,)))
+    assert read_scene(config).left_out == ("005_far_0.png",)
+    assert read_scene(config, frame=BEFORE_FRAMES).left_out == ()
+
+
+def test_points_far_away_change_little(capture, plain, tmp_path):
+    metrics = train(dataclasses.replace(CONFIG, scene=write(tmp_path, capture, far_points=(1e6,))), tmp_path / "run")
+    assert metrics["psnr"] > plain[1]["psnr"] - 1.0
 
 
 def test_blocks_of_a_georeferenced_scene_merge_in_one_frame(capture, tmp_path):

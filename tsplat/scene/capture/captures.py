@@ -26,14 +26,15 @@ def read_capture(
     cameras: CameraKind = "undistorted",
     max_size: int = 0,
     frame: Frame = "model",
+    keep_far: bool = False,
 ) -> Capture:
     """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms`.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
             are preferred), or the path of a ``transforms.json``.
-        downscale, test_every, background, strict, on_progress, cameras, max_size, frame: See :func:`read_colmap` and
-            :func:`read_transforms`.
+        downscale, test_every, background, strict, on_progress, cameras, max_size, frame, keep_far: See
+            :func:`read_colmap` and :func:`read_transforms`.
         normalize: Whether to normalize the capture as :func:`normalize_capture` does, a `frame` of its own.
         seed: Random seed of the initial points that are drawn if the scene has none.
 
@@ -46,7 +47,7 @@ def read_capture(
     if normalize and frame != "model":
         raise ArgumentError(f"normalize: not with another frame, found {frame!r}")
     options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras, max_size=max_size)
-    options["frame"] = "normalized" if normalize else frame
+    options |= dict(frame="normalized" if normalize else frame, keep_far=keep_far)
     if _is_colmap(folder):
         return read_colmap(folder, downscale, test_every, background=background, seed=seed, **options)
     if _is_json(folder) or has_transforms(folder):

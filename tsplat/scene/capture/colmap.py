@@ -74,6 +74,7 @@ def read_colmap(
     n_random: int = N_RANDOM,
     seed: int = 0,
     frame: Frame = "model",
+    keep_far: bool = False,
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
@@ -109,6 +110,9 @@ def read_colmap(
             in double precision, which ``Capture.world`` and a note tell. ``"local"`` for the frame in which a run
             trains; ``"normalized"`` for that of :func:`normalize_capture`; or the ``Capture.frame`` of an earlier
             reading.
+        keep_far: Whether to keep photographs whose cameras are far from the others and show nothing of the points, or
+            a spot, as do poses that are wrong. Otherwise they are left out, before views are held out, and named in
+            ``Capture.left_out`` and a note.
 
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
@@ -173,7 +177,7 @@ def read_colmap(
         is_random = ply is None
         points, colors = read_points(ply, about_points) if ply else random_points(bounds, n_random, seed)
         about_points.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {found}")
-    placed = place(photographs, points, frame, model_folder)
+    placed = place(photographs, points, frame, model_folder, keep_far=keep_far)
     views = read_views(placed.photographs, background, on_progress, cameras)
     train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
     notes += [*placed.notes, *about_points]
@@ -187,6 +191,7 @@ def read_colmap(
         world=placed.frame.to_local(),
         frame=placed.frame,
         notes=(*_note_others(model_folder, model), *model.notes, *notes, *skipped, *note),
+        left_out=placed.left_out,
     )
 
 

@@ -54,9 +54,14 @@ def _draw(bounds: Bounds, n: int, seed: int, cameras: Sequence[Camera]) -> Tenso
 
 
 def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
-    """Returns the corners [3] of the box of a synthetic NeRF scene, at the point that its cameras look at."""
+    """Returns the corners [3] of the box of a synthetic NeRF scene, at the point that its cameras look at.
+
+    Cameras that are far from the others do not count.
+    """
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3] for camera in cameras])
+    close = are_close(positions)
+    positions, axes = positions[close], axes[close]
     across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
     mean = across.mean(0)
     if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:

@@ -8,7 +8,7 @@ for single precision, or the capture is normalized.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,6 @@ from ..rotation import similarity
 
 FAR_ORIGIN = 256.0
 """Distance from the origin, in extents, from which single precision shifts images by about a hundredth of a pixel."""
-
-NAMED_MAX = 3
-"""Number of photographs that a note names."""
 
 UP_NORM_MIN = 1e-6
 """If the mean of the cameras' up directions is shorter than this, they have no common up direction."""
@@ -148,22 +145,6 @@ def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tupl
         f"precision cannot hold; all coordinates are relative to ({x:.15g}, {y:.15g}, {z:.15g})"
     )
     return LocalFrame(similarity(translation=(-x, -y, -z)), unit=unit), [note]
-
-
-def note_far(names: Sequence[str], positions: Tensor, file: object) -> list[str]:
-    """Returns a note on the cameras [C, 3] that are far from the others; none if there are none."""
-    close = are_close(positions)
-    far = [name for name, is_close in zip(names, close.tolist(), strict=True) if not is_close]
-    if not far:
-        return []
-    center, extent = spread(positions)
-    farthest = float((positions - center).norm(dim=-1).max())
-    more = f" and {len(far) - NAMED_MAX} more" if len(far) > NAMED_MAX else ""
-    return [
-        f"{file}: {len(far)} of {len(names)} cameras are far from the others, up to {farthest / extent:.3g} times the "
-        f"extent of these: {', '.join(far[:NAMED_MAX])}{more}; the extent of the scene leaves them out. If their poses "
-        "are wrong, remove them"
-    ]
 
 
 def normalizing(poses: Tensor, positions: Tensor) -> Tensor | None:

@@ -58,6 +58,7 @@ def read_transforms(
     cameras: CameraKind = "undistorted",
     max_size: int = 0,
     frame: Frame = "model",
+    keep_far: bool = False,
 ) -> Capture:
     """Reads images, cameras and points, in the world frame of the file.
 
@@ -86,7 +87,7 @@ def read_transforms(
         strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, as by instant-ngp and
             nerfstudio, and counted in ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
-        cameras, max_size, frame: See :func:`read_colmap`.
+        cameras, max_size, frame, keep_far: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, fewer than two images are
@@ -106,17 +107,27 @@ def read_transforms(
     lenses: dict[Lens, int] = {}
     photographs = [_photograph(frame, downscale, lenses) for frame in frames]
     notes += [*note_undistorted(lenses, path), *note_doubts(photographs, path)]
+    test_names: set[str] | None = None
     if has_test_file:
-        held_out = [frame.file != files[0] for frame in frames]
+        test_names = {photograph.name for photograph, own in zip(photographs, frames) if own.file != files[0]}
     else:
-        photographs, held_out, unused = _split(files[0], contents[0], photographs, test_every)
+        photographs, test_names, unused = _split(files[0], contents[0], photographs)
         notes += unused
-    n_test = sum(held_out)
-    if len(photographs) < 2 or n_test == len(photographs):
-        raise ArgumentError(
-            f"{path}: expected at least two images, some of them for training, found {len(photographs) - n_test} "
-            f"training images and {n_test} held-out images" + "".join(f"; {note}" for note in notes)
-        )
+
+    def held_out(photographs: Sequence[Photograph], about: Sequence[str]) -> list[bool]:
+        """Returns which photographs are held out. Raises ArgumentError if too few are left for training."""
+        if test_names is None:
+            found = [is_held_out(i, test_every) for i in range(len(photographs))]
+        else:
+            found = [photograph.name in test_names for photograph in photographs]
+        if len(found) < 2 or all(found):
+            raise ArgumentError(
+                f"{path}: expected at least two images, some of them for training, found {found.count(False)} "
+                f"training images and {sum(found)} held-out images" + "".join(f"; {note}" for note in about)
+            )
+        return found
+
+    held_out(photographs, notes)
     if background is None:
         transparent = any(read_image_info(photograph.path).transparent for photograph in photographs)
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
@@ -131,9 +142,10 @@ def read_transforms(
         is_blender = has_test_file and "fl_x" not in contents[0]
         points, colors = random_points(blender_bounds if is_blender else bounds, n_random, seed)
         about_points = [f"{files[0]}: no ply_file_path; training starts from {n_random} random points"]
-    placed = place(photographs, points, frame, files[0])
+    placed = place(photographs, points, frame, files[0], keep_far=keep_far)
+    is_test = held_out(placed.photographs, [*notes, *placed.notes])
     views = read_views(placed.photographs, background, on_progress, cameras)
-    train, test, skipped = split_views(views, held_out)
+    train, test, skipped = split_views(views, is_test)
     return Capture(
         tuple(train),
         tuple(test),
@@ -144,6 +156,7 @@ def read_transforms(
         (*notes, *placed.notes, *skipped, *about_points),
         random_points=ply is None,
         frame=placed.frame,
+        left_out=placed.left_out,
     )
 
 
@@ -167,12 +180,13 @@ def _find_files(path: Path) -> tuple[list[Path], bool]:
 
 
 def _split(
-    path: Path, content: Mapping[str, Any], photographs: Sequence[Photograph], test_every: int
-) -> tuple[list[Photograph], list[bool], list[str]]:
+    path: Path, content: Mapping[str, Any], photographs: Sequence[Photograph]
+) -> tuple[list[Photograph], set[str] | None, list[str]]:
     """Splits photographs as the file's train_filenames, val_filenames and test_filenames say.
 
     Images in the last two are held out. If the file has neither, images that train_filenames lacks are. Returns the
-    photographs that are used, sorted by name; whether each is held out; and notes.
+    photographs that are used, sorted by name; the names of those that are held out, None if the file has no list; and
+    notes.
     """
     photographs = sorted(photographs, key=lambda photograph: photograph.name)
     names, notes = {photograph.name for photograph in photographs}, []
@@ -187,7 +201,7 @@ def _split(
                 first = min(unknown)
                 notes.append(f"{path}: {key}: {len(unknown)} of {len(values)} names match no image (first: {first})")
     if not listed:
-        return photographs, [is_held_out(i, test_every) for i in range(len(photographs))], []
+        return photographs, None, []
     train = listed.pop("train_filenames", names)
     test = set().union(*listed.values()) if listed else names - train
     if listed and train is not names and (both := train & test & names):
@@ -199,7 +213,7 @@ def _split(
     if not test & names:
         notes.append(f"{path}: its lists of file names leave no image to hold out")
     used = [photograph for photograph in photographs if photograph.name not in unused]
-    return used, [photograph.name in test for photograph in used], notes
+    return used, test, notes
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -159,6 +159,8 @@ class Capture:
             :func:`tsplat.scene.read_capture` was asked for a local frame.
         notes: What a user should know about how the files were read, such as skipped images, one sentence each.
         random_points: Whether ``points`` were drawn at random, so that they are not on surfaces.
+        left_out: Names of photographs that belong to no view, as their cameras are far from the others and do not show
+            the scene.
 
     Raises:
         ShapeError: ``world`` is not [4, 4].
@@ -173,6 +175,7 @@ class Capture:
     notes: tuple[str, ...] = ()
     random_points: bool = False
     frame: LocalFrame = dataclasses.field(default_factory=LocalFrame)
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.world.shape != (4, 4):

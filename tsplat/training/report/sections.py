@@ -46,6 +46,9 @@ def header(name: str, config: Config | None, metrics: Values, notes: Sequence[st
         steps = to_float(metrics.get("steps"))
         if steps is not None and steps < config.steps:
             about.append(f"stopped after {steps:,.0f} of {config.steps:,} steps")
+    left_out = metrics.get("left_out")
+    if isinstance(left_out, list) and left_out:
+        about.append(f"{len(left_out)} photograph{'s' * (len(left_out) > 1)} with cameras far away left out")
     text = ", ".join(about)
     incomplete = {"notes": [{"note": note} for note in notes]} if notes else None
     return {"name": name, "about": text[:1].upper() + text[1:], "incomplete": incomplete}

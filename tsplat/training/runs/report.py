@@ -231,6 +231,7 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
             "steps": checkpoint.step,
             "seconds": checkpoint.figures.get("seconds"),
             "device": str(device),
+            "left_out": list(capture.left_out),
         }
         page.notes.append(
             f"Metrics and images were computed from {found.path.name}, as {METRICS} does not have those of this step."

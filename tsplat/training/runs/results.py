@@ -72,6 +72,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         "steps": trainer.step,
         "seconds": round(loop.seconds, 2),
         "images_per_second": round(trainer.step * trainer.config.views_per_step / max(loop.seconds, 1e-9), 2),
+        "left_out": list(capture.left_out),
         "seed": trainer.config.seed,
         "background": list(trainer.config.backdrop),
         "backend": choose(gaussians.means.device, trainer.config.backend)[0],

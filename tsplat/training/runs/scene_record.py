@@ -94,6 +94,7 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: 
         on_progress=on_progress,
         cameras=config.camera,
         max_size=config.max_size,
+        keep_far=config.keep_far or frame is BEFORE_FRAMES,
     )
     if frame is BEFORE_FRAMES and config.normalize:
         capture = normalize_capture(capture)[0]

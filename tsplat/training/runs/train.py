@@ -334,6 +334,7 @@ def evaluate_run(
             "num_gaussians": n_gaussians,
             "steps": found.step,
             "checkpoint": path.name,
+            "left_out": list(capture.left_out),
         }
         write_held_out(folder / "held_out", scores)
         if ranks.is_main:
