@@ -204,6 +204,23 @@ def test_a_depth_prior_is_fitted_by_least_squares(rendered):
     assert nothing == 0 and torch.autograd.grad(nothing, depth)[0].isfinite().all()
 
 
+def test_priors_of_disparity_have_a_scale_and_metric_ones_none():
+    generator = torch.Generator().manual_seed(0)
+    depth = 1 + torch.rand(5, 4, generator=generator).double()
+    prior = 3 / depth + 0.2 * torch.rand(5, 4, generator=generator)
+    weights = torch.rand(5, 4, generator=generator).double()
+    covered = torch.ones(5, 4, dtype=torch.bool)
+    scale = (weights * prior / depth).sum() / (weights * prior.square()).sum()
+    expected = (weights * (1 / depth - scale * prior).abs()).mean()
+    torch.testing.assert_close(prior_depth_error(depth, prior, covered, "disparity", weights), expected)
+    torch.testing.assert_close(prior_depth_error(depth, prior, covered, "metric"), (1 / depth - prior).abs().mean())
+    root = weights.sqrt().flatten()[:, None]
+    columns = root * torch.stack([prior.flatten(), torch.ones(20, dtype=torch.float64)], 1)
+    fitted = torch.linalg.lstsq(columns, root / depth.flatten()[:, None]).solution
+    expected = (weights * (1 / depth - fitted[0] * prior - fitted[1]).abs()).mean()
+    torch.testing.assert_close(prior_depth_error(depth, prior, covered, "inverse", weights), expected)
+
+
 @pytest.mark.parametrize("surfels", [False, True])
 def test_a_normal_prior_is_in_the_camera_frame(rendered, surfels):
     view, images, alphas, meta = rendered

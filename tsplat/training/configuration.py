@@ -21,6 +21,8 @@ DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
 Primitive = Literal["3dgs", "2dgs"]
 Switch = Literal["auto", "on", "off"]
+DepthKind = Literal["inverse", "disparity", "metric"]
+DepthAlong = Literal["z", "ray"]
 Part = Literal["positions", "scales", "rotations", "opacities", "colors"]
 FOUND_OUT = ("background", "views_per_step", "visible_adam", "sh_degree")
 """Settings that a run finds out, if they are not given, and keeps when it is resumed."""
@@ -87,6 +89,8 @@ class Config:
             deviation is longer than n² / 2,000 of the image of the n training views that see it; 0 for none.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
             sparse points, and that of `depth_prior`, in units of the scene's extent.
+        depth_kind: What `depth_prior` is: inverse for inverse depth up to a scale and a shift of each view, disparity
+            for inverse depth up to a scale of each view, metric for depth in one unit.
         normal_weight: Weight, in the loss, of the mean difference between normals and those of `normal_prior`; of 2D
             Gaussians also between normals and those of the depth map, after the first 7/30 of the run.
         distortion_weight: Weight, in the loss of 2D Gaussians, of the mean distortion, which gathers what a pixel shows
@@ -132,6 +136,7 @@ class Config:
     scale_weight: float = 0.0
     max_elongation: float = 0.0
     depth_weight: float = 0.0
+    depth_kind: DepthKind = "inverse"
     normal_weight: float = 0.0
     distortion_weight: float = 0.0
     pose_refinement: bool = False
@@ -159,6 +164,7 @@ class Config:
             object.__setattr__(self, name, check_size(name, getattr(self, name), or_zero=or_zero))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
+        check_choice("depth_kind", self.depth_kind, get_args(DepthKind))
         for name in ("capacity", "graph", "visible_adam"):
             check_choice(name, getattr(self, name), get_args(Switch))
         if not 0 <= self.seed < 2**63:
@@ -199,7 +205,12 @@ class RunConfig(Config):
         strict: Refuse a scene that names photographs whose files are missing; otherwise they are skipped.
         keep_far: Keep photographs whose cameras are far from the others and show nothing of the points, or a spot, as
             do wrong poses; otherwise they are left out.
-        depth_prior: Folder of maps of inverse depth, of any scale and shift, NumPy or PNG files named as the images.
+        depth_prior: Folder of maps of depth, of the kind `depth_kind`, NumPy or PNG files named as the images.
+        depth_confidence: Folder of maps of the confidence of `depth_prior`, from 0 to 1, or 0, 1, 2 as ARKit has them.
+        depth_along: Whether maps of the kinds metric and disparity have the depth along the optical axis, or the
+            distance along the ray of each pixel.
+        depth_unit: Unit of metric maps in units of the scene's files, such as 0.001 for millimeters; 0 for what the
+            sparse points tell.
         normal_prior: Folder of maps of normals, in the camera frame (x right, y down).
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
             distance 1, but for those that are far from the others. The transform from the files' frame is saved as
@@ -231,6 +242,9 @@ class RunConfig(Config):
     strict: bool = False
     keep_far: bool = False
     depth_prior: str = ""
+    depth_confidence: str = ""
+    depth_along: DepthAlong = "z"
+    depth_unit: float = 0.0
     normal_prior: str = ""
     normalize: bool = False
     device: DeviceType = "auto"
@@ -269,6 +283,7 @@ class RunConfig(Config):
         if self.sh_degree is not None:
             object.__setattr__(self, "sh_degree", check_size("sh_degree", self.sh_degree, or_zero=True))
             check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
+        _check_depth(self)
         object.__setattr__(self, "init", _check_texts("init", self.init, "paths of models"))
         if self.init and self.sky:
             raise ArgumentError("sky: not with init, whose models have all Gaussians; use sky=0")
@@ -284,6 +299,24 @@ def _check_texts(name: str, values: object, what: str) -> tuple[str, ...]:
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) and value for value in values):
         raise ArgumentError(f"{name}: expected a tuple of {what}, found {describe(values)}")
     return tuple(values)
+
+
+def _check_depth(config: RunConfig) -> None:
+    """Raises ArgumentError for settings of maps of depth that have no effect or no meaning."""
+    check_choice("depth_along", config.depth_along, get_args(DepthAlong))
+    if not 0 <= config.depth_unit < math.inf:
+        raise ArgumentError(f"depth_unit: expected a number of at least 0, found {config.depth_unit}")
+    if not config.depth_prior:
+        for name in ("depth_kind", "depth_confidence", "depth_along", "depth_unit"):
+            if getattr(config, name) != getattr(RunConfig, name):
+                raise ArgumentError(f"{name}: has no effect without depth_prior, a folder of maps")
+    if config.depth_unit and config.depth_kind != "metric":
+        raise ArgumentError(f"depth_unit: only for maps of the kind metric, found {config.depth_kind!r} as depth_kind")
+    if config.depth_along == "ray" and config.depth_kind == "inverse":
+        raise ArgumentError(
+            "depth_along: inverse distances along rays up to a shift are not inverse depths; use depth_kind metric or "
+            "disparity"
+        )
 
 
 def _check_freeze(config: Config) -> None:

@@ -11,6 +11,7 @@ from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
 from ..precision import differentiable, inverse
 from ..scene.capture.views import View
 from ..stages.depth_maps import depth_to_normals
+from .configuration import DepthKind
 
 NORMAL_START, DISTORTION_START = 7 / 30, 1 / 10
 """Fractions of the run after which 2DGS adds its losses: 7,000 and 3,000 of 30,000 steps."""
@@ -57,13 +58,15 @@ class GeometryLoss:
             and not before :data:`NORMAL_START`; and of 1 - n . N for the normals N of a prior.
         distortion_weight: Weight of the distortion, in 1 / world units; not before :data:`DISTORTION_START`.
         surfels: Whether Gaussians are 2D. The normals of 3D Gaussians are those of the depth map.
-        prior_scales: By the names of views, the last scale with which their priors of depth fit.
+        depth_kind: What priors of depth are, see :class:`.configuration.Config`.
+        prior_scales: By the names of views, the last scale with which their priors of depth fit; none for metric ones.
     """
 
     depth_weight: float
     normal_weight: float
     distortion_weight: float
     surfels: bool
+    depth_kind: DepthKind = "inverse"
     prior_scales: dict[str, Tensor] = dataclasses.field(default_factory=dict, compare=False)
 
     def needs_depth(self, progress: float) -> bool:
@@ -85,7 +88,10 @@ class GeometryLoss:
                 total = total + self.depth_weight * depth_error(depth, view.sparse)
             if view.depth_prior is not None:
                 covered = alpha[..., 0] > 0.5 if view.mask is None else (alpha[..., 0] > 0.5) & view.mask
-                error, self.prior_scales[view.name] = _fit_prior(depth, view.depth_prior, covered)
+                confidence = view.depth_confidence
+                error, scale = _fit_prior(depth, view.depth_prior, covered, self.depth_kind, confidence)
+                if scale is not None:
+                    self.prior_scales[view.name] = scale
                 total = total + self.depth_weight * error
         if self.normal_weight > 0 and self.surfels and progress >= NORMAL_START:
             terms.append(self.normal_weight * (1 - (meta["render_normals"][0] * meta["surf_normals"] * alpha).sum(-1)))
@@ -106,26 +112,47 @@ class GeometryLoss:
         return total
 
 
-def prior_depth_error(depth: Tensor, prior: Tensor, covered: Tensor) -> Tensor:
+def prior_depth_error(
+    depth: Tensor,
+    prior: Tensor,
+    covered: Tensor,
+    kind: DepthKind = "inverse",
+    confidence: Tensor | None = None,
+) -> Tensor:
     """Mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units. []
 
-    The prior [H, W] is inverse depth up to scale and shift, and NaN where it is unknown. Its scale and shift are those
-    of least squares, and have no gradient. Pixels are compared where `covered` [H, W] is true.
+    The prior [H, W] is NaN where it is unknown, and inverse depth up to scale and shift, or of the kind "disparity" up
+    to scale. These are those of least squares, and have no gradient. Of the kind "metric" it is in 1 / world units.
+    Pixels are compared where `covered` [H, W] is true, with the weights `confidence` [H, W], 1 if None.
     """
-    return _fit_prior(depth, prior, covered)[0]
+    return _fit_prior(depth, prior, covered, kind, confidence)[0]
 
 
-def _fit_prior(depth: Tensor, prior: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns :func:`prior_depth_error`, and the scale of the prior, [] fp64."""
+def _fit_prior(
+    depth: Tensor, prior: Tensor, covered: Tensor, kind: DepthKind, confidence: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Returns :func:`prior_depth_error`, and the scale of the prior, [] fp64, None if it is metric."""
     known = covered & prior.isfinite() & (depth > 0)
+    n = known.sum().clamp_min(1)
     inverse = 1 / torch.where(known, depth, 1.0)
+    weights = known.double() if confidence is None else torch.where(known, confidence, 0.0).double()
+    scale = None
     with torch.no_grad():
-        n = known.sum().clamp_min(1)
         x, y = (torch.where(known, values, 0.0).double() for values in (prior, inverse))
-        dx, dy = (torch.where(known, values - values.sum() / n, 0.0) for values in (x, y))
-        scale = (dx * dy).sum() / (dx * dx).sum().clamp_min(1e-30)
-        fitted = (y.sum() / n + scale * dx).to(depth.dtype)
-    return torch.where(known, inverse - fitted, 0.0).abs().sum() / n, scale
+        if kind == "inverse":
+            total = weights.sum().clamp_min(1e-30)
+            x_mean, y_mean = (weights * x).sum() / total, (weights * y).sum() / total
+            dx, dy = torch.where(known, x - x_mean, 0.0), torch.where(known, y - y_mean, 0.0)
+            scale = (weights * dx * dy).sum() / (weights * dx * dx).sum().clamp_min(1e-30)
+            x = y_mean + scale * dx
+        elif kind == "disparity":
+            scale = (weights * x * y).sum() / (weights * x * x).sum().clamp_min(1e-30)
+            x = scale * x
+        fitted = x.to(depth.dtype)
+    errors = torch.where(known, inverse - fitted, 0.0).abs()
+    if confidence is not None:
+        errors = weights.to(errors.dtype) * errors
+    return errors.sum() / n, scale
 
 
 def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:

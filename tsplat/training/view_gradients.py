@@ -89,7 +89,7 @@ class ViewGradients:
         on_gpu = self._device.type == "cuda" and config.backend != "reference"
         self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and on_gpu) else None
         weights = (config.depth_weight * extent, config.normal_weight, config.distortion_weight / extent)
-        self.geometry_loss = GeometryLoss(*weights, gaussians.surfels)
+        self.geometry_loss = GeometryLoss(*weights, gaussians.surfels, config.depth_kind)
         n = config.views_per_step
         self.gains = ViewGains(len(views), gaussians.means.detach(), n) if config.gains else None
         self.received_rows = 0

@@ -1,6 +1,7 @@
 """Maps of depth and normals as losses of a run."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tsplat import ArgumentError, UnsupportedError, cli
 from tsplat.errors import FileError
 from tsplat.rendering import render_views
 from tsplat.scene import Capture
+from tsplat.scene.capture.local_frame import LocalFrame
 from tsplat.training import Config, RunConfig, Trainer
 from tsplat.training.runs.priors import note_fits, read_priors
 
@@ -169,7 +171,8 @@ def test_metric_depth_is_refused(posed, tmp_path, kind):
         assert all(view.depth_prior is not None for view in read_priors(posed, config(tmp_path)).train)
         return
     with pytest.raises(
-        FileError, match=r"maps of inverse depth, .*; those of 3 of 3 views .* write 1 / depth, and 0 wh"
+        FileError,
+        match=r"maps of inverse depth, .*; those of 3 of 3 views.*--depth-kind metric.* write 1 / depth, and 0",
     ):
         read_priors(posed, config(tmp_path))
 
@@ -253,3 +256,136 @@ def test_depth_that_fits_with_a_negative_scale_is_noted(capture, tmp_path):
         notes = note_fits(trainer.prior_scales)
         assert len(trainer.prior_scales) == 3 and bool(notes) != inverse
         assert inverse or "maps of 3 of 3 views are small where the model is near" in notes[0]
+
+
+def write_maps(folder, views, values):
+    """Writes a map of inverse depths per view, after a function of the inverse depth and the cosine of the ray."""
+    for i, view in enumerate(views):
+        y, x = torch.meshgrid(torch.arange(view.height) + 0.5, torch.arange(view.width) + 0.5, indexing="ij")
+        K = view.camera.K
+        rays = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1)
+        np.save(folder / f"{i}.npy", values(points_of(view)[1], 1 / rays.norm(dim=-1), i).numpy())
+
+
+METRIC, DISPARITY = dict(depth_kind="metric"), dict(depth_kind="disparity")
+
+
+@pytest.mark.parametrize("unit", [0.0, 0.001])
+@pytest.mark.parametrize("along", ["z", "ray"])
+def test_metric_maps_become_inverse_depths_of_the_local_frame(posed, tmp_path, along, unit):
+    frame = LocalFrame(origin=(1.0, 2.0, 3.0), unit=4.0)  # one unit here is 4 of the files
+    posed = dataclasses.replace(posed, frame=frame)
+
+    def millimeters(inverse, cosine, _):
+        return torch.where(inverse > 0.4, 0.0, 4000 / inverse / (cosine if along == "ray" else 1))
+
+    write_maps(tmp_path, posed.train, millimeters)
+    found = read_priors(posed, config(tmp_path, **METRIC, depth_along=along, depth_unit=unit))
+    for view in found.train:
+        inverse = points_of(view)[1]
+        assert torch.equal(view.depth_prior.isfinite(), inverse <= 0.4)
+        known = inverse <= 0.4
+        assert torch.allclose(view.depth_prior[known], inverse[known], rtol=1e-4 if unit else 2e-3)
+    told = "depth_prior: one unit of the maps is 0.001 units of the scene's files, by the sparse points of 3 views"
+    assert found.notes == (() if unit else (told,))
+
+
+def test_the_unit_of_metric_maps_without_points_must_be_given(capture, tmp_path):
+    capture = dataclasses.replace(capture, random_points=True)
+    write_maps(tmp_path, capture.train, lambda inverse, *_: 1 / inverse)
+    with pytest.raises(ArgumentError, match="depth_unit: sparse points do not tell"):
+        read_priors(capture, config(tmp_path, **METRIC))
+    found = read_priors(capture, config(tmp_path, **METRIC, depth_unit=2.0)).train[1]
+    assert torch.allclose(2 * found.depth_prior, points_of(found)[1], rtol=1e-5)
+    Image.fromarray((5000 / points_of(found)[1]).numpy().astype(np.uint16)).save(tmp_path / "1.png")
+    (tmp_path / "1.npy").unlink()
+    found = read_priors(capture, config(tmp_path, **METRIC, depth_unit=2e-4)).train[1]
+    assert torch.allclose(found.depth_prior, points_of(found)[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "message"),
+    [
+        (METRIC, lambda inverse, *_: inverse, "expected maps of depth, small where .* large .*--depth-kind inverse"),
+        (DISPARITY, lambda inverse, *_: 1 / inverse, "expected maps of disparity.*--depth-kind metric"),
+        (METRIC, lambda inverse, cosine, i: 2.0**i / inverse, "units of views deviate.*--depth-kind disparity"),
+        (METRIC, lambda inverse, cosine, _: 1 / inverse / cosine, "maps of 3 of 3 views.*--depth-along ray"),
+        (METRIC | dict(depth_along="ray"), lambda inverse, *_: 1 / inverse, "3 of 3 views.*--depth-along z"),
+        (DISPARITY, lambda inverse, *_: inverse - 0.3, "differ from sparse points by.*--depth-kind inv"),
+    ],
+)  # fmt: skip
+def test_maps_of_another_kind_are_said(posed, tmp_path, options, values, message):
+    write_maps(tmp_path, posed.train, values)
+    try:
+        found = "\n".join(read_priors(posed, config(tmp_path, **options)).notes)
+    except FileError as error:
+        found = str(error)
+    assert re.search(message, found), found
+
+
+@pytest.mark.parametrize("kind", ["metric", "disparity", "inverse"])
+def test_maps_of_the_right_kind_have_no_note(posed, tmp_path, kind):
+    values = {
+        "metric": lambda inverse, *_: 1 / inverse,
+        "disparity": lambda inverse, _, i: 7.0**i * inverse,
+        "inverse": lambda inverse, _, i: 7.0**i * inverse - 90,
+    }[kind]
+    write_maps(tmp_path, posed.train, values)
+    notes = read_priors(posed, config(tmp_path, depth_kind=kind)).notes
+    assert [note for note in notes if "one unit of the maps is 1 units" not in note] == []
+
+
+def test_confidences_weigh_the_differences(posed, tmp_path):
+    (tmp_path / "depth").mkdir(), (tmp_path / "sure").mkdir()
+    write_maps(tmp_path / "depth", posed.train, lambda inverse, *_: 1 / inverse)
+    levels = np.tile(np.arange(40) // 14, (30, 1)).astype(np.uint8)  # 0, 1, 2
+    Image.fromarray(levels).save(tmp_path / "sure" / "0.png")
+    np.save(tmp_path / "sure" / "1.npy", np.full((60, 80), 0.25, np.float32))
+    options = dict(depth_kind="metric", depth_confidence=str(tmp_path / "sure"))
+    found = read_priors(posed, config(tmp_path / "depth", **options))
+    first, second, third = (view.depth_confidence for view in found.train)
+    assert torch.allclose(first, torch.from_numpy(levels) / 2) and third is None
+    assert torch.allclose(second, torch.tensor(0.25))
+    assert "1 of 3 training views have no depth_confidence" in found.notes
+    np.save(tmp_path / "sure" / "1.npy", np.full((30, 40), 1.5))
+    with pytest.raises(FileError, match=r"expected confidences from 0 to 1, found 1\.5 to 1\.5"):
+        read_priors(posed, config(tmp_path / "depth", **options))
+
+
+def test_rays_of_fisheye_lenses(posed, tmp_path):
+    views = [
+        dataclasses.replace(view, camera=dataclasses.replace(view.camera, model="fisheye")) for view in posed.train
+    ]
+    posed = dataclasses.replace(posed, train=tuple(views))
+    camera = views[0].camera
+    y, x = torch.meshgrid(torch.arange(30) + 0.5, torch.arange(40) + 0.5, indexing="ij")
+    theta = torch.hypot((x - camera.K[0, 2]) / camera.K[0, 0], (y - camera.K[1, 2]) / camera.K[1, 1])
+    write_maps(tmp_path, views, lambda inverse, *_: 1 / inverse / theta.cos())
+    found = read_priors(posed, config(tmp_path, **METRIC, depth_along="ray")).train[0]
+    assert torch.allclose(found.depth_prior, points_of(found)[1], rtol=2e-3)
+    bent = dataclasses.replace(camera, distortion=torch.full((4,), 0.01))
+    posed = dataclasses.replace(posed, train=(dataclasses.replace(views[0], camera=bent),))
+    with pytest.raises(UnsupportedError, match=r"depth_along: not implemented for the distorted lens of '0\.png'"):
+        read_priors(posed, config(tmp_path, **METRIC, depth_along="ray"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(depth_kind="metric"), "depth_kind: has no effect without depth_prior"),
+        (dict(depth_confidence="a"), "depth_confidence: has no effect without depth_prior"),
+        (dict(depth_prior="a", depth_unit=2.0), "depth_unit: only for maps of the kind metric, found 'inverse'"),
+        (dict(depth_prior="a", depth_kind="metric", depth_unit=-1.0), "depth_unit: expected a number of at least 0"),
+        (dict(depth_prior="a", depth_along="ray"), "depth_along: inverse distances along rays up to a shift"),
+        (dict(depth_prior="a", depth_kind="best"), "depth_kind: expected one of 'inverse', 'disparity', 'metric'"),
+    ],
+)
+def test_settings_of_depth_that_do_not_fit_are_refused(values, message):
+    with pytest.raises(ArgumentError, match=message):
+        RunConfig(**values)
+
+
+def test_folders_of_openexr_are_named(capture, tmp_path):
+    (tmp_path / "0.exr").write_bytes(b"")
+    with pytest.raises(FileError, match=r"OpenEXR is not read, convert it to \.npy"):
+        read_priors(capture, config(tmp_path))

@@ -27,7 +27,9 @@ class View:
         sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
         files: What the view was read from: the image and, if there are any, the mask and priors.
-        depth_prior: [H, W] inverse depth of each pixel, up to scale and shift; NaN where it is unknown.
+        depth_prior: [H, W] inverse depth of each pixel, up to scale and shift, up to scale, or in 1 / world units, as
+            `depth_kind` of :class:`tsplat.training.Config` says; NaN where it is unknown.
+        depth_confidence: [H, W] weights of `depth_prior`, from 0 to 1; None for 1.
         normal_prior: [H, W, 3] unit normals in the camera frame, towards the camera; 0 where they are unknown.
 
     Raises:
@@ -42,6 +44,7 @@ class View:
     files: tuple[Path, ...] = ()
     depth_prior: Tensor | None = None
     normal_prior: Tensor | None = None
+    depth_confidence: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
@@ -74,7 +77,8 @@ class View:
             raise ArgumentError(f"K: expected positive focal lengths, found {focal_lengths} in view {self.name!r}")
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
-        for name, shape in (("depth_prior", [self.height, self.width]), ("normal_prior", [self.height, self.width, 3])):
+        size = [self.height, self.width]
+        for name, shape in (("depth_prior", size), ("depth_confidence", size), ("normal_prior", [*size, 3])):
             tensor = getattr(self, name)
             if tensor is not None and list(tensor.shape) != shape:
                 raise ShapeError(f"{name}: expected {shape}, found {list(tensor.shape)} in view {self.name!r}")
@@ -118,7 +122,7 @@ class StoredView(View):
 
     Args:
         source: The image and the mask.
-        camera, sparse, camera_id, files, depth_prior, normal_prior: As for :class:`View`.
+        camera, sparse, camera_id, files, depth_prior, normal_prior, depth_confidence: As for :class:`View`.
 
     Raises:
         ArgumentError: As :class:`View`.
@@ -127,7 +131,7 @@ class StoredView(View):
     source: CachedPixels
 
     def __init__(self, source: CachedPixels, camera: Camera, **values: Any) -> None:
-        defaults = dict(sparse=None, camera_id=0, files=(), depth_prior=None, normal_prior=None)
+        defaults = dict(sparse=None, camera_id=0, files=(), depth_prior=None, normal_prior=None, depth_confidence=None)
         vars(self).update(defaults | values, source=source, camera=camera)
         self._check_camera()
 

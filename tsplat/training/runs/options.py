@@ -186,6 +186,7 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> Options |
         ("gpus", described("0,1", "(default: as --device)"), ""),
         ("block", described("PLAN:K", "(default: none)"), ""),
         ("depth_prior", described("DIR", "(default: none)"), ""),
+        ("depth_confidence", described("DIR", "(default: none)"), ""),
         ("normal_prior", described("DIR", "(default: none)"), ""),
     ]
     command = dataclasses.make_dataclass("Options", fields, bases=(Options,), frozen=True)

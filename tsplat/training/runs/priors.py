@@ -1,6 +1,7 @@
 """Priors of a run: maps of depth and normals that other programs made of its photographs."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,14 +10,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ArgumentError, FileError, MissingExtraError
-from ...scene.cameras import project_points
+from ...errors import ArgumentError, FileError, MissingExtraError, UnsupportedError
+from ...scene.cameras import Camera, project_points
 from ...scene.capture.views import Capture, View
 from ...support.extras import require
-from ..configuration import RunConfig
+from ..configuration import DepthKind, RunConfig
 
-KINDS = {"depth_prior": 1, "normal_prior": 3}
+KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
 """Option and field of a view -> number of channels."""
+
+EXPECTED: dict[DepthKind, tuple[str, str]] = {
+    "inverse": ("inverse depth, large where the scene is near", "small"),
+    "disparity": ("disparity, large where the scene is near", "small"),
+    "metric": ("depth, small where the scene is near", "large"),
+}
+"""Kind of maps of depth -> what is expected, and what the others are where points are near."""
+
+ARKIT_LEVELS = 2
+"""Largest of the confidences 0, 1 and 2 of ARKit, which are integers."""
+
+MISFIT_MAX = 0.25
+"""Median relative difference of fitted maps from points above which a note says that they may be of another kind."""
+
+UNIT_SPREAD_MAX = 0.1
+"""Median relative deviation of the units of views above which a note says that they have no unit in common."""
+
+RAY_RATIO, RAY_RANGE_MIN = 0.7, 0.05
+"""Maps are told to be along the other direction if their deviations from points are then smaller by this factor, and if
+the logarithms of the cosines of the points' rays have at least this range."""
 
 CHECKED_VIEWS_MAX, CHECKED_POINTS_MAX = 64, 50_000
 """Maximum number of views whose maps are compared with points, and of points."""
@@ -41,14 +62,18 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
     """Returns the capture with the priors of its training views.
 
     The prior of a view has its name with the ending ``.npy`` or ``.png``, and is resized to the view. Depths that are
-    zero or not finite are unknown. Normals are made unit vectors. A note tells how many views have none.
+    zero or not finite are unknown, and so are negative ones of the kinds metric and disparity. They become inverse
+    depths along z, metric ones in the local frame. Normals are made unit vectors. Notes tell how many views have none,
+    the unit of metric maps, and if maps may be of another kind.
 
     Raises:
-        ArgumentError: The weight is 0.
+        ArgumentError: The weight is 0, or nothing tells the unit of metric maps.
         FileError: No view has a prior; a file is damaged or of another shape; or most maps are not what is expected:
-            inverse depth, which is large where points are near, and normals that point towards the camera.
+            of the kind of depth by the points that are near, and normals that point towards the camera.
+        UnsupportedError: Distances along the rays of distorted lenses.
     """
-    for name, weight in (("depth_prior", "depth_weight"), ("normal_prior", "normal_weight")):
+    weights = {"depth_prior": "depth_weight", "depth_confidence": "depth_weight", "normal_prior": "normal_weight"}
+    for name, weight in weights.items():
         folder = getattr(config, name)
         if not folder:
             continue
@@ -58,40 +83,87 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         found = [next(filter(os.path.isfile, files), None) for files in paths]
         n_missing = found.count(None)
         if n_missing == len(found):
-            raise FileError(f"{folder}: has no file for any training view, such as {capture.train[0].name!r} with .npy")
+            others = "; OpenEXR is not read, convert it to .npy" if any(Path(folder).rglob("*.exr")) else ""
+            first = f"{capture.train[0].name!r} with .npy"
+            raise FileError(f"{folder}: has no file for any training view, such as {first}{others}")
         notes = [f"{n_missing} of {len(found)} training views have no {name}"] if n_missing else []
-        views = [view if path is None else _with_prior(view, name, path) for view, path in zip(capture.train, found)]
+        views = [
+            view if path is None else _with_prior(view, name, path, config) for view, path in zip(capture.train, found)
+        ]
         given = [view for view in views if getattr(view, name) is not None]
         given = given[:: -(-len(given) // CHECKED_VIEWS_MAX)]
         if name == "depth_prior":
-            _check_depths(folder, given, None if capture.random_points else capture.points)
-        else:
+            points = None if capture.random_points else capture.points
+            samples = [sample for view in given if (sample := _sample(view, points)) is not None]
+            _check_depths(folder, config.depth_kind, samples)
+            if config.depth_kind == "metric":
+                unit, told = _find_unit(capture, config, samples)
+                views = [
+                    view if view.depth_prior is None else view.replaced(depth_prior=view.depth_prior / unit)
+                    for view in views
+                ]
+                samples = [dataclasses.replace(each, values=each.values / unit) for each in samples]
+                notes += told
+            notes += _note_misfits(folder, config, samples)
+        elif name == "normal_prior":
             _check_normals(folder, given)
         capture = dataclasses.replace(capture, train=tuple(views), notes=(*capture.notes, *notes))
     return capture
 
 
-def _with_prior(view: View, name: str, path: Path) -> View:
-    values = _read(path, KINDS[name])
+def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
+    values = _read(path, name, config.depth_kind)
     height, width = values.shape[-2:]
     if abs(width * view.height / (height * view.width) - 1) * min(view.width, view.height) > 2:
         raise FileError(
             f"{path}: expected the aspect ratio of the image, {view.width}×{view.height}, found {width}×{height}; make "
             "priors of the images that are trained on, undistorted ones unless --camera is native"
         )
-    values, is_known = _resize(values, _known(values, name), (view.height, view.width))
+    is_known = _known(values, name, config.depth_kind)
+    if name == "depth_prior" and config.depth_kind == "metric":
+        values = 1 / values.masked_fill(~is_known, 1)
+    values, is_known = _resize(values, is_known, (view.height, view.width))
     if name == "depth_prior":
         prior = values[0].masked_fill(~is_known, torch.nan)
+        if config.depth_along == "ray":
+            prior = prior / _all_cosines(view.camera)
+    elif name == "depth_confidence":
+        prior = values[0] * is_known
     else:
         prior = torch.nn.functional.normalize(values.movedim(0, -1), dim=-1) * is_known[..., None]
     prior = prior.to(view.camera.viewmat.device)
     return view.replaced(**{name: prior}, files=(*view.files, path))
 
 
-def _known(values: Tensor, name: str) -> Tensor:
+def _all_cosines(camera: Camera) -> Tensor:
+    """Returns the cosines between the rays of pixels and the optical axis, [H, W]; NaN for rays that point back."""
+    y, x = torch.meshgrid(torch.arange(camera.height) + 0.5, torch.arange(camera.width) + 0.5, indexing="ij")
+    return _cosines(camera, x, y)
+
+
+def _cosines(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
+    """Returns the cosines between the rays of points of an image and the optical axis; NaN for those that point back.
+
+    Raises UnsupportedError for distorted lenses.
+    """
+    if camera.distortion is not None:
+        raise UnsupportedError(
+            f"depth_along: not implemented for the distorted lens of {camera.name!r}; use camera undistorted, or maps "
+            "of the depth along the optical axis"
+        )
+    K = camera.K.to(x)
+    radius = torch.hypot((x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1])
+    if camera.model == "fisheye":
+        return torch.where(radius < math.pi / 2, radius.cos(), torch.nan)
+    return (1 + radius.square()).rsqrt()
+
+
+def _known(values: Tensor, name: str, kind: DepthKind) -> Tensor:
     """Returns where a map [channels, H, W] has a value. [H, W] bool"""
     if name == "depth_prior":
-        return values[0].isfinite() & (values[0] != 0)
+        return values[0].isfinite() & (values[0] != 0 if kind == "inverse" else values[0] > 0)
+    if name == "depth_confidence":
+        return values[0].isfinite()
     return values.isfinite().all(0) & (values.square().sum(0) >= UNIT_NORM_MIN**2)
 
 
@@ -109,26 +181,114 @@ def _resize(values: Tensor, is_known: Tensor, size: tuple[int, int]) -> tuple[Te
     return values, shares[0] > 0.5
 
 
-def _check_depths(folder: str, views: Sequence[View], points: Tensor | None) -> None:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """Values of a prior of depth at points that a view shows.
+
+    Attributes:
+        values: [P] of the prior: inverse depth.
+        inverse: [P] inverse depths of the points along z, in the local frame.
+        cosines: [P] between their rays and the optical axis; None for distorted lenses.
+    """
+
+    values: Tensor
+    inverse: Tensor
+    cosines: Tensor | None
+
+    @property
+    def correlation(self) -> float:
+        """Rank correlation of values and inverse depths."""
+        ranks = torch.stack([self.values.argsort().argsort(), self.inverse.argsort().argsort()]).double()
+        return float(torch.corrcoef(ranks)[0, 1])
+
+
+def _check_depths(folder: str, kind: DepthKind, samples: Sequence[Sample]) -> None:
     """Raises FileError if the ranks of most maps are opposite to those of the inverse depths of points."""
-    correlations = [_correlation(view, points) for view in views]
-    measured = [correlation for correlation in correlations if correlation is not None]
-    n_opposite = sum(value < min(CORRELATION_MAX, -DEVIATIONS * deviation) for value, deviation in measured)
-    if _are_most(n_opposite, len(measured)):
-        raise FileError(
-            f"{folder}: expected maps of inverse depth, large where the scene is near; those of {n_opposite} of "
-            f"{len(measured)} views are small where sparse points are near; for maps of depth, write 1 / depth, and 0 "
-            "where it is unknown"
+    n_opposite = sum(
+        sample.correlation < min(CORRELATION_MAX, -DEVIATIONS * len(sample.values) ** -0.5) for sample in samples
+    )
+    if not _are_most(n_opposite, len(samples)):
+        return
+    expected, found = EXPECTED[kind]
+    other = (
+        "for maps of inverse depth, use depth_kind inverse (--depth-kind inverse)"
+        if kind == "metric"
+        else "for maps of depth, use depth_kind metric (--depth-kind metric), or write 1 / depth, and 0 where it is "
+        "unknown"
+    )
+    raise FileError(
+        f"{folder}: expected maps of {expected}; those of {n_opposite} of {len(samples)} views are {found} where "
+        f"sparse points are near; {other}"
+    )
+
+
+def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -> tuple[float, list[str]]:
+    """Returns the unit of metric maps in the local frame, and notes: as given, or the median of views by points."""
+    per_file = float(torch.linalg.det(capture.frame.to_local()[:3, :3]) ** (1 / 3))
+    if config.depth_unit:
+        return config.depth_unit * per_file, []
+    units = torch.tensor([float((sample.values / sample.inverse).median()) for sample in samples]).double()
+    if not len(units):
+        raise ArgumentError(
+            "depth_unit: sparse points do not tell the unit of the metric maps; give it in units of the scene's files, "
+            "1 for the same unit (--depth-unit)"
         )
+    unit = float(units.log().median().exp())
+    spread = float((units / unit).log().abs().median())
+    source = f"by the sparse points of {len(units)} views"
+    notes = [f"depth_prior: one unit of the maps is {unit / per_file:.4g} units of the scene's files, {source}"]
+    if spread > UNIT_SPREAD_MAX:
+        notes.append(
+            f"depth_prior: the units of views deviate from it by {spread:.0%} in the median, as if they had none in "
+            "common; write 1 / depth and use depth_kind disparity (--depth-kind disparity) to fit one per view"
+        )
+    return unit, notes
+
+
+def _note_misfits(folder: str, config: RunConfig, samples: Sequence[Sample]) -> list[str]:
+    """Returns notes if maps of most views differ from points, or would less along the other direction."""
+    if config.depth_kind == "inverse" or not samples:
+        return []
+    errors, n_other, n = [], 0, 0
+    for sample in samples:
+        logs = (sample.values / sample.inverse).double().log()
+        center = 0.0 if config.depth_kind == "metric" else logs.median()
+        errors.append(float((logs - center).abs().median()))
+        if sample.cosines is None:
+            continue
+        shift = sample.cosines.double().log()
+        if float(shift.max() - shift.min()) < RAY_RANGE_MIN:
+            continue
+        n += 1
+        other = logs - shift if config.depth_along == "z" else logs + shift
+        n_other += float(_deviation(other)) < RAY_RATIO * float(_deviation(logs))
+    notes = []
+    if _are_most(n_other, n):
+        found, use = ("distances along rays", "ray") if config.depth_along == "z" else ("depths along the axis", "z")
+        notes.append(
+            f"{folder}: maps of {n_other} of {n} views fit sparse points better as {found}; use depth_along {use} "
+            f"(--depth-along {use})"
+        )
+    typical = sorted(errors)[len(errors) // 2]
+    if typical > MISFIT_MAX:
+        notes.append(
+            f"{folder}: maps of the kind {config.depth_kind} differ from sparse points by {typical:.0%} in the median; "
+            "for inverse depth of any scale and shift, use depth_kind inverse (--depth-kind inverse)"
+        )
+    return notes
+
+
+def _deviation(values: Tensor) -> Tensor:
+    """Returns the median absolute deviation from the median."""
+    return (values - values.median()).abs().median()
 
 
 def _are_most(n_opposite: int, n: int) -> bool:
     return n_opposite > OPPOSITE_SHARE * n and n_opposite >= OPPOSITE_VIEWS_MIN
 
 
-def _correlation(view: View, points: Tensor | None) -> tuple[float, float] | None:
-    """Returns the rank correlation of a prior with the inverse depths of visible points, and its standard deviation for
-    random ranks; None if there are too few points."""
+def _sample(view: View, points: Tensor | None) -> Sample | None:
+    """Returns the values of a prior of depth at visible points; None if there are too few."""
     prior = view.depth_prior
     if prior is None:
         return None
@@ -148,13 +308,17 @@ def _correlation(view: View, points: Tensor | None) -> tuple[float, float] | Non
         first = torch.ones_like(order, dtype=torch.bool)
         first[1:] = cells[order][1:] != cells[order][:-1]
         x, y, z = x[order[first]], y[order[first]], z[order[first]]
+        if view.camera.model == "fisheye":  # whose depths are r / theta
+            K = view.camera.K.to(x)
+            theta = torch.hypot((x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]).clamp_min(1e-6)
+            z = z * theta / theta.tan()
     values = prior[y.long().clamp(0, view.height - 1), x.long().clamp(0, view.width - 1)]
     is_known = values.isfinite() & (z > 0)
     values, inverse = values[is_known], 1 / z[is_known]
     if len(values) < CORRELATED_POINTS_MIN or values.min() == values.max():
         return None
-    ranks = torch.stack([values.argsort().argsort(), inverse.argsort().argsort()]).double()
-    return float(torch.corrcoef(ranks)[0, 1]), len(values) ** -0.5
+    cosines = None if view.camera.distortion is not None else _cosines(view.camera, x[is_known], y[is_known])
+    return Sample(values, inverse, cosines)
 
 
 def note_fits(scales: Mapping[str, Tensor]) -> list[str]:
@@ -164,7 +328,7 @@ def note_fits(scales: Mapping[str, Tensor]) -> list[str]:
         return []
     return [
         f"depth_prior: maps of {n_opposite} of {len(scales)} views are small where the model is near; expected inverse "
-        "depth, large where the scene is near; for maps of depth, write 1 / depth, and 0 where it is unknown"
+        "depth, large where the scene is near; for maps of depth, use depth_kind metric (--depth-kind metric)"
     ]
 
 
@@ -191,8 +355,13 @@ def _points_away(view: View) -> bool:
     return bool((cosines > 0).sum() > (cosines < 0).sum())
 
 
-def _read(path: Path, n_channels: int) -> Tensor:
-    """Reads a map, [channels, H, W] fp32. Values of PNGs are from 0 to 1, or, of three channels, from -1 to 1."""
+def _read(path: Path, name: str, kind: DepthKind) -> Tensor:
+    """Reads a map, [channels, H, W] fp32.
+
+    Values of PNGs are from 0 to 1, or, of three channels, from -1 to 1; those of metric depth are as in the file.
+    Confidences are from 0 to 1, of integers relative to the largest one of their type, or to that of ARKit.
+    """
+    n_channels = KINDS[name]
     try:
         if path.suffix == ".npy":
             array = np.load(path, allow_pickle=False)
@@ -205,7 +374,10 @@ def _read(path: Path, n_channels: int) -> Tensor:
             largest = np.iinfo(array.dtype).max if array.dtype != np.int32 else 65535  # Pillow's 16 bits
             # Black is no normal: such pixels are unknown.
             is_known = array.any(-1, keepdims=True) if n_channels == 3 else 1
-            array = array / largest if n_channels == 1 else (2 * (array / largest) - 1) * is_known
+            if n_channels == 3:
+                array = (2 * (array / largest) - 1) * is_known
+            elif name == "depth_prior" and kind != "metric":
+                array = array / largest
     except MissingExtraError:
         raise
     except (OSError, EOFError, ValueError, TypeError, SyntaxError) as error:
@@ -214,4 +386,11 @@ def _read(path: Path, n_channels: int) -> Tensor:
     if array.ndim != 3 or array.shape[-1] != n_channels or array.dtype.kind not in "fiu" or not array.size:
         expected = "[H, W]" if n_channels == 1 else "[H, W, 3]"
         raise FileError(f"{path}: expected numbers {expected}, found {array.dtype} {list(array.shape)}")
+    if name == "depth_confidence":
+        if array.dtype.kind in "iu":
+            largest = 255 if array.dtype.itemsize == 1 else 65535
+            largest = ARKIT_LEVELS if array.max() <= ARKIT_LEVELS else largest
+            array = array / largest
+        if not (np.nan_to_num(array, nan=0.0) <= 1).all() or not (np.nan_to_num(array, nan=0.0) >= 0).all():
+            raise FileError(f"{path}: expected confidences from 0 to 1, found {array.min():.3g} to {array.max():.3g}")
     return torch.from_numpy(np.moveaxis(array, -1, 0).astype(np.float32))

@@ -42,7 +42,9 @@ Description = dict[str, Any]
 def with_absolute_scene(config: RunConfig) -> RunConfig:
     """Returns the configuration with the absolute paths of its scene, its models to start from, its plan of blocks and
     its priors."""
-    paths = {name: getattr(config, name) for name in ("scene", "block", "depth_prior", "normal_prior")}
+    paths = {
+        name: getattr(config, name) for name in ("scene", "block", "depth_prior", "depth_confidence", "normal_prior")
+    }
     absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items() if path}
     return dataclasses.replace(config, **absolute, init=tuple(map(os.path.abspath, config.init)))
 
