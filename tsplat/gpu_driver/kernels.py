@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -138,6 +138,39 @@ class LoadedKernel:
         del kept  # what is freed here is used again by later launches on this stream only
         if hooked and leave is not None:
             leave(launched)
+
+    def template(self, _n_programs: int, values: Sequence[Any]) -> tuple[bytes, list[int | None], dict[int, int]]:
+        """Returns the memory of a launch, in words of 8 bytes, for :meth:`bind`.
+
+        Returns:
+            The memory; the word of each address among the values, None for others; and the words that must become
+            addresses in this memory, of which there are none.
+
+        Raises:
+            DriverError: The kernel needs scratch memory.
+        """
+        if self._has_scratch:
+            raise DriverError(f"{self.needs.name}: it needs scratch memory, which each launch allocates")
+        offsets = iter(self.offsets)
+        places = [None if kind == "constexpr" else next(offsets) for kind in self.types]
+        words = [
+            place // 8 if place is not None and kind.startswith("*") else None
+            for place, kind in zip(places, self.types)
+        ]
+        memory = self.layout.pack(*values)
+        return memory + bytes(-len(memory) % 8), words, {}
+
+    def bind(self, n_programs: int, address: int) -> Callable[[], None]:
+        """Returns what launches the kernel with what memory of :meth:`template` holds at an address."""
+        frame, stream, number = Frame(self, address), self._stream, self._number
+
+        def run() -> None:
+            current = stream(number)
+            code = frame.launch(n_programs, (1, 1), current)
+            if code:
+                self.retry(code, frame, n_programs, (1, 1), current)
+
+        return run
 
     def retry(self, code: int, frame: Frame, n_programs: int, others: tuple[int, int], stream: int) -> None:
         """Launches again what failed with an error from which the driver recovers; raises a DriverError for others."""

@@ -17,9 +17,7 @@ from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.meta import Meta
 from .arenas import View
 from .replayed_meta import Source, later
-from .traced_calls import ABSGRAD, BackwardPass, TracedCall, whole
-
-CPU = torch.device("cpu")
+from .traced_calls import ABSGRAD, ALIGNED, BackwardPass, TracedCall, whole
 
 
 class ReplayedCall:
@@ -30,21 +28,32 @@ class ReplayedCall:
         tensors: The inputs.
 
     Attributes:
-        needed: What lists needed, and 1 if they did not fit.
+        needed: What lists needed, and 1 if they did not fit; None if the caller gave a capacity.
     """
 
     def __init__(self, traced: TracedCall, tensors: list[Tensor]) -> None:
         self._traced, self._tensors = traced, tensors
         self._bases: list[Any] = [
             *tensors,
-            *[torch.empty(o.shape, dtype=o.dtype, device=CPU) for o in traced.outputs],
-            torch.empty(traced.kept[1], dtype=torch.uint8, device=CPU),
-            torch.empty(traced.scratch[1], dtype=torch.uint8, device=CPU),
+            *[torch.empty(o.shape, dtype=o.dtype, device=traced.device) for o in traced.outputs],
+            torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device),
+            torch.empty(traced.scratch[1], dtype=torch.uint8, device=traced.device),
         ]
         bases = self._bases
-        traced.forward.run([bases[i] for i in traced.forward.used])
-        address = bases[traced.needed.base].data_ptr() + traced.needed.offset
-        self.needed: list[int] = (ctypes.c_int64 * 5).from_address(address)[:]
+        counting, *rest = traced.forward
+        counting.run([bases[i] for i in counting.used])
+        self.needed = self._read_needed() if traced.is_exact else None
+        for replayed in rest:
+            replayed.run([bases[i] for i in replayed.used])
+
+    def _read_needed(self) -> list[int]:
+        """Waits for the device."""
+        needed = self._traced.needed
+        if self._traced.device.type == "cpu":
+            address = self._bases[needed.base].data_ptr() + needed.offset
+            return (ctypes.c_int64 * 5).from_address(address)[:]
+        found: list[int] = self.tensor(needed).tolist()
+        return found
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
@@ -57,8 +66,7 @@ class ReplayedCall:
         centers = whole(traced.centers, bases)
         ids = None
         if packed:
-            radii = traced.radii([bases[traced.kept[0]].numpy()])
-            ids = torch.from_numpy(radii[:, 0].nonzero()[0])
+            ids = _indices_of(self.tensor(traced.radii))
             centers = _rows(centers, ids)
         leaf = None
         if traced.leaf is not None:
@@ -116,16 +124,16 @@ class _Centers(torch.autograd.Function):
         assert backward is not None and traced.v_centers is not None
         output, _ = traced.v_centers
         if v_centers is None or ctx.ids is not None or not v_centers.is_contiguous():
-            dense = torch.zeros(output.shape, dtype=output.dtype, device=CPU)
+            dense = torch.zeros(output.shape, dtype=output.dtype, device=traced.device)
             if v_centers is not None and ctx.ids is None:
                 dense.copy_(v_centers)
             elif v_centers is not None:
-                dense.numpy().reshape(-1, 2)[ctx.ids.numpy()] = v_centers.numpy()
+                _set_rows(dense, ctx.ids, v_centers)
             v_centers = dense
         if v_rows is None:
-            v_rows = torch.zeros(size, dtype=output.dtype, device=CPU)
-        given = {output.base: v_centers, base: v_rows.contiguous()}
-        return None, None, None, None, *_differentiate(backward, saved, given)
+            v_rows = torch.zeros(size, dtype=output.dtype, device=traced.device)
+        given = {output.base: _aligned(v_centers), base: _aligned(v_rows)}
+        return None, None, None, None, *_differentiate(backward, saved, given, traced.device)
 
 
 class _Images(torch.autograd.Function):
@@ -152,18 +160,18 @@ class _Images(torch.autograd.Function):
     def backward(ctx: Any, saved: tuple[Tensor, ...], *v: Tensor | None) -> Gradients:
         traced: TracedCall = ctx.traced
         given = {
-            o.base: torch.zeros(o.shape, dtype=o.dtype, device=CPU) if each is None else each.contiguous()
+            o.base: torch.zeros(o.shape, dtype=o.dtype, device=traced.device) if each is None else _aligned(each)
             for o, each in zip(traced.v_images, v, strict=True)
         }
         v_links: list[Tensor | None] = []
         if traced.v_centers is not None:
             (output, depends), (base, size, n_zeros) = traced.v_centers, traced.v_rows
-            given[output.base] = torch.empty(output.shape, dtype=output.dtype, device=CPU)
+            given[output.base] = torch.empty(output.shape, dtype=output.dtype, device=traced.device)
             # Autograd must not find values that are not finite where it looks for them.
             allocate = torch.zeros if torch.is_anomaly_enabled() else torch.empty
-            given[base] = allocate(size, dtype=output.dtype, device=CPU)
+            given[base] = allocate(size, dtype=output.dtype, device=traced.device)
             given[base][:n_zeros].zero_()
-        gradients = _differentiate(traced.of_images, saved, given)
+        gradients = _differentiate(traced.of_images, saved, given, traced.device)
         if traced.v_centers is not None:
             v_links = [_packed(given[output.base], ctx.ids) if depends else None, given[base]]
         for i, gradient in zip(traced.of_images.inputs, gradients):
@@ -174,9 +182,32 @@ class _Images(torch.autograd.Function):
         return None, None, None, None, None, *v_links
 
 
+def _aligned(values: Tensor) -> Tensor:
+    """Returns values in C order at an address that is aligned, as those of the trace are."""
+    values = values.contiguous()
+    return values.clone() if values.data_ptr() % ALIGNED else values
+
+
+def _indices_of(radii: Tensor) -> Tensor:
+    """Returns the indices of rows [n, 2] that are not culled, [nnz] int64. Waits for their number."""
+    if radii.is_cpu:
+        return torch.from_numpy(radii.numpy()[:, 0].nonzero()[0])
+    return radii[:, 0].nonzero().squeeze(1)
+
+
 def _rows(values: Tensor, ids: Tensor) -> Tensor:
-    """Returns rows of values [..., 2] on a CPU."""
-    return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
+    """Returns rows of values [..., 2]. By NumPy on a CPU, which takes less time."""
+    if values.is_cpu:
+        return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
+    return values.view(-1, 2)[ids]
+
+
+def _set_rows(values: Tensor, ids: Tensor, rows: Tensor) -> None:
+    """Sets rows of values [..., 2]."""
+    if values.is_cpu:
+        values.numpy().reshape(-1, 2)[ids.numpy()] = rows.numpy()
+    else:
+        values.view(-1, 2)[ids] = rows
 
 
 def _packed(values: Tensor | None, ids: Tensor | None) -> Tensor | None:
@@ -184,13 +215,15 @@ def _packed(values: Tensor | None, ids: Tensor | None) -> Tensor | None:
     return values if values is None or ids is None else _rows(values, ids)
 
 
-def _differentiate(backward: BackwardPass, saved: tuple[Tensor, ...], given: dict[int, Tensor]) -> list[Tensor | None]:
+def _differentiate(
+    backward: BackwardPass, saved: tuple[Tensor, ...], given: dict[int, Tensor], device: torch.device
+) -> list[Tensor | None]:
     """Returns the gradients that a backward pass completes."""
     bases = dict(zip(backward.saved, saved))
     bases |= given
     for output in backward.outputs:
-        bases[output.base] = torch.empty(output.shape, dtype=output.dtype, device=CPU)
-    bases[backward.scratch[0]] = torch.empty(backward.scratch[1], dtype=torch.uint8, device=CPU)
+        bases[output.base] = torch.empty(output.shape, dtype=output.dtype, device=device)
+    bases[backward.scratch[0]] = torch.empty(backward.scratch[1], dtype=torch.uint8, device=device)
     backward.steps.run([bases[i] for i in backward.steps.used])
     return [
         None if view is None

@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ParamSpec, TypeVar
@@ -16,15 +17,18 @@ from torch.autograd import forward_ad
 
 from ..arguments import kind_of
 from ..config import Capacities
-from ..stages.backend import choose
+from ..stages.backend import launchers
 from ..stages.capacity import graph_room, note_call
 from ..stages.compilation import is_transformed
 from ..stages.settings import PLAIN
 from .calls import ReplayedCall
-from .traced_calls import TracedCall
+from .traced_calls import ALIGNED, TracedCall
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+SMALL_STORAGE = 2**31 - 1
+"""Bytes up to which Triton's AMD backend specializes kernels on the size of a tensor's storage."""
 
 KINDS_MAX = 256
 """Kinds of calls that are known. Those that were called longest ago are forgotten."""
@@ -62,14 +66,14 @@ def is_plain() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
-@functools.cache
-def _launches() -> Any:
-    """Returns the module that launches kernels if they are compiled for this CPU, otherwise None."""
-    if choose(torch.device("cpu"))[0] != "triton":
-        return None
-    from ..kernels import launch
+def _is_plain_on_gpu(tensor: Tensor) -> bool:
+    """Returns whether no profiler hooks launches, and no CUDA graph captures them."""
+    import triton
 
-    return None if launch.INTERPRETED else launch
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    if any(hook is not None and getattr(hook, "calls", True) for hook in hooks):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def forget() -> None:
@@ -123,7 +127,7 @@ class _Kinds:
         for name, value in arguments.items():
             if isinstance(value, Tensor):
                 described = kind_of(value)
-                if described is None or not value.is_cpu or not value.data_ptr() or name not in self._tensors:
+                if described is None or not value.data_ptr() or name not in self._tensors:
                     return None
                 tensors.append(value)
                 key += [name, described, value.is_contiguous() or value.stride()]
@@ -131,14 +135,22 @@ class _Kinds:
                 key += [name, type(value), value]
             else:
                 return None
-        if not tensors:
+        launch = sys.modules.get("tsplat.kernels.launch")  # which needs Triton
+        if not tensors or launch is None or launch.INTERPRETED or launch.observer is not None:
             return None
+        if (vendor := launch.vendor(tensors[0])) != "none":
+            gpu = launch.current_gpu(tensors[0])
+            if gpu is None or not _is_plain_on_gpu(tensors[0]):
+                return None
+            # What Triton specializes kernels on; the emulator has tensors on the CPU.
+            key += [vendor, gpu, *[t.data_ptr() % ALIGNED for t in tensors]]
+            key += [t.untyped_storage().nbytes() > SMALL_STORAGE for t in tensors] if vendor == "amd" else []
         kind = self._kinds.get(tuple(key)) or self._add(tuple(key), arguments)
         kind.turn = next(self._turns)
-        if not kind.works or (launch := _launches()).observer is not None or launch.vendor(tensors[0]) != "none":
-            return None  # or on an emulated GPU
+        if not kind.works:
+            return None
         if kind.room is None:
-            return self._render_first(kind, arguments)
+            return self._render_first(kind, arguments, tensors[0].device)
         traced = kind.traced or self._trace(kind, arguments)
         if traced is None:
             return None
@@ -150,7 +162,7 @@ class _Kinds:
             return None  # the stages may need less, or render in bands
         if not traced.is_exact:
             note_call(call.tensor(traced.needed), traced.room)
-        elif call.needed[-1]:
+        elif call.needed is not None and call.needed[-1]:
             kind.room, kind.traced = graph_room(Capacities(*call.needed[:-1]), kind.room), None
             return None
         packed = bool(arguments.get("packed", self._is_packed))
@@ -160,7 +172,6 @@ class _Kinds:
         capacity = arguments.get("capacity")
         works = capacity is None or type(capacity) is int
         works &= all(arguments.get(name, allowed[0]) in allowed for name, allowed in REPLAYED.items())
-        works = works and _launches() is not None
         kind = _Kind(works)
         with self._lock:
             if len(self._kinds) >= KINDS_MAX:
@@ -168,11 +179,12 @@ class _Kinds:
             self._kinds[key] = kind
         return kind
 
-    def _render_first(self, kind: _Kind, arguments: dict[str, Any]) -> Any:
+    def _render_first(self, kind: _Kind, arguments: dict[str, Any], device: torch.device) -> Any:
         """Renders by the stages, and learns how many intersections there are."""
         rendered = self._function(**arguments)
         memory, capacity = rendered[-1]["memory"], arguments.get("capacity")
-        kind.works = memory["bands"] == 1
+        by_kernels = launchers(device, arguments.get("backend", "auto")).__name__ == "tsplat.kernels"
+        kind.works = by_kernels and memory["bands"] == 1
         n = memory["n_intersections"]
         kind.room = graph_room(Capacities(*[n] * 4)) if capacity is None else Capacities(*[capacity] * 4)
         return rendered

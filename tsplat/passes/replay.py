@@ -49,7 +49,7 @@ class Pass:
                     origins += own_origins
             elif isinstance(step, Zeros):
                 if step.tensor.numel():
-                    self._steps.append(_zero(self._view(step.tensor)))
+                    self._steps.append(_zero(self._view(step.tensor), on_cpu=step.tensor.device.type == "cpu"))
             elif isinstance(step, Constant):
                 self._steps.append(_copy(self._view(step.tensor), step.values))
             elif isinstance(step, OnArrays):
@@ -125,6 +125,15 @@ class Pass:
 
     def _prefix_sum(self, step: Operator) -> Run:
         """Of integers, whose sums do not depend on the order."""
+        if step.results[0].device.type != "cpu":
+            values, sums = self._view(step.args[0]), self._view(step.results[0])
+            dim = step.args[1]
+
+            def run_on_gpu(_launches: list[Any], bases: list[Tensor], _arrays: list[Any]) -> None:
+                out = sums.of(bases[sums.base])
+                torch.cumsum(values.of(bases[values.base]), dim, dtype=out.dtype, out=out)
+
+            return run_on_gpu
         given, output = self._array(step.args[0]), self._array(step.results[0])
 
         def run(_launches: list[Any], _bases: list[Tensor], arrays: list[Any]) -> None:
@@ -168,9 +177,9 @@ def _launch(index: int) -> Run:
     return lambda launches, _bases, _arrays: launches[index]()
 
 
-def _zero(view: View) -> Run:
+def _zero(view: View, *, on_cpu: bool) -> Run:
     base, offset, n_bytes = view.base, view.offset, _dense_bytes(view)
-    if n_bytes is None:
+    if n_bytes is None or not on_cpu:
         return lambda _launches, bases, _arrays: view.of(bases[base]).zero_()
     return lambda _launches, bases, _arrays: ctypes.memset(bases[base].data_ptr() + offset, 0, n_bytes)
 

@@ -24,14 +24,14 @@ class Source(NamedTuple):
     Attributes:
         traced: What was replayed.
         bases: The bases of the forward pass that ``traced.described`` lists, by number, and None for others.
-        needed: What lists needed, and 1 if they did not fit.
+        needed: What lists needed, and 1 if they did not fit; None with a capacity.
         ids: The rows that are packed, [nnz] int64, or None.
         carrier: What stands in autograd for all that images depend on besides centers; None without gradients.
     """
 
     traced: TracedCall
     bases: list[Any]
-    needed: list[int]
+    needed: list[int] | None
     ids: Tensor | None
     carrier: Tensor | None
 
@@ -86,11 +86,9 @@ class _Lists:
     def __init__(self, source: Source, whole: Any) -> None:
         self._whole: Intersections = whole
         self.bands, self.budget = source.traced.bands, copy.copy(source.traced.budget)
-        spans, self.n_intersections, *_ = source.needed
         is_empty = source.ids is not None and not len(source.ids)
-        self._has_room = not source.traced.is_exact and not is_empty
-        if self._has_room:
-            spans, self.n_intersections, *_ = source.traced.room
+        self._has_room = source.needed is None and not is_empty
+        spans, self.n_intersections, *_ = source.traced.room if self._has_room else source.needed or [0, 0]
         self.budget.admit(spans, self.n_intersections)
 
     def listed(self) -> Intersections:

@@ -27,6 +27,9 @@ ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_t
         "normals": "normals"}  # fmt: skip
 """Values of ``meta`` that have gradients of their own, and what they are of projected Gaussians."""
 
+ALIGNED = 16
+"""Bytes to which addresses are aligned or not, which Triton specializes kernels on."""
+
 ALWAYS = 2**62
 """The last step of a storage that is needed after its pass."""
 
@@ -80,6 +83,7 @@ class _Record(NamedTuple):
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
         v_centers, v_rows: Those of centers, and of what else projection returned, by its name.
         zeros: Those of ``v_centers`` and ``v_rows`` that images do not depend on.
+        waits: Whether Python goes on while kernels run, as on a GPU.
     """
 
     steps: list[Step]
@@ -98,6 +102,14 @@ class _Record(NamedTuple):
     v_centers: Tensor | None
     v_rows: dict[str, Tensor]
     zeros: list[Tensor]
+    waits: bool
+
+
+def vendor_of(tensor: Tensor) -> str:
+    """Returns the vendor of the GPU, or of the emulated one, that kernels run on, or "none"."""
+    from ..kernels import launch
+
+    return launch.vendor(tensor)
 
 
 def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> _Record:
@@ -145,7 +157,7 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
     return _Record(
         trace.steps, n_forward, min(marks, default=len(trace.steps)), inputs, images, n_images, in_meta, values,
         rendered._replace(intersections=rendered.intersections.whole), rendered.intersections, call.needed, v_images,
-        found, v_centers, v_rows, list(zeros.values()),
+        found, v_centers, v_rows, list(zeros.values()), vendor_of(centers) != "none",
     )  # fmt: skip
 
 
@@ -162,7 +174,8 @@ class TracedCall:
         is_exact: Whether the caller gave no capacity.
         found: What lists needed in this call, and 1 if they did not fit.
         n_inputs: The number of tensors among the arguments. They are the first bases.
-        forward: The forward pass.
+        device: Where it runs.
+        forward: The forward pass, in two parts on a GPU. After the first, it is known what lists need.
         outputs: The bases that it allocates for images, centers and what stands for these.
         kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed after the pass.
         images, n_images, in_meta: As in :class:`_Record`, with views.
@@ -215,7 +228,11 @@ class TracedCall:
         self.n_images, self.in_meta = record.n_images, record.in_meta
         self.differentiable = [i for i, t in enumerate(record.images) if t is not None and t.requires_grad]
         self.centers, self.leaf = bases.view(centers), None if leaf is None else bases.view(leaf)
-        self.forward = Pass(steps, bases)
+        self.device = centers.device
+        # On a GPU, a call reads what lists need as soon as that is known, before it composites.
+        last = max(i for i, step in enumerate(steps) if storage_of(record.needed) in map(storage_of, tensors_of(step)))
+        parts = (steps[: last + 1], steps[last + 1 :]) if record.waits else (steps,)
+        self.forward = [Pass(part, bases) for part in parts]
 
     def _describe(self, record: _Record, bases: Bases) -> None:
         """Notes what ``meta`` has."""
@@ -228,7 +245,7 @@ class TracedCall:
         self.rendered: Rendered = map_bundle(record.rendered, Tensor, bases.view)
         self.needed, self.found = bases.view(record.needed), record.needed.tolist()
         radii = self.rows["radii"]
-        self.radii = radii._replace(base=0, shape=torch.Size([radii.shape.numel() // 2, 2]), strides=(2, 1)).as_array()
+        self.radii = radii._replace(shape=torch.Size([radii.shape.numel() // 2, 2]), strides=(2, 1))
         views: list[View] = [*self.rows.values(), self.needed, self.centers]
         map_bundle(self.rendered, View, views.append)
         self.described = {view.base for view in views}
@@ -285,12 +302,13 @@ def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Tensor]
 
 
 def _copy_of(tensor: Tensor, enabled: bool) -> Tensor:
-    """Returns a copy with the same strides, in a storage of its own."""
-    extent = (
-        1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
-    )
+    """Returns a copy with the same strides and the same alignment, in a storage of its own."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    offset = tensor.data_ptr() % ALIGNED // tensor.itemsize
     with torch.no_grad():
-        copied = tensor.detach().as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
+        memory = tensor.detach().new_empty(offset + extent)
+        memory[offset:].copy_(tensor.detach().as_strided((extent,), (1,)))
+        copied = memory.as_strided(tensor.shape, tensor.stride(), offset).detach()
     return copied.requires_grad_(enabled and tensor.requires_grad)
 
 

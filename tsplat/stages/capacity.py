@@ -117,8 +117,9 @@ def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid, 
 
 
 def note_call(needed: Tensor, room: Capacities) -> None:
-    """Does what :func:`note_need` does for a call that the device is done with."""
-    _learn(_Call(needed, None, room, None))
+    """Does what :func:`note_need` does for a call whose needs and room are these."""
+    if (call := _call(needed, room, None)) is not None:
+        _learn(call)
 
 
 def _learn(call: _Call) -> None:
@@ -151,7 +152,12 @@ def _note(whole: Intersections, requested: Capacity, grid: TileGrid, *, waits: b
         if key is not None:
             _automatic.setdefault(key, UNKNOWN * whole.flatten_ids.numel() + 1)
         return None
-    if not needed.is_cuda or waits:
+    return _Call(needed, None, room, key) if waits else _call(needed, room, key)
+
+
+def _call(needed: Tensor, room: Capacities, key: Key | None) -> _Call | None:
+    """Returns a call whose need is copied from the device, without waiting for that."""
+    if not needed.is_cuda:
         return _Call(needed, None, room, key)
     if torch.cuda.is_current_stream_capturing():
         # Each replay updates it, and only who collects calls knows when.
