@@ -158,7 +158,7 @@ def _laid_out(values: Tensor, like: Tensor) -> Tensor:
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Returns the names of what two outcomes do not have in common, to the bit.
+    """Returns the names of what is not bit-exact, or is in one of two outcomes only.
 
     Where no image that is used depends on a tensor, a gradient of zeros is one of None.
     """

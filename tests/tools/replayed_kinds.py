@@ -1,6 +1,6 @@
 """Compare replayed calls with the stages, for many random kinds of calls: `python -m tests.tools.replayed_kinds`.
 
-Images, gradients and `meta` must be equal to the bit. Four threads take turns with the kinds.
+Images, gradients and `meta` must be bit-exact. Four threads take turns with the kinds.
 """
 
 import argparse
