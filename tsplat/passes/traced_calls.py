@@ -83,7 +83,7 @@ class _Record(NamedTuple):
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
         v_centers, v_rows: Those of centers, and of what else projection returned, by its name.
         zeros: Those of ``v_centers`` and ``v_rows`` that images do not depend on.
-        waits: Whether Python goes on while kernels run, as on a GPU.
+        waits: Whether kernels run beside Python, as on a GPU.
     """
 
     steps: list[Step]
