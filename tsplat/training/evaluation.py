@@ -22,7 +22,7 @@ from ..stages.process_group import RankGroup
 from ..support.extras import require
 from .configuration import Config
 from .losses import loss, psnr, ssim
-from .near_planes import with_near_planes
+from .near_planes import views_with_near_planes
 from .view_corrections import identity_motions, move_poses
 
 
@@ -149,7 +149,7 @@ def evaluate(
     """
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
-    placed = with_near_planes(views, gaussians, ranks)
+    placed = views_with_near_planes(views, gaussians, ranks)
     options: dict[str, Any] = dict(background=background, backend=backend, group=ranks.group if sharded else None)
     scores = []
     for index, is_own in _calls(views, ranks, sharded) if warm_up else ():
@@ -205,7 +205,7 @@ def fit_poses(
     fitted.
     """
     fitted = list(views)
-    views = with_near_planes(views, gaussians, ranks)
+    views = views_with_near_planes(views, gaussians, ranks)
     group = ranks.group if sharded else None
     options: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, group=group)
     for i, is_own in _calls(views, ranks, sharded):

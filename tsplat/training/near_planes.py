@@ -9,7 +9,7 @@ from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
 
 
-def with_near_planes(views: Sequence[View], gaussians: Gaussians, ranks: RankGroup) -> Sequence[View]:
+def views_with_near_planes(views: Sequence[View], gaussians: Gaussians, ranks: RankGroup) -> Sequence[View]:
     """Returns views whose cameras have a near plane, the same on all ranks. A collective call.
 
     Those without one get one that suits what they show of the Gaussians, all or this rank's.

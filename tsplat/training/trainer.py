@@ -25,7 +25,7 @@ from ..support.interruption import DeferredSignals
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
-from .near_planes import with_near_planes
+from .near_planes import views_with_near_planes
 from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters, check_geometry, own_rows
 from .rng_state import generator_state, set_generator_state
@@ -106,7 +106,7 @@ class Trainer:
         self.n_gaussians = n
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
         own = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
-        self._views = views = with_near_planes(views, own, ranks)
+        self._views = views = views_with_near_planes(views, own, ranks)
         self.extent = self._find_extent(views, own) if extent is None else extent
         self._parameters = Parameters(own, views, self.extent, config)
         self._densification = Densification(self._parameters, config, self.extent, ranks, self.sharded)
