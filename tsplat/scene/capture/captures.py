@@ -7,6 +7,7 @@ from typing import Any
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
 from .colmap import TEST_EVERY, find_model, read_colmap
+from .metashape import find_cameras_file, read_metashape
 from .photographs import CameraKind, OnProgress
 from .placement import Frame
 from .transforms import has_transforms, read_transforms
@@ -28,11 +29,11 @@ def read_capture(
     frame: Frame = "model",
     keep_far: bool = False,
 ) -> Capture:
-    """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms`.
+    """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms` or as Metashape's.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
-            are preferred), or the path of a ``transforms.json``.
+            are preferred) or with the cameras that Metashape exported as XML, or the path of one of these files.
         downscale, test_every, background, strict, on_progress, cameras, max_size, frame, keep_far: See
             :func:`read_colmap` and :func:`read_transforms`.
         normalize: Whether to normalize the capture as :func:`normalize_capture` does, a `frame` of its own.
@@ -52,11 +53,14 @@ def read_capture(
         return read_colmap(folder, downscale, test_every, background=background, seed=seed, **options)
     if _is_json(folder) or has_transforms(folder):
         return read_transforms(folder, downscale, test_every, background, seed=seed, **options)
+    if find_cameras_file(folder) is not None:
+        return read_metashape(folder, downscale, test_every, background, seed=seed, **options)
     if not folder.exists():
         raise FileError(f"{folder}: no such folder")
     raise FileError(
         f"{folder}: no cameras found; expected sparse/0/ or sparse/ and images/ (COLMAP), transforms_train.json or "
-        "transforms.json; to compute cameras from photographs, run: tsplat prepare PHOTOS --out SCENE"
+        "transforms.json, or one XML file of Metashape's cameras; to compute cameras from photographs, run: tsplat "
+        "prepare PHOTOS --out SCENE"
     )
 
 
@@ -66,7 +70,8 @@ def is_capture(folder: str | os.PathLike[str]) -> bool:
     if not is_possible(folder):
         return False
     is_transforms = _is_json(folder) and folder.name.startswith("transforms")
-    return _is_colmap(folder) or is_transforms or has_transforms(folder)
+    known = _is_colmap(folder) or is_transforms or has_transforms(folder)
+    return known or find_cameras_file(folder) is not None
 
 
 def _is_colmap(folder: Path) -> bool:

@@ -137,7 +137,8 @@ def _with_prior(view: View, name: str, path: Path, config: RunConfig) -> View:
 
 def _all_cosines(camera: Camera) -> Tensor:
     """Returns the cosines between the rays of pixels and the optical axis, [H, W]; NaN for rays that point back."""
-    y, x = torch.meshgrid(torch.arange(camera.height) + 0.5, torch.arange(camera.width) + 0.5, indexing="ij")
+    sizes = (camera.height, camera.width)
+    y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float32, device="cpu") + 0.5 for n in sizes), indexing="ij")
     return _cosines(camera, x, y)
 
 
@@ -227,7 +228,8 @@ def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -
     per_file = float(torch.linalg.det(capture.frame.to_local()[:3, :3]) ** (1 / 3))
     if config.depth_unit:
         return config.depth_unit * per_file, []
-    units = torch.tensor([float((sample.values / sample.inverse).median()) for sample in samples]).double()
+    medians = [float((sample.values / sample.inverse).median()) for sample in samples]
+    units = torch.tensor(medians, dtype=torch.float64, device="cpu")
     if not len(units):
         raise ArgumentError(
             "depth_unit: sparse points do not tell the unit of the metric maps; give it in units of the scene's files, "

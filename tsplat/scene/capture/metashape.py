@@ -1,0 +1,365 @@
+"""Cameras of Agisoft Metashape: the XML file that File > Export > Export Cameras writes, beside the photographs.
+
+The transform of a camera is from the camera (x right, y down, z forward) to the chunk, and that of its component, or
+of the chunk, to the world. The lens is Brown's, as in the appendix "Camera models" of Metashape's manual: f, b1 and b2
+in pixels, cx and cy from the center of the image, p1 and p2 in the other order than OpenCV's, and a fourth radial
+coefficient.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...arguments import check_size, describe, to_float
+from ...config import CameraModel
+from ...errors import ArgumentError, FileError, UnsupportedError
+from ...support.reading import check_possible, is_possible, open_file, stays_inside
+from ..cameras import viewmat_from_pose
+from ..rotation import similarity
+from .colmap_model import COORDINATE_MAX
+from .initial_points import N_RANDOM, bounds, random_points, read_points
+from .lenses import Lens, colmap_lens
+from .photographs import (
+    CameraKind,
+    OnProgress,
+    Photograph,
+    check_test_every,
+    find_usable,
+    is_held_out,
+    limit_sizes,
+    note_doubts,
+    note_undistorted,
+    read_views,
+    split_views,
+)
+from .placement import DrawPoints, Frame, place
+from .transforms_cameras import ROTATION_TOLERANCE
+from .views import Capture, Color
+from .xml_tree import Element, read_xml
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp")
+"""Suffixes of photographs, in lower case, whose names in the file may have none."""
+
+NEGLIGIBLE, FITTED = 0.05, 0.25
+"""Pixels by which what a lens here does not have may move a point of the image, and by which a fitted lens may."""
+
+SAMPLES = 256
+"""Radii at which a lens is fitted."""
+
+SIGN = b"<document"
+
+
+def find_cameras_file(folder: Path) -> Path | None:
+    """Returns the file of Metashape's cameras in a folder, or `folder` if it is one; None for none or several."""
+    if folder.suffix.lower() == ".xml":
+        return folder if _is_cameras(folder) else None
+    files = sorted(folder.glob("*.xml")) if folder.is_dir() else []
+    found = [path for path in files if _is_cameras(path)]
+    named = [path for path in found if path.name == "cameras.xml"]
+    return (named or found)[0] if named or len(found) == 1 else None
+
+
+def _is_cameras(path: Path) -> bool:
+    """Whether a file begins like one of Metashape's."""
+    if not path.is_file():
+        return False
+    with open_file(path) as file:
+        start = file.read(4096)
+    return SIGN in start and b"<chunk" in start
+
+
+def read_metashape(
+    path: str | os.PathLike[str],
+    downscale: int = 1,
+    test_every: int = 8,
+    background: Color | None = None,
+    *,
+    n_random: int = N_RANDOM,
+    seed: int = 0,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+    cameras: CameraKind = "undistorted",
+    max_size: int = 0,
+    frame: Frame = "model",
+    keep_far: bool = False,
+) -> Capture:
+    """Reads photographs with the cameras of Metashape, in the frame of the chunk's transform.
+
+    Disabled cameras, those without a pose, and those of other components or chunks than the largest are left out, with
+    notes. Photographs are looked up by the last part of their label, with any suffix, in ``images/`` or beside the
+    file. Initial points are those of the only PLY file beside it, such as exported tie points, or random ones.
+
+    Args:
+        path: A folder with one such file, or the file.
+        downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far: See
+            :func:`read_colmap`.
+
+    Raises:
+        FileError: A file is missing or cannot be read, a value in it is missing or invalid, or fewer than two
+            photographs are left.
+        UnsupportedError: Cameras that are neither of the type frame nor fisheye, or a lens that is not implemented.
+        ArgumentError: An invalid argument, or fewer than two photographs.
+        MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
+    """
+    for name, value in (("downscale", downscale), ("n_random", n_random)):
+        check_size(name, value)
+    check_test_every(test_every)
+    path = Path(path)
+    check_possible(path)
+    file = find_cameras_file(path)
+    if file is None:
+        raise FileError(f"{path}: expected one XML file of Metashape's cameras")
+    photographs, notes = _read_cameras(file, downscale)
+    kept, missing = find_usable([photograph.path for photograph in photographs], strict or len(photographs) < 2)
+    photographs = [photographs[i] for i in kept]
+    if len(photographs) < 2:
+        raise ArgumentError(f"{file}: expected at least two photographs with a pose, found {len(photographs)}")
+    lenses = dict.fromkeys(photograph.lens for photograph in photographs)
+    notes += [*missing, *note_undistorted(lenses, file), *note_doubts(photographs, file)]
+    photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
+    clouds = sorted(file.parent.glob("*.ply"))
+    points: Tensor | DrawPoints
+    about_points: list[str] = []
+    if len(clouds) == 1:
+        points, colors = read_points(clouds[0], about_points)
+    else:
+        points, colors = random_points(bounds, n_random, seed)
+        why = f"{len(clouds)} PLY files" if clouds else "no PLY file"
+        about_points = [f"{file}: {why} beside it; training starts from {n_random} random points"]
+    placed = place(photographs, points, frame, file, keep_far=keep_far)
+    views = read_views(placed.photographs, background or (0.0, 0.0, 0.0), on_progress, cameras)
+    train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
+    return Capture(
+        tuple(train),
+        tuple(test),
+        placed.points,
+        colors,
+        background or (0.0, 0.0, 0.0),
+        placed.frame.to_local(),
+        (*notes, *limited, *placed.notes, *skipped, *about_points),
+        random_points=len(clouds) != 1,
+        frame=placed.frame,
+        left_out=placed.left_out,
+    )
+
+
+def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[str]]:
+    """Returns the photographs of a file, sorted by name, and notes on what is left out."""
+    root = read_xml(file)
+    chunks = [chunk for chunk in root.all("chunk") if chunk.find("cameras")] if root.tag == "document" else []
+    if not chunks:
+        raise FileError(f"{file}: expected a document of Metashape with a chunk of cameras, found <{root.tag[:40]}>")
+    posed = [[camera for camera in chunk.all("camera") if camera.find("transform")] for chunk in chunks]
+    chunk, found = max(zip(chunks, posed, strict=True), key=lambda one: len(one[1]))
+    notes = []
+    if len(chunks) > 1:
+        label = chunk.attributes.get("label", "")
+        notes.append(f"{file}: read the chunk {label!r} of {len(chunks)}, which are in frames of their own")
+    enabled = [camera for camera in found if camera.attributes.get("enabled", "true") not in ("false", "0")]
+    components: dict[str, list[Element]] = {}
+    for camera in enabled:
+        components.setdefault(camera.attributes.get("component_id", ""), []).append(camera)
+    if not components:
+        raise FileError(f"{file}: expected cameras that are enabled and have a transform, found none")
+    component, used = max(components.items(), key=lambda one: len(one[1]))
+    n = sum(1 for _ in chunk.all("camera"))
+    for count, what in (
+        (n - len(found), "have no pose"),
+        (len(found) - len(enabled), "are disabled"),
+        (len(enabled) - len(used), "belong to other components"),
+    ):
+        if count:
+            notes.append(f"{file}: left out {count} of {n} cameras that {what}")
+    world = _read_world(chunk, component, file)
+    sensors = {sensor.attributes.get("id", ""): sensor for sensor in chunk.all("sensor")}
+    lenses: dict[str, Lens] = {}
+    images = _find_images(file, [camera.attributes.get("label", "") for camera in used])
+    photographs: dict[Path, Photograph] = {}
+    for camera, image in zip(used, images, strict=True):
+        label, sensor_id = camera.attributes.get("label", ""), camera.attributes.get("sensor_id", "")
+        where = f"{file}: camera {label[:80]!r}"
+        if sensor_id not in sensors:
+            raise FileError(f"{where}: sensor_id: expected one of the file's sensors, found {sensor_id[:40]!r}")
+        if sensor_id not in lenses:
+            lenses[sensor_id] = _read_lens(sensors[sensor_id], f"{file}: sensor {sensor_id[:40]}", notes)
+        if image in photographs:
+            raise FileError(f"{where}: another camera has the same photograph, {image.name!r}")
+        viewmat, position = _read_pose(camera, world, where)
+        photographs[image] = Photograph(
+            name=Path(os.path.relpath(image, file.parent)).as_posix(),
+            path=image,
+            lens=lenses[sensor_id],
+            viewmat=viewmat,
+            position=position,
+            camera_id=list(lenses).index(sensor_id),
+            downscale=downscale,
+        )
+    return sorted(photographs.values(), key=lambda photograph: photograph.name), notes
+
+
+def _find_images(file: Path, labels: Sequence[str]) -> list[Path]:
+    """Returns the photographs of labels, which may be paths of another machine; where none is, the expected path."""
+    folders = [folder for folder in (file.parent / "images", file.parent) if folder.is_dir()]
+    known: dict[str, Path] = {}
+    for folder in reversed(folders):
+        entries = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in SUFFIXES]
+        known |= {entry.stem.lower(): entry for entry in entries} | {entry.name.lower(): entry for entry in entries}
+    found = []
+    for label in labels:
+        name = PurePosixPath(label.replace("\\", "/")).name
+        path = folders[0] / (name or "unnamed")
+        if not name or not stays_inside(name) or not is_possible(path):
+            raise FileError(f"{file}: expected labels of cameras that are names of files, found {describe(label)}")
+        found.append(known.get(name.lower(), path))
+    return found
+
+
+def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
+    """Returns the similarity [4, 4] fp64 from a component's or chunk's frame to the world; the identity without one."""
+    owners = [one for one in chunk.all("component") if one.attributes.get("id", "") == component]
+    transform = next((found for owner in [*owners, chunk] if (found := owner.find("transform"))), None)
+    if transform is None:
+        return similarity()
+    where = f"{file}: transform of the chunk"
+    if not transform.children:
+        return _similarity(
+            torch.tensor(_numbers(transform, 16, where), dtype=torch.float64, device="cpu").view(4, 4), where
+        )
+    values = {name: transform.find(name) for name in ("rotation", "translation", "scale")}
+    rotation, translation, scale = (
+        torch.tensor(
+            default if found is None else _numbers(found, len(default), where), dtype=torch.float64, device="cpu"
+        )
+        for found, default in zip(values.values(), ([1.0, 0, 0, 0, 1, 0, 0, 0, 1], [0.0, 0, 0], [1.0]), strict=True)
+    )
+    matrix = similarity()
+    matrix[:3, :3], matrix[:3, 3] = scale * rotation.view(3, 3), translation
+    return _similarity(matrix, where)
+
+
+def _similarity(matrix: Tensor, where: str) -> Tensor:
+    """Returns a matrix [4, 4] if it is a similarity transform. Raises FileError for others."""
+    linear = matrix[:3, :3]
+    determinant = float(torch.linalg.det(linear))
+    scale = determinant ** (1 / 3) if determinant > 0 else math.nan
+    skew = (linear.T @ linear / scale**2 - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
+    if not skew <= ROTATION_TOLERANCE or matrix[3].tolist() != [0, 0, 0, 1]:
+        raise FileError(f"{where}: expected a rotation, a positive scale and a translation")
+    if not matrix.abs().max() <= COORDINATE_MAX:
+        raise FileError(f"{where}: expected numbers of at most {COORDINATE_MAX:.0e}")
+    return matrix
+
+
+def _read_pose(camera: Element, world: Tensor, where: str) -> tuple[Tensor, Tensor]:
+    """Returns the world-to-camera matrix [4, 4] and the position [3] of a camera, fp64."""
+    transform = camera.find("transform")
+    assert transform is not None
+    pose = _similarity(
+        torch.tensor(_numbers(transform, 16, where), dtype=torch.float64, device="cpu").view(4, 4), where
+    )
+    moved = world @ pose
+    rotation = moved[:3, :3] / torch.linalg.det(moved[:3, :3]) ** (1 / 3)
+    return viewmat_from_pose(rotation, moved[:3, 3]), moved[:3, 3]
+
+
+def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
+    """Returns the lens of a sensor: of its adjusted calibration, or the initial one. Adds to `notes`."""
+    kind = sensor.attributes.get("type", "frame")
+    if kind not in ("frame", "fisheye"):
+        raise UnsupportedError(
+            f"{where}: type: expected frame or fisheye, found {kind[:40]!r}; export undistorted photographs"
+        )
+    found = [child for child in sensor.children if child.tag == "calibration"]
+    found.sort(key=lambda calibration: calibration.attributes.get("class") != "adjusted")
+    size = (found[0].find("resolution") if found else None) or sensor.find("resolution")
+    if not found or size is None:
+        raise FileError(f"{where}: expected a calibration with a resolution; align the photographs before the export")
+    calibration = {child.tag: _number(child, where) for child in found[0].children if not child.children and child.text}
+    sides = [to_float(_digits(size.attributes.get(name, ""))) for name in ("width", "height")]
+    width, height = (round(min(side or 0, 1e9)) for side in sides)
+    f = calibration.get("f", calibration.get("fy", 0.0))
+    fx = calibration.get("fx", f + calibration.get("b1", 0.0))
+    cx, cy = (calibration.get(name, 0.0) + side / 2 for name, side in (("cx", width), ("cy", height)))
+    k = [calibration.get(f"k{i}", 0.0) for i in range(1, 5)]
+    p1, p2 = calibration.get("p2", 0.0), calibration.get("p1", 0.0)  # OpenCV's order
+    model: CameraModel = "pinhole" if kind == "frame" else "fisheye"
+    plain = Lens(width, height, fx, f, cx, cy, (0.0, 0.0, 0.0, 0.0), model)
+    if plain.problem is not None:
+        raise FileError(f"{where}: {plain.problem}")
+    x, y = max(cx, width - cx) / fx, max(cy, height - cy) / f
+    radius = math.hypot(x, y)
+    skew = calibration.get("b2", calibration.get("skew", 0.0))
+    others = {"b2": abs(skew) * y}
+    if model == "fisheye":
+        others |= {"p1 and p2": 3 * max(abs(p1), abs(p2)) * radius**2 * f}
+    tangential = max(abs(p1), abs(p2)) * 3 * radius**2 * f
+    higher = abs(calibration.get("p3", 0.0)) * radius**2 + abs(calibration.get("p4", 0.0)) * radius**4
+    others["p3 and p4"] = tangential * higher
+    for name, pixels in others.items():
+        if pixels > 1:
+            raise UnsupportedError(
+                f"{where}: {name} moves points by up to {pixels:.2g} pixels and is not implemented; export undistorted "
+                "photographs"
+            )
+        if pixels > NEGLIGIBLE:
+            notes.append(f"{where}: {name} is ignored, which moves points by up to {pixels:.2g} pixels")
+    if model == "fisheye":
+        lens = Lens(width, height, fx, f, cx, cy, (k[0], k[1], k[2], k[3]), model)
+    elif abs(k[2]) * radius**7 * f < NEGLIGIBLE / 10 and abs(k[3]) * radius**9 * f < NEGLIGIBLE / 10:
+        lens = Lens(width, height, fx, f, cx, cy, (k[0], k[1], p1, p2))
+    else:
+        radial = _fit_radial(k, radius, f, where) if k[3] else [*k[:3], 0.0, 0.0, 0.0]
+        lens = colmap_lens("FULL_OPENCV", width, height, (fx, f, cx, cy, *radial[:2], p1, p2, *radial[2:]))
+    if lens.problem is not None:
+        raise FileError(f"{where}: {lens.problem}")
+    return lens
+
+
+def _fit_radial(k: Sequence[float], radius: float, f: float, where: str) -> list[float]:
+    """Returns OpenCV's k1 to k6 of a polynomial of four coefficients, up to a radius. Raises FileError if none fits."""
+    s = np.linspace(0, radius**2, SAMPLES)
+    factors = 1 + s * (k[0] + s * (k[1] + s * (k[2] + s * k[3])))
+    scaled = s / radius**2
+    powers = np.stack([scaled, scaled**2, scaled**3], 1)
+    best, least = np.zeros(6), math.inf
+    for n in range(4):  # coefficients of the denominator, which may have zeros where there are more of them
+        columns = np.concatenate([powers, -factors[:, None] * powers[:, :n]], 1)
+        found = np.zeros(6)
+        found[: 3 + n] = np.linalg.lstsq(columns, factors - 1, rcond=None)[0]
+        numerator, denominator = 1 + powers @ found[:3], 1 + powers @ found[3:]
+        if (denominator > 0).all():
+            error = float(np.abs((numerator / denominator - factors) * np.sqrt(s)).max()) * f
+            best, least = (found, error) if error < least else (best, least)
+    if not least <= FITTED:
+        raise UnsupportedError(
+            f"{where}: k4 has no equivalent in the lenses that are implemented; export undistorted photographs"
+        )
+    return [float(value) for value in best / radius ** (2 * np.array([1, 2, 3, 1, 2, 3]))]
+
+
+def _digits(text: str) -> float | str:
+    """Returns the number that a text says, or the text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _number(element: Element, where: str) -> float:
+    return _numbers(element, 1, where)[0]
+
+
+def _numbers(element: Element, count: int, where: str) -> list[float]:
+    """Returns the finite numbers of an element's text. Raises FileError for another count, or other text."""
+    values = [to_float(_digits(word)) for word in element.text.split()[: count + 1]]
+    numbers = [value for value in values if value is not None]
+    if len(values) != count or len(numbers) != count:
+        raise FileError(
+            f"{where}: {element.tag}: expected {count} finite numbers, found {describe(element.text[:200])}"
+        )
+    return numbers
