@@ -14,6 +14,7 @@ from tests.support.call_kinds import STAGES, differences, random_kind
 from tsplat import ArgumentError, CapacityError, UnsupportedError, rasterization, rasterization_2dgs
 from tsplat.passes import calls, kinds
 from tsplat.stages.backend import choose
+from tsplat.triton_cpu import launcher, set_num_threads
 
 pytestmark = [
     pytest.mark.triton,
@@ -240,3 +241,14 @@ def test_surfels_and_anomaly_detection(replays):
         image.sum().backward()
         rasterization_2dgs(**scene)[0].sum().backward()
     assert len(replays) == 2
+
+
+def test_launches_on_several_threads(replays, monkeypatch):
+    """Threads of the pool may look at a launch that others have completed."""
+    monkeypatch.setattr(launcher, "HELPER_SECONDS", 1e-9)
+    set_num_threads(3)  # another number than PyTorch's, whose own threads wait for each other
+    scene = make()
+    expected = torch.autograd.grad(STAGES[rasterization](**scene)[0].square().sum(), scene["means"])[0]
+    for _ in range(60):
+        assert torch.equal(torch.autograd.grad(rasterization(**scene)[0].square().sum(), scene["means"])[0], expected)
+    assert len(replays) == 59

@@ -160,15 +160,19 @@ class LoadedKernel:
         memory = self.layout.pack(*values)
         return memory + bytes(-len(memory) % 8), words, {}
 
-    def bind(self, n_programs: int, address: int) -> Callable[[], None]:
-        """Returns what launches the kernel with what memory of :meth:`template` holds at an address."""
-        frame, stream, number = Frame(self, address), self._stream, self._number
+    def bind(self, n_programs: int, memory: Any, begin: int) -> Callable[[], bool]:
+        """Returns what launches the kernel by the memory of :meth:`template`, from a byte of a ctypes array on.
 
-        def run() -> None:
+        It returns False, as a launch copies the memory.
+        """
+        frame, stream, number = Frame(self, ctypes.addressof(memory) + begin), self._stream, self._number
+
+        def run() -> bool:
             current = stream(number)
             code = frame.launch(n_programs, (1, 1), current)
             if code:
                 self.retry(code, frame, n_programs, (1, 1), current)
+            return False
 
         return run
 

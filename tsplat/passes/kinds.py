@@ -182,10 +182,10 @@ class _Kinds:
     def _render_first(self, kind: _Kind, arguments: dict[str, Any], device: torch.device) -> Any:
         """Renders by the stages, and learns how many intersections there are."""
         rendered = self._function(**arguments)
-        memory, capacity = rendered[-1]["memory"], arguments.get("capacity")
+        listed, capacity = rendered[-1].source.intersections, arguments.get("capacity")
         by_kernels = launchers(device, arguments.get("backend", "auto")).__name__ == "tsplat.kernels"
-        kind.works = by_kernels and memory["bands"] == 1
-        n = memory["n_intersections"]
+        kind.works = by_kernels and len(listed.bands) == 1
+        n = listed.n_intersections
         kind.room = graph_room(Capacities(*[n] * 4)) if capacity is None else Capacities(*[capacity] * 4)
         return rendered
 

@@ -14,8 +14,9 @@ from ..precision import full_precision
 from ..stages.tracing import Constant, Launch, OnArrays, Operator, Step, Zeros
 from .arenas import Bases, View
 
-Run = Callable[[list[Callable[[], None]], list[Tensor], list[Any]], object]
-"""Does a step, given what launches kernels, the bases of a call, and these as arrays of bytes."""
+Run = Callable[[list[Callable[[], bool]], list[Tensor], list[Any]], object]
+"""Does a step, given what launches kernels, the bases of a call, and these as arrays of bytes. Returns True if other
+threads may read the words of the launch later."""
 
 NUMBER, OWN, FIRST = 0, 1, 2
 """What words are relative to: nothing, the words themselves, or a base, of which this is the first."""
@@ -71,9 +72,9 @@ class Pass:
         arrays = [base.numpy() if i in self._arrays else None for i, base in enumerate(bases)]
         launches = words.launches
         with torch.no_grad(), full_precision():
-            for step in self._steps:
-                step(launches, bases, arrays)
-        self._free.append(words)  # not after an exception, as other threads may still work on a launch
+            are_read = [step(launches, bases, arrays) is True for step in self._steps]
+        if not any(are_read):  # nor after an exception, as other threads may work on a launch
+            self._free.append(words)
 
     def _view(self, tensor: Tensor) -> View:
         """Returns the view of a tensor, whose base is numbered by ``used``."""
@@ -163,10 +164,10 @@ class _Words:
     """The words of a replay, and what launches kernels with them."""
 
     def __init__(self, n_words: int, launches: list[tuple[Any, int, int]]) -> None:
-        self._memory = (ctypes.c_int64 * n_words)()
-        self.address = ctypes.addressof(self._memory)
-        self.array: Any = np.frombuffer(memoryview(self._memory), np.int64) if n_words else np.zeros(0, np.int64)
-        self.launches = [kernel.bind(n_programs, self.address + begin) for kernel, n_programs, begin in launches]
+        memory = (ctypes.c_int64 * n_words)()
+        self.address = ctypes.addressof(memory)
+        self.array: Any = np.frombuffer(memoryview(memory), np.int64) if n_words else np.zeros(0, np.int64)
+        self.launches = [kernel.bind(n_programs, memory, begin) for kernel, n_programs, begin in launches]
 
 
 def _set(memory: bytearray, word: int, value: int) -> None:

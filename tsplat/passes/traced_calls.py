@@ -119,7 +119,7 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
     with deferred() as calls, trace.recording():
         *images, meta = function(**arguments | {"capacity": room, "packed": False})
     n_forward, n_images = len(trace.steps), len(images)
-    values, rendered = dict(dict.items(meta)), meta._source
+    values, rendered = dict(dict.items(meta)), meta.source
     extra = {n: values[n] for n in EXTRA_IMAGES if n in values and values[n].shape[:-1] == images[0].shape[:-1]}
     images += [image for image in extra.values() if all(image is not other for other in images)]
     in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}

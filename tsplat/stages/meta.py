@@ -36,6 +36,11 @@ class Meta(dict[str, Any]):
         super().__init__(values)
         self._later, self._source, self._first = later, source, first
 
+    @property
+    def source(self) -> Any:
+        """What values are computed from when they are read."""
+        return self._source
+
     def __missing__(self, key: str) -> Any:
         value = self[key] = self._later[key](self._source)
         return value

@@ -77,18 +77,19 @@ class CompiledKernel:
             self._pack.pack_into(state, 0, 0, 0, total, _claim(total), threads.TICKS, *grid, 0, arguments, *values)
             self.run(state)
 
-    def run(self, state: Any) -> None:
-        """Runs the programs of a launch whose state is filled in, and returns when they are done."""
+    def run(self, state: Any) -> bool:
+        """Runs the programs of a launch whose state is filled in, and returns when they are done: whether other threads
+        may read the state later."""
         available = threads.get_num_threads()
         if available == 1:
-            threads.run(self._entry, state, 1)
-            return
+            return threads.run(self._entry, state, 1)
         total = state[threads.TOTAL]
         n_threads = min(available, 1 + int(total * self._seconds / HELPER_SECONDS), total)
         state[threads.CLAIM] = _claim(total, n_threads)
         start = time.perf_counter()
-        threads.run(self._entry, state, n_threads)
+        is_read = threads.run(self._entry, state, n_threads)
         self._seconds = (time.perf_counter() - start) * n_threads / total
+        return is_read
 
     def template(self, n_programs: int, values: Sequence[Any]) -> tuple[bytes, list[int | None], dict[int, int]]:
         """Returns the memory of a launch, in words of 8 bytes, for :meth:`bind`.
@@ -105,9 +106,12 @@ class CompiledKernel:
         state = self._pack.pack(0, 0, n_programs, claim, threads.TICKS, *grid, 0, 0, *values)
         return state, places, {threads.ADDRESS: threads.HEADER_BYTES}
 
-    def bind(self, _n_programs: int, address: int) -> Callable[[], None]:
-        """Returns what launches the kernel with what memory of :meth:`template` holds at an address."""
-        return functools.partial(self.run, self._state_type.from_address(address))
+    def bind(self, _n_programs: int, memory: Any, begin: int) -> Callable[[], bool]:
+        """Returns what launches the kernel by the memory of :meth:`template`, from a byte of a ctypes array on.
+
+        It returns whether other threads may read the memory later.
+        """
+        return functools.partial(self.run, self._state_type.from_buffer(memory, begin))
 
 
 def _claim(total: int, n_threads: int = 1) -> int:

@@ -114,8 +114,10 @@ class Pool:
             job = self._jobs.get()
 
 
-def run(entry: EntryPoint, state: Any, threads: int) -> None:
+def run(entry: EntryPoint, state: Any, threads: int) -> bool:
     """Runs all programs of a launch on at most `threads` threads, and returns when they are done.
+
+    Returns whether other threads may read the state later: then it must not be used for another launch.
 
     The state is an array of int64: the header, and the arguments. An exception in the launching thread, such as
     KeyboardInterrupt, cancels the programs that no thread has claimed.
@@ -129,6 +131,8 @@ def run(entry: EntryPoint, state: Any, threads: int) -> None:
             run_parallel(entry, state, threads, 0)
     else:
         _run_in_pool(Job(entry, state), threads - 1)
+        return True
+    return False
 
 
 def _run_in_pool(job: Job, helpers: int) -> None:
