@@ -64,7 +64,7 @@ OPTIONAL = {
     "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy", "tensorboard",
     "torchmetrics", "torchvision", "tyro", "wandb", "zstandard",
 }  # fmt: skip
-USES_TRITON = {"gpu_driver", "kernels", "stages", "triton_cpu", "cli"}
+USES_TRITON = {"gpu_driver", "kernels", "passes", "stages", "triton_cpu", "cli"}
 
 MAX_PARAMETERS = 12
 DROP_IN = {

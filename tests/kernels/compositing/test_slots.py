@@ -9,6 +9,7 @@ from tests.kernels.compositing.test_lists import HEIGHT, WIDTH, _intersections, 
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
 from tsplat.data import TileGrid
+from tsplat.passes import kinds
 from tsplat.stages.compositing import _gaussian_major
 
 pytestmark = pytest.mark.triton
@@ -88,6 +89,7 @@ def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monke
     monkeypatch.setattr(compositing, "sum_slots", recorded)
     expected, _ = run(scene, **options)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda tensor, *size, **more: tensor.new_full(*_size(size), **more))
+    kinds.forget()
     found, _ = run(scene, **options)
     assert_same_bits(expected, found)
     (used, allocated), again = counts
