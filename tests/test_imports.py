@@ -47,7 +47,7 @@ MODULES = {
         "triton_cpu",
     },
     "ops": {"arguments", "config", "errors", "precision", "stages"},
-    "passes": {"arguments", "config", "data", "errors", "kernels", "precision", "stages"},
+    "passes": {"arguments", "config", "data", "errors", "gpu_driver", "kernels", "precision", "stages"},
     "rasterization": {"arguments", "config", "data", "errors", "passes", "precision", "reference", "stages"},
     "__init__": {"config", "errors", "ops", "rasterization", "stages"},
     "scene": SCENE,

@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from .gpus import Device
 from .kernels import LoadedKernel
 from .library import DriverError
+from .needs import name_of
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
@@ -62,10 +63,9 @@ def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping
         return triton.compile(source, target=target, options=options.__dict__)
     except (PTXASError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        arch = f"sm_{target.arch}" if target.backend == "cuda" else target.arch
         raise DriverError(
-            f"{kernel.__name__}: Triton {triton.__version__} cannot compile it for {arch} ({reason}); if the GPU is "
-            "newer than this Triton, install a newer PyTorch and Triton"
+            f"{kernel.__name__}: Triton {triton.__version__} cannot compile it for {name_of(target)} ({reason}); if "
+            "the GPU is newer than this Triton, install a newer PyTorch and Triton"
         ) from error
 
 

@@ -30,6 +30,15 @@ SCRATCH_POINTERS = 2
 _runtime = triton.knobs.runtime
 
 
+def are_launches_hooked() -> bool:
+    """Returns whether a profiler hooks launches."""
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+    try:
+        return bool(enter.calls or leave.calls)
+    except AttributeError:  # None, or a function in place of Triton's list of functions
+        return enter is not None or leave is not None
+
+
 class Frame:
     """Arguments in memory, and what launches a kernel with them. One launch at a time may use it.
 
@@ -114,11 +123,8 @@ class LoadedKernel:
         """
         if not n_programs:
             return
+        hooked = are_launches_hooked()
         enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
-        try:
-            hooked = enter.calls or leave.calls
-        except AttributeError:  # None, or a function in place of Triton's list of functions
-            hooked = enter is not None or leave is not None
         stream = self._stream(self._number)
         if hooked:
             launched = self._launch_metadata((n_programs, *others), stream, values)

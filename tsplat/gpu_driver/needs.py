@@ -6,11 +6,17 @@ import dataclasses
 from typing import Any
 
 import triton
+from triton.backends.compiler import GPUTarget
 
 from .library import DriverError
 
 MAX_TENSOR_MEMORY = 512
 """Columns of tensor memory, as Triton checks them."""
+
+
+def name_of(target: GPUTarget) -> str:
+    """Returns the name of a target for messages, such as sm_90 or gfx942."""
+    return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +46,7 @@ class Needs:
         Raises:
             DriverError: The kernel needs something that is not implemented here.
         """
-        target = metadata.target
-        arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
+        target, arch = metadata.target, name_of(metadata.target)
         name, get = metadata.name, metadata._asdict().get
         n_programs, dims = get("num_ctas") or 1, get("cluster_dims")  # the latter up to Triton 3.5
         refused = {

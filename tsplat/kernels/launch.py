@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..triton_cpu import untraced
 from .prepared import OPTIONS, Run, Values, Vendor, check_contiguous, launcher, prepare
+from .prepared import SMALL_STORAGE as SMALL_STORAGE
 
 Launch = Callable[..., None]
 
@@ -251,9 +252,10 @@ def check_threads(tensor: Tensor, n_programs: int, num_warps: int) -> None:
 
 
 def indices_of(flags: Tensor) -> Tensor:
-    """Returns the indices of flags [n] int8 that are not zero, [m] int64. Waits for their number."""
+    """Returns the indices of flags [n], integers, that are not zero, [m] int64. Waits for their number."""
     if is_compiled_for_cpu(flags):
-        return torch.from_numpy(flags.numpy().view(np.bool_).nonzero()[0])  # in a seventh of the time of PyTorch's
+        array = flags.numpy()  # in a seventh of the time of PyTorch's
+        return torch.from_numpy((array.view(np.bool_) if array.itemsize == 1 else array).nonzero()[0])
     return flags.nonzero().squeeze(1)
 
 

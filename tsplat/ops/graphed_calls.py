@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..arguments import kind_of
 from ..config import Capacities
 from ..errors import UnsupportedError
 from ..stages.backend import choose
-from ..stages.compilation import is_transformed
+from ..stages.compilation import is_plain_call
 from .captured_calls import CapturedCall
 from .cuda_graphs import GraphRecorder
 
@@ -194,13 +193,8 @@ class _Kind:
 
 def can_capture(means: Tensor) -> bool:
     """Returns whether calls on these means can be captured in a graph."""
-    # The function refuses most of this.
-    if torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0:
-        return False
-    if torch.is_anomaly_enabled() or not means.numel():
-        return False
-    # What a backward pass needs is kept by the graph; others want to keep, or to compute it again.
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    # The function refuses most of what is not plain.
+    if not is_plain_call() or not means.numel():
         return False
     if means.device.type not in RECORDERS or (means.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False

@@ -66,7 +66,9 @@ class ReplayedCall:
         centers = whole(traced.centers, bases)
         ids = None
         if packed:
-            ids = _indices_of(self.tensor(traced.radii))
+            from ..kernels.launch import indices_of
+
+            ids = indices_of(self.tensor(traced.radii)[:, 0])
             centers = _rows(centers, ids)
         leaf = None
         if traced.leaf is not None:
@@ -186,13 +188,6 @@ def _aligned(values: Tensor) -> Tensor:
     """Returns values in C order at an address that is aligned, as those of the trace are."""
     values = values.contiguous()
     return values.clone() if values.data_ptr() % ALIGNED else values
-
-
-def _indices_of(radii: Tensor) -> Tensor:
-    """Returns the indices of rows [n, 2] that are not culled, [nnz] int64. Waits for their number."""
-    if radii.is_cpu:
-        return torch.from_numpy(radii.numpy()[:, 0].nonzero()[0])
-    return radii[:, 0].nonzero().squeeze(1)
 
 
 def _rows(values: Tensor, ids: Tensor) -> Tensor:

@@ -13,22 +13,18 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..arguments import kind_of
 from ..config import Capacities
 from ..stages.backend import launchers
 from ..stages.capacity import graph_room, note_call
-from ..stages.compilation import is_transformed
+from ..stages.compilation import is_plain_call
 from ..stages.settings import PLAIN
 from .calls import ReplayedCall
 from .traced_calls import ALIGNED, TracedCall
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-
-SMALL_STORAGE = 2**31 - 1
-"""Bytes up to which Triton's AMD backend specializes kernels on the size of a tensor's storage."""
 
 KINDS_MAX = 256
 """Kinds of calls that are known. Those that were called longest ago are forgotten."""
@@ -44,36 +40,23 @@ def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
     """Decorates a rendering function, which runs the stages, to replay passes of calls whose kind is known.
 
     The first call of a kind runs the stages, the second is traced. Calls that are not plain ones run the stages as
-    well; see :func:`is_plain` and ``REPLAYED``.
+    well; see :func:`is_plain_call` and ``REPLAYED``.
     """
     kinds = _Kinds(function)
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        found = kinds.render(args, kwargs) if is_plain() else None
+        found = kinds.render(args, kwargs) if is_plain_call() else None
         return function(*args, **kwargs) if found is None else found
 
     return run
 
 
-def is_plain() -> bool:
-    """Returns whether nothing traces, transforms, records or observes what this thread computes."""
-    if torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0:
-        return False
-    if torch.is_anomaly_enabled():
-        return False
-    # Others want to keep what a backward pass needs, or to compute it again.
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
 def _is_plain_on_gpu(tensor: Tensor) -> bool:
     """Returns whether no profiler hooks launches, and no CUDA graph captures them."""
-    import triton
+    from ..gpu_driver import are_launches_hooked
 
-    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    if any(hook is not None and getattr(hook, "calls", True) for hook in hooks):
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not are_launches_hooked() and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def forget() -> None:
@@ -144,7 +127,7 @@ class _Kinds:
                 return None
             # What Triton specializes kernels on; the emulator has tensors on the CPU.
             key += [vendor, gpu, *[t.data_ptr() % ALIGNED for t in tensors]]
-            key += [t.untyped_storage().nbytes() > SMALL_STORAGE for t in tensors] if vendor == "amd" else []
+            key += [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else []
         kind = self._kinds.get(tuple(key)) or self._add(tuple(key), arguments)
         kind.turn = next(self._turns)
         if not kind.works:

@@ -92,6 +92,20 @@ def is_transformed() -> bool:
     return transforms or torch._C._len_torch_dispatch_stack() > 0
 
 
+def is_plain_call() -> bool:
+    """Returns whether this thread computes as usual.
+
+    False while PyTorch compiles, transforms, or differentiates in forward mode, detects anomalies, or has hooks for
+    saved tensors.
+    """
+    if torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0:
+        return False
+    if torch.is_anomaly_enabled():
+        return False
+    # Hooks keep what a backward pass needs, or compute it again.
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
 def refuse_transforms() -> None:
     """Raises an UnsupportedError if PyTorch transforms or traces operations."""
     if not is_transformed():

@@ -1,4 +1,4 @@
-"""Traces of what a function does on a CPU: launches of kernels and operators of PyTorch, in their order.
+"""Traces of what a function does: launches of kernels and operators of PyTorch, in their order.
 
 A trace says which memory each step reads and writes, as views of storages. Whoever replays it chooses other addresses.
 Nothing in it may depend on values of tensors.

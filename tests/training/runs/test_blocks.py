@@ -20,7 +20,7 @@ from tsplat.training import BlockError, RunConfig, evaluate_run, merge_blocks, r
 from tsplat.training.configuration import to_json
 from tsplat.training.runs import scene_record
 
-pytestmark = pytest.mark.xdist_group("blocks")
+pytestmark = [pytest.mark.xdist_group("blocks"), pytest.mark.usefixtures("no_gpu")]
 
 pytest.importorskip("safetensors")
 
@@ -37,11 +37,6 @@ def killing(trainer):
 Trainer.advance = killing
 train_blocks(sys.argv[1], from_json(json.loads(sys.argv[2]), "test"), [1])
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture(scope="module")

@@ -26,14 +26,11 @@ from tsplat.training.configuration import FROZEN_NAMES, from_json, to_json
 from tsplat.training.runs.initial_models import read_initial_model
 from tsplat.training.runs.options import parse, run_config
 
+pytestmark = pytest.mark.usefixtures("no_gpu")
+
 pytest.importorskip("safetensors")
 
 CONFIG = dataclasses.replace(preset("refine", 6), device="cpu", backend="torch", test_every=4, save_every=4)
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture(scope="module")

@@ -22,15 +22,12 @@ from tsplat.training import RunConfig, Trainer, evaluate, evaluate_run, merge_bl
 from tsplat.training.runs.scene_record import BEFORE_FRAMES, read_scene, with_relative_lengths
 from tsplat.viewing import read_cameras, render
 
+pytestmark = pytest.mark.usefixtures("no_gpu")
+
 pytest.importorskip("safetensors")
 
 UTM = (447_000.0, 4_412_000.0, 120.0)
 CONFIG = dataclasses.replace(preset("standard", 30), save_every=20, device="cpu", backend="torch", test_every=4)
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture(scope="module")

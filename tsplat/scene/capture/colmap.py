@@ -1,5 +1,6 @@
 """COLMAP scenes: ``images/`` and a model, usually in ``sparse/0/`` or ``sparse/``."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -27,10 +28,8 @@ from .photographs import (
     limit_sizes,
     note_doubts,
     note_undistorted,
-    read_views,
-    split_views,
 )
-from .placement import DrawPoints, Frame, place
+from .placement import DrawPoints, Frame, place, read_placed
 from .views import Capture, Color
 
 PINHOLE_MODELS = {
@@ -178,21 +177,11 @@ def read_colmap(
         points, colors = read_points(ply, about_points) if ply else random_points(bounds, n_random, seed)
         about_points.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {found}")
     placed = place(photographs, points, frame, model_folder, keep_far=keep_far)
-    views = read_views(placed.photographs, background, on_progress, cameras)
-    train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
-    notes += [*placed.notes, *about_points]
-    return Capture(
-        train=tuple(train),
-        test=tuple(test),
-        points=placed.points,
-        colors=colors,
-        random_points=is_random,
-        background=background or (0.0, 0.0, 0.0),
-        world=placed.frame.to_local(),
-        frame=placed.frame,
-        notes=(*_note_others(model_folder, model), *model.notes, *notes, *skipped, *note),
-        left_out=placed.left_out,
-    )
+    held_out = [is_held_out(i, test_every) for i in range(len(placed.photographs))]
+    capture = read_placed(placed, colors, held_out, background, on_progress, cameras)
+    notes += [*placed.notes, *about_points, *capture.notes]
+    notes = [*_note_others(model_folder, model), *model.notes, *notes, *note]
+    return dataclasses.replace(capture, notes=tuple(notes), random_points=is_random)
 
 
 def find_model(folder: Path) -> Path | None:

@@ -6,6 +6,7 @@ in pixels, cx and cy from the center of the image, p1 and p2 in the other order 
 coefficient.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -34,10 +35,8 @@ from .photographs import (
     limit_sizes,
     note_doubts,
     note_undistorted,
-    read_views,
-    split_views,
 )
-from .placement import DrawPoints, Frame, place
+from .placement import DrawPoints, Frame, place, read_placed
 from .transforms_cameras import ROTATION_TOLERANCE
 from .views import Capture, Color
 from .xml_tree import Element, read_xml
@@ -132,20 +131,10 @@ def read_metashape(
         why = f"{len(clouds)} PLY files" if clouds else "no PLY file"
         about_points = [f"{file}: {why} beside it; training starts from {n_random} random points"]
     placed = place(photographs, points, frame, file, keep_far=keep_far)
-    views = read_views(placed.photographs, background or (0.0, 0.0, 0.0), on_progress, cameras)
-    train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
-    return Capture(
-        tuple(train),
-        tuple(test),
-        placed.points,
-        colors,
-        background or (0.0, 0.0, 0.0),
-        placed.frame.to_local(),
-        (*notes, *limited, *placed.notes, *skipped, *about_points),
-        random_points=len(clouds) != 1,
-        frame=placed.frame,
-        left_out=placed.left_out,
-    )
+    held_out = [is_held_out(i, test_every) for i in range(len(placed.photographs))]
+    capture = read_placed(placed, colors, held_out, background or (0.0, 0.0, 0.0), on_progress, cameras)
+    notes += [*limited, *placed.notes, *capture.notes, *about_points]
+    return dataclasses.replace(capture, notes=tuple(notes), random_points=len(clouds) != 1)
 
 
 def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[str]]:
@@ -227,9 +216,7 @@ def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
         return similarity()
     where = f"{file}: transform of the chunk"
     if not transform.children:
-        return _similarity(
-            torch.tensor(_numbers(transform, 16, where), dtype=torch.float64, device="cpu").view(4, 4), where
-        )
+        return _matrix(transform, where)
     values = {name: transform.find(name) for name in ("rotation", "translation", "scale")}
     rotation, translation, scale = (
         torch.tensor(
@@ -240,6 +227,12 @@ def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
     matrix = similarity()
     matrix[:3, :3], matrix[:3, 3] = scale * rotation.view(3, 3), translation
     return _similarity(matrix, where)
+
+
+def _matrix(element: Element, where: str) -> Tensor:
+    """Returns the similarity transform [4, 4] fp64 that an element's 16 numbers are."""
+    numbers = torch.tensor(_numbers(element, 16, where), dtype=torch.float64, device="cpu")
+    return _similarity(numbers.view(4, 4), where)
 
 
 def _similarity(matrix: Tensor, where: str) -> Tensor:
@@ -259,10 +252,7 @@ def _read_pose(camera: Element, world: Tensor, where: str) -> tuple[Tensor, Tens
     """Returns the world-to-camera matrix [4, 4] and the position [3] of a camera, fp64."""
     transform = camera.find("transform")
     assert transform is not None
-    pose = _similarity(
-        torch.tensor(_numbers(transform, 16, where), dtype=torch.float64, device="cpu").view(4, 4), where
-    )
-    moved = world @ pose
+    moved = world @ _matrix(transform, where)
     rotation = moved[:3, :3] / torch.linalg.det(moved[:3, :3]) ** (1 / 3)
     return viewmat_from_pose(rotation, moved[:3, 3]), moved[:3, 3]
 

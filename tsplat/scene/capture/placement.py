@@ -14,7 +14,8 @@ from ...errors import ArgumentError
 from ..cameras import Camera
 from ..extents import SHOWN_POINTS, are_close, camera_positions, near_plane, shows, spread
 from .local_frame import LocalFrame, choose_frame, move_points, move_pose, normalizing
-from .photographs import Photograph
+from .photographs import CameraKind, OnProgress, Photograph, read_views, split_views
+from .views import Capture, Color
 
 Frame = LocalFrame | Literal["model", "local", "normalized"]
 """The frame of a capture: that of the model, the local one, the normalized one, or the local frame of a run."""
@@ -107,6 +108,33 @@ def place(
         local = local.model()
     near = None if local.near is None else local.near / local.unit
     return Placed([dataclasses.replace(p, near=near) for p in moved], (), found.float(), local, notes)
+
+
+def read_placed(
+    placed: Placed,
+    colors: Tensor,
+    held_out: Sequence[bool],
+    background: Color | None,
+    on_progress: OnProgress | None,
+    cameras: CameraKind,
+) -> Capture:
+    """Reads the photographs that were placed, as :func:`read_views` does. Returns their capture.
+
+    Its notes are those on photographs that were read. Raises FileError if no training view is left.
+    """
+    views = read_views(placed.photographs, background, on_progress, cameras)
+    train, test, skipped = split_views(views, held_out)
+    return Capture(
+        tuple(train),
+        tuple(test),
+        placed.points,
+        colors,
+        background or (0.0, 0.0, 0.0),
+        placed.frame.to_local(),
+        tuple(skipped),
+        frame=placed.frame,
+        left_out=placed.left_out,
+    )
 
 
 def _seen(photograph: Photograph, points: Tensor) -> Tensor:

@@ -31,10 +31,8 @@ from .photographs import (
     limit_sizes,
     note_doubts,
     note_undistorted,
-    read_views,
-    split_views,
 )
-from .placement import DrawPoints, Frame, place
+from .placement import DrawPoints, Frame, place, read_placed
 from .transforms_cameras import read_lens, read_viewmat
 from .views import Capture, Color
 
@@ -144,20 +142,9 @@ def read_transforms(
         about_points = [f"{files[0]}: no ply_file_path; training starts from {n_random} random points"]
     placed = place(photographs, points, frame, files[0], keep_far=keep_far)
     is_test = held_out(placed.photographs, [*notes, *placed.notes])
-    views = read_views(placed.photographs, background, on_progress, cameras)
-    train, test, skipped = split_views(views, is_test)
-    return Capture(
-        tuple(train),
-        tuple(test),
-        placed.points,
-        colors,
-        background,
-        placed.frame.to_local(),
-        (*notes, *placed.notes, *skipped, *about_points),
-        random_points=ply is None,
-        frame=placed.frame,
-        left_out=placed.left_out,
-    )
+    capture = read_placed(placed, colors, is_test, background, on_progress, cameras)
+    notes += [*placed.notes, *capture.notes, *about_points]
+    return dataclasses.replace(capture, notes=tuple(notes), random_points=ply is None)
 
 
 def has_transforms(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
@@ -27,7 +26,7 @@ from ..configuration import FROZEN_NAMES, RunConfig
 from ..gradient_step import shown_share
 from ..parameters import own_rows
 from .run_checkpoints import read_newest_settings
-from .scene_record import Description, read_block, recorded_frame
+from .scene_record import Description, find_moved, read_block, recorded_frame, relative_path
 
 SHOWN_MIN = 0.01
 """Below this mean share of the centers in images, a note says that the model may be in another frame."""
@@ -127,12 +126,7 @@ def describe_model(model: Gaussians | None) -> Description:
 
 def relative_models(config: RunConfig, folder: Path) -> list[str | None]:
     """Returns the paths of the models relative to the folder of the run; None for one on another drive."""
-    found: list[str | None] = []
-    for path in config.init:
-        found.append(None)
-        with contextlib.suppress(ValueError):
-            found[-1] = Path(os.path.relpath(path, folder)).as_posix()
-    return found
+    return [relative_path(path, folder) for path in config.init]
 
 
 def locate_models(config: RunConfig, record: dict[str, Any], folder: Path) -> RunConfig:
@@ -141,16 +135,11 @@ def locate_models(config: RunConfig, record: dict[str, Any], folder: Path) -> Ru
     `record` is what the checkpoint says of the scene, empty if there is none, and `folder` the run's now. Raises
     FileError if a model is neither at its absolute path nor at its path relative to the run.
     """
-    found = []
     relatives = record.get("init_paths") or [None] * len(config.init)
-    for path, relative in zip(config.init, relatives, strict=False):
-        paths = [path, *([os.path.normpath(folder.absolute() / relative)] if relative else [])]
-        here = next(filter(os.path.exists, paths), None)
-        if here is None:
-            raise FileError(
-                f"{' and '.join(dict.fromkeys(paths))}: no such model, from which the run started; put it back there"
-            )
-        found.append(here)
+    found = [
+        find_moved(path, relative, folder, "model, from which the run started; put it back there")
+        for path, relative in zip(config.init, relatives, strict=False)
+    ]
     return dataclasses.replace(config, init=tuple(found))
 
 

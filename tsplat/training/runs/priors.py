@@ -152,11 +152,16 @@ def _cosines(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
             f"depth_along: not implemented for the distorted lens of {camera.name!r}; use camera undistorted, or maps "
             "of the depth along the optical axis"
         )
-    K = camera.K.to(x)
-    radius = torch.hypot((x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1])
+    radius = _radius(camera, x, y)
     if camera.model == "fisheye":
         return torch.where(radius < math.pi / 2, radius.cos(), torch.nan)
     return (1 + radius.square()).rsqrt()
+
+
+def _radius(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
+    """Returns the distances of points of an image from its principal point, in focal lengths."""
+    K = camera.K.to(x)
+    return torch.hypot((x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1])
 
 
 def _known(values: Tensor, name: str, kind: DepthKind) -> Tensor:
@@ -311,8 +316,7 @@ def _sample(view: View, points: Tensor | None) -> Sample | None:
         first[1:] = cells[order][1:] != cells[order][:-1]
         x, y, z = x[order[first]], y[order[first]], z[order[first]]
         if view.camera.model == "fisheye":  # whose depths are r / theta
-            K = view.camera.K.to(x)
-            theta = torch.hypot((x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]).clamp_min(1e-6)
+            theta = _radius(view.camera, x, y).clamp_min(1e-6)
             z = z * theta / theta.tan()
     values = prior[y.long().clamp(0, view.height - 1), x.long().clamp(0, view.width - 1)]
     is_known = values.isfinite() & (z > 0)

@@ -64,12 +64,28 @@ def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, overri
         return with_absolute_scene(dataclasses.replace(config, scene=override))
     if not config.scene:
         return config
-    relative = record.get("relative")
-    paths = [config.scene, *([os.path.normpath(folder.absolute() / relative)] if relative else [])]
-    for path in paths:
-        if os.path.exists(path):
-            return with_absolute_scene(dataclasses.replace(config, scene=path))
-    raise FileError(f"{' and '.join(dict.fromkeys(paths))}: no such scene; where it is now: --scene PATH")
+    found = find_moved(config.scene, record.get("relative"), folder, "scene; where it is now: --scene PATH")
+    return with_absolute_scene(dataclasses.replace(config, scene=found))
+
+
+def find_moved(path: str, relative: str | None, folder: Path, what: str) -> str:
+    """Returns where something of a run in a folder is now: at its path, or else at that relative to the run.
+
+    Raises FileError if it is at neither, which says that there is no such `what`.
+    """
+    paths = [path, *([os.path.normpath(folder.absolute() / relative)] if relative else [])]
+    for candidate in paths:
+        if os.path.exists(candidate):
+            return candidate
+    raise FileError(f"{' and '.join(dict.fromkeys(paths))}: no such {what}")
+
+
+def relative_path(path: str, folder: Path) -> str | None:
+    """Returns a path relative to the folder of a run; None for one on another drive, or an empty one."""
+    if path:
+        with contextlib.suppress(ValueError):  # another drive
+            return Path(os.path.relpath(path, folder)).as_posix()
+    return None
 
 
 def check_scene(scene: str) -> None:
@@ -150,11 +166,7 @@ def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
 
 def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
     """What a checkpoint holds about the scene, as JSON values."""
-    relative = None
-    if config.scene:
-        with contextlib.suppress(ValueError):  # another drive
-            relative = Path(os.path.relpath(config.scene, folder)).as_posix()
-    return {"relative": relative, **description}
+    return {"relative": relative_path(config.scene, folder), **description}
 
 
 def describe_capture(capture: Capture) -> Description:
