@@ -183,14 +183,14 @@ def test_second_derivatives_raise():
 def test_an_error_in_the_middle_of_a_call(replays):
     scene = make()
     expected = render_thrice(scene)[0]
-    steps = replays[0]._traced.forward[0]._steps
+    steps = replays[0]._traced.forward[0]._binders
     original = list(steps)
     for n in range(len(original)):
 
         def fail(*_):
             raise KeyboardInterrupt
 
-        steps[n] = fail
+        steps[n] = lambda *_, fail=fail: fail
         with pytest.raises(KeyboardInterrupt):
             rasterization(**scene)
         steps[:] = original

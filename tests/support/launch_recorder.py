@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from tsplat.passes.arenas import Bases
+from tsplat.passes.arenas import Bases, tensors_of
 from tsplat.passes.replay import Pass
-from tsplat.passes.traced_calls import tensors_of
 from tsplat.stages.tracing import Trace, storage_of
 
 

@@ -42,13 +42,17 @@ def test_identities():
     assert torch.equal(apply_exposure(image, identity_exposures(2, image)[1]), image)
 
 
+def observe(gains, index, *given):
+    gains.observe(index, gains.estimate(index, *given))
+
+
 def test_gains_converge_to_the_ratios_of_the_views_around_one():
     truth = torch.tensor([[0.5, 0.6, 1.0], [2.0, 1.5, 1.0], [1.0, 1.0, 1.2]])
     images = torch.rand(3, 6, 5, 3) + 0.1
     gains = ViewGains(3, images)
     for _ in range(20):
         for index, image in enumerate(images):
-            gains.observe(index, image, image * truth[index], None)
+            observe(gains, index, image, image * truth[index], None)
         gains.update(RankGroup())
     torch.testing.assert_close(gains.logs, truth.log() - truth.log().mean(0), rtol=0, atol=1e-3)
     expected = images[1] * (truth[1] / truth.prod(0) ** (1 / 3))
@@ -65,7 +69,7 @@ def test_gains_converge_where_a_step_renders_a_view_many_times():
     gains = ViewGains(2, image, views_per_step=12)
     for _ in range(10):
         for index in 6 * [0, 1]:
-            gains.observe(index, image, image * truth[index], None)
+            observe(gains, index, image, image * truth[index], None)
         gains.update(RankGroup())
     torch.testing.assert_close(gains.logs, truth.log().expand(2, 3))
 
@@ -74,11 +78,11 @@ def test_gains_ignore_masked_pixels_and_images_without_content():
     image, mask = torch.rand(4, 4, 3) + 0.1, torch.zeros(4, 4, dtype=torch.bool)
     mask[:2] = True
     gains = ViewGains(2, image)
-    gains.observe(0, image, torch.where(mask[..., None], 2 * image, 9.0), mask)
-    gains.observe(1, torch.zeros(4, 4, 3), image, None)
+    observe(gains, 0, image, torch.where(mask[..., None], 2 * image, 9.0), mask)
+    observe(gains, 1, torch.zeros(4, 4, 3), image, None)
     gains.update(RankGroup())
     # A ratio of 2, averaged with 1; the mean of both views is one.
     torch.testing.assert_close(gains.logs[0], torch.full((3,), 0.25 * math.log(2)))
-    gains.observe(0, 1e-3 * image, image, None)
+    observe(gains, 0, 1e-3 * image, image, None)
     gains.update(RankGroup())
     assert gains.logs.abs().max() < math.log(GAIN_MAX)

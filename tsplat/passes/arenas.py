@@ -6,14 +6,18 @@ overlap share its memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..stages.tracing import storage_of
+from ..stages.tracing import Constant, Launch, OnArrays, Step, Zeros, storage_of
+
+ALIGNED = 16
+"""Bytes to which addresses are aligned or not, which Triton specializes kernels on."""
 
 ALIGNMENT = 64
 """Bytes to which tensors in an arena are aligned: a cache line."""
@@ -106,3 +110,71 @@ class Bases:
         """Returns the view that stands for a tensor of the trace."""
         base, shift = self._places[storage_of(tensor)]
         return View(base, tensor.data_ptr() + shift, tensor.shape, tensor.stride(), tensor.dtype)
+
+
+class Output(NamedTuple):
+    """A base that a pass allocates and that leaves it."""
+
+    base: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def add_output(bases: Bases, tensor: Tensor) -> Output:
+    """Adds a base for the storage of a tensor."""
+    storage = tensor.untyped_storage()
+    base = bases.add()
+    bases.put(base, storage._cdata, storage.data_ptr(), 0)
+    size = storage.nbytes() // tensor.dtype.itemsize
+    is_whole = tensor.is_contiguous() and tensor.numel() == size
+    return Output(base, tuple(tensor.shape) if is_whole else (size,), tensor.dtype)
+
+
+def whole(view: View, bases: Any) -> Tensor:
+    """Returns the tensor of a view: its base, if that is the same."""
+    base: Tensor = bases[view.base]
+    if view.offset == 0 and base.shape == view.shape and base.dtype == view.dtype and base.stride() == view.strides:
+        return base
+    return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, view.shape, view.strides)
+
+
+def add_arena(bases: Bases, lives: Iterable[tuple[Tensor, int, int]]) -> tuple[int, int]:
+    """Adds a base for storages with these first and last steps. Returns its number and size."""
+    lives = list(lives)
+    base = bases.add()
+    offsets, size = arrange([Life(storage_of(t), t.untyped_storage().nbytes(), *life) for t, *life in lives])
+    for tensor, *_ in lives:
+        storage = tensor.untyped_storage()
+        bases.put(base, storage._cdata, storage.data_ptr(), offsets[storage._cdata])
+    return base, size
+
+
+def lives_of(steps: Sequence[Step], bases: Bases) -> dict[int, tuple[Tensor, int, int]]:
+    """Returns a tensor of each storage that steps use and that no base has, with the first and the last of these."""
+    lives: dict[int, tuple[Tensor, int, int]] = {}
+    for i, step in enumerate(steps):
+        for tensor in tensors_of(step):
+            storage = storage_of(tensor)
+            if not bases.has(storage):
+                first = lives[storage][1] if storage in lives else i
+                lives[storage] = tensor, first, i
+    return lives
+
+
+def tensors_of(step: Step) -> list[Tensor]:
+    """Returns the tensors that a step reads or writes."""
+    if isinstance(step, Launch):
+        return [value for value in step.values if isinstance(value, Tensor)]
+    if isinstance(step, Zeros | Constant):
+        return [step.tensor]
+    if isinstance(step, OnArrays):
+        return [*step.args, *step.results]
+    return [*leaves(step.args), *leaves(tuple(step.kwargs.values())), *step.results]
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, list | tuple):
+        return list(itertools.chain.from_iterable(map(leaves, tree)))
+    return []

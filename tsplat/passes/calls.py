@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.meta import Meta
-from .arenas import View
+from .arenas import ALIGNED, View, whole
 from .replayed_meta import Source, later
-from .traced_calls import ABSGRAD, ALIGNED, BackwardPass, TracedCall, whole
+from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
 
 class ReplayedCall:

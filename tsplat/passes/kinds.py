@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import logging
-import sys
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ParamSpec, TypeVar
@@ -21,7 +20,8 @@ from ..stages.capacity import graph_room, note_call
 from ..stages.compilation import is_plain_call
 from ..stages.settings import PLAIN
 from .calls import ReplayedCall
-from .traced_calls import ALIGNED, TracedCall
+from .replay import specializations
+from .traced_calls import TracedCall
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -50,13 +50,6 @@ def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
         return function(*args, **kwargs) if found is None else found
 
     return run
-
-
-def _is_plain_on_gpu(tensor: Tensor) -> bool:
-    """Returns whether no profiler hooks launches, and no CUDA graph captures them."""
-    from ..gpu_driver import are_launches_hooked
-
-    return not are_launches_hooked() and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def forget() -> None:
@@ -118,16 +111,10 @@ class _Kinds:
                 key += [name, type(value), value]
             else:
                 return None
-        launch = sys.modules.get("tsplat.kernels.launch")  # which needs Triton
-        if not tensors or launch is None or launch.INTERPRETED or launch.observer is not None:
+        device_key = specializations(tensors) if tensors else None
+        if device_key is None:
             return None
-        if (vendor := launch.vendor(tensors[0])) != "none":
-            gpu = launch.current_gpu(tensors[0])
-            if gpu is None or not _is_plain_on_gpu(tensors[0]):
-                return None
-            # What Triton specializes kernels on; the emulator has tensors on the CPU.
-            key += [vendor, gpu, *[t.data_ptr() % ALIGNED for t in tensors]]
-            key += [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else []
+        key += device_key
         kind = self._kinds.get(tuple(key)) or self._add(tuple(key), arguments)
         kind.turn = next(self._turns)
         if not kind.works:

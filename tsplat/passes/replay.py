@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,14 +14,35 @@ from torch import Tensor
 
 from ..precision import full_precision
 from ..stages.tracing import Constant, Launch, OnArrays, Operator, Step, Zeros
-from .arenas import Bases, View
+from .arenas import ALIGNED, Bases, View
 
-Run = Callable[[list[Callable[[], bool]], list[Tensor], list[Any]], object]
-"""Does a step, given what launches kernels, the bases of a call, and these as arrays of bytes. Returns True if other
-threads may read the words of the launch later."""
+Run = Callable[[], object]
+"""Does a step. Returns True if other threads may read the words of the launch later."""
+
+Bind = Callable[[list[Run], list[Tensor], list[Any]], Run]
+"""Returns what does a step, given what launches kernels, the bases of a call, and these as arrays of bytes."""
 
 NUMBER, OWN, FIRST = 0, 1, 2
 """What words are relative to: nothing, the words themselves, or a base, of which this is the first."""
+
+
+def specializations(tensors: list[Tensor]) -> list[Any] | None:
+    """Returns what launches on tensors are specialized on besides their dtypes, shapes and strides; None if launches
+    are not replayed, as they are interpreted, observed, captured, or on another GPU than the current one."""
+    launch = sys.modules.get("tsplat.kernels.launch")  # which needs Triton
+    if launch is None or launch.INTERPRETED or launch.observer is not None:
+        return None
+    vendor = launch.vendor(tensors[0])
+    if vendor == "none":
+        return []
+    from ..gpu_driver import are_launches_hooked
+
+    gpu = launch.current_gpu(tensors[0])
+    if gpu is None or are_launches_hooked() or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    # The emulator has tensors on the CPU.
+    found = [vendor, gpu, *[t.data_ptr() % ALIGNED for t in tensors]]
+    return found + [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else found
 
 
 class Pass:
@@ -35,7 +58,7 @@ class Pass:
     def __init__(self, steps: Sequence[Step], bases: Bases) -> None:
         self.used: list[int] = []
         self._bases = bases
-        self._steps: list[Run] = []
+        self._binders: list[Bind] = []
         self._launches: list[tuple[Any, int, int]] = []
         self._free: list[_Words] = []
         self._arrays: set[int] = set()
@@ -44,19 +67,19 @@ class Pass:
             if isinstance(step, Launch):
                 if step.n_programs:
                     memory, own_origins = self._memory(step, len(words))
-                    self._steps.append(_launch(len(self._launches)))
+                    self._binders.append(_launch(len(self._launches)))
                     self._launches.append((step.run, step.n_programs, len(words)))
                     words += memory
                     origins += own_origins
             elif isinstance(step, Zeros):
                 if step.tensor.numel():
-                    self._steps.append(_zero(self._view(step.tensor), on_cpu=step.tensor.device.type == "cpu"))
+                    self._binders.append(_zero(self._view(step.tensor), on_cpu=step.tensor.device.type == "cpu"))
             elif isinstance(step, Constant):
-                self._steps.append(_copy(self._view(step.tensor), step.values))
+                self._binders.append(_copy(self._view(step.tensor), step.values))
             elif isinstance(step, OnArrays):
-                self._steps.append(self._on_arrays(step))
+                self._binders.append(self._on_arrays(step))
             else:
-                self._steps.append(self._operator(step))
+                self._binders.append(self._operator(step))
         self._words = np.frombuffer(bytes(words), np.int64)
         self._origins = np.array(origins, np.int64)
         del self._bases
@@ -67,14 +90,32 @@ class Pass:
             words = self._free.pop()
         except IndexError:
             words = _Words(len(self._words), self._launches)
+        if not _do(self._bind(words, bases)):
+            self._free.append(words)
+
+    def bind(self, bases: list[Tensor]) -> Callable[[], None]:
+        """Returns what does the steps on these bases, which takes less time than :meth:`run`."""
+        bound: list[Any] = []
+
+        def run() -> None:
+            if bound:
+                steps, words, filled = bound.pop()
+                words.array[:] = filled  # launches count their programs there
+            else:
+                words = _Words(len(self._words), self._launches)
+                steps, filled = self._bind(words, bases), words.array.copy()
+            if not _do(steps):
+                bound.append((steps, words, filled))
+
+        return run
+
+    def _bind(self, words: _Words, bases: list[Tensor]) -> list[Run]:
+        """Fills in words, and returns what does the steps with them."""
         addresses = np.array([0, words.address, *[base.data_ptr() for base in bases]], np.int64)
         np.add(addresses[self._origins], self._words, out=words.array)
         arrays = [base.numpy() if i in self._arrays else None for i, base in enumerate(bases)]
         launches = words.launches
-        with torch.no_grad(), full_precision():
-            are_read = [step(launches, bases, arrays) is True for step in self._steps]
-        if not any(are_read):  # nor after an exception, as other threads may work on a launch
-            self._free.append(words)
+        return [bind(launches, bases, arrays) for bind in self._binders]
 
     def _view(self, tensor: Tensor) -> View:
         """Returns the view of a tensor, whose base is numbered by ``used``."""
@@ -99,49 +140,68 @@ class Pass:
                 origins[place] = FIRST + view.base
         return memory, origins
 
-    def _operator(self, step: Operator) -> Run:
+    def _operator(self, step: Operator) -> Bind:
         function, args, kwargs = step.function, self._views(step.args), self._views(step.kwargs)
         results = self._views(step.results)
         if function is torch.ops.aten.cumsum.default and results[0].dtype in (torch.int32, torch.int64):
             return self._prefix_sum(step)
+        into = _writing_into(function) if len(results) == 1 else None
+        if not results or into is not None:
+            function, names = into or (function, [])
 
-        def run(_launches: list[Any], bases: list[Tensor], _arrays: list[Any]) -> None:
-            found = function(*_tensors(args, bases), **_tensors(kwargs, bases))
-            if results:
-                for view, new in zip(results, found if isinstance(found, tuple | list) else (found,), strict=True):
-                    view.of(bases[view.base]).copy_(new)
+            def bind(_launches: list[Run], bases: list[Tensor], _arrays: list[Any]) -> Run:
+                outputs = {name: view.of(bases[view.base]) for name, view in zip(names, results)}
+                return functools.partial(function, *_tensors(args, bases), **_tensors(kwargs, bases), **outputs)
 
-        return run
+            return bind
 
-    def _on_arrays(self, step: OnArrays) -> Run:
+        def bind_with_copies(_launches: list[Run], bases: list[Tensor], _arrays: list[Any]) -> Run:
+            own_args, own_kwargs = _tensors(args, bases), _tensors(kwargs, bases)
+            outputs = [view.of(bases[view.base]) for view in results]
+
+            def run() -> None:
+                found = function(*own_args, **own_kwargs)
+                for output, new in zip(outputs, found if isinstance(found, tuple | list) else (found,), strict=True):
+                    output.copy_(new)
+
+            return run
+
+        return bind_with_copies
+
+    def _on_arrays(self, step: OnArrays) -> Bind:
         function, given = step.function, [self._array(tensor) for tensor in step.args]
         outputs = [self._array(tensor) for tensor in step.results]
 
-        def run(_launches: list[Any], _bases: list[Tensor], arrays: list[Any]) -> None:
-            found = function(*[array(arrays) for array in given])
-            for output, new in zip(outputs, found if isinstance(found, tuple) else (found,), strict=True):
-                output(arrays)[...] = new
+        def bind(_launches: list[Run], _bases: list[Tensor], arrays: list[Any]) -> Run:
+            own, own_outputs = [array(arrays) for array in given], [output(arrays) for output in outputs]
 
-        return run
+            def run() -> None:
+                found = function(*own)
+                for output, new in zip(own_outputs, found if isinstance(found, tuple) else (found,), strict=True):
+                    output[...] = new
 
-    def _prefix_sum(self, step: Operator) -> Run:
+            return run
+
+        return bind
+
+    def _prefix_sum(self, step: Operator) -> Bind:
         """Of integers, whose sums do not depend on the order."""
         if step.results[0].device.type != "cpu":
             values, sums = self._view(step.args[0]), self._view(step.results[0])
             dim = step.args[1]
 
-            def run_on_gpu(_launches: list[Any], bases: list[Tensor], _arrays: list[Any]) -> None:
+            def bind_on_gpu(_launches: list[Run], bases: list[Tensor], _arrays: list[Any]) -> Run:
                 out = sums.of(bases[sums.base])
-                torch.cumsum(values.of(bases[values.base]), dim, dtype=out.dtype, out=out)
+                return functools.partial(torch.cumsum, values.of(bases[values.base]), dim, dtype=out.dtype, out=out)
 
-            return run_on_gpu
+            return bind_on_gpu
         given, output = self._array(step.args[0]), self._array(step.results[0])
 
-        def run(_launches: list[Any], _bases: list[Tensor], arrays: list[Any]) -> None:
+        def bind(_launches: list[Run], _bases: list[Tensor], arrays: list[Any]) -> Run:
             out = output(arrays)
-            np.add.accumulate(given(arrays), dtype=out.dtype, out=out)
+            return functools.partial(np.add.accumulate, given(arrays), dtype=out.dtype, out=out)
 
-        return run
+        return bind
 
     def _array(self, tensor: Tensor) -> Callable[[list[Any]], np.ndarray]:
         """Returns the function of arrays of bytes that returns a tensor as an array."""
@@ -160,6 +220,13 @@ class Pass:
         return tree
 
 
+def _do(steps: list[Run]) -> bool:
+    """Does steps. Returns whether other threads may read the words of a launch later, as after an exception."""
+    with torch.no_grad(), full_precision():
+        are_read = [step() is True for step in steps]
+    return any(are_read)
+
+
 class _Words:
     """The words of a replay, and what launches kernels with them."""
 
@@ -174,15 +241,31 @@ def _set(memory: bytearray, word: int, value: int) -> None:
     memory[8 * word : 8 * word + 8] = value.to_bytes(8, "little", signed=True)
 
 
-def _launch(index: int) -> Run:
-    return lambda launches, _bases, _arrays: launches[index]()
+def _writing_into(function: Any) -> tuple[Any, list[str]] | None:
+    """Returns the overload of an operator that writes its result into a tensor, and the name of that argument; None if
+    there is none."""
+    expected = [(argument.name, str(argument.type)) for argument in function._schema.arguments]
+    packet = function.overloadpacket
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        arguments = overload._schema.arguments
+        outputs = [argument.name for argument in arguments if argument.is_out]
+        others = [(argument.name, str(argument.type)) for argument in arguments if not argument.is_out]
+        if len(outputs) == 1 and others == expected:
+            return overload, outputs
+    return None
 
 
-def _zero(view: View, *, on_cpu: bool) -> Run:
+def _launch(index: int) -> Bind:
+    return lambda launches, _bases, _arrays: launches[index]
+
+
+def _zero(view: View, *, on_cpu: bool) -> Bind:
     base, offset, n_bytes = view.base, view.offset, _dense_bytes(view)
     if n_bytes is None or not on_cpu:
-        return lambda _launches, bases, _arrays: view.of(bases[base]).zero_()
-    return lambda _launches, bases, _arrays: ctypes.memset(bases[base].data_ptr() + offset, 0, n_bytes)
+        return lambda _launches, bases, _arrays: view.of(bases[base]).zero_
+    return lambda _launches, bases, _arrays: functools.partial(
+        ctypes.memset, bases[base].data_ptr() + offset, 0, n_bytes
+    )
 
 
 def _dense_bytes(view: View) -> int | None:
@@ -195,8 +278,8 @@ def _dense_bytes(view: View) -> int | None:
     return expected * view.dtype.itemsize
 
 
-def _copy(view: View, values: Tensor) -> Run:
-    return lambda _launches, bases, _arrays: view.of(bases[view.base]).copy_(values)
+def _copy(view: View, values: Tensor) -> Bind:
+    return lambda _launches, bases, _arrays: functools.partial(view.of(bases[view.base]).copy_, values)
 
 
 def _tensors(tree: Any, bases: list[Tensor]) -> Any:

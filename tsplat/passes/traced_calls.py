@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +15,8 @@ from ..precision import full_precision
 from ..stages.capacity import deferred
 from ..stages.intersection import BandedIntersections
 from ..stages.meta import Rendered
-from ..stages.tracing import Constant, Launch, OnArrays, Step, Trace, Zeros, storage_of
-from .arenas import Bases, Life, View, arrange
+from ..stages.tracing import Step, Trace, storage_of
+from .arenas import ALIGNED, Bases, Life, Output, View, add_arena, add_output, arrange, leaves, lives_of, tensors_of
 from .replay import Pass
 
 EXTRA_IMAGES = ("render_extra_signals", "normals", "render_distort")
@@ -27,22 +26,11 @@ ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_t
         "normals": "normals"}  # fmt: skip
 """Values of ``meta`` that have gradients of their own, and what they are of projected Gaussians."""
 
-ALIGNED = 16
-"""Bytes to which addresses are aligned or not, which Triton specializes kernels on."""
-
 ALWAYS = 2**62
 """The last step of a storage that is needed after its pass."""
 
 ABSGRAD = -1
 """Stands for the number of an input in place of ``absgrad`` of centers."""
-
-
-class Output(NamedTuple):
-    """A base that a pass allocates and that leaves it."""
-
-    base: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class BackwardPass(NamedTuple):
@@ -217,13 +205,13 @@ class TracedCall:
         leaving = [tensor for tensor in (*record.images, centers, leaf) if tensor is not None]
         if any(bases.has(storage_of(tensor)) for tensor in leaving):
             raise UnsupportedError("an image is a view of an input")
-        self.outputs = [_output(bases, tensor) for tensor in leaving if not bases.has(storage_of(tensor))]
+        self.outputs = [add_output(bases, tensor) for tensor in leaving if not bases.has(storage_of(tensor))]
         steps, rest = record.steps[: record.n_forward], record.steps[record.n_forward :]
-        lives = _lives(steps, bases)
+        lives = lives_of(steps, bases)
         later = {storage_of(t) for step in rest for t in tensors_of(step)}
-        later |= {storage_of(t) for t in _leaves((record.rendered, *record.values.values(), record.needed))}
-        self.kept = _arena(bases, [(life[0], 0, ALWAYS) for s, life in lives.items() if s in later])
-        self.scratch = _arena(bases, [life for s, life in lives.items() if s not in later])
+        later |= {storage_of(t) for t in leaves((record.rendered, *record.values.values(), record.needed))}
+        self.kept = add_arena(bases, [(life[0], 0, ALWAYS) for s, life in lives.items() if s in later])
+        self.scratch = add_arena(bases, [life for s, life in lives.items() if s not in later])
         self.images = [None if image is None else bases.view(image.detach()) for image in record.images]
         self.n_images, self.in_meta = record.n_images, record.in_meta
         self.differentiable = [i for i, t in enumerate(record.images) if t is not None and t.requires_grad]
@@ -253,17 +241,17 @@ class TracedCall:
     def _place_backward(self, record: _Record, bases: Bases) -> None:
         n_forward, dtype = bases.n, record.values["means2d"].dtype
         first, second = record.steps[record.n_forward : record.split], record.steps[record.split :]
-        self.v_images = [_output(bases, v) for v in record.v_images]
+        self.v_images = [add_output(bases, v) for v in record.v_images]
         self.v_centers: tuple[Output, bool] | None = None
         if (v_centers := record.v_centers) is not None:
-            output = _output(bases, v_centers)
+            output = add_output(bases, v_centers)
             self.v_centers = output, all(v_centers is not zeros for zeros in record.zeros)
             if output.shape != self.centers.shape:
                 raise UnsupportedError("the gradient of centers is a part of another tensor")
         if any(g is not None and bases.has(storage_of(g)) for g in record.gradients.values()):
             raise UnsupportedError("a gradient is a view of another tensor of the call")
         zeros = [v for v in record.v_rows.values() if any(v is zero for zero in record.zeros)]
-        lives, later = _lives(first, bases), _lives(second, bases)
+        lives, later = lives_of(first, bases), lives_of(second, bases)
         crossing = [tensor for storage, (tensor, _, _) in lives.items() if storage in later]
         if any(tensor.dtype != dtype for tensor in crossing):
             raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
@@ -278,8 +266,8 @@ class TracedCall:
             mine = {
                 i: g for i, g in record.gradients.items() if (g is not None and storage_of(g) in later) == is_second
             }
-            outputs = [_output(bases, g) for g in mine.values() if g is not None and not bases.has(storage_of(g))]
-            scratch = _arena(bases, [life for storage, life in own.items() if not bases.has(storage)])
+            outputs = [add_output(bases, g) for g in mine.values() if g is not None and not bases.has(storage_of(g))]
+            scratch = add_arena(bases, [life for storage, life in own.items() if not bases.has(storage)])
             views = [None if g is None else bases.view(g) for g in mine.values()]
             replayed = Pass(steps, bases)
             saved = [base for base in replayed.used if base < n_forward]
@@ -310,66 +298,6 @@ def _copy_of(tensor: Tensor, enabled: bool) -> Tensor:
         memory[offset:].copy_(tensor.detach().as_strided((extent,), (1,)))
         copied = memory.as_strided(tensor.shape, tensor.stride(), offset).detach()
     return copied.requires_grad_(enabled and tensor.requires_grad)
-
-
-def _output(bases: Bases, tensor: Tensor) -> Output:
-    """Adds a base for the storage of a tensor."""
-    storage = tensor.untyped_storage()
-    base = bases.add()
-    bases.put(base, storage._cdata, storage.data_ptr(), 0)
-    size = storage.nbytes() // tensor.dtype.itemsize
-    is_whole = tensor.is_contiguous() and tensor.numel() == size
-    return Output(base, tuple(tensor.shape) if is_whole else (size,), tensor.dtype)
-
-
-def whole(view: View, bases: Any) -> Tensor:
-    """Returns the tensor of a view: its base, if that is the same."""
-    base: Tensor = bases[view.base]
-    if view.offset == 0 and base.shape == view.shape and base.dtype == view.dtype and base.stride() == view.strides:
-        return base
-    return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, view.shape, view.strides)
-
-
-def _arena(bases: Bases, lives: Iterable[tuple[Tensor, int, int]]) -> tuple[int, int]:
-    """Adds a base for storages with these first and last steps. Returns its number and size."""
-    lives = list(lives)
-    base = bases.add()
-    offsets, size = arrange([Life(storage_of(t), t.untyped_storage().nbytes(), *life) for t, *life in lives])
-    for tensor, *_ in lives:
-        storage = tensor.untyped_storage()
-        bases.put(base, storage._cdata, storage.data_ptr(), offsets[storage._cdata])
-    return base, size
-
-
-def _lives(steps: Sequence[Step], bases: Bases) -> dict[int, tuple[Tensor, int, int]]:
-    """Returns a tensor of each storage that steps use and that no base has, with the first and the last of these."""
-    lives: dict[int, tuple[Tensor, int, int]] = {}
-    for i, step in enumerate(steps):
-        for tensor in tensors_of(step):
-            storage = storage_of(tensor)
-            if not bases.has(storage):
-                first = lives[storage][1] if storage in lives else i
-                lives[storage] = tensor, first, i
-    return lives
-
-
-def tensors_of(step: Step) -> list[Tensor]:
-    """Returns the tensors that a step reads or writes."""
-    if isinstance(step, Launch):
-        return [value for value in step.values if isinstance(value, Tensor)]
-    if isinstance(step, Zeros | Constant):
-        return [step.tensor]
-    if isinstance(step, OnArrays):
-        return [*step.args, *step.results]
-    return [*_leaves(step.args), *_leaves(tuple(step.kwargs.values())), *step.results]
-
-
-def _leaves(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, list | tuple):
-        return list(itertools.chain.from_iterable(map(_leaves, tree)))
-    return []
 
 
 def map_bundle(tree: Any, kind: type[Any], function: Callable[[Any], Any]) -> Any:

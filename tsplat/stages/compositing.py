@@ -150,7 +150,8 @@ class _Composite(torch.autograd.Function):
                 v_colors = v_colors.to(colors.dtype)
         if depths is not None:
             v_depths = v_splats.v_features[:, -1]
-        if backgrounds is not None:
+        # Of the tensors behind the four other arguments, the backgrounds are the seventh.
+        if backgrounds is not None and ctx.needs_input_grad[10]:
             # Contiguous and image by image, as the order of PyTorch's sums depends on strides and, on a GPU, on how
             # many there are.
             weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()

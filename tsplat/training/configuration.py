@@ -81,8 +81,8 @@ class Config:
         capacity: Render without waiting for the device to count intersections, in memory for as many as earlier steps
             needed; a step that needs more is computed again. The result is the same. auto is on for GPUs.
         graph: Replay rendering, loss and gradients of a view as a CUDA graph, which saves most of Python's time. The
-            result is the same. Needs `capacity`, and takes its memory twice. auto is on for GPUs, for one view a step,
-            without masks, learned corrections of views, and losses of depths and normals.
+            result is the same. Needs `capacity`. auto is on for GPUs, for one view a step, without masks, learned
+            corrections of views, and losses of depths and normals.
         opacity_weight: Weight of the mean opacity in the loss.
         scale_weight: Weight of the mean scale in the loss, in units of a quarter of the scene's extent.
         max_elongation: Limit of the longest axis of a Gaussian, in units of its second, at least 1, where its standard

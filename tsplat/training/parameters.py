@@ -96,9 +96,11 @@ class Parameters:
         )
         self.params[name] = parameter
 
-    def gaussians(self) -> Gaussians:
-        """The Gaussians, with gradients."""
+    def gaussians(self, *, detached: bool = False) -> Gaussians:
+        """The Gaussians, with gradients unless detached."""
         tensors: dict[str, Any] = {name: self.params[theirs] for name, theirs in GSPLAT_NAMES.items()}
+        if detached:
+            tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         return Gaussians(**tensors, **self._flags)
 
     @torch.no_grad()

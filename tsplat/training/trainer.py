@@ -142,7 +142,7 @@ class Trainer:
     @property
     def gaussians(self) -> Gaussians:
         """This rank's current Gaussians, detached; later steps change them in place."""
-        return self._parameters.gaussians().map(lambda tensor: tensor.detach())
+        return self._parameters.gaussians(detached=True)
 
     @property
     def lens_changes(self) -> Tensor | None:

@@ -113,21 +113,26 @@ class ViewGains:
         self._changes = torch.zeros_like(self.logs)
 
     def apply(self, index: int | Tensor, image: Tensor) -> Tensor:
-        """Multiplies the rendered image [H, W, 3] of a view by its gains. The index may be a tensor [] int64."""
+        """Multiplies the rendered image [H, W, 3] of a view by its gains. The index may be a tensor [1] int64."""
         squared = self.logs.square().mean() ** 2
         return image * (squared / (squared + GAIN_SPREAD**4) * self.logs[index]).exp()
 
     @torch.no_grad()
-    def observe(self, index: int | Tensor, image: Tensor, target: Tensor, mask: Tensor | None) -> None:
-        """Estimates the gains of a view from its rendered image without gains and its photograph, [H, W, 3].
+    def estimate(self, index: int | Tensor, image: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns how a view changes the logarithms of its gains, [3], given its rendered image without gains and its
+        photograph, [H, W, 3].
 
-        The index may be a tensor [] int64. Only the pixels of a mask [H, W] bool are used.
+        The index may be a tensor [1] int64. Only the pixels of a mask [H, W] bool are used.
         """
         if mask is not None:
             image, target = image[mask], target[mask]
         image, target = image.reshape(-1, 3).to(self.logs), target.reshape(-1, 3).to(self.logs)
         gains = ((image * target).sum(0) / image.square().sum(0)).nan_to_num(1.0).clamp(1 / GAIN_MAX, GAIN_MAX)
-        self._changes[index] += self._rate * (gains.log() - self.logs[index])
+        return self._rate * (gains.log() - self.logs[index].view(3))
+
+    def observe(self, index: int, change: Tensor) -> None:
+        """Adds what :meth:`estimate` has returned to the changes until the next update."""
+        self._changes[index] += change
 
     def discard(self) -> None:
         """Forgets the estimates since the last update."""

@@ -25,7 +25,7 @@ from .gradient_step import GradientStep
 from .losses import GeometryLoss, loss, psnr
 from .parameters import Parameters
 from .view_corrections import ViewGains, apply_exposure
-from .view_graphs import ViewGraphs, ViewInputs, ViewResults
+from .view_passes import ViewInputs, ViewPasses, ViewResults
 
 Meta = dict[str, Any]
 
@@ -93,10 +93,11 @@ class ViewGradients:
         n = config.views_per_step
         self.gains = ViewGains(len(views), gaussians.means.detach(), n) if config.gains else None
         self.received_rows = 0
-        reason = self._without_graphs()
-        if config.graph == "on" and reason:
-            raise UnsupportedError(f"graph: not implemented {reason}; use auto or off")
-        self._graphs = None if config.graph == "off" or reason else ViewGraphs(self._differentiate)
+        reason, no_graphs = self._without_passes(), self._without_graphs()
+        if config.graph == "on" and (no_graphs or reason):
+            raise UnsupportedError(f"graph: not implemented {no_graphs or reason}; use auto or off")
+        by_graphs = config.graph != "off" and not no_graphs
+        self._passes = None if reason else ViewPasses(self._differentiate, by_graphs=by_graphs)
 
     def compute(self, step: int, views: Sequence[int], backgrounds: Sequence[Color]) -> tuple[Tensor, list[Meta]]:
         """Renders this rank's views and computes the gradients of their losses; again if a capacity was too small.
@@ -105,16 +106,13 @@ class ViewGradients:
         the views of all ranks, `backgrounds` RGB in [0, 1] of each. Returns sums of loss and PSNR over this rank's
         views, [2], and the ``meta`` of each rendering.
         """
-        if self._capacity is None:
-            return self._accumulate(step, views, backgrounds, None)
-        if self._graphs is not None and (found := self._replay(self._graphs, step, views[0], backgrounds[0])):
+        if self._passes is not None and (found := self._replay(self._passes, step, views[0], backgrounds[0])):
             return found
         with deferred() as calls:
             found = self._accumulate(step, views, backgrounds, self._capacity)
-        overflow = any(self._ranks.any([any_overflow(calls)], self._device))
-        if self._graphs is not None and calls:
-            self._graphs.learn(self._kind(step, views[0]), needed_by(calls))
-        if not overflow:
+        if self._passes is not None:
+            self._passes.learn(self._kind(step, views[0]), lambda: _needed(calls, found[1]))
+        if self._capacity is None or not any(self._ranks.any([any_overflow(calls)], self._device)):
             return found
         self._parameters.clear_gradients()
         if self.gains is not None:
@@ -151,29 +149,35 @@ class ViewGradients:
         with self._autocasting():
             images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
             target = view.pixels
-            image, image_loss = self._compare(index, images, target, view.mask, observes=self._observes(step))
+            image, image_loss, change = self._compare(index, images, target, view.mask, observes=self._observes(step))
             total = image_loss + self.geometry_loss(step / self._config.steps, images, alphas, meta, view)
         self._densification.before_backward(step, meta)
+        self._observe(index, change)
         self._gradient_step.backward(total / self._config.views_per_step)
         return _figures(image_loss, image, target), meta
 
+    def _observe(self, index: int, gain_change: Tensor | None) -> None:
+        if gain_change is not None:
+            assert self.gains is not None
+            self.gains.observe(index, gain_change)
+
     def _compare(
         self, index: int | Tensor, images: Tensor, target: Tensor, mask: Tensor | None, *, observes: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Applies the corrections of a view to its rendering [1, H, W, D], and compares it with its photograph.
 
-        Returns the image [H, W, 3] that was compared, and the loss [].
+        Returns the image [H, W, 3] that was compared, the loss [], and the change of the gains, [3], or None.
         """
-        image = images[0, ..., :3]
+        image, change = images[0, ..., :3], None
         if self.gains is not None:
             if observes:
-                self.gains.observe(index, image.detach(), target, mask)
+                change = self.gains.estimate(index, image.detach(), target, mask)
             image = self.gains.apply(index, image)
         if self._config.exposure:
             image = apply_exposure(image, self._parameters.params["exposures"][index])
         if mask is not None:
             image = torch.where(mask[..., None], image, target)
-        return image, loss(image, target)
+        return image, loss(image, target), change
 
     def _join(self, step: int, index: int, capacity: Capacity) -> Meta:
         """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
@@ -231,17 +235,15 @@ class ViewGradients:
     def _autocasting(self) -> torch.autocast:
         return torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None)
 
-    # --- graphs
+    # --- passes
 
-    def _without_graphs(self) -> str:
-        """Why gradients cannot be computed by graphs, as the end of a sentence; empty if they can."""
+    def _without_passes(self) -> str:
+        """Why gradients cannot be computed by passes, as the end of a sentence; empty if they can."""
         config = self._config
-        if self._device.type != "cuda":
-            return f"on {self._device.type}"
         if self._ranks.world_size > 1 or config.views_per_step > 1:
             return "for several views in a step"
-        if self._capacity is None or config.backend not in ("auto", "triton") or self._autocast is torch.float16:
-            return "with capacity off, another backend than Triton, or fp16"
+        if config.backend not in ("auto", "triton") or self._autocast is torch.float16:
+            return "with another backend than Triton, or fp16"
         if not isinstance(config.strategy, MCMCStrategy | None):
             return f"with {type(config.strategy).__name__}, which reads what was rendered"
         learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]
@@ -249,14 +251,20 @@ class ViewGradients:
             return f"with {learned[0] if learned else 'losses of depths and normals'}"
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 
+    def _without_graphs(self) -> str:
+        """Why CUDA graphs cannot replay passes, as the end of a sentence; empty if they can."""
+        if self._device.type != "cuda":
+            return f"on {self._device.type}"
+        return "with capacity off" if self._capacity is None else ""
+
     def _kind(self, step: int, index: int) -> Kind:
         camera = self._views[index].camera
         described = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
         return Kind(described, self._degree(step), self._observes(step))
 
-    def _replay(self, graphs: ViewGraphs, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
-        """Computes the gradients of a view by a graph, if there can be one yet. Returns as :meth:`compute`."""
-        view, parameters = self._views[index], [*self._parameters.params.values()]
+    def _replay(self, passes: ViewPasses, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
+        """Computes the gradients of a view by a pass, if there can be one yet. Returns as :meth:`compute`."""
+        view, state = self._views[index], [*self._parameters.params.values()]
         like = self._parameters.params["means"].detach()
         inputs = ViewInputs(
             torch.tensor([index], device=self._device, dtype=torch.int64),
@@ -264,23 +272,33 @@ class ViewGradients:
             view.pixels,
             like.new_tensor(background),
         )
-        found = graphs.results(self._kind(step, index), inputs, parameters)
+        if self.gains is not None:
+            state.append(self.gains.logs)
+        found = passes.results(self._kind(step, index), inputs, state)
         if found is None:
-            if self.gains is not None:
-                self.gains.discard()  # what a rendering without room has changed
             return None
-        for parameter, gradient in zip(parameters, found.gradients, strict=True):
+        for parameter, gradient in zip(self._parameters.params.values(), found.gradients, strict=True):
             parameter.grad = gradient
+        self._observe(index, found.gain_change)
         return found.figures.clone(), [{"n_cameras": 1}]
 
     def _differentiate(self, kind: Kind, inputs: ViewInputs, room: Capacities) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
-        with self._autocasting():
+        with self._autocasting(), deferred():
             images, _, meta = self._render(inputs.camera, inputs.background, room, kind.degree)
-            image, image_loss = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
+            compared = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
+        image, image_loss, change = compared
         parameters = [*self._parameters.params.values()]
         gradients = torch.autograd.grad(image_loss, parameters, allow_unused=True)
-        return ViewResults(_figures(image_loss, image, inputs.pixels), gradients, meta["overflow"])
+        needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
+        return ViewResults(_figures(image_loss, image, inputs.pixels), needed, change, gradients)
+
+
+def _needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:
+    """Returns what the lists of calls needed, given those with a capacity and the ``meta`` of all. Waits for them."""
+    if calls:
+        return needed_by(calls)
+    return Capacities(*[max(meta["memory"]["n_intersections"] for meta in metas)] * 4)
 
 
 def _figures(image_loss: Tensor, image: Tensor, target: Tensor) -> Tensor:

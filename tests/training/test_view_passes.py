@@ -1,4 +1,4 @@
-"""Gradients of views by CUDA graphs. Without a GPU, a graph that computes again stands in for one that is replayed."""
+"""Gradients of views by passes and by CUDA graphs of these. Without a GPU, what replays a pass stands for a graph."""
 
 import dataclasses
 import gc
@@ -10,9 +10,10 @@ import torch
 from tests.support.graphs import FakeRecorder, Forbidden
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import UnsupportedError
+from tsplat.config import Capacities
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy
-from tsplat.training import Config, Trainer, view_graphs
+from tsplat.training import Config, Trainer, view_passes
 from tsplat.training.view_gradients import ViewGradients
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("frozen_objects")]
@@ -34,12 +35,7 @@ class CountingRecorder(FakeRecorder):
     def record(self, function):
         gc.collect()  # what stands in for a graph is part of a cycle
         self.alive.append(sum(graph() is not None for graph in self._graphs))
-
-        def deferred():
-            with capacity.deferred():
-                return function()
-
-        results, replay = super().record(deferred)
+        results, replay = super().record(function)
         self._graphs.append(weakref.ref(replay))
         return results, replay
 
@@ -49,10 +45,20 @@ def graphs(monkeypatch):
     """Makes trainers on a CPU use graphs; returns what captures them."""
     made: list[CountingRecorder] = []
     monkeypatch.setattr(capacity, "_automatic", {})
-    monkeypatch.setattr(view_graphs, "GraphRecorder", lambda: made.append(CountingRecorder()) or made[-1])
+    monkeypatch.setattr(view_passes, "GraphRecorder", lambda: made.append(CountingRecorder()) or made[-1])
     monkeypatch.setattr(ViewGradients, "_without_graphs", lambda self: "")
     yield made
     assert all(all(capture.alive[1:]) for capture in made), "the pool of memory is gone"
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """Returns the kinds of views that are replayed, one for each replay."""
+    found, results = [], view_passes._Replay.results
+    monkeypatch.setattr(
+        view_passes._Replay, "results", lambda self, given: found.append(len(given)) or results(self, given)
+    )
+    return found
 
 
 def trained(config, noise=0.05):
@@ -73,29 +79,90 @@ def assert_same(one, other):
     assert torch.equal(progress.loss, progress_found.loss) and torch.equal(progress.psnr, progress_found.psnr)
 
 
-def test_training_by_graphs_gives_the_same_bits(graphs):
+def by_stages(config, **options):
+    """Trains without passes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ViewGradients, "_without_passes", lambda self: "here")
+        torch.manual_seed(0)
+        return trained(dataclasses.replace(config, graph="auto"), **options)
+
+
+@pytest.mark.parametrize("size", ["auto", "off"])
+def test_training_by_passes_gives_the_same_bits(replays, size):
+    config = dataclasses.replace(CONFIG, capacity=size)
+    expected = by_stages(config)
+    assert not replays
     torch.manual_seed(0)
-    expected = trained(dataclasses.replace(CONFIG, graph="off"))
+    assert_same(trained(config), expected)
+    assert len(replays) >= CONFIG.steps - 14
+
+
+def test_training_by_graphs_gives_the_same_bits(graphs):
+    expected = by_stages(CONFIG)
     assert not graphs
     torch.manual_seed(0)
     assert_same(trained(CONFIG), expected)
     # Each refinement and each degree of spherical harmonics needs another graph.
-    assert 4 <= len(graphs[0].replays) <= 12
-    assert sum(graphs[0].replays) >= CONFIG.steps - 12
+    assert 3 <= len(graphs[0].replays) <= 12
+    assert sum(graphs[0].replays) >= CONFIG.steps - 14
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_views_of_several_sizes_have_passes_of_their_own(replays, threads):
+    gaussians = make_gaussians(sh_degree=1)
+    views = make_views(gaussians)[:4]
+    views[2:] = [
+        view.replaced(
+            image=view.image[:20, :24].contiguous(), camera=dataclasses.replace(view.camera, width=24, height=20)
+        )
+        for view in views[2:]
+    ]
+    config = Config(steps=24, backend="triton", strategy=None, gains=True)
+    torch.manual_seed(0)
+    start = dataclasses.replace(gaussians, means=gaussians.means + 0.05 * torch.randn(gaussians.means.shape))
+    found = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for reason in ("", "here"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ViewGradients, "_without_passes", lambda self, reason=reason: reason)
+                trainer = Trainer(start, views, config)
+                found.append([trainer.advance().loss for _ in range(config.steps)])
+                found.append(trainer.state()[0])
+    finally:
+        torch.set_num_threads(before)
+    assert len(replays) >= 12
+    assert torch.equal(torch.stack(found[0]), torch.stack(found[2]))
+    assert all(torch.equal(found[1][name], found[3][name]) for name in found[3])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by_graphs", [True, False], ids=["graphs", "passes"])
 @pytest.mark.parametrize(
     "changes", [dict(), dict(strategy=None, sh_interval=100, gains=False)], ids=["several kinds", "one kind"]
 )
-def test_a_view_that_needs_more_room_is_computed_again(graphs, monkeypatch, changes):
+def test_a_view_that_needs_more_room_is_computed_again(request, replays, monkeypatch, changes, by_graphs):
+    graphs = request.getfixturevalue("graphs") if by_graphs else None
     config = dataclasses.replace(CONFIG, **changes)
-    torch.manual_seed(0)
-    expected = trained(dataclasses.replace(config, graph="off"))
-    monkeypatch.setattr(capacity, "GRAPH_HEADROOM", 0.9)
+    expected = by_stages(config)
+    enough = view_passes.graph_room
+    too_little = lambda needed: Capacities(*[max(9 * n // 10, 1) for n in needed])  # noqa: E731
+    monkeypatch.setattr(view_passes, "graph_room", lambda *given: (enough if given[1:] else too_little)(*given))
     torch.manual_seed(0)
     assert_same(trained(config), expected)
-    assert len(graphs[0].replays) > 6
+    assert len(replays) > 6 and (graphs is None or graphs[0].replays)
+
+
+def test_an_error_in_a_trace_ends_the_use_of_passes(replays, monkeypatch, caplog):
+    def fail(*_):
+        raise UnsupportedError("a result is a view")
+
+    monkeypatch.setattr(view_passes, "TracedFunction", fail)
+    torch.manual_seed(0)
+    found = trained(CONFIG)
+    assert_same(found, by_stages(CONFIG))
+    assert caplog.text.count("training without passes: a result is a view") == 1 and not replays
 
 
 def test_an_error_in_a_capture_ends_the_use_of_graphs(graphs, monkeypatch, caplog):
@@ -105,9 +172,8 @@ def test_an_error_in_a_capture_ends_the_use_of_graphs(graphs, monkeypatch, caplo
     monkeypatch.setattr(CountingRecorder, "record", fail)
     torch.manual_seed(0)
     found = trained(CONFIG)
-    torch.manual_seed(0)
-    assert_same(found, trained(dataclasses.replace(CONFIG, graph="off")))
-    assert caplog.text.count("training without CUDA graphs: not permitted") == 1
+    assert_same(found, by_stages(CONFIG))
+    assert caplog.text.count("training without passes: not permitted") == 1
 
 
 def test_nothing_waits_in_a_graph(graphs, monkeypatch):
@@ -141,11 +207,11 @@ def test_the_gpu_of_a_view_is_the_current_one_while_it_is_captured(graphs, monke
         def __exit__(self, *_):
             current.pop()
 
-    make, record = view_graphs.GraphRecorder, CountingRecorder.record
+    make, record = view_passes.GraphRecorder, CountingRecorder.record
     monkeypatch.setattr(torch.cuda, "device_of", DeviceOf)
-    monkeypatch.setattr(view_graphs, "GraphRecorder", lambda: found.append([*current]) or make())
+    monkeypatch.setattr(view_passes, "GraphRecorder", lambda: found.append([*current]) or make())
     monkeypatch.setattr(CountingRecorder, "record", lambda *given: found.append([*current]) or record(*given))
-    trained(dataclasses.replace(CONFIG, steps=4))
+    trained(dataclasses.replace(CONFIG, steps=12, gains=False))
     assert len(found) >= 2 and all(devices == [torch.device("cpu")] for devices in found)
 
 
@@ -160,15 +226,22 @@ def test_graphs_that_are_asked_for_without_a_gpu_raise():
     [
         (dict(), ""),
         (dict(views_per_step=2), "for several views"),
-        (dict(capacity="off"), "with capacity off"),
+        (dict(backend="torch"), "with another backend"),
         (dict(strategy=DefaultStrategy()), "with DefaultStrategy"),
         (dict(exposure=True), "with exposure"),
         (dict(depth_weight=0.1), "with losses of depths"),
     ],
 )
-def test_what_graphs_cannot_do_has_a_reason(changes, reason):
+def test_what_passes_cannot_do_has_a_reason(changes, reason):
     gaussians = make_gaussians()
     trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, **changes))
     found = trainer._view_gradients
+    assert found._without_passes().startswith(reason) and bool(reason) == (found._passes is None)
+
+
+def test_graphs_need_a_capacity():
+    gaussians = make_gaussians()
+    trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, capacity="off"))
+    found = trainer._view_gradients
     found._device = torch.device("cuda")
-    assert found._without_graphs().startswith(reason)
+    assert found._without_graphs() == "with capacity off"

@@ -1,0 +1,66 @@
+"""A function of tensors that is traced while it runs, and replayed on other tensors of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import UnsupportedError
+from ..stages.tracing import Trace, storage_of
+from .arenas import Bases, View, add_arena, add_output, lives_of, whole
+from .replay import Pass
+
+
+class TracedFunction:
+    """A function that has run, and whose launches and operators are replayed by one pass.
+
+    Unlike calls of :func:`tsplat.rasterization`, a replay has no part in autograd: a function that differentiates does
+    so itself, and its gradients are among its results.
+
+    Args:
+        function: Returns tensors, or None. Does not read values of tensors.
+        inputs: The tensors that it reads and that other calls may have elsewhere. Others that it does not make are
+            constants, such as the window of SSIM. It changes neither.
+
+    Raises:
+        UnsupportedError: The function reads values, or returns a view of a tensor that it does not make.
+    """
+
+    def __init__(self, function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> None:
+        trace = Trace()
+        with trace.recording(), torch.autograd.set_multithreading_enabled(False):
+            results = [None if result is None else result.detach() for result in function()]
+        bases = Bases()
+        for tensor in inputs:
+            bases.add(tensor)
+        lives = lives_of(trace.steps, bases)
+        self._constants = [life[0].detach() for storage, life in lives.items() if storage not in trace.made]
+        for tensor in self._constants:
+            bases.add(tensor)
+        if any(result is not None and bases.has(storage_of(result)) for result in results):
+            raise UnsupportedError("a result is a view of a tensor that the function does not make")
+        self._outputs = []
+        for result in results:
+            if result is not None and not bases.has(storage_of(result)):
+                self._outputs.append(add_output(bases, result))
+        self._scratch = add_arena(bases, [life for storage, life in lives.items() if not bases.has(storage)])
+        self._results: list[View | None] = [None if result is None else bases.view(result) for result in results]
+        self._pass = Pass(trace.steps, bases)
+        self._device = inputs[0].device
+        self._first: list[Tensor | None] | None = results
+
+    def take_first(self) -> list[Tensor | None]:
+        """Returns what the function returned, once."""
+        first, self._first = self._first, None
+        assert first is not None
+        return first
+
+    def bind(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor | None], Callable[[], None]]:
+        """Allocates memory. Returns results, and what computes them from inputs of the same kind."""
+        memory = [torch.empty(o.shape, dtype=o.dtype, device=self._device) for o in self._outputs]
+        memory.append(torch.empty(self._scratch[1], dtype=torch.uint8, device=self._device))
+        bases = [*(tensor.detach() for tensor in inputs), *self._constants, *memory]
+        results = [None if view is None else whole(view, bases) for view in self._results]
+        return results, self._pass.bind([bases[i] for i in self._pass.used])
