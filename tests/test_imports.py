@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 SCENE = {"__init__", "arguments", "config", "errors", "precision", "support"}
 VIEWING = {"arguments", "config", "errors", "precision", "rendering", "scene", "stages", "support"}
-TRAINING = VIEWING | {"__init__", "ops", "strategies", "viewing"}
+TRAINING = VIEWING | {"__init__", "ops", "passes", "strategies", "viewing"}
 MODULES = {
     "config": set(),
     "precision": set(),
