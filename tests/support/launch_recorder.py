@@ -3,9 +3,23 @@
 from collections.abc import Callable
 from typing import Any
 
-from tsplat.passes.arenas import Bases, tensors_of
+from torch import Tensor
+
+from tsplat.passes.arenas import Bases
 from tsplat.passes.replay import Pass
 from tsplat.stages.tracing import Trace, storage_of
+
+
+class KeepingTrace(Trace):
+    """Keeps the memory of what is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def make(self, tensor: Tensor) -> None:
+        super().make(tensor)
+        self.kept.append(tensor.detach())
 
 
 class LaunchRecorder:
@@ -17,13 +31,13 @@ class LaunchRecorder:
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Calls a function. Returns its results, and what computes them again at the same place."""
-        trace, bases = Trace(), Bases()
+        trace, bases = KeepingTrace(), Bases()
         with trace.recording():
             results = function()
-        tensors = {storage_of(t): t for step in trace.steps for t in tensors_of(step)}.values()
-        for tensor in tensors:
-            bases.put(bases.add(), storage_of(tensor), tensor.untyped_storage().data_ptr(), 0)
+        tensors = {storage_of(t): t for t in (*trace.kept, *trace.others.values())}
+        for storage in tensors:
+            bases.put(bases.add(), storage, 0)
         replayed = Pass(trace.steps, bases)
-        storages = [tensor.new_empty(0).set_(tensor.untyped_storage()).detach() for tensor in tensors]
+        storages = [tensor.new_empty(0).set_(tensor.untyped_storage()).detach() for tensor in tensors.values()]
         used = [storages[i] for i in replayed.used]
         return results, lambda: replayed.run(used)

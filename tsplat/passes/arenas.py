@@ -6,7 +6,6 @@ overlap share its memory.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..stages.tracing import Constant, Launch, OnArrays, Step, Zeros, storage_of
+from ..stages.tracing import Constant, Launch, Memory, OnArrays, Step, Zeros
 
 ALIGNED = 16
 """Bytes to which addresses are aligned or not, which Triton specializes kernels on."""
@@ -91,25 +90,26 @@ class Bases:
         self._places: dict[int, tuple[int, int]] = {}
         self.n = 0
 
-    def add(self, tensor: Tensor | None = None) -> int:
+    def add(self, tensor: Memory | None = None) -> int:
         """Adds a base and returns its number: it is a tensor of the trace, or an arena for :meth:`put`."""
         if tensor is not None:
-            self._places[storage_of(tensor)] = self.n, -tensor.data_ptr()
+            self._places[tensor.storage] = self.n, -tensor.offset
         self.n += 1
         return self.n - 1
 
-    def put(self, base: int, storage: int, address: int, offset: int) -> None:
-        """Places a storage, which is at an address in the trace, at an offset in a base."""
-        self._places[storage] = base, offset - address
+    def put(self, base: int, storage: int, offset: int) -> None:
+        """Places a storage at an offset in a base."""
+        self._places[storage] = base, offset
 
     def has(self, storage: int) -> bool:
         """Returns whether a storage is in a base."""
         return storage in self._places
 
-    def view(self, tensor: Tensor) -> View:
+    def view(self, tensor: Memory | Tensor) -> View:
         """Returns the view that stands for a tensor of the trace."""
-        base, shift = self._places[storage_of(tensor)]
-        return View(base, tensor.data_ptr() + shift, tensor.shape, tensor.stride(), tensor.dtype)
+        memory = Memory.of(tensor) if isinstance(tensor, Tensor) else tensor
+        base, shift = self._places[memory.storage]
+        return View(base, memory.offset + shift, memory.shape, memory.strides, memory.dtype)
 
 
 class Output(NamedTuple):
@@ -122,10 +122,9 @@ class Output(NamedTuple):
 
 def add_output(bases: Bases, tensor: Tensor) -> Output:
     """Adds a base for the storage of a tensor."""
-    storage = tensor.untyped_storage()
-    base = bases.add()
-    bases.put(base, storage._cdata, storage.data_ptr(), 0)
-    size = storage.nbytes() // tensor.dtype.itemsize
+    memory, base = Memory.of(tensor), bases.add()
+    bases.put(base, memory.storage, 0)
+    size = memory.size // tensor.dtype.itemsize
     is_whole = tensor.is_contiguous() and tensor.numel() == size
     return Output(base, tuple(tensor.shape) if is_whole else (size,), tensor.dtype)
 
@@ -138,43 +137,41 @@ def whole(view: View, bases: Any) -> Tensor:
     return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, view.shape, view.strides)
 
 
-def add_arena(bases: Bases, lives: Iterable[tuple[Tensor, int, int]]) -> tuple[int, int]:
-    """Adds a base for storages with these first and last steps. Returns its number and size."""
-    lives = list(lives)
+def add_arena(bases: Bases, lives: Iterable[Life]) -> tuple[int, int]:
+    """Adds a base for storages. Returns its number and size in bytes."""
     base = bases.add()
-    offsets, size = arrange([Life(storage_of(t), t.untyped_storage().nbytes(), *life) for t, *life in lives])
-    for tensor, *_ in lives:
-        storage = tensor.untyped_storage()
-        bases.put(base, storage._cdata, storage.data_ptr(), offsets[storage._cdata])
+    offsets, size = arrange(lives)
+    for storage, offset in offsets.items():
+        bases.put(base, storage, offset)
     return base, size
 
 
-def lives_of(steps: Sequence[Step], bases: Bases) -> dict[int, tuple[Tensor, int, int]]:
-    """Returns a tensor of each storage that steps use and that no base has, with the first and the last of these."""
-    lives: dict[int, tuple[Tensor, int, int]] = {}
+def lives_of(steps: Sequence[Step], bases: Bases) -> dict[int, Life]:
+    """Returns the life of each storage that steps use and that no base has."""
+    lives: dict[int, Life] = {}
     for i, step in enumerate(steps):
         for tensor in tensors_of(step):
-            storage = storage_of(tensor)
-            if not bases.has(storage):
-                first = lives[storage][1] if storage in lives else i
-                lives[storage] = tensor, first, i
+            if not bases.has(tensor.storage):
+                first = lives[tensor.storage].first if tensor.storage in lives else i
+                lives[tensor.storage] = Life(tensor.storage, tensor.size, first, i)
     return lives
 
 
-def tensors_of(step: Step) -> list[Tensor]:
+def tensors_of(step: Step) -> list[Memory]:
     """Returns the tensors that a step reads or writes."""
     if isinstance(step, Launch):
-        return [value for value in step.values if isinstance(value, Tensor)]
+        return leaves(step.values, Memory)
     if isinstance(step, Zeros | Constant):
-        return [step.tensor]
+        return [step.memory]
     if isinstance(step, OnArrays):
         return [*step.args, *step.results]
-    return [*leaves(step.args), *leaves(tuple(step.kwargs.values())), *step.results]
+    return [*leaves(step.args, Memory), *leaves(tuple(step.kwargs.values()), Memory), *step.results]
 
 
-def leaves(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
+def leaves(tree: Any, kind: type[Any]) -> list[Any]:
+    """Returns the values of a kind in nested tuples and lists."""
+    if isinstance(tree, kind):
         return [tree]
     if isinstance(tree, list | tuple):
-        return list(itertools.chain.from_iterable(map(leaves, tree)))
+        return [leaf for value in tree for leaf in leaves(value, kind)]
     return []

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..arguments import kind_of
 from ..config import Capacities
 from ..stages.backend import launchers
-from ..stages.capacity import graph_room, note_call
+from ..stages.capacity import any_overflow, deferred, graph_room, needed_by, note_call
 from ..stages.compilation import is_plain_call
 from ..stages.settings import PLAIN
 from .calls import ReplayedCall
@@ -65,12 +65,14 @@ class _Kind:
         works: Whether it is replayed.
         turn: When it was called last.
         room: What its lists have room for; None before the first call.
+        is_measured: Whether the room is that of what each kind of list needed, not of the number of intersections.
         traced: Its passes; None before they are traced.
     """
 
     def __init__(self, works: bool) -> None:
         self.works, self.turn = works, 0
         self.room: Capacities | None = None
+        self.is_measured = False
         self.traced: TracedCall | None = None
 
 
@@ -160,9 +162,11 @@ class _Kinds:
         return rendered
 
     def _trace(self, kind: _Kind, arguments: dict[str, Any]) -> TracedCall | None:
-        """Traces a call, with more room if its lists need it; returns None if that fails."""
+        """Traces a call, with room for what its lists need; returns None if that fails."""
         assert kind.room is not None
         try:
+            if arguments.get("capacity") is None and not kind.is_measured:
+                kind.room, kind.is_measured = self._measure(kind.room, arguments), True
             traced = TracedCall(self._function, arguments, kind.room)
             while traced.is_exact and traced.found[-1]:
                 kind.room = graph_room(Capacities(*traced.found[:-1]), kind.room)
@@ -173,6 +177,14 @@ class _Kinds:
             return None
         kind.traced = traced
         return traced
+
+    @torch.no_grad()
+    def _measure(self, room: Capacities, arguments: dict[str, Any]) -> Capacities:
+        """Returns room for what lists need, given what may be enough."""
+        with deferred() as calls:
+            self._function(**arguments | {"capacity": room, "packed": False})
+        needed = needed_by(calls)
+        return self._measure(graph_room(needed, room), arguments) if any_overflow(calls) else graph_room(needed)
 
 
 _all: list[_Kinds] = []

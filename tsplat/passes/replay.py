@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..precision import full_precision
-from ..stages.tracing import Constant, Launch, OnArrays, Operator, Step, Zeros
+from ..stages.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
 from .arenas import ALIGNED, Bases, View
 
 Run = Callable[[], object]
@@ -72,10 +72,10 @@ class Pass:
                     words += memory
                     origins += own_origins
             elif isinstance(step, Zeros):
-                if step.tensor.numel():
-                    self._binders.append(_zero(self._view(step.tensor), on_cpu=step.tensor.device.type == "cpu"))
+                if step.memory.shape.numel():
+                    self._binders.append(_zero(self._view(step.memory), on_cpu=step.memory.device.type == "cpu"))
             elif isinstance(step, Constant):
-                self._binders.append(_copy(self._view(step.tensor), step.values))
+                self._binders.append(_copy(self._view(step.memory), step.values))
             elif isinstance(step, OnArrays):
                 self._binders.append(self._on_arrays(step))
             else:
@@ -117,7 +117,7 @@ class Pass:
         launches = words.launches
         return [bind(launches, bases, arrays) for bind in self._binders]
 
-    def _view(self, tensor: Tensor) -> View:
+    def _view(self, tensor: Memory) -> View:
         """Returns the view of a tensor, whose base is numbered by ``used``."""
         view = self._bases.view(tensor)
         if view.base not in self.used:
@@ -127,8 +127,8 @@ class Pass:
     def _memory(self, step: Launch, begin: int) -> tuple[bytearray, list[int]]:
         """Returns the memory of a launch that begins at a byte of the words, with offsets in place of addresses; and
         what each of its words is relative to."""
-        views = [self._view(v) if isinstance(v, Tensor) and v.numel() else None for v in step.values]
-        numbers = [0 if isinstance(v, Tensor) else v for v in step.values]
+        views = [self._view(v) if isinstance(v, Memory) and v.shape.numel() else None for v in step.values]
+        numbers = [0 if isinstance(v, Memory) else v for v in step.values]
         template, places, own = step.run.template(step.n_programs, numbers)
         memory, origins = bytearray(template), [NUMBER] * (len(template) // 8)
         for place, offset in own.items():
@@ -203,7 +203,7 @@ class Pass:
 
         return bind
 
-    def _array(self, tensor: Tensor) -> Callable[[list[Any]], np.ndarray]:
+    def _array(self, tensor: Memory) -> Callable[[list[Any]], np.ndarray]:
         """Returns the function of arrays of bytes that returns a tensor as an array."""
         view = self._view(tensor)
         self._arrays.add(view.base)
@@ -211,8 +211,8 @@ class Pass:
 
     def _views(self, tree: Any) -> Any:
         """Returns arguments with views in place of tensors."""
-        if isinstance(tree, Tensor):
-            return self._view(tree) if tree.numel() else tree
+        if isinstance(tree, Memory):
+            return self._view(tree)
         if isinstance(tree, dict):
             return {name: self._views(value) for name, value in tree.items()}
         if isinstance(tree, list | tuple):

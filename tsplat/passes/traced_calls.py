@@ -15,7 +15,7 @@ from ..precision import full_precision
 from ..stages.capacity import deferred
 from ..stages.intersection import BandedIntersections
 from ..stages.meta import Rendered
-from ..stages.tracing import Step, Trace, storage_of
+from ..stages.tracing import Memory, Step, Trace, storage_of
 from .arenas import ALIGNED, Bases, Life, Output, View, add_arena, add_output, arrange, leaves, lives_of, tensors_of
 from .replay import Pass
 
@@ -134,8 +134,7 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
             with trace.recording():
                 gradients = torch.autograd.grad(given, list(targets.values()), v_given, allow_unused=True)
         found = dict(zip(targets, gradients, strict=True)) | zeros
-    outside = {storage_of(t) for step in trace.steps for t in tensors_of(step)} - trace.made
-    if not outside <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
+    if not trace.others.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
     (call,) = calls
     v_centers = found.pop("means2d", None)
@@ -200,7 +199,7 @@ class TracedCall:
     def _place_forward(self, record: _Record, bases: Bases) -> None:
         self.n_inputs = len(record.inputs)
         for tensor in record.inputs:
-            bases.add(tensor)
+            bases.add(Memory.of(tensor))
         centers, leaf = record.values["means2d"], record.values.get("gradient_2dgs")
         leaving = [tensor for tensor in (*record.images, centers, leaf) if tensor is not None]
         if any(bases.has(storage_of(tensor)) for tensor in leaving):
@@ -208,9 +207,9 @@ class TracedCall:
         self.outputs = [add_output(bases, tensor) for tensor in leaving if not bases.has(storage_of(tensor))]
         steps, rest = record.steps[: record.n_forward], record.steps[record.n_forward :]
         lives = lives_of(steps, bases)
-        later = {storage_of(t) for step in rest for t in tensors_of(step)}
-        later |= {storage_of(t) for t in leaves((record.rendered, *record.values.values(), record.needed))}
-        self.kept = add_arena(bases, [(life[0], 0, ALWAYS) for s, life in lives.items() if s in later])
+        later = {tensor.storage for step in rest for tensor in tensors_of(step)}
+        later |= {storage_of(t) for t in leaves((record.rendered, *record.values.values(), record.needed), Tensor)}
+        self.kept = add_arena(bases, [Life(s, life.size, 0, ALWAYS) for s, life in lives.items() if s in later])
         self.scratch = add_arena(bases, [life for s, life in lives.items() if s not in later])
         self.images = [None if image is None else bases.view(image.detach()) for image in record.images]
         self.n_images, self.in_meta = record.n_images, record.in_meta
@@ -218,7 +217,8 @@ class TracedCall:
         self.centers, self.leaf = bases.view(centers), None if leaf is None else bases.view(leaf)
         self.device = centers.device
         # On a GPU, a call reads what lists need as soon as that is known, before it composites.
-        last = max(i for i, step in enumerate(steps) if storage_of(record.needed) in map(storage_of, tensors_of(step)))
+        needed = storage_of(record.needed)
+        last = max(i for i, step in enumerate(steps) if any(t.storage == needed for t in tensors_of(step)))
         parts = (steps[: last + 1], steps[last + 1 :]) if record.waits else (steps,)
         self.forward = [Pass(part, bases) for part in parts]
 
@@ -252,8 +252,8 @@ class TracedCall:
             raise UnsupportedError("a gradient is a view of another tensor of the call")
         zeros = [v for v in record.v_rows.values() if any(v is zero for zero in record.zeros)]
         lives, later = lives_of(first, bases), lives_of(second, bases)
-        crossing = [tensor for storage, (tensor, _, _) in lives.items() if storage in later]
-        if any(tensor.dtype != dtype for tensor in crossing):
+        crossing = [life for storage, life in lives.items() if storage in later]
+        if any(life.size % dtype.itemsize for life in crossing):
             raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
         v_rows, size, n_zeros = _arena_after_zeros(bases, zeros, crossing)
         self.v_rows = v_rows, max(size // dtype.itemsize, 1), n_zeros // dtype.itemsize
@@ -275,16 +275,16 @@ class TracedCall:
         self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]
 
 
-def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Tensor]) -> tuple[int, int, int]:
-    """Adds a base for some tensors behind others. Returns its number, its size, and that of the others, in bytes."""
-    base = bases.add()
+def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Life]) -> tuple[int, int, int]:
+    """Adds a base for some storages behind those of zeros. Returns its number, its size, and that of the zeros, in
+    bytes."""
+    base, begin = bases.add(), 0
     sizes: list[int] = []
-    for tensors in (zeros, crossing):
-        lives = [Life(storage_of(t), t.untyped_storage().nbytes(), 0, ALWAYS) for t in tensors]
-        offsets, size = arrange(lives)
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            bases.put(base, storage._cdata, storage.data_ptr(), sum(sizes) + offsets[storage._cdata])
+    for lives in ([Life(memory.storage, memory.size, 0, ALWAYS) for memory in map(Memory.of, zeros)], crossing):
+        offsets, size = arrange([life._replace(first=0, last=ALWAYS) for life in lives])
+        for storage, offset in offsets.items():
+            bases.put(base, storage, begin + offset)
+        begin += size
         sizes.append(size)
     return base, sum(sizes), sizes[0]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..stages.tracing import Trace, storage_of
+from ..stages.tracing import Memory, Trace, storage_of
 from .arenas import Bases, View, add_arena, add_output, lives_of, whole
 from .replay import Pass
 
@@ -34,18 +34,17 @@ class TracedFunction:
             results = [None if result is None else result.detach() for result in function()]
         bases = Bases()
         for tensor in inputs:
-            bases.add(tensor)
-        lives = lives_of(trace.steps, bases)
-        self._constants = [life[0].detach() for storage, life in lives.items() if storage not in trace.made]
+            bases.add(Memory.of(tensor))
+        self._constants = [tensor for storage, tensor in trace.others.items() if not bases.has(storage)]
         for tensor in self._constants:
-            bases.add(tensor)
+            bases.add(Memory.of(tensor))
         if any(result is not None and bases.has(storage_of(result)) for result in results):
             raise UnsupportedError("a result is a view of a tensor that the function does not make")
         self._outputs = []
         for result in results:
             if result is not None and not bases.has(storage_of(result)):
                 self._outputs.append(add_output(bases, result))
-        self._scratch = add_arena(bases, [life for storage, life in lives.items() if not bases.has(storage)])
+        self._scratch = add_arena(bases, lives_of(trace.steps, bases).values())
         self._results: list[View | None] = [None if result is None else bases.view(result) for result in results]
         self._pass = Pass(trace.steps, bases)
         self._device = inputs[0].device

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,6 +34,25 @@ ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_s
 ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_"}
 
 
+class Memory(NamedTuple):
+    """Where a tensor of a trace is: its storage, by identity, and the size of that in bytes; and the tensor's offset in
+    it, in bytes. A trace keeps no tensor, so that memory is free again as soon as it is without a trace."""
+
+    storage: int
+    size: int
+    offset: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Memory:
+        storage = tensor.untyped_storage()
+        offset = int(tensor.storage_offset()) * tensor.itemsize
+        return cls(storage._cdata, storage.nbytes(), offset, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
 class Launch(NamedTuple):
     """A launch of a kernel: what launches it, the number of programs, and its tensors and numbers."""
 
@@ -47,27 +67,27 @@ class Operator(NamedTuple):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: list[Tensor]
+    results: list[Memory]
 
 
 class OnArrays(NamedTuple):
     """A call of a function of NumPy arrays, with the tensors that have the memory of these and of its results."""
 
     function: Callable[..., Any]
-    args: list[Tensor]
-    results: list[Tensor]
+    args: list[Memory]
+    results: list[Memory]
 
 
 class Zeros(NamedTuple):
     """A tensor that is filled with zeros."""
 
-    tensor: Tensor
+    memory: Memory
 
 
 class Constant(NamedTuple):
     """A tensor that Python made of numbers, and a copy of it."""
 
-    tensor: Tensor
+    memory: Memory
     values: Tensor
 
 
@@ -75,12 +95,39 @@ Step = Launch | Operator | OnArrays | Zeros | Constant
 
 
 class Trace:
-    """The steps of what this thread computes in :meth:`recording`, and the storages that were ``made`` by it."""
+    """The steps of what this thread computes in :meth:`recording`.
+
+    Attributes:
+        steps: The steps.
+        made: The storages that they make.
+        others: A tensor of each other storage that they use.
+    """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.made: set[int] = set()
-        self._kept: list[Any] = []
+        self.others: dict[int, Tensor] = {}
+        self._identities: list[StorageWeakRef] = []
+
+    def make(self, tensor: Tensor) -> None:
+        """Notes that a storage is made. No other gets its identity, although its memory may be freed."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.made:
+            self.made.add(storage._cdata)
+            self._identities.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+
+    def use(self, tree: Any) -> Any:
+        """Returns arguments of a step with :class:`Memory` in place of tensors."""
+        if isinstance(tree, Tensor):
+            memory = Memory.of(tree)
+            if memory.storage not in self.made:
+                self.others.setdefault(memory.storage, tree.detach())
+            return memory
+        if isinstance(tree, dict):
+            return {name: self.use(value) for name, value in tree.items()}
+        if isinstance(tree, list | tuple):
+            return type(tree)([self.use(value) for value in tree])
+        return tree
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -113,7 +160,7 @@ class Trace:
             names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
             given = [arguments.get(name) for name in names]
             resolved = [g if isinstance(g, Tensor) else value for g, value in zip(given, values, strict=True)]
-            self.steps.append(Launch(run, n_programs, tuple(resolved)))
+            self.steps.append(Launch(run, n_programs, self.use(tuple(resolved))))
 
         launch.observer, launch.launched = observe, launched
         try:
@@ -152,8 +199,9 @@ def on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
             arrays = function(*[tensor.numpy() for tensor in tensors])
             results = [torch.from_numpy(array) for array in (arrays if isinstance(arrays, tuple) else (arrays,))]
         if trace is not None:
-            trace.steps.append(OnArrays(function, list(tensors), results))
-            trace.made |= _storages(results)
+            for result in results:
+                trace.make(result)
+            trace.steps.append(OnArrays(function, trace.use(list(tensors)), trace.use(results)))
         return tuple(results) if isinstance(arrays, tuple) else results[0]
 
     return run
@@ -174,20 +222,20 @@ class _Operators(TorchDispatchMode):
         by_mask = name == "index" and any(t.dtype == torch.bool for t in _tensors(args[1]))
         _refuse_reads("masked_select" if by_mask else name)
         result = function(*args, **kwargs)
-        trace = self._trace
-        trace._kept.append(result)  # so that no other storage gets its identity
-        found = _storages(result)
-        is_new = not found <= _storages((args, kwargs))
+        trace, results = self._trace, _tensors(result)
+        given = {storage_of(tensor) for tensor in _tensors((args, kwargs))}
+        is_new = not {storage_of(tensor) for tensor in results} <= given
         if is_new:
-            trace.made |= found
+            for tensor in results:
+                trace.make(tensor)
         if name == "lift_fresh":  # of torch.tensor
-            trace.steps.append(Constant(result, result.clone()))
+            trace.steps.append(Constant(trace.use(result), result.clone()))
         elif name in ZEROS:
-            trace.steps.append(Zeros(result))
+            trace.steps.append(Zeros(trace.use(result)))
         elif function._schema.is_mutable:
-            trace.steps.append(Operator(function, args, kwargs, []))
+            trace.steps.append(Operator(function, trace.use(args), trace.use(kwargs), []))
         elif name not in ALLOCATIONS and is_new:
-            trace.steps.append(Operator(function, args, kwargs, _tensors(result)))
+            trace.steps.append(Operator(function, trace.use(args), trace.use(kwargs), trace.use(results)))
         return result
 
 
@@ -209,10 +257,6 @@ def _tensors(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _storages(tree: Any) -> set[int]:
-    return {storage_of(tensor) for tensor in _tensors(tree)}
 
 
 def storage_of(tensor: Tensor) -> int:
