@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from ..config import Capacities
 from ..errors import UnsupportedError
@@ -125,8 +126,8 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
     if roots:
         with torch.autograd.set_multithreading_enabled(False):
             # What images do not depend on has a gradient of zeros, to which callers may add.
-            tried = torch.autograd.grad(roots, list(rows.values()), v_images, retain_graph=True, allow_unused=True)
-            zeros = {name: torch.zeros_like(rows[name]) for name, v in zip(rows, tried) if v is None}
+            reached = _edges_from(roots)
+            zeros = {n: torch.zeros_like(row) for n, row in rows.items() if get_gradient_edge(row)[:2] not in reached}
             if "means2d" in rows:
                 centers.register_hook(lambda _: marks.append(len(trace.steps)))
             targets |= {name: row for name, row in rows.items() if name not in zeros}
@@ -134,6 +135,8 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
             with trace.recording():
                 gradients = torch.autograd.grad(given, list(targets.values()), v_given, allow_unused=True)
         found = dict(zip(targets, gradients, strict=True)) | zeros
+        if any(found[name] is None for name in rows):
+            raise UnsupportedError("a backward pass gives no gradient to what images depend on")
     if not trace.others.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
     (call,) = calls
@@ -146,6 +149,17 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
         rendered._replace(intersections=rendered.intersections.whole), rendered.intersections, call.needed, v_images,
         found, v_centers, v_rows, list(zeros.values()), vendor_of(centers) != "none",
     )  # fmt: skip
+
+
+def _edges_from(roots: list[Tensor]) -> set[tuple[Any, int]]:
+    """Returns the inputs of all nodes of autograd that gradients of roots reach, as nodes and numbers of outputs."""
+    found: set[tuple[Any, int]] = set()
+    todo: list[Any] = [root.grad_fn for root in roots]
+    while todo:
+        edges = {edge for edge in todo.pop().next_functions if edge[0] is not None} - found
+        todo += [node for node, _ in edges]
+        found |= edges
+    return found
 
 
 class TracedCall:
