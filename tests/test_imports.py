@@ -61,8 +61,8 @@ MODULES = {
 }
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
 OPTIONAL = {
-    "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy", "tensorboard",
-    "torchmetrics", "torchvision", "tyro", "wandb", "zstandard",
+    "fast_simplification", "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy",
+    "skimage", "tensorboard", "torchmetrics", "torchvision", "tyro", "wandb", "zstandard",
 }  # fmt: skip
 USES_TRITON = {"gpu_driver", "kernels", "passes", "stages", "triton_cpu", "cli"}
 

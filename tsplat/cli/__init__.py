@@ -23,7 +23,7 @@ EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 MESSAGE_MAX = 1000
 """Length of a message in characters; a longer one loses its middle."""
 
-WRITE_ELSEWHERE = ("convert", "export", "edit", "render", "report", "blocks merge")
+WRITE_ELSEWHERE = ("convert", "export", "edit", "render", "mesh", "report", "blocks merge")
 """Commands that replace no file that they read. Others update those of a run."""
 
 HELP_WIDTH_MIN = 40

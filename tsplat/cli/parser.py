@@ -6,12 +6,15 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from .. import ArgumentError, __version__
 from ..scene.capture.colmap import PINHOLE_MODELS
 from ..scene.capture.structure_from_motion import MATCHINGS
 from ..scene.formats.models import WRITERS
+from ..scene.meshes.depth_frames import DepthKind
+from ..scene.meshes.extraction import TRUNCATION
+from ..scene.meshes.mesh_files import WRITERS as MESHES
 from ..support.suggestions import suggest, suggest_option
 from . import block_commands, commands, model_commands
 from .argument_types import (
@@ -30,6 +33,7 @@ from .argument_types import (
 )
 from .completion import PrintCompletion
 from .doctor import doctor
+from .mesh_command import mesh
 
 BACKENDS = ("auto", "triton", "torch")
 MODEL = (
@@ -84,6 +88,7 @@ def build_parser() -> Parser:
     _add_demo(command("demo", commands.demo, "train on a small scene that needs no data"))
     _add_prepare(command("prepare", commands.prepare, "make a scene from photographs or a video (COLMAP)"))
     _add_render(command("render", commands.render, "render an image or a video of a model"))
+    _add_mesh(command("mesh", mesh, "extract a triangle mesh from a model"))
     _add_view(command("view", commands.view, "show models in a web browser"))
     train = command(
         "train", commands.train, "train on photographs with cameras, or resume a run", add_help=False, allow_abbrev=True
@@ -162,6 +167,31 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     add("--look-at", **VECTOR, help="point at the image center (a run: what its cameras look at)")
     add("--up", **VECTOR, help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)")
     _add_background(parser)
+    _add_backend(parser)
+
+
+def _add_mesh(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", type=model_path, metavar="MODEL", help=MODEL)
+    _add_checkpoint(parser)
+    add("--force", action="store_true", help=FORCE)
+    add("--out", type=path, required=True, metavar="MESH", help=f"output file: {', '.join(MESHES)}")
+    data = (
+        "take cameras from a scene folder or a CAMERAS.json in the frame of MODEL (a run: its own; else around MODEL)"
+    )
+    add("--data", type=path, metavar="SCENE", help=data)
+    add("--views", **COUNT, default=100, help="maximum number of cameras, evenly chosen (100)")
+    add("--size", **SIZE, default=640, help="longest side of the depth images in pixels (640)")
+    depth = "depth at which a ray meets the surface: the mean, or where half of the light is left (median)"
+    add("--depth", choices=get_args(DepthKind), default="median", help=depth)
+    add("--voxel", type=positive, metavar="SIZE", help="edge of a voxel in world units")
+    add("--resolution", **COUNT, help="number of voxels along the longest side, in place of --voxel (256)")
+    add("--bounds", **BOX, help="extract only inside the box with these two corners (what the cameras show)")
+    truncation = "distance from the surface within which depths are averaged, in voxels (4)"
+    add("--truncation", type=positive, default=TRUNCATION, metavar="N", help=truncation)
+    components = "keep only so many connected components, the largest (those with 1%% of the area of the largest)"
+    add("--components", **COUNT, help=components)
+    add("--faces", **COUNT, help="decimate to so many triangles (all)")
     _add_backend(parser)
 
 

@@ -35,6 +35,13 @@ part of the width or height of the image."""
 SHOWN_MOST = 65536
 """Number of points by which it is found whether a camera shows a scene."""
 
+CONVERGENCE_MIN = 0.02
+"""Smallest eigenvalue of the mean projection across the optical axes for which their common point is used; about 0.5
+for axes in all directions, 0 for parallel ones."""
+
+IN_FRONT_MIN = 0.8
+"""Share of the cameras that must have the common point of the axes in front of them."""
+
 
 def are_close(positions: Tensor) -> Tensor:
     """Returns which camera positions [C, 3] are not far from the others. [C] bool"""
@@ -110,3 +117,18 @@ def with_near_planes(cameras: Sequence[Camera], points: Tensor) -> list[Camera]:
 def camera_positions(viewmats: Sequence[Tensor]) -> Tensor:
     """Returns the positions [C, 3] fp64 of cameras with world-to-camera matrices [4, 4], on the CPU."""
     return centers(torch.stack([viewmat.detach() for viewmat in viewmats]).double().cpu())
+
+
+def common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
+    """Returns the point [3] closest to all optical axes; None if they are almost parallel, or diverge from it.
+
+    Args:
+        positions, axes: [C, 3] fp64 positions of cameras and unit vectors along which they look.
+    """
+    across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
+    mean = across.mean(0)
+    if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
+        return None
+    point = torch.linalg.solve(mean, (across @ positions[:, :, None]).mean(0)).flatten()
+    in_front = ((point - positions) * axes).sum(-1) > 0
+    return point if in_front.double().mean() >= IN_FRONT_MIN else None

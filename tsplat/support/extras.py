@@ -9,13 +9,21 @@ from collections.abc import Iterator
 
 from ..errors import MissingExtraError
 
-PACKAGES = {"PIL": "pillow", "imageio_ffmpeg": "imageio-ffmpeg", "pxr": "usd-core"}
+PACKAGES = {
+    "PIL": "pillow",
+    "fast_simplification": "fast-simplification",
+    "imageio_ffmpeg": "imageio-ffmpeg",
+    "pxr": "usd-core",
+    "skimage": "scikit-image",
+}
 """Module name -> package name on PyPI, where the two differ."""
 
 EXTRAS = {
     "imageio_ffmpeg": "video",
     "zstandard": "io",
     "pxr": "usd",
+    "skimage": "mesh",
+    "fast_simplification": "mesh",
     "torchmetrics": "lpips",
     "torchvision": "lpips",
     "viser": "viewer",

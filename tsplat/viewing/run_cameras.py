@@ -13,18 +13,12 @@ from torch import Tensor
 
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
+from ..scene.extents import common_point
 from ..scene.gaussians import Gaussians
 from ..support.reading import read_json
 from .framing import visible_mass, weighted_quantile
 from .outputs import CAMERAS, CONFIG, METRICS, is_of_run
 from .trajectories import read_cameras
-
-CONVERGENCE_MIN = 0.02
-"""Smallest eigenvalue of the mean projection across the optical axes for which their common point is used; about 0.5
-for axes in all directions, 0 for parallel ones."""
-
-IN_FRONT_MIN = 0.8
-"""Share of the cameras that must have the common point of the axes in front of them."""
 
 FOV = 50.0
 """Vertical field of view in degrees where no camera tells."""
@@ -111,7 +105,7 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3].double() for camera in cameras])
     axes = axes / axes.norm(dim=-1, keepdim=True)
-    center = _common_point(positions, axes)
+    center = common_point(positions, axes)
     if center is None:
         center = _visible_point(gaussians, positions, axes)
     offsets = positions - center
@@ -121,17 +115,6 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
     deviation = (elevations - elevations.median()).abs() + (distances / distances.median()).log().abs()
     best = int(deviation.argmin())
     return center + offsets[best] * (distances.median() / distances[best]), center
-
-
-def _common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
-    """The point closest to all optical axes; None if they are almost parallel, or diverge from it."""
-    across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
-    mean = across.mean(0)
-    if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
-        return None
-    point = torch.linalg.solve(mean, (across @ positions[:, :, None]).mean(0)).flatten()
-    in_front = ((point - positions) * axes).sum(-1) > 0
-    return point if in_front.double().mean() >= IN_FRONT_MIN else None
 
 
 def _visible_point(gaussians: Gaussians, positions: Tensor, axes: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ....support.files import atomic_write
 from ...gaussians import Gaussians
 from ..quantization import Bytes, Floats
 from .gltf import BINARY_CHUNK, CHUNK, EXTENSION, FLAGS, HEADER, JSON_CHUNK, MAGIC, POINTS, SIGNS
-from .linear import linear_arrays
+from .linear import linear_arrays, linear_colors
 
 FLOAT, UNSIGNED_BYTE, ARRAY_BUFFER = 5126, 5121, 34962
 KINDS = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}
@@ -76,8 +76,9 @@ def write_gltf(path: str | os.PathLike[str], gaussians: Gaussians, *, text: bool
 def _fallback_colors(arrays: dict[str, Floats]) -> Bytes:
     """Returns RGBA [N, 4] for viewers that draw points: linear colors of degree 0, and opacities."""
     display = (0.5 + SH_NORMS[0][0] * arrays["coefficients"][:, 0]).clip(0, 1)
-    linear = np.where(display <= 0.04045, display / 12.92, ((display + 0.055) / 1.055) ** 2.4)
-    rgba: Bytes = np.rint(np.concatenate([linear, arrays["opacities"][:, None]], 1) * 255).astype(np.uint8)
+    rgba: Bytes = np.rint(np.concatenate([linear_colors(display), arrays["opacities"][:, None]], 1) * 255).astype(
+        np.uint8
+    )
     return rgba
 
 

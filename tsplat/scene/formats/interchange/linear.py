@@ -60,6 +60,12 @@ def linear_arrays(
     return {key: np.ascontiguousarray(value.float().numpy(), "<f4") for key, value in values.items()}
 
 
+def linear_colors(display: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Returns linear colors in [0, 1] of display colors, which are encoded as in sRGB."""
+    linear: NDArray[np.floating] = np.where(display <= 0.04045, display / 12.92, ((display + 0.055) / 1.055) ** 2.4)
+    return linear
+
+
 def gaussians_from_linear(
     means: Floats,
     quats: Floats,

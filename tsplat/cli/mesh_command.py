@@ -1,0 +1,77 @@
+"""``tsplat mesh``: extracts a triangle mesh from a model."""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+
+from ..scene import Camera, Gaussians, read_capture
+from ..scene.cameras import resize_camera
+from ..scene.gaussians import drop_invalid
+from ..scene.meshes import extract_mesh, write_mesh
+from ..scene.meshes.mesh_files import check_mesh_path
+from ..support.extras import require
+from ..support.files import output_folder
+from ..support.progress import Show, stage_display
+from ..viewing import read_cameras
+from ..viewing.devices import pick_device, reserve_threads
+from ..viewing.framing import cameras_around
+from ..viewing.outputs import check_output
+from ..viewing.run_cameras import find_cameras
+from .commands import open_model_of, options_of
+
+
+def mesh(arguments: Namespace) -> int:
+    """``tsplat mesh``."""
+    out = arguments.out
+    check_mesh_path(out)
+    check_output(out, arguments.model)
+    require("skimage", *([] if arguments.faces is None else ["fast_simplification"]))
+    if sys.stdout.isatty():
+        require("rich")
+    start = time.perf_counter()
+    device, _ = pick_device(arguments.backend)
+    reserve_threads(device, arguments.backend)
+    gaussians = drop_invalid(open_model_of(arguments), print)
+    box = arguments.bounds
+    with output_folder(out.parent):
+        with stage_display() as show:
+            cameras, source = _find_cameras(arguments, gaussians, show)
+            print(f"cameras: {len(cameras)} {source}", flush=True)
+            found = extract_mesh(
+                gaussians.to(device),
+                cameras,
+                bounds=None if box is None else (tuple(box[:3]), tuple(box[3:])),
+                on_progress=show,
+                tell=lambda message: print(message, flush=True),
+                **options_of(arguments, "depth", "voxel", "resolution", "truncation", "components", "faces", "backend"),
+            )
+        write_mesh(out, found)
+    print(
+        f"wrote {out}: {len(found.vertices)} vertices, {len(found.faces)} triangles, "
+        f"{out.stat().st_size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
+    )
+    return 0
+
+
+def _find_cameras(arguments: Namespace, gaussians: Gaussians, show: Show) -> tuple[list[Camera], str]:
+    """Returns the cameras to render, and where they are from."""
+    data, size = arguments.data, arguments.size
+    if data is not None and data.suffix.lower() == ".json" and not data.name.startswith("transforms"):
+        cameras, source = read_cameras(data), f"of {data}"
+    elif data is not None:
+        capture = read_capture(data, max_size=size, on_progress=lambda done, total: show("reading", done, total))
+        cameras, source = [view.camera for view in (*capture.train, *capture.test)], f"of {data}"
+    elif cameras := find_cameras(arguments.model):
+        source = "of the run"
+    elif not len(gaussians):
+        return [], "around the model"
+    else:
+        return cameras_around(gaussians, arguments.views, size), "around the model"
+    return [resize_camera(camera, size) for camera in _evenly(cameras, arguments.views)], source
+
+
+def _evenly(cameras: Sequence[Camera], n: int) -> list[Camera]:
+    """Returns at most `n` cameras, evenly chosen."""
+    step = max(1.0, len(cameras) / n)
+    return [cameras[int(i * step)] for i in range(int(len(cameras) / step))]

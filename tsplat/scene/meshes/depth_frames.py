@@ -1,0 +1,149 @@
+"""Depth frames: what a model looks like from a camera, as z of the first surface and its color at each pixel."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from ... import depth_to_normals, depth_to_points, rasterization, rasterization_2dgs
+from ...config import Backend, RasterizeMode
+from ...errors import UnsupportedError
+from ..cameras import Camera, rasterization_arguments
+from ..culling import CulledModel
+from ..gaussians import Gaussians
+
+DepthKind = Literal["expected", "median"]
+
+ALPHA_MIN, ALPHA_EMPTY = 0.5, 0.1
+"""Alpha from which a pixel shows a surface, and up to which it shows that there is none."""
+
+SLABS = 24
+"""Slabs of equally many Gaussians by which the median depth of 3D Gaussians is found."""
+
+WEIGHT_MIN = 0.1
+"""Least weight of a pixel that shows a surface; that of one that is seen at a right angle is 1."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DepthFrame:
+    """What a camera sees.
+
+    Attributes:
+        camera: A pinhole camera without distortion, on the device of the images.
+        depths: [H, W] z in the camera frame, world units; infinity where there is no surface, and 0 where that is not
+            known.
+        colors: [H, W, 3].
+        weights: [H, W] cosine of the angle between the ray and the normal of the depths, at least 0.1; 0.1 where there
+            is no surface.
+    """
+
+    camera: Camera
+    depths: Tensor
+    colors: Tensor
+    weights: Tensor
+
+    def points(self) -> Tensor:
+        """Returns the positions [P, 3] of the pixels that show a surface, world frame."""
+        points = depth_to_points(self.depths[..., None], self.pose, self.camera.K)
+        return points[self.shown]
+
+    @property
+    def shown(self) -> Tensor:
+        """[H, W] bool, where there is a surface."""
+        return (self.depths > 0) & (self.depths < math.inf)
+
+    @property
+    def pose(self) -> Tensor:
+        """[4, 4] camera to world."""
+        pose: Tensor = torch.linalg.inv(self.camera.viewmat)
+        return pose
+
+
+def as_pinhole(camera: Camera) -> Camera:
+    """Returns a pinhole camera with the position, the axes and the intrinsics of a camera, without its distortion.
+
+    Raises UnsupportedError for models that are neither pinhole nor fisheye.
+    """
+    if camera.model not in ("pinhole", "fisheye"):
+        raise UnsupportedError(f"cameras: expected pinhole or fisheye cameras, found {camera.model!r}")
+    return dataclasses.replace(camera, model="pinhole", distortion=None, viewmat_end=None, readout="GLOBAL")
+
+
+class DepthRenderer:
+    """Renders depth frames of a model, which must not change.
+
+    Args:
+        gaussians: Valid ones, on the device to render on.
+        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, where the transmittance falls
+            below one half: of 2D Gaussians exactly, of 3D Gaussians the mean z of those in a thin slab.
+        backend: As for :func:`tsplat.rasterization`.
+    """
+
+    def __init__(self, gaussians: Gaussians, depth: DepthKind, backend: Backend) -> None:
+        self._model = CulledModel(gaussians)
+        self._depth = depth
+        self._backend = backend
+
+    def render(self, camera: Camera) -> DepthFrame:
+        """Renders a pinhole camera, which needs a near plane."""
+        camera = camera.to(self._model.gaussians.means.device)
+        gaussians = self._model.seen_by(camera, near=camera.near or 0.0)
+        image, alphas, medians = self._render(gaussians, camera)
+        depths = image[..., 3]
+        if self._depth == "median":
+            depths = self._find_medians(gaussians, camera) if medians is None else medians
+        shown = (alphas >= ALPHA_MIN) & (depths > 0)
+        depths = torch.where(shown, depths, torch.where(alphas > ALPHA_EMPTY, 0, math.inf))
+        return DepthFrame(camera, depths, image[..., :3].clamp(0, 1), _weights(camera, depths))
+
+    def _render(self, gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Renders colors and expected depth [H, W, 4], alpha [H, W] and, of 2D Gaussians, the median depth [H, W]."""
+        call: dict[str, Any] = gaussians.rasterization_arguments(gaussians.sh_degree)
+        call |= rasterization_arguments([camera], surfels=gaussians.surfels)
+        call |= dict(packed=False, render_mode="RGB+ED", backend=self._backend)
+        if gaussians.surfels:
+            images, alphas, _, _, _, medians, _ = rasterization_2dgs(**call)
+            return images[0], alphas[0, ..., 0], medians[0, ..., 0]
+        mode: RasterizeMode = "antialiased" if gaussians.antialiased else "classic"
+        images, alphas, _ = rasterization(**call, rasterize_mode=mode)
+        return images[0], alphas[0, ..., 0], None
+
+    def _find_medians(self, gaussians: Gaussians, camera: Camera) -> Tensor:
+        """Returns the depth [H, W] at which the transmittance falls below one half; 0 where it does not.
+
+        The Gaussians are rendered in slabs of depth, front to back, by whose transmittances it is found in which slab
+        that is. The depth is the expected one of this slab.
+        """
+        z = gaussians.means @ camera.viewmat[2, :3] + camera.viewmat[2, 3]
+        order = z.argsort()
+        transmittance = torch.ones(camera.height, camera.width, dtype=torch.float32, device=z.device)
+        medians = torch.zeros_like(transmittance)
+        for rows in order[z[order] >= (camera.near or 0.0)].chunk(SLABS):
+            image, alphas, _ = self._render(gaussians.select(rows.sort().values), camera)
+            before, transmittance = transmittance, transmittance * (1 - alphas)
+            medians = torch.where((before > 0.5) & (transmittance <= 0.5), image[..., 3], medians)
+        return medians
+
+
+def _weights(camera: Camera, depths: Tensor) -> Tensor:
+    """Returns the cosine [H, W] between rays and normals, at the border those of the next pixels."""
+    if min(depths.shape) < 3:
+        return torch.full_like(depths, WEIGHT_MIN)
+    depths = torch.where(depths < math.inf, depths, 0)
+    pose = torch.linalg.inv(camera.viewmat)
+    points = depth_to_points(depths[..., None], pose, camera.K)
+    normals = depth_to_normals(depths[..., None], pose, camera.K)[1:-1, 1:-1]
+    rays = normalize(points[1:-1, 1:-1] - pose[:3, 3], dim=-1)
+    cosines = (normals * rays).sum(-1).abs()
+    cosines = pad(cosines[None], (1, 1, 1, 1), mode="replicate")[0].clamp(WEIGHT_MIN, 1)
+    return torch.where(depths > 0, cosines, WEIGHT_MIN)
+
+
+def surface_points(frames: Iterable[DepthFrame]) -> Tensor:
+    """Returns the positions [P, 3] fp64 of the pixels of all frames that show a surface, on the CPU."""
+    found = [frame.points().double().cpu() for frame in frames]
+    return torch.cat(found) if found else torch.zeros(0, 3, dtype=torch.float64, device="cpu")

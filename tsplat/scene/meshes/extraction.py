@@ -1,0 +1,241 @@
+"""Meshes of models: depth frames are rendered, fused into a volume, and its zero crossing is extracted."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
+
+from ...arguments import check_choice, check_size
+from ...config import Backend
+from ...errors import ArgumentError
+from ...precision import in_full_precision
+from ...support.extras import require
+from ..cameras import Camera, resize_camera
+from ..cropping import Box
+from ..extents import camera_positions, common_point, with_near_planes
+from ..gaussians import Gaussians, drop_invalid
+from .depth_frames import ALPHA_MIN, DepthKind, DepthRenderer, as_pinhole, surface_points
+from .mesh import Mesh, decimate_mesh, keep_components
+from .volume import Grid, Volume, make_grid
+
+RESOLUTION = 256
+"""Voxels along the longest side of the bounds."""
+
+TRUNCATION = 4.0
+"""Truncation in voxels."""
+
+PREVIEWS, PREVIEW_SIZE = 40, 64
+"""Number of views, and longest side of their images, by which bounds are found."""
+
+TRIMMED = 0.005
+"""Share of the surface points outside of the bounds at each end of each axis."""
+
+FAR = 3.0
+"""Depth up to which cameras that look at no common point show the scene, over the depth of its nearest quarter."""
+
+LEAST = 1e-3
+"""Least magnitude of a distance in truncations."""
+
+Mask = NDArray[np.bool_]
+Progress = Callable[[str, int, int], object]
+
+
+@torch.no_grad()
+@in_full_precision
+def extract_mesh(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    *,
+    depth: DepthKind = "median",
+    voxel: float | None = None,
+    resolution: int | None = None,
+    bounds: Box | None = None,
+    truncation: float = TRUNCATION,
+    components: int | None = None,
+    faces: int | None = None,
+    backend: Backend = "auto",
+    on_progress: Progress = lambda stage, done, total: None,
+    tell: Callable[[str], object] = lambda message: None,
+) -> Mesh:
+    """Returns the surface of a model as a mesh: depth from many cameras is fused into a truncated signed distance
+    function on a grid (Curless and Levoy, 1996), whose zero crossing marching cubes extract.
+
+    Only what a camera sees has a surface, and it is open where the rest begins. A model is closed where cameras see it
+    from all around.
+
+    Args:
+        gaussians: On the device to render on. Invalid Gaussians are removed.
+        cameras: Pinhole or fisheye cameras, which are rendered without distortion.
+        depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, z where half of the light is left:
+            of 2D Gaussians exactly, of 3D Gaussians the mean z of a thin slab.
+        voxel: Edge of a voxel in world units.
+        resolution: Number of voxels along the longest side, 256 by default; not with `voxel`.
+        bounds: Two corners of a box; None for that of what the cameras show, without what is much farther away than the
+            rest.
+        truncation: Distance from the surface within which frames are fused, in voxels, at least 2. More smooths noise,
+            less keeps thin parts.
+        components: Number of connected components to keep, those of the largest areas; None for all that have at least
+            1 % of the area of the largest.
+        faces: Number of faces to decimate to; None for all.
+        backend: As for :func:`tsplat.rasterization`.
+        on_progress: Called with a stage, what is done, and the total.
+        tell: Called with the size of the grid and the memory that it takes, before work starts.
+
+    Raises:
+        ArgumentError: There are no Gaussians or cameras, nothing is opaque, the voxel is larger than the surface, or a
+            number is out of range.
+        MemoryBudgetError: The grid does not fit into the memory that is free.
+        UnsupportedError: A camera is neither pinhole nor fisheye.
+        MissingExtraError: scikit-image or, for `faces`, fast-simplification is not installed.
+        BackendError: As :func:`tsplat.rasterization`.
+    """
+    require("skimage", *([] if faces is None else ["fast_simplification"]))
+    check_choice("depth", depth, get_args(DepthKind))
+    _check(voxel, resolution, bounds, truncation, components, faces)
+    model = drop_invalid(gaussians, tell).map(lambda tensor: tensor.detach().float())
+    if not len(model):
+        raise ArgumentError("gaussians: expected at least one that is valid, found none")
+    if not cameras:
+        raise ArgumentError("cameras: expected at least one, found none")
+    views = with_near_planes([as_pinhole(camera) for camera in cameras], model.means)
+    views = [dataclasses.replace(view, near=view.near or 0.01) for view in views]
+    renderer = DepthRenderer(model, depth, backend)
+    if bounds is None:
+        bounds = _find_bounds(renderer, views, on_progress)
+    edge = voxel or max(b - a for a, b in zip(*bounds, strict=True)) / (resolution or RESOLUTION)
+    grid = make_grid(*bounds, edge, math.ceil(truncation) + 1)
+    device = model.means.device
+    tell(_describe(grid, len(views)))
+    grid.check_memory(device)
+    volume = Volume(grid, truncation * edge, device)
+    n_shown = 0
+    for i, view in enumerate(views, 1):
+        frame = renderer.render(view)
+        n_shown += int(frame.shown.sum())
+        volume.fuse(frame)
+        on_progress("fusing", i, len(views))
+    if not n_shown:
+        raise _nothing_opaque()
+    return _extract(volume, components, faces, on_progress)
+
+
+def _check(
+    voxel: float | None,
+    resolution: int | None,
+    bounds: Box | None,
+    truncation: float,
+    components: int | None,
+    faces: int | None,
+) -> None:
+    """Raises ArgumentError for numbers out of range, before anything is rendered."""
+    if voxel is not None and resolution is not None:
+        raise ArgumentError("resolution: not with voxel, which tells the number of voxels")
+    if voxel is not None and not 0 < voxel < math.inf:
+        raise ArgumentError(f"voxel: expected a positive number, found {voxel}")
+    if not 2 <= truncation < math.inf:
+        raise ArgumentError(f"truncation: expected a number of at least 2, found {truncation}")
+    for name, value in (("resolution", resolution), ("components", components), ("faces", faces)):
+        if value is not None:
+            check_size(name, value)
+    if bounds is not None and not all(-math.inf < a < b < math.inf for a, b in zip(*bounds, strict=True)):
+        raise ArgumentError(f"bounds: expected two corners, the first below the second, found {bounds}")
+
+
+def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: Progress) -> Box:
+    """Returns a box of what small images of some views show, without the ends of its distribution.
+
+    The background of an object is left out: points that are farther from the cameras, along an axis, than the point
+    that all look at; or, of cameras that look at no common point, as in a room, than three times what is near.
+    """
+    step = max(1.0, len(views) / PREVIEWS)
+    chosen = [resize_camera(views[int(i * step)], PREVIEW_SIZE) for i in range(int(len(views) / step))]
+    frames = []
+    for i, view in enumerate(chosen, 1):
+        frames.append(renderer.render(view))
+        on_progress("bounds", i, len(chosen))
+    depths = torch.cat([frame.depths[frame.shown] for frame in frames])
+    if not len(depths):
+        raise _nothing_opaque()
+    points, positions = surface_points(frames), camera_positions([view.viewmat for view in chosen])
+    axes = torch.stack([view.viewmat[2, :3] for view in chosen]).double().cpu()
+    target = common_point(positions, normalize(axes, dim=-1))
+    if target is None:
+        reach = FAR * float(depths.sort().values[len(depths) // 4])
+    else:
+        reach = float((positions - target).norm(dim=-1).median())
+    low, high = positions.amin(0) - reach, positions.amax(0) + reach
+    near = points[((points >= low) & (points <= high)).all(-1)]
+    array = (near if len(near) else points).numpy()
+    a, b = np.quantile(array, (TRIMMED, 1 - TRIMMED), axis=0)
+    corners = (float(a[0]), float(a[1]), float(a[2])), (float(b[0]), float(b[1]), float(b[2]))
+    return corners
+
+
+def _nothing_opaque() -> ArgumentError:
+    return ArgumentError(
+        f"gaussians: no camera shows a surface, where alpha is at least {ALPHA_MIN}; are the cameras those of the "
+        "model, and is it opaque?"
+    )
+
+
+def _describe(grid: Grid, n: int) -> str:
+    sizes = " × ".join(f"{grid.voxel * count:.4g}" for count in grid.shape)
+    return (
+        f"fusing {n} views into {'×'.join(map(str, grid.shape))} voxels of {grid.voxel:.4g}, {sizes} in all: about "
+        f"{grid.n_bytes / 1e9:.2g} GB of memory besides the model"
+    )
+
+
+def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: Progress) -> Mesh:
+    """Returns the zero crossing of a volume between voxels that were seen."""
+    from skimage.measure import marching_cubes
+
+    grid = volume.grid
+    distances, seen = volume.distances()
+    whole = _shrink(seen)
+    missing = ArgumentError(
+        "bounds: the surface of no view crosses them; choose other bounds, smaller voxels or more cameras"
+    )
+    if not whole.any() or not (distances[seen] < 0).any() or not (distances[seen] > 0).any():
+        raise missing
+    # No vertex is at a voxel, so that each triangle lies within one cube.
+    distances = np.copysign(np.abs(distances).clip(LEAST, 1), distances)
+    distances[~seen] = 1
+    try:
+        # With its mask, marching_cubes would not join all triangles.
+        places, corners, _, _ = marching_cubes(distances, 0.0, gradient_direction="descent")
+    except (ValueError, RuntimeError) as error:
+        raise missing from error
+    cubes = np.floor(places[corners].mean(1)).astype(np.int64).clip(0, np.array(whole.shape) - 1)
+    kept = whole[tuple(cubes.T)]
+    if not kept.any():
+        raise missing
+    origin = torch.tensor(grid.origin, dtype=torch.float64, device="cpu")
+    vertices = origin + grid.voxel * torch.from_numpy(places.astype(np.float64))
+    colors = torch.zeros(len(vertices), 3, dtype=torch.float32, device="cpu")
+    triangles = torch.from_numpy(corners.astype(np.int64))
+    mesh = Mesh(vertices, triangles, colors, grid.voxel).select(torch.from_numpy(kept))
+    on_progress("surface", 1, 2)
+    mesh = keep_components(mesh, components)
+    if faces is not None:
+        vertices, triangles = decimate_mesh(mesh.vertices, mesh.faces, faces)
+        mesh = dataclasses.replace(mesh, vertices=vertices, faces=triangles)
+    mesh = dataclasses.replace(mesh, colors=volume.colors_at(mesh.vertices))
+    on_progress("surface", 2, 2)
+    return mesh
+
+
+def _shrink(seen: Mask) -> Mask:
+    """Returns which voxels are the first corner of a cube whose eight corners were seen."""
+    whole = np.zeros_like(seen)
+    whole[:-1, :-1, :-1] = True
+    for corner in itertools.product((0, 1), repeat=3):
+        rest = tuple(slice(i, n - 1 + i) for i, n in zip(corner, seen.shape))
+        whole[:-1, :-1, :-1] &= seen[rest]
+    return whole

@@ -1,0 +1,146 @@
+"""Writing meshes: PLY, Wavefront OBJ and binary glTF, each with vertex normals and colors."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ArgumentError
+from ...support.files import atomic_write
+from ..formats.interchange.gltf import BINARY_CHUNK, CHUNK, HEADER, JSON_CHUNK, MAGIC, SIGNS
+from ..formats.interchange.linear import linear_colors
+from .mesh import Mesh
+
+ROUNDING = 0.01
+"""Error of single precision, in voxels, from which coordinates are written in double precision or from an offset."""
+
+LINES = 1 << 14
+"""Lines of text that are written at a time."""
+
+FLOAT, UNSIGNED_SHORT, UNSIGNED_INT = 5126, 5123, 5125
+ARRAY_BUFFER, ELEMENT_ARRAY_BUFFER = 34962, 34963
+UNLIT = "KHR_materials_unlit"
+
+
+def write_mesh(path: str | os.PathLike[str], mesh: Mesh) -> None:
+    """Writes a mesh atomically, as binary PLY (``.ply``), Wavefront OBJ (``.obj``) or binary glTF (``.glb``).
+
+    All have normals and colors of vertices; those of OBJ follow the coordinates, an extension that most programs read.
+    PLY and OBJ are in the frame of the mesh. glTF is turned to its axes, as :func:`tsplat.scene.write_gltf` does, and
+    unlit, as the colors of a model contain its light. Coordinates that single precision cannot hold are doubles in a
+    PLY, and relative to the translation of the node in glTF.
+
+    Raises:
+        ArgumentError: The path ends in something else.
+        OSError: The file cannot be written.
+    """
+    writer = _writer(path)
+    with atomic_write(path) as file:
+        writer(file, mesh)
+
+
+def check_mesh_path(path: str | os.PathLike[str]) -> None:
+    """Raises ArgumentError unless :func:`write_mesh` writes files of this name."""
+    _writer(path)
+
+
+def _writer(path: str | os.PathLike[str]) -> Callable[[BinaryIO, Mesh], None]:
+    suffix = Path(path).suffix.lower()
+    if suffix not in WRITERS:
+        raise ArgumentError(f"{path}: expected the name of a mesh that ends in {', '.join(WRITERS)}, found {suffix!r}")
+    return WRITERS[suffix]
+
+
+def _needs_doubles(mesh: Mesh) -> bool:
+    rounded = mesh.vertices.float().double()
+    return bool(((rounded - mesh.vertices).abs() > ROUNDING * mesh.voxel).any()) and mesh.voxel > 0
+
+
+def _write_ply(file: BinaryIO, mesh: Mesh) -> None:
+    kind, code = ("double", "<f8") if _needs_doubles(mesh) else ("float", "<f4")
+    header = [
+        *("ply", "format binary_little_endian 1.0", "comment tsplat", f"element vertex {len(mesh.vertices)}"),
+        *(f"property {kind} {name}" for name in "xyz"),
+        *(f"property float n{name}" for name in "xyz"),
+        *(f"property uchar {name}" for name in ("red", "green", "blue")),
+        *(f"element face {len(mesh.faces)}", "property list uchar int vertex_indices", "end_header\n"),
+    ]
+    vertices = np.empty(len(mesh.vertices), [("position", code, 3), ("normal", "<f4", 3), ("color", "u1", 3)])
+    vertices["position"], vertices["normal"], vertices["color"] = mesh.vertices, mesh.normals, _bytes(mesh)
+    faces = np.empty(len(mesh.faces), [("count", "u1"), ("corners", "<i4", 3)])
+    faces["count"], faces["corners"] = 3, mesh.faces
+    file.write("\n".join(header).encode())
+    file.write(vertices.tobytes())
+    file.write(faces.tobytes())
+
+
+def _write_obj(file: BinaryIO, mesh: Mesh) -> None:
+    file.write(b"# tsplat\n")
+    rows = np.concatenate([mesh.vertices.numpy(), mesh.colors.double().numpy()], 1)
+    _write_lines(file, "v %.10g %.10g %.10g %.4f %.4f %.4f\n", rows)
+    _write_lines(file, "vn %.4f %.4f %.4f\n", mesh.normals.numpy())
+    _write_lines(file, "f %d//%d %d//%d %d//%d\n", np.repeat(mesh.faces.numpy() + 1, 2, axis=1))
+
+
+def _write_lines(file: BinaryIO, line: str, rows: NDArray[Any]) -> None:
+    for start in range(0, len(rows), LINES):
+        some = rows[start : start + LINES]
+        file.write((line * len(some) % tuple(some.ravel().tolist())).encode())
+
+
+def _write_glb(file: BinaryIO, mesh: Mesh) -> None:
+    signs = np.array(SIGNS, np.float64)
+    positions = mesh.vertices.numpy() * signs
+    node: dict[str, Any] = {"mesh": 0}
+    if _needs_doubles(mesh):
+        middle = (positions.min(0) + positions.max(0)) / 2
+        positions, node["translation"] = positions - middle, middle.tolist()
+    linear = linear_colors(mesh.colors.double().numpy())
+    colors = np.concatenate([linear, np.ones((len(linear), 1))], 1)
+    arrays: dict[str, NDArray[Any]] = {
+        "POSITION": positions.astype("<f4"),
+        "NORMAL": (mesh.normals.numpy() * signs).astype("<f4"),
+        "COLOR_0": np.rint(65535 * colors).astype("<u2"),
+        "indices": mesh.faces.numpy().astype("<u4").reshape(-1, 1),
+    }
+    accessors, views, offset = [], [], 0
+    kinds = {"POSITION": (FLOAT, "VEC3"), "NORMAL": (FLOAT, "VEC3"), "COLOR_0": (UNSIGNED_SHORT, "VEC4")}
+    for i, (name, array) in enumerate(arrays.items()):
+        component, kind = kinds.get(name, (UNSIGNED_INT, "SCALAR"))
+        target = ELEMENT_ARRAY_BUFFER if name == "indices" else ARRAY_BUFFER
+        views.append({"buffer": 0, "byteOffset": offset, "byteLength": array.nbytes, "target": target})
+        accessors.append({"bufferView": i, "componentType": component, "count": len(array), "type": kind})
+        offset += array.nbytes
+    accessors[0] |= {"min": arrays["POSITION"].min(0).tolist(), "max": arrays["POSITION"].max(0).tolist()}
+    accessors[2]["normalized"] = True
+    attributes = {name: i for i, name in enumerate(arrays) if name != "indices"}
+    document = {
+        "asset": {"version": "2.0", "generator": "tsplat"},
+        "extensionsUsed": [UNLIT],
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [node],
+        "meshes": [{"primitives": [{"attributes": attributes, "indices": 3, "material": 0}]}],
+        "materials": [{"pbrMetallicRoughness": {"metallicFactor": 0}, "extensions": {UNLIT: {}}}],
+        "accessors": accessors,
+        "bufferViews": views,
+        "buffers": [{"byteLength": offset}],
+    }
+    packed = json.dumps(document, separators=(",", ":")).encode()
+    packed += b" " * (-len(packed) % 4)
+    file.write(HEADER.pack(MAGIC, 2, HEADER.size + CHUNK.size + len(packed) + CHUNK.size + offset))
+    file.write(CHUNK.pack(len(packed), JSON_CHUNK) + packed + CHUNK.pack(offset, BINARY_CHUNK))
+    for array in arrays.values():
+        file.write(array.tobytes())
+
+
+def _bytes(mesh: Mesh) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = np.rint(255 * mesh.colors.numpy()).astype(np.uint8)
+    return found
+
+
+WRITERS: dict[str, Callable[[BinaryIO, Mesh], None]] = {".ply": _write_ply, ".obj": _write_obj, ".glb": _write_glb}

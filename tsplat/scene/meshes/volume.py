@@ -1,0 +1,189 @@
+"""A truncated signed distance function on a grid, into which depth frames are fused (Curless and Levoy, 1996)."""
+
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from ...errors import ArgumentError, MemoryBudgetError
+from ...support.free_memory import available_bytes
+from .depth_frames import WEIGHT_MIN, DepthFrame
+
+BYTES_EACH = 38
+"""Peak bytes per voxel, from fusion to marching cubes: six fp32 sums, and distances, masks and copies of them."""
+
+COUNT_MAX = 1e9
+"""Limit of the number of voxels along an axis, beyond which no memory is enough."""
+
+BLOCK = 32
+"""Edge of the blocks that are fused at a time, which fit into the caches of a CPU."""
+
+MAX_THREADS = 8
+"""Maximum number of threads that fuse blocks."""
+
+SUMS = 6
+"""Sums of a voxel: weighted distances, their weights, and near the surface weighted RGB and their weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A grid of voxels, whose values are those at their centers.
+
+    Attributes:
+        origin: [3] position of the first center, world frame.
+        voxel: Distance of neighboring centers, world units.
+        shape: Number of voxels along x, y and z.
+    """
+
+    origin: tuple[float, float, float]
+    voxel: float
+    shape: tuple[int, int, int]
+
+    @property
+    def n_voxels(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory in bytes that fusion and extraction take."""
+        return BYTES_EACH * self.n_voxels
+
+    def check_memory(self, device: torch.device) -> None:
+        """Raises MemoryBudgetError if fusion takes more memory than the device has free."""
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        if free is not None and self.n_bytes > free:
+            raise MemoryBudgetError(
+                f"voxel: {'×'.join(map(str, self.shape))} voxels of {self.voxel:.4g} need {self.n_bytes / 1e9:.1f} GB "
+                f"of memory, {free / 1e9:.1f} GB are free; choose larger voxels, a lower resolution, or smaller bounds"
+            )
+
+
+def make_grid(low: Sequence[float], high: Sequence[float], voxel: float, margin: int) -> Grid:
+    """Returns a grid of a box with two corners, which is a `margin` of voxels wider on each side.
+
+    Raises ArgumentError if the box is not longer than a voxel.
+    """
+    sides = [b - a for a, b in zip(low, high, strict=True)]
+    if not max(sides) > voxel:
+        size = " × ".join(f"{side:.4g}" for side in sides)
+        raise ArgumentError(f"voxel: expected less than the extent of the surface, {size}, found {voxel:.4g}")
+    counts = [math.ceil(min(side / voxel, COUNT_MAX)) + 1 for side in sides]
+    x, y, z = ((a + b) / 2 - voxel * ((n - 1) / 2 + margin) for a, b, n in zip(low, high, counts))
+    nx, ny, nz = (n + 2 * margin for n in counts)
+    return Grid((x, y, z), voxel, (nx, ny, nz))
+
+
+class Volume:
+    """The sums of a grid.
+
+    Args:
+        grid: The grid, whose memory is allocated.
+        truncation: Distance in world units beyond which distances in front of a surface are cut off, and behind which
+            nothing is known.
+        device: That of the frames.
+    """
+
+    def __init__(self, grid: Grid, truncation: float, device: torch.device) -> None:
+        self.grid = grid
+        self.truncation = truncation
+        self.sums = torch.zeros(SUMS, *grid.shape, dtype=torch.float32, device=device)
+        ranges = [[(i, min(i + BLOCK, n)) for i in range(0, n, BLOCK)] for n in grid.shape]
+        self._blocks = list(itertools.product(*ranges))
+        limits = torch.tensor(self._blocks, dtype=torch.float64, device=device)  # [B, 3, 2]
+        origin = torch.tensor(grid.origin, dtype=torch.float64, device=device)
+        self._centers = origin + grid.voxel * (limits.sum(-1) - 1) / 2
+        self._radii = grid.voxel * (limits[..., 1] - limits[..., 0]).norm(dim=-1) / 2
+
+    def fuse(self, frame: DepthFrame) -> None:
+        """Adds what a frame shows: how far voxels are in front of the surface along z, and its color close to it."""
+        near = self._find_blocks(frame).nonzero().flatten().tolist()
+        images = torch.stack([frame.depths, frame.weights])[None]
+        colored = torch.cat([frame.depths[None], frame.colors.permute(2, 0, 1)])[None].contiguous()
+        rows = self._projection(frame)
+        # Where PyTorch's operators run on one thread, other threads fuse other blocks.
+        alone = torch.get_num_threads() == 1 and self.sums.device.type == "cpu"
+        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1) if alone else 1) as pool:
+            for _ in pool.map(lambda i: self._fuse_block(self._blocks[i], rows, images, colored), near):
+                pass
+
+    def _find_blocks(self, frame: DepthFrame) -> Tensor:
+        """Returns which blocks [B] bool a frame may change: those in its frustum, and not behind all that it shows."""
+        camera = frame.camera
+        viewmat, K = camera.viewmat.double(), camera.K.double()
+        x, y, z = (self._centers @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(-1)
+        found: Tensor = (z + self._radii > 0) & (z - self._radii < float(frame.depths.max()) + self.truncation)
+        for axis, values, size in ((0, x, camera.width), (1, y, camera.height)):
+            for sign, edge in ((1.0, -K[axis, 2]), (-1.0, size - K[axis, 2])):
+                slope = edge / K[axis, axis]
+                found &= sign * (values - slope * z) / (1 + slope**2).sqrt() > -self._radii
+        return found
+
+    def _projection(self, frame: DepthFrame) -> Tensor:
+        """Returns the matrix [3, 4] fp64 from indices of voxels to z and to z times coordinates from -1 to 1."""
+        camera, grid = frame.camera, self.grid
+        viewmat, K = camera.viewmat.double(), camera.K.double()
+        to_world = torch.eye(4, dtype=torch.float64, device=viewmat.device)
+        to_world[:3, :3] *= grid.voxel
+        to_world[:3, 3] = torch.tensor(grid.origin, dtype=torch.float64, device=viewmat.device)
+        local = (viewmat @ to_world)[:3]
+        sizes = K.new_tensor([camera.width, camera.height])[:, None]
+        return torch.cat([2 / sizes * (K[:2] @ local) - local[2:], local[2:]])
+
+    def _fuse_block(self, limits: Sequence[tuple[int, int]], rows: Tensor, images: Tensor, colored: Tensor) -> None:
+        """Adds a frame to the voxels within limits."""
+        indices = [torch.arange(*limit, dtype=torch.float64, device=rows.device) for limit in limits]
+        # A projected coordinate is the sum of one term per axis.
+        x, y, z = (
+            ((row[0] * indices[0] + row[3])[:, None, None].float() + (row[1] * indices[1])[:, None].float())
+            + (row[2] * indices[2]).float()
+            for row in rows
+        )
+        inverse = 1 / z
+        places = torch.stack([x * inverse, y * inverse], -1).view(1, 1, -1, 2)
+        nearest = grid_sample(images, places, "nearest", "zeros", align_corners=False)[0, :, 0]
+        z = z.flatten()
+        distances = nearest[0] - z
+        seen = ((nearest[0] > 0) & (z > 0) & (distances > -self.truncation)).nonzero().squeeze(1)
+        if not len(seen):
+            return
+        distances, weights, z = distances[seen], nearest[1, seen], z[seen]
+        weights = torch.where(distances < self.truncation, weights, WEIGHT_MIN)
+        block = (slice(None), *(slice(*limit) for limit in limits))
+        close = (distances < self.truncation).nonzero().squeeze(1)
+        if len(close):
+            sampled = grid_sample(colored, places[:, :, seen[close]], "bilinear", "border", align_corners=False)
+            depths, colors = sampled[0, 0, 0], sampled[0, 1:, 0]
+            smooth = depths - z[close]
+            # Between a surface and what is behind it, there is no depth in the middle.
+            together = (smooth - distances[close]).abs() <= self.truncation / 2
+            distances[close] = torch.where(together, smooth, distances[close]).clamp_min(-self.truncation)
+            added = distances.new_zeros(4, x.numel())
+            added[:3, seen[close]] = colors * weights[close]
+            added[3, seen[close]] = weights[close]
+            self.sums[2:][block] += added.view(4, *x.shape)
+        added = distances.new_zeros(2, x.numel())
+        added[0, seen] = weights * (distances / self.truncation).clamp_max(1)
+        added[1, seen] = weights
+        self.sums[:2][block] += added.view(2, *x.shape)
+
+    def distances(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Returns signed distances in truncations, and which voxels were seen; [X, Y, Z] each."""
+        weights = self.sums[1].cpu()
+        return (self.sums[0].cpu() / weights.clamp_min(1e-12)).numpy(), (weights > 0).numpy()
+
+    def colors_at(self, positions: Tensor) -> Tensor:
+        """Returns the colors [P, 3] at positions [P, 3] of the surface, fp64 world frame, on the CPU."""
+        origin = torch.tensor(self.grid.origin, dtype=torch.float64, device="cpu")
+        shape = torch.tensor(self.grid.shape, dtype=torch.float64, device="cpu")
+        places = 2 * (((positions - origin) / self.grid.voxel) / (shape - 1)) - 1
+        places = places.flip(-1).float().to(self.sums.device).view(1, 1, 1, -1, 3)  # z, y, x
+        sampled = grid_sample(self.sums[None, 2:], places, "bilinear", "border", align_corners=True)[0, :, 0, 0]
+        return (sampled[:3] / sampled[3].clamp_min(1e-12)).T.clamp(0, 1).cpu()
