@@ -1,7 +1,9 @@
 """Tests of COLMAP scenes: text models written by hand, and binary models by pycolmap."""
 
 import math
+import re
 import shutil
+import struct
 import sys
 
 import pytest
@@ -198,6 +200,24 @@ def test_images_listed_twice_are_errors(tmp_path):
         path.write_text(text.replace("00.png", name))
         with pytest.raises(FileError, match=rf"images\.txt: expected images of different names, found {found}"):
             read_colmap(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".bin"])
+def test_image_ids_listed_twice_are_errors(tmp_path, suffix):
+    path = write_scene(tmp_path, n=4) / "sparse" / "0" / f"images{suffix}"
+    if suffix == ".bin":
+        path.write_bytes(struct.pack("<Q", 2) + b"".join(binary_image(7, name) for name in ("00.png", "01.png")))
+        for name in ("cameras", "points3D"):
+            path.with_name(f"{name}.bin").write_bytes(struct.pack("<Q", 0))
+    else:
+        path.write_text(re.sub(r"^1 ", "2 ", path.read_text(), flags=re.MULTILINE))
+    with pytest.raises(FileError, match=rf"images\{suffix}: expected images of different ids, found [27] twice"):
+        read_colmap(tmp_path)
+
+
+def binary_image(image_id, name):
+    """A registered image of camera 1 without observations, as in images.bin."""
+    return struct.pack("<I7dI", image_id, 1, 0, 0, 0, 0, 0, 0, 1) + name.encode() + b"\0" + struct.pack("<Q", 0)
 
 
 @pytest.mark.parametrize("layout", ["flat", "beside", "in the model"])

@@ -11,7 +11,8 @@ from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import ArgumentError
 from tsplat.errors import UnsupportedError
 from tsplat.rendering import render
-from tsplat.scene import decimate_gaussians
+from tsplat.scene import decimate_gaussians, transform_gaussians
+from tsplat.scene.cameras import move_camera
 from tsplat.scene.editing.importance import importance
 
 pytest.importorskip("scipy")
@@ -107,3 +108,13 @@ def test_invalid_arguments(arguments, problem):
 def test_2d_gaussians_are_refused():
     with pytest.raises(UnsupportedError, match="gaussians: 2D Gaussians cannot be decimated"):
         decimate(random_gaussians().as_surfels(), 5, [view.camera for view in make_views(random_gaussians(), n=1)])
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_decimation_does_not_depend_on_the_unit(unit):
+    gaussians, cameras = scene()
+    matrix = torch.diag(torch.tensor([unit, unit, unit, 1.0], dtype=torch.float64))
+    expected = decimate(gaussians, 60, cameras)
+    moved = decimate(transform_gaussians(gaussians, matrix), 60, [move_camera(camera, matrix) for camera in cameras])
+    torch.testing.assert_close(moved.means / unit, expected.means, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(moved.scales / unit, expected.scales, rtol=1e-4, atol=1e-4)

@@ -1,7 +1,9 @@
 """Tests of Streamed SOG: its tree, its levels of detail, and damage."""
 
 import contextlib
+import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -46,7 +48,9 @@ def test_tree_and_datasets(tmp_path, monkeypatch):
     pytest.importorskip("scipy")
     monkeypatch.setattr(streamed_sog_writer, "LEAF_MAX", 700)
     monkeypatch.setattr(streamed_sog_writer, "LEAF_MIN", 200)
-    write_streamed_sog(tmp_path / "a", spread(4000, 8), n_levels=3)
+    gaussians = spread(4000, 8)
+    write_streamed_sog(tmp_path / "a", gaussians, n_levels=3)
+    widest = float(gaussians.means.quantile(torch.tensor([0.05, 0.95]), 0).diff(dim=0).max()) / 8
     meta = meta_of(tmp_path / "a")
     assert meta["counts"] == [4000, 2000, 1000] and meta["count"] == 7000 and meta["lodLevels"] == 3
     rows = {name: torch.zeros(len(read_sog(tmp_path / "a" / name)), dtype=torch.int64) for name in meta["filenames"]}
@@ -61,11 +65,31 @@ def test_tree_and_datasets(tmp_path, monkeypatch):
             means.append(read_sog(tmp_path / "a" / name).means[place["offset"] : place["offset"] + place["count"]])
         means = torch.cat(means)
         assert len(means) <= 700
-        assert len(means) <= 200 or float((means.amax(0) - means.amin(0)).max()) <= 16.01
+        assert len(means) <= 200 or float((means.amax(0) - means.amin(0)).max()) <= 1.001 * widest
         assert (means >= low - 0.01).all() and (means <= high + 0.01).all()
     assert all((seen == 1).all() for seen in rows.values())
     for level, count in enumerate(meta["counts"]):
         assert len(read_streamed_sog(tmp_path / "a", level=level)) == pytest.approx(count, rel=0.02)
+
+
+@pytest.mark.parametrize("unit", [2.0**-10, 2.0**10])
+def test_trees_do_not_depend_on_the_unit(tmp_path, monkeypatch, unit):
+    monkeypatch.setattr(streamed_sog_writer, "LEAF_MIN", 50)
+    gaussians = spread(1000, 8)
+    scaled = dataclasses.replace(
+        gaussians, means=unit * gaussians.means, log_scales=gaussians.log_scales + math.log(unit)
+    )
+    trees = []
+    for name, model in (("plain", gaussians), ("scaled", scaled)):
+        write_streamed_sog(tmp_path / name, model, n_levels=1)
+        trees.append(meta_of(tmp_path / name)["tree"])
+    places = [[leaf["lods"] for leaf in leaves(tree)] for tree in trees]
+    assert places[0] == places[1] and len(places[0]) > 8
+    for plain, moved in zip(leaves(trees[0]), leaves(trees[1]), strict=True):
+        for end in ("min", "max"):
+            assert [value / unit for value in moved["bound"][end]] == pytest.approx(
+                plain["bound"][end], rel=1e-4, abs=1e-4
+            )
 
 
 def levels_of(gaussians, n_levels=None):

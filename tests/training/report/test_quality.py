@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.training_scenes import make_gaussians, make_views
-from tsplat.scene import Camera, Gaussians, intrinsics
+from tsplat.scene import Camera, Gaussians, intrinsics, transform_gaussians
 from tsplat.training import psnr, ssim
 from tsplat.training.report.quality import REGIONS, floaters, regions, score_regions, ssim_map, worst_patches
 
@@ -58,9 +58,11 @@ def test_worst_patches_are_where_the_error_is(images):
     assert len(worst_patches([(target[:12, :12], target[:12, :12])], 5)) == 1
 
 
-def test_floaters_are_gaussians_in_front_of_the_surface():
+@pytest.mark.parametrize("unit", [1.0, 1e-3, 1e3])
+def test_floaters_are_gaussians_in_front_of_the_surface(unit):
     gaussians = Gaussians.from_points(torch.tensor([[0.0, 0, 4], [0, 0, 1]]), torch.ones(2, 3), opacity=0.9)
     wall = Gaussians(**{**gaussians.tensors(), "log_scales": torch.tensor([[2.0, 2, -3], [-2, -2, -2]])})
+    wall = transform_gaussians(wall, torch.diag(torch.tensor([unit, unit, unit, 1.0], dtype=torch.float64)))
     camera = Camera(torch.eye(4), intrinsics(16, 16, 60), 16, 16)
     (part,) = floaters(wall, [camera])
     assert 0.01 < part < 0.5

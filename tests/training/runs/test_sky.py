@@ -8,6 +8,7 @@ import torch
 from tests.training.runs.test_train import results
 from tsplat import ArgumentError
 from tsplat.scene import procedural_capture
+from tsplat.scene.cameras import move_camera
 from tsplat.strategies import LongAxisStrategy
 from tsplat.training import RunConfig, resume, train
 from tsplat.training.runs import train as runs
@@ -37,6 +38,16 @@ def test_sky_has_what_views_show_on_a_sphere(capture):
     # They cover the sphere without holes: scales are near their spacing.
     spacing = torch.cdist(sky.means, sky.means).fill_diagonal_(torch.inf).amin(1)
     assert (sky.scales[:, 0] / spacing).median() == pytest.approx(0.75, abs=0.15)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e3])
+def test_skies_do_not_depend_on_the_unit(capture, unit):
+    matrix = torch.diag(torch.tensor([unit, unit, unit, 1.0], dtype=torch.float64))
+    views = [view.replaced(camera=dataclasses.replace(view.camera, near=None)) for view in capture.train[:2]]
+    moved = [view.replaced(camera=move_camera(view.camera, matrix)) for view in views]
+    expected, found = sky_gaussians(views, capture.points, 500, 0), sky_gaussians(moved, unit * capture.points, 500, 0)
+    torch.testing.assert_close(found.means / unit, expected.means, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found.sh0, expected.sh0, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -73,11 +73,12 @@ class ColmapCamera:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColmapImage:
-    """A registered image by its path in the folder of images, with its world-to-camera rotation and translation.
+    """A registered image: its id, its path in the folder of images, and its world-to-camera rotation and translation.
 
     The rotation is wxyz, of unit norm; `point_ids` [O] int64 are those of the points observed in the image.
     """
 
+    image_id: int
     name: str
     camera_id: int
     quat: tuple[float, ...]
@@ -144,6 +145,11 @@ def read_model(folder: Path) -> ColmapModel:
         ids, points, colors = _read_points(paths[2], stated)
     except OSError as error:
         raise FileError(f"{error.filename or folder}: {error.strerror or error}") from error
+    image_ids: set[int] = set()
+    for image in images:
+        if image.image_id in image_ids:
+            raise FileError(f"{paths[1]}: expected images of different ids, found {image.image_id} twice")
+        image_ids.add(image.image_id)
     first: dict[str, str] = {}
     for image in images:
         name = os.path.normpath(image.name)
@@ -246,7 +252,8 @@ def _binary_cameras(reader: _Reader) -> dict[int, ColmapCamera]:
 def _binary_images(reader: _Reader) -> list[ColmapImage]:
     images = []
     for _ in range(reader.count("images", 73)):
-        image_id, *pose = reader.values("<I7d", "an image")
+        number, *pose = reader.values("<I7d", "an image")
+        image_id = int(number)
         camera_id = int(reader.values("<I", f"image {image_id}")[0])
         end = reader.content.find(b"\0", reader.position, reader.position + NAME_BYTES_MAX)
         if end < 0:
@@ -381,7 +388,7 @@ def _text_points(
 
 def _image(
     path: Path,
-    image_id: int | float,
+    image_id: int,
     raw: bytes,
     camera_id: int,
     pose: Sequence[int | float],
@@ -401,4 +408,4 @@ def _image(
         raise FileError(f"{path}: image {image_id}: expected a file name, found {name!r}")
     if not stays_inside(name):
         raise FileError(f"{path}: image {image_id}: expected a path inside the folder of images, found {name!r}")
-    return ColmapImage(name, camera_id, tuple(value / norm for value in pose[:4]), tuple(pose[4:]), point_ids)
+    return ColmapImage(image_id, name, camera_id, tuple(value / norm for value in pose[:4]), tuple(pose[4:]), point_ids)

@@ -18,6 +18,7 @@ from ...arguments import check_size
 from ...config import Backend
 from ...errors import ArgumentError, UnsupportedError
 from ..cameras import Camera, resize_camera
+from ..extents import with_near_planes
 from ..gaussians import PARAMETERS, Gaussians, drop_invalid
 from .importance import importance, render_view
 from .moments import merge_into_neighbors
@@ -57,7 +58,7 @@ def decimate_gaussians(
         gaussians: On the device to render on. Invalid Gaussians are removed.
         n: Number of Gaussians that are left, if there are as many.
         cameras: Cameras whose images are to change little, from all around and at the distances of later views. At most
-            60 are used, at up to 400 pixels.
+            60 are used, at up to 400 pixels. Those without a near plane get one that suits what they show.
         finetune: Number of steps for which all parameters are then optimized on images of `gaussians`; 0 for none.
         backend: As for :func:`tsplat.rasterization`.
         seed: Seed of the random numbers that the importance is estimated with.
@@ -91,6 +92,7 @@ def decimate_gaussians(
         return original
     step = max(1.0, len(cameras) / N_VIEWS)
     chosen = [resize_camera(cameras[int(i * step)], SIZE_MAX) for i in range(int(len(cameras) / step))]
+    chosen = with_near_planes(chosen, original.means)
     generator = torch.Generator().manual_seed(seed)
     decimated = _merge(original, n, chosen, backend, generator, on_progress)
     return _finetune(decimated, original, chosen, finetune, backend, generator, on_progress) if finetune else decimated

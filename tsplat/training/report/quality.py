@@ -13,6 +13,7 @@ from ...config import SH_NORMS, SSIM_K1, SSIM_K2, SSIM_TAPS, Backend
 from ...precision import in_full_precision
 from ...rendering import render, render_views
 from ...scene.cameras import Camera
+from ...scene.extents import with_near_planes
 from ...scene.gaussians import Gaussians
 
 REGIONS = ("sharp", "flat", "border")
@@ -110,7 +111,7 @@ def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch
 def floaters(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
     """Part of the pixels' weight of Gaussians far in front of the expected depth, from 0 to 1, of each camera."""
     found = []
-    for camera in cameras:
+    for camera in with_near_planes(cameras, gaussians.means):
         depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)
         x, y = meta["means2d"][0].nan_to_num(0.0).clamp(-1e6, 1e6).long().unbind(-1)
         surface = depth[0, y.clamp(0, camera.height - 1), x.clamp(0, camera.width - 1), 0]

@@ -11,6 +11,7 @@ import torch
 from ...rendering import render_views
 from ...scene.cameras import centers
 from ...scene.capture.views import View
+from ...scene.extents import with_near_planes
 from ...scene.gaussians import Gaussians
 from ..trainer import scene_extent
 
@@ -40,8 +41,8 @@ def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree
         center + radius * directions, torch.zeros_like(directions), sh_degree, opacity=OPACITY, scale=0.7
     )
     sums, counts = torch.zeros_like(directions), torch.zeros_like(height)
-    for view in views:
-        meta = render_views(sphere, [view.camera], sh_degree=0)[2]
+    for view, camera in zip(views, with_near_planes([view.camera for view in views], points), strict=True):
+        meta = render_views(sphere, [camera], sh_degree=0)[2]
         seen = (meta["radii"][0] > 0).all(-1)
         x, y = meta["means2d"][0][seen].long().unbind(-1)
         sums[seen] += view.pixels[y.clamp(0, view.height - 1), x.clamp(0, view.width - 1)]

@@ -28,8 +28,11 @@ LEAF_MAX = 512 << 10
 
 PALETTES = "SH coefficients quantized to a palette in each file"
 
-WIDTH_MAX, LEAF_MIN = 16.0, 1 << 10
-"""Leaves are at most as wide as this, in world units, unless they have fewer Gaussians than this."""
+WIDTH_PARTS, LEAF_MIN = 8, 1 << 10
+"""Leaves are at most as wide as the model over this number, unless they have fewer Gaussians than the other."""
+
+SAMPLE, MOST = 1 << 16, (0.05, 0.95)
+"""Number of centers that tell the width of the model, and between which of their quantiles it is."""
 
 
 def write_streamed_sog(
@@ -37,9 +40,10 @@ def write_streamed_sog(
 ) -> list[str]:
     """Writes PlayCanvas's Streamed SOG, version 1: a folder with levels of detail, each with half of the Gaussians.
 
-    Leaves of a tree of cells of the Morton curve have at most 524,288 Gaussians of all levels and a width of 16. Each
-    has a box around the ellipsoids of one standard deviation. Errors are those of :func:`write_sog`; the bounds of
-    positions are those of a file, so that positions of a large model are more precise.
+    Leaves of a tree of cells of the Morton curve have at most 524,288 Gaussians of all levels, and are at most an
+    eighth as wide as most of the model. Each has a box around the ellipsoids of one standard deviation. Errors are
+    those of :func:`write_sog`; the bounds of positions are those of a file, so that positions of a large model are
+    more precise.
 
     Args:
         path: A folder, which is created if it does not exist, or ``lod-meta.json`` in it. It is written last: a folder
@@ -107,13 +111,15 @@ class Datasets:
         self._levels = levels
         self._codes = [codes_of(level, lambda means: means, bounds) for level in levels]
         self._size = float((bounds[1].astype(np.float64) - bounds[0]).max())
+        means = levels[0].sample(SAMPLE).means.double().numpy()
+        self._width_max = float(np.diff(np.quantile(means, MOST, 0), axis=0).max()) / WIDTH_PARTS if len(means) else 0.0
         self._newest: dict[int, int] = {}
         self.tree = self._add([(0, len(level)) for level in levels], 3 * BITS, 0)
 
     def _add(self, ranges: list[tuple[int, int]], bits: int, code: int) -> dict[str, Any]:
         """Adds a range of each level, whose codes are `code` but for their lowest bits, and returns their node."""
         count = sum(stop - start for start, stop in ranges)
-        if count > LEAF_MAX or (self._width(bits) > WIDTH_MAX and count > LEAF_MIN):
+        if count > LEAF_MAX or (self._width(bits) > self._width_max and count > LEAF_MIN):
             while bits:
                 bits -= 1
                 middle = code | 1 << bits
