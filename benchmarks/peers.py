@@ -75,15 +75,20 @@ class Implementation:
         with torch.no_grad():
             self.render(**self.scene)
 
-    def call(self) -> None:
-        outputs = self.outputs()
+    def gradients_of(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Returns gradients of outputs, which are the same for each call."""
         if not self.v:
             # Channel-major, as the gradient of an image loss.
             v = (2 * outputs[0].detach()).movedim(-1, 1).contiguous().movedim(1, -1)
             self.v = [v, *(torch.ones_like(t) for t in outputs[1:])]
+        return self.v
+
+    def call(self) -> None:
+        outputs = self.outputs()
+        v = self.gradients_of(outputs)
         for leaf in self.leaves.values():
             leaf.grad = None
-        torch.autograd.backward(outputs, self.v)
+        torch.autograd.backward(outputs, v)
 
     def capture(self) -> None:
         """Captures calls in a CUDA graph."""

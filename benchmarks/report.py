@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, measured_page
+from benchmarks import machine, measured_page, memory_page
 from benchmarks.compositing_limit import share
 from benchmarks.gpu_timing.ratios import RATIOS, ratios
 from benchmarks.predicted_tables import amd_table, details_table, sensitivity_table
@@ -22,6 +23,7 @@ STEPS = PREDICTED / "step.jsonl"
 AMD = RESULTS / "executed" / "amd.jsonl"
 MEASURED = RESULTS / "measured" / "peers.jsonl"
 COUNTS = RESULTS / "measured" / "counts.jsonl"
+MEMORY = RESULTS / "executed" / "memory.jsonl"
 PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
 TSPLAT = "tsplat"
@@ -176,6 +178,26 @@ kernels whose cost is known: chains of dependent instructions, throughput of pip
 - The H100 runs the code for sm_80. Code compiled for sm_90 may be faster.
 - Caches are warm: L2 holds what a launch accesses when it begins, as far as it fits. Each launch is modeled alone.
 """
+
+
+def replace(
+    path: Path, found: list[dict[str, Any]], names: Iterable[str], order: Callable[[dict[str, Any]], Any]
+) -> None:
+    """Replaces the records of a file that have the values of some fields, sorts all, and writes the page."""
+
+    def values(record: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(record.get(name) for name in names)
+
+    new = {values(record) for record in found}
+    kept = [record for record in _read(path) if values(record) not in new]
+    path.write_text("".join(json.dumps(_rounded(record)) + "\n" for record in sorted(kept + found, key=order)))
+    PAGE.write_text(page())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -365,6 +387,7 @@ def page() -> str:
         text += f"\n## {device}, torch {records[0]['torch']}\n\n{cpu}{table(records)}"
     records = read_records()
     text += measured(records) + LIMIT + limit_table(_read(LIMITS)) + LIMIT_NOTE + section(_read(STEPS))
+    text += memory_page.section(_read(MEMORY), _read(MEASURED))
     text += PREDICTION + predicted_table(by_scene(records)) + NOTES + details_table(records)
     text += SENSITIVITY_TEXT + sensitivity_table(_read(SENSITIVITY)) + RATIO_TEXT + ratio_table(records) + METHOD
     text += AMD_TEXT + amd_table(_read(AMD)) + AMD_NOTE

@@ -26,7 +26,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -35,9 +34,8 @@ from benchmarks import report
 from benchmarks.gpu_timing import counting, graphs, gsplat_kernels, gsplat_step, host, peer, scenes
 from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
-from emulator.package import tsplat_emulated
 from emulator.timing.model import GPUS
-from tsplat.stages import capacity, listing
+from tsplat.stages import capacity
 
 ROOT = Path(__file__).parents[1]
 SCENES = ("cloud", "kettle-400x300", "garden-648x420", "garden-1296x840")
@@ -51,21 +49,11 @@ def step_us(host_us: float, device_us: float, waits: int) -> float:
     return max(host_us, device_us) + waits * WAIT_US
 
 
-def _sort(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return values.sort(stable=True)
-
-
 def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, counting.Predictor, counting.Operators]:
     """Executes a training step on the emulator; returns it, its launches with predicted times, and its operators. With
     a capacity, `room` of its `meta` is that of a graph."""
     predictor, operators = counting.Predictor(gpus), counting.Operators()
-    # On a GPU, PyTorch sorts, and what a call needed is read once the GPU is done with it.
-    with (
-        tsplat_emulated("sm_80", "sass", **host.EMULATION) as gpu,
-        mock.patch.object(capacity, "_collect"),
-        mock.patch.object(listing, "stable_sort", _sort),
-        mock.patch.object(listing, "stable_argsort", lambda values: _sort(values)[1]),
-    ):
+    with host.emulated_gpu() as gpu:
         warm = counting.Step(host.tiny(scene))
         warm.run(lambda phase: None)
         step = counting.Step(scene)
@@ -248,18 +236,7 @@ def base_records(ref: str, arguments: list[str]) -> list[dict[str, Any]]:
 
 def write(found: list[dict[str, Any]]) -> None:
     """Replaces the recorded results of scenes and GPUs, and writes the page."""
-    new = {(r["scene"], r["gpu"]) for r in found}
-    old = [json.loads(text) for text in report.STEPS.read_text().splitlines()]
-    kept = [r for r in old if (r["scene"], r["gpu"]) not in new]
-    kept = sorted(kept + found, key=lambda r: (SCENES.index(r["scene"]), r["gpu"]))
-    report.STEPS.write_text("".join(json.dumps(_rounded(r)) + "\n" for r in kept))
-    report.PAGE.write_text(report.page())
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(entry) for name, entry in value.items()}
-    return round(value, 4) if isinstance(value, float) else value
+    report.replace(report.STEPS, found, ("scene", "gpu"), lambda r: (SCENES.index(r["scene"]), r["gpu"]))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -5,19 +5,22 @@ the recorded predictions for its compositing kernels. All its other kernels are 
 and the least memory traffic that they can have, which favors gsplat.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from . import gsplat_kernels
 from .counting import BANDWIDTH, OPERATOR_US, WAITS, Operator, Operators, sort_operator
+from .gsplat_footprints import TILE_SIZE
 from .host import SIZE, Clock, N, tiny
 from .scenes import LEAVES
 
@@ -28,7 +31,7 @@ Without SH there is one less in each."""
 IN_CPP = {"forward": ("cumsum", "_local_scalar_dense") * 2, "backward": ("zeros",) * 9}
 """Operators that its C++ functions call, apart from the sort."""
 INTERSECTIONS = 30
-"""Of the tiny scene, in tensors that stand in for the results of C++."""
+"""Of the tiny scene."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,53 +42,99 @@ class Peer:
     operators: list[Operator]
 
 
-def _functions() -> dict[str, Callable[..., Any]]:
-    """Returns functions in place of gsplat's C++, which return tensors for the tiny scene."""
-    ids, zeros = torch.arange(N), torch.zeros(N, dtype=torch.long)
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Numbers of projected Gaussians and intersections of one image of width x height pixels in tiles of 16x16."""
+
+    nnz: int
+    intersections: int
+    width: int
+    height: int
+
+
+def stand_ins(sizes: Sizes) -> dict[str, Callable[..., Any]]:
+    """Returns functions in place of gsplat's C++, for one image. They allocate tensors of the shapes that it does, of
+    zeros, and of radii that are one."""
+    nnz, width, height = sizes.nnz, sizes.width, sizes.height
+    tiles = -(-height // TILE_SIZE), -(-width // TILE_SIZE)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32)
 
     def projection(*arguments: Any) -> Any:
-        radii = torch.ones(N, 2, dtype=torch.int32)
-        rows = torch.rand(N, 2), torch.rand(N), torch.rand(N, 3)
-        return torch.tensor([0, N]), zeros, zeros, ids, radii, *rows, None
+        ids = [torch.zeros(nnz, dtype=torch.long) for _ in range(3)]
+        radii = torch.ones(nnz, 2, dtype=torch.int32)
+        return integers(2), *ids, radii, torch.zeros(nnz, 2), torch.zeros(nnz), torch.zeros(nnz, 3), None
+
+    def projection_of_surfels(means: Tensor, *arguments: Any) -> Any:
+        rows = [torch.zeros(1, len(means), *shape) for shape in ((2,), (), (3, 3), (3,))]
+        return torch.ones(1, len(means), 2, dtype=torch.int32), *rows
+
+    def intersect(means2d: Tensor, radii: Tensor, depths: Tensor, *arguments: Any) -> Any:
+        tiles_per_gauss = torch.zeros_like(depths, dtype=torch.int32)
+        _ends = tiles_per_gauss.flatten().cumsum(0)
+        _unsorted, found = (
+            (torch.zeros(sizes.intersections, dtype=torch.long), integers(sizes.intersections)) for _ in range(2)
+        )
+        return tiles_per_gauss, *found
+
+    def pixels(channels: int) -> Tensor:
+        return torch.zeros(1, height, width, channels)
+
+    def surfel_pixels(means2d: Tensor, transforms: Tensor, colors: Tensor, *arguments: Any) -> Any:
+        ids = integers(1, height, width), integers(1, height, width)
+        return pixels(colors.shape[-1]), pixels(1), pixels(3), pixels(1), pixels(1), *ids
+
+    def like(*tensors: Tensor) -> list[Tensor]:
+        return [torch.zeros_like(tensor) for tensor in tensors]
 
     return {
         "projection_ewa_3dgs_packed_fwd": projection,
-        "projection_ewa_3dgs_packed_bwd": lambda *a: (
-            torch.rand(N, 3), None, torch.rand(N, 4), torch.rand(N, 3), None,
+        "projection_ewa_3dgs_packed_bwd": lambda means, _, quats, scales, *a: (
+            torch.zeros_like(means), None, *like(quats, scales), None,
         ),
-        "spherical_harmonics_fwd": lambda degree, directions, *a: torch.rand(directions.shape),
-        "spherical_harmonics_bwd": lambda k, degree, directions, coeffs, *a: (
-            torch.rand(coeffs.shape), torch.rand(directions.shape),
-        ),
-        "intersect_tile": lambda *a: (
-            torch.ones(N, dtype=torch.int32), torch.arange(INTERSECTIONS),
-            torch.zeros(INTERSECTIONS, dtype=torch.int32),
-        ),
-        "intersect_offset": lambda *a: torch.zeros(1, 1, 1, dtype=torch.int32),
-        "rasterize_to_pixels_3dgs_fwd": lambda *a: (
-            torch.rand(1, SIZE, SIZE, 3), torch.rand(1, SIZE, SIZE, 1), torch.zeros(1, SIZE, SIZE, dtype=torch.int32),
+        "projection_2dgs_fused_fwd": projection_of_surfels,
+        "projection_2dgs_fused_bwd": lambda means, quats, scales, *a: (*like(means, quats, scales), None),
+        "spherical_harmonics_fwd": lambda degree, directions, *a: torch.zeros_like(directions),
+        "spherical_harmonics_bwd": lambda k, degree, directions, coeffs, *a: tuple(like(coeffs, directions)),
+        "intersect_tile": intersect,
+        "intersect_offset": lambda *a: integers(1, *tiles),
+        "rasterize_to_pixels_3dgs_fwd": lambda means2d, conics, colors, *a: (
+            pixels(colors.shape[-1]), pixels(1), integers(1, height, width),
         ),
         "rasterize_to_pixels_3dgs_bwd": lambda means2d, conics, colors, opacities, *a: (
-            None, torch.rand(means2d.shape), torch.rand(conics.shape), torch.rand(colors.shape),
-            torch.rand(opacities.shape),
+            None, *like(means2d, conics, colors, opacities),
+        ),
+        "rasterize_to_pixels_2dgs_fwd": surfel_pixels,
+        "rasterize_to_pixels_2dgs_bwd": lambda means2d, transforms, colors, opacities, normals, densify, *a: (
+            None, *like(means2d, transforms, colors, opacities, normals, densify),
         ),
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def peer_on_cpu(wheel: Path, functions: dict[str, Callable[..., Any]]) -> Iterator[Any]:
+    """Inside, yields gsplat's module `rendering`, whose Python calls these functions in place of its C++."""
+    with mock.patch.object(sys, "path", [str(wheel), *sys.path]):
+        wrapper = importlib.import_module("gsplat.cuda._wrapper")
+        rendering = importlib.import_module("gsplat.rendering")
+    with mock.patch.multiple(
+        wrapper, _make_lazy_cuda_func=functions.__getitem__, _make_lazy_cuda_obj=lambda name: name
+    ):
+        yield rendering
 
 
 def measure(scene: dict[str, Any], wheel: Path, repeats: int = 200) -> Peer:
     """Measures a call of gsplat's Python on a tiny scene like a given one: thread CPU time, the best of each phase."""
     given = {name: value for name, value in tiny(scene).items() if name != "packed"}
     leaves = {name: given[name].clone().requires_grad_() for name in LEAVES}
-    clock, functions = Clock(), _functions()
+    clock, functions = Clock(), stand_ins(Sizes(N, INTERSECTIONS, SIZE, SIZE))
     ready = {name: clock.without(_undispatched(function)) for name, function in functions.items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with mock.patch.object(sys, "path", [str(wheel), *sys.path]):
-        wrapper = importlib.import_module("gsplat.cuda._wrapper")
-        rasterization = importlib.import_module("gsplat.rendering").rasterization
     v_colors = torch.ones(1, SIZE, SIZE, 3)
 
-    def run(enter: Callable[[str], None]) -> None:
+    def run(rasterization: Callable[..., Any], enter: Callable[[str], None]) -> None:
         enter("forward")
         colors, _, _ = rasterization(**(given | leaves), packed=True)
         enter("backward")
@@ -95,13 +144,11 @@ def measure(scene: dict[str, Any], wheel: Path, repeats: int = 200) -> Peer:
             leaf.grad = None
 
     try:
-        with mock.patch.multiple(
-            wrapper, _make_lazy_cuda_func=ready.__getitem__, _make_lazy_cuda_obj=lambda name: name
-        ):
+        with peer_on_cpu(wheel, ready) as rendering:
             for _ in range(repeats):
-                run(clock.enter)
+                run(rendering.rasterization, clock.enter)
             with Operators() as operators:
-                run(lambda phase: setattr(operators, "phase", phase))
+                run(rendering.rasterization, lambda phase: setattr(operators, "phase", phase))
     finally:
         torch.set_num_threads(threads)
     found = [operator for operator in operators.found if operator.phase]

@@ -4,22 +4,25 @@ All times are thread CPU time, the best of several repetitions. CPU tensors stan
 PyTorch's operators is that of their dispatch and of tiny tensors.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 
 from emulator.driver import Launcher
+from emulator.emulation import Emulator
 from emulator.launch import KernelSource, Made, pointers
 from emulator.library import library
 from emulator.package import tsplat_emulated
 from emulator.storages import Storages
 from tsplat.kernels import launch as launching
+from tsplat.stages import capacity, listing
 
 from .counting import Step
 
@@ -65,6 +68,23 @@ def tiny(scene: dict[str, Any]) -> dict[str, Any]:
         "width": SIZE,
         "height": SIZE,
     }
+
+
+@contextlib.contextmanager
+def emulated_gpu(target: str = "sm_80") -> Iterator[Emulator]:
+    """Inside, `backend="triton"` runs on an emulated GPU. PyTorch sorts, and what a call needed is read once the GPU is
+    done with it, as on a GPU."""
+    with (
+        tsplat_emulated(target, "sass", **EMULATION) as gpu,
+        mock.patch.object(capacity, "_collect"),
+        mock.patch.object(listing, "stable_sort", _sort),
+        mock.patch.object(listing, "stable_argsort", lambda values: _sort(values)[1]),
+    ):
+        yield gpu
+
+
+def _sort(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return values.sort(stable=True)
 
 
 class Clock:
