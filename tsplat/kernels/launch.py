@@ -195,9 +195,9 @@ numbers = itertools.count()
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""
 
-launched: Callable[[Run, int, Values], None] | None = None
-"""Called with what launched a kernel on a CPU, its number of programs and its values, while launches are recorded and
-observed."""
+launched: Callable[[Run, int, Values], bool] | None = None
+"""Called with what launches a kernel, its number of programs and its values, while launches are traced and observed.
+Returns whether the kernel is launched."""
 
 
 @untraced
@@ -220,9 +220,8 @@ def launch_first(
         return
     if key not in prepared:
         prepared[key] = prepare(kernel, None if vendor == "none" else current_gpu(tensor), arguments)
-    prepared[key](n_programs, values)
-    if note is not None:
-        note(prepared[key], n_programs, values)
+    if note is None or note(prepared[key], n_programs, values):
+        prepared[key](n_programs, values)
 
 
 def current_gpu(tensor: Tensor) -> int | None:

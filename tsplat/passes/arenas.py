@@ -6,7 +6,8 @@ overlap share its memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,30 @@ ALIGNED = 16
 
 ALIGNMENT = 64
 """Bytes to which tensors in an arena are aligned: a cache line."""
+
+
+SCRATCH_KEPT = 2**28
+"""Bytes of an arena up to which a CPU keeps it for the next pass."""
+
+_scratch: list[Tensor] = []
+"""An arena that no pass uses. The system clears memory that it hands out, which takes a quarter of a call."""
+
+
+@contextlib.contextmanager
+def scratch_memory(n_bytes: int, device: torch.device) -> Iterator[Tensor]:
+    """Yields an arena, [n] uint8, for a pass that is done at the end."""
+    if device.type != "cpu":
+        yield torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        return
+    try:
+        memory = _scratch.pop()
+    except IndexError:  # another pass uses it
+        memory = torch.empty(0, dtype=torch.uint8, device=device)
+    if len(memory) < n_bytes:
+        memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+    yield memory
+    if len(memory) <= SCRATCH_KEPT:
+        _scratch[:] = [memory]
 
 
 class View(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.meta import Meta
-from .arenas import ALIGNED, View, whole
+from .arenas import ALIGNED, View, scratch_memory, whole
 from .replayed_meta import Source, later
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
@@ -37,14 +37,14 @@ class ReplayedCall:
             *tensors,
             *[torch.empty(o.shape, dtype=o.dtype, device=traced.device) for o in traced.outputs],
             torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device),
-            torch.empty(traced.scratch[1], dtype=torch.uint8, device=traced.device),
         ]
-        bases = self._bases
         counting, *rest = traced.forward
-        counting.run([bases[i] for i in counting.used])
-        self.needed = self._read_needed() if traced.is_exact else None
-        for replayed in rest:
-            replayed.run([bases[i] for i in replayed.used])
+        with scratch_memory(traced.scratch[1], traced.device) as scratch:
+            bases = [*self._bases, scratch]
+            counting.run([bases[i] for i in counting.used])
+            self.needed = self._read_needed() if traced.is_exact else None
+            for replayed in rest:
+                replayed.run([bases[i] for i in replayed.used])
 
     def _read_needed(self) -> list[int]:
         """Waits for the device."""
@@ -218,8 +218,9 @@ def _differentiate(
     bases |= given
     for output in backward.outputs:
         bases[output.base] = torch.empty(output.shape, dtype=output.dtype, device=device)
-    bases[backward.scratch[0]] = torch.empty(backward.scratch[1], dtype=torch.uint8, device=device)
-    backward.steps.run([bases[i] for i in backward.steps.used])
+    base, size = backward.scratch
+    with scratch_memory(size, device) as bases[base]:
+        backward.steps.run([bases[i] for i in backward.steps.used])
     return [
         None if view is None
         else view.of(given[view.base]).clone() if view.base in given  # which the other pass reads as well

@@ -65,14 +65,14 @@ class _Kind:
         works: Whether it is replayed.
         turn: When it was called last.
         room: What its lists have room for; None before the first call.
-        is_measured: Whether the room is that of what each kind of list needed, not of the number of intersections.
+        least: The room that lists have had, and which they have when the call is traced again, or None.
         traced: Its passes; None before they are traced.
     """
 
     def __init__(self, works: bool) -> None:
         self.works, self.turn = works, 0
         self.room: Capacities | None = None
-        self.is_measured = False
+        self.least: Capacities | None = None
         self.traced: TracedCall | None = None
 
 
@@ -135,7 +135,7 @@ class _Kinds:
         if not traced.is_exact:
             note_call(call.tensor(traced.needed), traced.room)
         elif call.needed is not None and call.needed[-1]:
-            kind.room, kind.traced = graph_room(Capacities(*call.needed[:-1]), kind.room), None
+            kind.room, kind.least, kind.traced = graph_room(Capacities(*call.needed[:-1]), kind.room), kind.room, None
             return None
         packed = bool(arguments.get("packed", self._is_packed))
         return call.results(packed=packed)
@@ -165,26 +165,22 @@ class _Kinds:
         """Traces a call, with room for what its lists need; returns None if that fails."""
         assert kind.room is not None
         try:
-            if arguments.get("capacity") is None and not kind.is_measured:
-                kind.room, kind.is_measured = self._measure(kind.room, arguments), True
-            traced = TracedCall(self._function, arguments, kind.room)
-            while traced.is_exact and traced.found[-1]:
-                kind.room = graph_room(Capacities(*traced.found[:-1]), kind.room)
-                traced = TracedCall(self._function, arguments, kind.room)
+            if arguments.get("capacity") is None:
+                kind.room = graph_room(self._measure(kind.room, arguments), kind.least)
+            kind.traced = TracedCall(self._function, arguments, kind.room)
         except Exception as error:  # what cannot be traced runs the stages
             kind.works = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
             return None
-        kind.traced = traced
-        return traced
+        return kind.traced
 
     @torch.no_grad()
     def _measure(self, room: Capacities, arguments: dict[str, Any]) -> Capacities:
-        """Returns room for what lists need, given what may be enough."""
+        """Returns what lists need, given what may be room enough to count it."""
         with deferred() as calls:
             self._function(**arguments | {"capacity": room, "packed": False})
         needed = needed_by(calls)
-        return self._measure(graph_room(needed, room), arguments) if any_overflow(calls) else graph_room(needed)
+        return self._measure(graph_room(needed, room), arguments) if any_overflow(calls) else needed
 
 
 _all: list[_Kinds] = []

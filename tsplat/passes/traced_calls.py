@@ -102,8 +102,8 @@ def vendor_of(tensor: Tensor) -> str:
 
 
 def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> _Record:
-    """Calls a function, and differentiates all its images, while both are traced."""
-    trace = Trace()
+    """Traces a function, and the gradients of all its images."""
+    trace = Trace(runs=False)
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     with deferred() as calls, trace.recording():
         *images, meta = function(**arguments | {"capacity": room, "packed": False})
@@ -173,7 +173,6 @@ class TracedCall:
     Attributes:
         room: As given.
         is_exact: Whether the caller gave no capacity.
-        found: What lists needed in this call, and 1 if they did not fit.
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
         forward: The forward pass, in two parts on a GPU. After the first, it is known what lists need.
@@ -245,7 +244,7 @@ class TracedCall:
         self.budget, self.bands = copy.copy(record.banded.budget), record.banded.bands
         self.budget.limit, self.budget.peak_bytes = None, 0
         self.rendered: Rendered = map_bundle(record.rendered, Tensor, bases.view)
-        self.needed, self.found = bases.view(record.needed), record.needed.tolist()
+        self.needed = bases.view(record.needed)
         radii = self.rows["radii"]
         self.radii = radii._replace(shape=torch.Size([radii.shape.numel() // 2, 2]), strides=(2, 1))
         views: list[View] = [*self.rows.values(), self.needed, self.centers]

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError
 
@@ -97,13 +96,17 @@ Step = Launch | Operator | OnArrays | Zeros | Constant
 class Trace:
     """The steps of what this thread computes in :meth:`recording`.
 
+    Args:
+        runs: Whether kernels run. Otherwise tensors have zeros where kernels would write, which takes less time.
+
     Attributes:
         steps: The steps.
         made: The storages that they make.
         others: A tensor of each other storage that they use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, runs: bool = True) -> None:
+        self.runs = runs
         self.steps: list[Step] = []
         self.made: set[int] = set()
         self.others: dict[int, Tensor] = {}
@@ -153,14 +156,16 @@ class Trace:
             if threading.get_ident() == thread:
                 observed[:] = [(kernel, arguments)]
 
-        def launched(run: Any, n_programs: int, values: tuple[Any, ...]) -> None:
+        def launched(run: Any, n_programs: int, values: tuple[Any, ...]) -> bool:
             if threading.get_ident() != thread:
-                return
+                return True
             kernel, arguments = observed.pop()
             names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
             given = [arguments.get(name) for name in names]
             resolved = [g if isinstance(g, Tensor) else value for g, value in zip(given, values, strict=True)]
-            self.steps.append(Launch(run, n_programs, self.use(tuple(resolved))))
+            with torch._C.DisableTorchFunction():
+                self.steps.append(Launch(run, n_programs, self.use(tuple(resolved))))
+            return self.runs
 
         launch.observer, launch.launched = observe, launched
         try:
@@ -222,6 +227,12 @@ class _Operators(TorchDispatchMode):
         by_mask = name == "index" and any(t.dtype == torch.bool for t in _tensors(args[1]))
         _refuse_reads("masked_select" if by_mask else name)
         result = function(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self._note(function, name, args, kwargs, result)
+        return result
+
+    def _note(self, function: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Adds the step of an operator."""
         trace, results = self._trace, _tensors(result)
         given = {storage_of(tensor) for tensor in _tensors((args, kwargs))}
         is_new = not {storage_of(tensor) for tensor in results} <= given
@@ -236,7 +247,8 @@ class _Operators(TorchDispatchMode):
             trace.steps.append(Operator(function, trace.use(args), trace.use(kwargs), []))
         elif name not in ALLOCATIONS and is_new:
             trace.steps.append(Operator(function, trace.use(args), trace.use(kwargs), trace.use(results)))
-        return result
+        elif is_new and not trace.runs:
+            result.zero_()
 
 
 class _Methods(TorchFunctionMode):
@@ -254,9 +266,11 @@ def _refuse_reads(name: str) -> None:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    """Returns the tensors in nested tuples, lists and dictionaries."""
     if isinstance(tree, Tensor):
         return [tree]
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return [tensor for value in values for tensor in _tensors(value)]
 
 
 def storage_of(tensor: Tensor) -> int:
