@@ -40,7 +40,7 @@ def test_a_sphere_is_closed_and_where_it_is(surfels, depth):
     mesh = extract_mesh(sphere_of_gaussians(surfels=surfels), cameras, resolution=32, depth=depth, tell=told.append)
     assert (edge_counts(mesh) == 2).all()
     radii = mesh.vertices.norm(dim=1)
-    assert (radii - 1).abs().mean() < 0.02 and (radii - 1).abs().max() < 0.08  # extent 2
+    assert (radii - 1).abs().mean() < 0.02 and (radii - 1).abs().max() < 0.12  # extent 2
     truth = fibonacci_sphere(500)
     assert cKDTree(mesh.vertices.numpy()).query(truth.numpy())[0].mean() < 0.7 * mesh.voxel
     normals = (mesh.normals * mesh.vertices).sum(1) / radii

@@ -10,6 +10,7 @@ from .colmap import TEST_EVERY, find_model, read_colmap
 from .metashape import find_cameras_file, read_metashape
 from .photographs import CameraKind, OnProgress
 from .placement import Frame
+from .realitycapture import find_cameras_table, read_realitycapture
 from .transforms import has_transforms, read_transforms
 from .views import Capture, Color
 
@@ -29,11 +30,12 @@ def read_capture(
     frame: Frame = "model",
     keep_far: bool = False,
 ) -> Capture:
-    """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms` or as Metashape's.
+    """Reads a capture of COLMAP (:func:`read_colmap`), nerfstudio (:func:`read_transforms`), Metashape or RealityScan.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
-            are preferred) or with the cameras that Metashape exported as XML, or the path of one of these files.
+            are preferred), with the cameras that Metashape exported as XML, or with those that RealityCapture or
+            RealityScan exported as CSV; or the path of one of these files.
         downscale, test_every, background, strict, on_progress, cameras, max_size, frame, keep_far: See
             :func:`read_colmap` and :func:`read_transforms`.
         normalize: Whether to normalize the capture as :func:`normalize_capture` does, a `frame` of its own.
@@ -55,12 +57,14 @@ def read_capture(
         return read_transforms(folder, downscale, test_every, background, seed=seed, **options)
     if find_cameras_file(folder) is not None:
         return read_metashape(folder, downscale, test_every, background, seed=seed, **options)
+    if find_cameras_table(folder) is not None:
+        return read_realitycapture(folder, downscale, test_every, background, seed=seed, **options)
     if not folder.exists():
         raise FileError(f"{folder}: no such folder")
     raise FileError(
         f"{folder}: no cameras found; expected sparse/0/ or sparse/ and images/ (COLMAP), transforms_train.json or "
-        "transforms.json, or one XML file of Metashape's cameras; to compute cameras from photographs, run: tsplat "
-        "prepare PHOTOS --out SCENE"
+        "transforms.json, one XML file of Metashape's cameras, or one CSV file of RealityCapture's; to compute cameras "
+        "from photographs, run: tsplat prepare PHOTOS --out SCENE"
     )
 
 
@@ -71,7 +75,7 @@ def is_capture(folder: str | os.PathLike[str]) -> bool:
         return False
     is_transforms = _is_json(folder) and folder.name.startswith("transforms")
     known = _is_colmap(folder) or is_transforms or has_transforms(folder)
-    return known or find_cameras_file(folder) is not None
+    return known or find_cameras_file(folder) is not None or find_cameras_table(folder) is not None
 
 
 def _is_colmap(folder: Path) -> bool:

@@ -6,6 +6,7 @@ computes pinhole cameras and their projections. Images are sampled bilinearly.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -184,14 +185,7 @@ class Undistortion:
     """
 
     def __init__(self, lens: Lens, width: int, height: int) -> None:
-        values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
-        if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
-            raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
-        distortion: _Colmap | _Fisheye | _Radial
-        if lens.colmap is not None:
-            distortion = _Colmap(lens)
-        else:
-            distortion = _Fisheye(lens) if lens.model == "fisheye" else _Radial(lens)
+        distortion = _distortion_of(lens)
         self.K = distortion.undistorted.intrinsics(width, height)
         self._distortion, self._scale = distortion, np.array([width / lens.width, height / lens.height])
         is_stored = width * height <= MAP_PIXELS_MAX
@@ -236,6 +230,22 @@ class Undistortion:
             sampled = grid_sample(part, grid[None], "bilinear", "border", align_corners=False)[0].permute(1, 2, 0)
             result[rows] = (sampled * self.has_source[rows, :, None]).round().to(torch.uint8)
         return result
+
+
+@functools.lru_cache(maxsize=32)
+def undistorted_intrinsics(lens: Lens, width: int, height: int) -> Tensor:
+    """Returns the intrinsics `K` of an :class:`Undistortion`, without its map, which takes 9 bytes per pixel."""
+    return _distortion_of(lens).undistorted.intrinsics(width, height)
+
+
+def _distortion_of(lens: Lens) -> "_Colmap | _Fisheye | _Radial":
+    """Returns the distortion of a lens."""
+    values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
+    if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
+        raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
+    if lens.colmap is not None:
+        return _Colmap(lens)
+    return _Fisheye(lens) if lens.model == "fisheye" else _Radial(lens)
 
 
 class _Radial:

@@ -6,49 +6,29 @@ in pixels, cx and cy from the center of the image, p1 and p2 in the other order 
 coefficient.
 """
 
-import dataclasses
 import math
 import os
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...arguments import check_size, describe, to_float
 from ...config import CameraModel
-from ...errors import ArgumentError, FileError, UnsupportedError
-from ...support.reading import check_possible, is_possible, open_file, stays_inside
+from ...errors import FileError, UnsupportedError
+from ...support.reading import check_possible, open_file
 from ..cameras import viewmat_from_pose
 from ..rotation import similarity
+from .brown import NEGLIGIBLE, brown_lens, corner
 from .colmap_model import COORDINATE_MAX
-from .initial_points import N_RANDOM, bounds, random_points, read_points
-from .lenses import Lens, colmap_lens
-from .photographs import (
-    CameraKind,
-    OnProgress,
-    Photograph,
-    check_test_every,
-    find_usable,
-    is_held_out,
-    limit_sizes,
-    note_doubts,
-    note_undistorted,
-)
-from .placement import DrawPoints, Frame, place, read_placed
+from .initial_points import N_RANDOM
+from .lenses import Lens
+from .photographs import CameraKind, OnProgress, Photograph, check_test_every, find_usable
+from .placement import Frame
+from .survey import find_images, name_of, read_number, read_survey
 from .transforms_cameras import ROTATION_TOLERANCE
 from .views import Capture, Color
 from .xml_tree import Element, read_xml
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp")
-"""Suffixes of photographs, in lower case, whose names in the file may have none."""
-
-NEGLIGIBLE, FITTED = 0.05, 0.25
-"""Pixels by which what a lens here does not have may move a point of the image, and by which a fitted lens may."""
-
-SAMPLES = 256
-"""Radii at which a lens is fitted."""
 
 SIGN = b"<document"
 
@@ -115,26 +95,20 @@ def read_metashape(
         raise FileError(f"{path}: expected one XML file of Metashape's cameras")
     photographs, notes = _read_cameras(file, downscale)
     kept, missing = find_usable([photograph.path for photograph in photographs], strict or len(photographs) < 2)
-    photographs = [photographs[i] for i in kept]
-    if len(photographs) < 2:
-        raise ArgumentError(f"{file}: expected at least two photographs with a pose, found {len(photographs)}")
-    lenses = dict.fromkeys(photograph.lens for photograph in photographs)
-    notes += [*missing, *note_undistorted(lenses, file), *note_doubts(photographs, file)]
-    photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
-    clouds = sorted(file.parent.glob("*.ply"))
-    points: Tensor | DrawPoints
-    about_points: list[str] = []
-    if len(clouds) == 1:
-        points, colors = read_points(clouds[0], about_points)
-    else:
-        points, colors = random_points(bounds, n_random, seed)
-        why = f"{len(clouds)} PLY files" if clouds else "no PLY file"
-        about_points = [f"{file}: {why} beside it; training starts from {n_random} random points"]
-    placed = place(photographs, points, frame, file, keep_far=keep_far)
-    held_out = [is_held_out(i, test_every) for i in range(len(placed.photographs))]
-    capture = read_placed(placed, colors, held_out, background or (0.0, 0.0, 0.0), on_progress, cameras)
-    notes += [*limited, *placed.notes, *capture.notes, *about_points]
-    return dataclasses.replace(capture, notes=tuple(notes), random_points=len(clouds) != 1)
+    return read_survey(
+        file,
+        [photographs[i] for i in kept],
+        [*notes, *missing],
+        test_every=test_every,
+        background=background,
+        n_random=n_random,
+        seed=seed,
+        on_progress=on_progress,
+        cameras=cameras,
+        max_size=max_size if downscale == 1 else 0,
+        frame=frame,
+        keep_far=keep_far,
+    )
 
 
 def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[str]]:
@@ -167,7 +141,7 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
     world = _read_world(chunk, component, file)
     sensors = {sensor.attributes.get("id", ""): sensor for sensor in chunk.all("sensor")}
     lenses: dict[str, Lens] = {}
-    images = _find_images(file, [camera.attributes.get("label", "") for camera in used])
+    images = find_images(file, [camera.attributes.get("label", "") for camera in used])
     photographs: dict[Path, Photograph] = {}
     for camera, image in zip(used, images, strict=True):
         label, sensor_id = camera.attributes.get("label", ""), camera.attributes.get("sensor_id", "")
@@ -180,7 +154,7 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
             raise FileError(f"{where}: another camera has the same photograph, {image.name!r}")
         viewmat, position = _read_pose(camera, world, where)
         photographs[image] = Photograph(
-            name=Path(os.path.relpath(image, file.parent)).as_posix(),
+            name=name_of(image, file),
             path=image,
             lens=lenses[sensor_id],
             viewmat=viewmat,
@@ -189,23 +163,6 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
             downscale=downscale,
         )
     return sorted(photographs.values(), key=lambda photograph: photograph.name), notes
-
-
-def _find_images(file: Path, labels: Sequence[str]) -> list[Path]:
-    """Returns the photographs of labels, which may be paths of another machine; where none is, the expected path."""
-    folders = [folder for folder in (file.parent / "images", file.parent) if folder.is_dir()]
-    known: dict[str, Path] = {}
-    for folder in reversed(folders):
-        entries = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in SUFFIXES]
-        known |= {entry.stem.lower(): entry for entry in entries} | {entry.name.lower(): entry for entry in entries}
-    found = []
-    for label in labels:
-        name = PurePosixPath(label.replace("\\", "/")).name
-        path = folders[0] / (name or "unnamed")
-        if not name or not stays_inside(name) or not is_possible(path):
-            raise FileError(f"{file}: expected labels of cameras that are names of files, found {describe(label)}")
-        found.append(known.get(name.lower(), path))
-    return found
 
 
 def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
@@ -270,7 +227,7 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     if not found or size is None:
         raise FileError(f"{where}: expected a calibration with a resolution; align the photographs before the export")
     calibration = {child.tag: _number(child, where) for child in found[0].children if not child.children and child.text}
-    sides = [to_float(_digits(size.attributes.get(name, ""))) for name in ("width", "height")]
+    sides = [to_float(read_number(size.attributes.get(name, ""))) for name in ("width", "height")]
     width, height = (round(min(side or 0, 1e9)) for side in sides)
     f = calibration.get("f", calibration.get("fy", 0.0))
     fx = calibration.get("fx", f + calibration.get("b1", 0.0))
@@ -281,10 +238,9 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     plain = Lens(width, height, fx, f, cx, cy, (0.0, 0.0, 0.0, 0.0), model)
     if plain.problem is not None:
         raise FileError(f"{where}: {plain.problem}")
-    x, y = max(cx, width - cx) / fx, max(cy, height - cy) / f
-    radius = math.hypot(x, y)
+    radius = corner((width, height), (fx, f, cx, cy))
     skew = calibration.get("b2", calibration.get("skew", 0.0))
-    others = {"b2": abs(skew) * y}
+    others = {"b2": abs(skew) * max(cy, height - cy) / f}
     if model == "fisheye":
         others |= {"p1 and p2": 3 * max(abs(p1), abs(p2)) * radius**2 * f}
     tangential = max(abs(p1), abs(p2)) * 3 * radius**2 * f
@@ -300,44 +256,11 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
             notes.append(f"{where}: {name} is ignored, which moves points by up to {pixels:.2g} pixels")
     if model == "fisheye":
         lens = Lens(width, height, fx, f, cx, cy, (k[0], k[1], k[2], k[3]), model)
-    elif abs(k[2]) * radius**7 * f < NEGLIGIBLE / 10 and abs(k[3]) * radius**9 * f < NEGLIGIBLE / 10:
-        lens = Lens(width, height, fx, f, cx, cy, (k[0], k[1], p1, p2))
     else:
-        radial = _fit_radial(k, radius, f, where) if k[3] else [*k[:3], 0.0, 0.0, 0.0]
-        lens = colmap_lens("FULL_OPENCV", width, height, (fx, f, cx, cy, *radial[:2], p1, p2, *radial[2:]))
+        lens = brown_lens((width, height), (fx, f, cx, cy), k, (p1, p2), where)
     if lens.problem is not None:
         raise FileError(f"{where}: {lens.problem}")
     return lens
-
-
-def _fit_radial(k: Sequence[float], radius: float, f: float, where: str) -> list[float]:
-    """Returns OpenCV's k1 to k6 of a polynomial of four coefficients, up to a radius. Raises FileError if none fits."""
-    s = np.linspace(0, radius**2, SAMPLES)
-    factors = 1 + s * (k[0] + s * (k[1] + s * (k[2] + s * k[3])))
-    scaled = s / radius**2
-    powers = np.stack([scaled, scaled**2, scaled**3], 1)
-    best, least = np.zeros(6), math.inf
-    for n in range(4):  # coefficients of the denominator, which may have zeros where there are more of them
-        columns = np.concatenate([powers, -factors[:, None] * powers[:, :n]], 1)
-        found = np.zeros(6)
-        found[: 3 + n] = np.linalg.lstsq(columns, factors - 1, rcond=None)[0]
-        numerator, denominator = 1 + powers @ found[:3], 1 + powers @ found[3:]
-        if (denominator > 0).all():
-            error = float(np.abs((numerator / denominator - factors) * np.sqrt(s)).max()) * f
-            best, least = (found, error) if error < least else (best, least)
-    if not least <= FITTED:
-        raise UnsupportedError(
-            f"{where}: k4 has no equivalent in the lenses that are implemented; export undistorted photographs"
-        )
-    return [float(value) for value in best / radius ** (2 * np.array([1, 2, 3, 1, 2, 3]))]
-
-
-def _digits(text: str) -> float | str:
-    """Returns the number that a text says, or the text."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _number(element: Element, where: str) -> float:
@@ -346,7 +269,7 @@ def _number(element: Element, where: str) -> float:
 
 def _numbers(element: Element, count: int, where: str) -> list[float]:
     """Returns the finite numbers of an element's text. Raises FileError for another count, or other text."""
-    values = [to_float(_digits(word)) for word in element.text.split()[: count + 1]]
+    values = [to_float(read_number(word)) for word in element.text.split()[: count + 1]]
     numbers = [value for value in values if value is not None]
     if len(values) != count or len(numbers) != count:
         raise FileError(

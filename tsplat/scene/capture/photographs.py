@@ -22,7 +22,7 @@ from ...support.reading import open_file
 from ..cameras import Camera, centers
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
-from .lenses import Lens, Undistortion
+from .lenses import Lens, Undistortion, undistorted_intrinsics
 from .views import Color, StoredView, View
 
 ASPECT_TOLERANCE = 0.01
@@ -49,7 +49,7 @@ OnProgress = Callable[[int, int], None]
 """Called with the number of images read and their total."""
 
 Undistortions = dict[tuple[Lens, int, int], Undistortion]
-"""Undistortion of each combination of lens, width and height."""
+"""Undistortion of each combination of lens, width and height that several images have."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,20 +195,18 @@ def read_views(
     if cameras == "native":
         _check_native(photographs)
     undistortions: Undistortions = {}
-    sources, largest = [], 1
     with warnings.catch_warnings():
         # Pillow warns of images of 90 megapixels; it refuses those of twice as many.
         warnings.filterwarnings("ignore", "Image size", Warning)
-        for photograph in photographs:
-            source = _find_source(photograph)
-            sources.append(source)
-            largest = max(largest, math.prod(source.size))
-            key = (photograph.lens, *source.size)
-            if cameras == "undistorted" and not photograph.lens.is_pinhole and key not in undistortions:
-                undistortions[key] = Undistortion(*key)
+        sources = [_find_source(photograph) for photograph in photographs]
+        largest = max((math.prod(source.size) for source in sources), default=1)
+        if cameras == "undistorted":
+            distorted = [(p.lens, *s.size) for p, s in zip(photographs, sources) if not p.lens.is_pinhole]
+            # The map of a lens that one image has is not kept: survey software may give each image its own.
+            undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
 
         reads = [
-            functools.partial(_read_pixels, photograph, source, background, undistortions)
+            functools.partial(_read_pixels, photograph, source, background, undistortions, cameras)
             for photograph, source in zip(photographs, sources, strict=True)
         ]
         cache = ImageCache() if sum(3 * math.prod(source.view_size) for source in sources) > BYTES_MAX else None
@@ -217,7 +215,7 @@ def read_views(
         with ThreadPoolExecutor(workers) as pool:
             found = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
             for photograph, source, read, pixels in zip(photographs, sources, reads, found):
-                values = _describe(photograph, source, undistortions)
+                values = _describe(photograph, source, cameras)
                 if cache is None:
                     image, mask = pixels
                     views.append(View(image=image, mask=mask, **values))
@@ -290,11 +288,17 @@ def _find_source(photograph: Photograph) -> _Source:
 
 
 def _read_pixels(
-    photograph: Photograph, source: _Source, background: Color | None, undistortions: Undistortions
+    photograph: Photograph,
+    source: _Source,
+    background: Color | None,
+    undistortions: Undistortions,
+    cameras: CameraKind,
 ) -> Pixels:
     """Returns the image of a view, [H, W, 3] uint8, and its mask, [H, W] bool or None."""
-    size = source.view_size
-    undistortion = undistortions.get((photograph.lens, *source.size))
+    size, key = source.view_size, (photograph.lens, *source.size)
+    undistortion = undistortions.get(key)
+    if undistortion is None and cameras == "undistorted" and not photograph.lens.is_pinhole:
+        undistortion = Undistortion(*key)
     # Undistortion needs the full image; otherwise it is downscaled while it is read.
     read_size = source.size if undistortion is not None else size
     stored_size = read_size if source.orientation not in SWAPPED_ORIENTATIONS else read_size[::-1]
@@ -319,13 +323,13 @@ def _read_pixels(
     return image, valid
 
 
-def _describe(photograph: Photograph, source: _Source, undistortions: Undistortions) -> dict[str, Any]:
+def _describe(photograph: Photograph, source: _Source, cameras: CameraKind) -> dict[str, Any]:
     """Returns the arguments of a view, except for the image and the mask."""
     lens, viewmat, points, size = photograph.lens, photograph.viewmat.float(), photograph.points, source.view_size
-    undistortion = undistortions.get((lens, *source.size))
     K = lens.intrinsics(*size)
-    if undistortion is not None:
-        K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistortion.K
+    if cameras == "undistorted" and not lens.is_pinhole:
+        undistorted = undistorted_intrinsics(lens, *source.size)
+        K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistorted
         lens = lens.undistorted
     distortion = torch.tensor(lens.distortion, dtype=torch.float32, device="cpu") if any(lens.distortion) else None
     return dict(

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -194,8 +194,9 @@ def _describe(grid: Grid, n: int) -> str:
 
 def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: Progress) -> Mesh:
     """Returns the zero crossing of a volume between voxels that were seen."""
-    from skimage.measure import marching_cubes
+    from skimage import measure
 
+    marching_cubes: Any = measure.marching_cubes  # not typed
     grid = volume.grid
     distances, seen = volume.distances()
     whole = _shrink(seen)

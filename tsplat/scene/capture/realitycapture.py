@@ -1,0 +1,290 @@
+"""Cameras of RealityCapture and RealityScan: the tables, CSV, of registered cameras, beside the photographs.
+
+Two exports have all that is needed. "Internal/External camera parameters" has positions, and yaw, pitch and roll in
+degrees: all zero, a camera looks down, with the top of the image to +y, in a world whose z points up. Focal lengths are
+in millimeters for a longer side of 36 mm, and principal points are offsets from the center of the image over the longer
+side. "OpenCV-compliant Internal/External Camera Parameters" has world-to-camera matrices, and pixels. The lens of both
+is Brown's with four radial coefficients; t1 and t2 are p2 and p1 of OpenCV.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...arguments import check_size, describe, to_float
+from ...errors import FileError, UnsupportedError
+from ...support.reading import check_possible, open_file, read_file
+from ..cameras import viewmat_from_pose
+from ..images import read_image_info
+from .brown import NEGLIGIBLE, brown_lens, corner
+from .colmap_model import COORDINATE_MAX
+from .initial_points import N_RANDOM
+from .lenses import Lens
+from .photographs import CameraKind, OnProgress, Photograph, check_test_every, find_usable
+from .placement import Frame
+from .survey import find_images, name_of, read_number, read_survey
+from .transforms_cameras import ROTATION_TOLERANCE
+from .views import Capture, Color
+
+BYTES_MAX = 1 << 26
+HEADER_BYTES = 4096
+
+SYNONYMS = {"yaw": "heading", "z": "alt", "f_35mm": "f", "px_norm": "px", "py_norm": "py"}
+"""Names of columns of RealityScan 2 -> those of RealityCapture."""
+
+ANGLES = ("x", "y", "alt", "heading", "pitch", "roll", "f")
+"""Columns of "Internal/External camera parameters" without which it is not used."""
+
+MATRIX = (*(f"r{i}{j}" for i in range(3) for j in range(3)), "tx", "ty", "tz", "f_pix", "px_pix", "py_pix")
+"""Columns of "OpenCV-compliant Internal/External Camera Parameters" without which it is not used."""
+
+LENS = ("k1", "k2", "k3", "k4", "t1", "t2")
+
+SENSOR_WIDTH = 36.0
+"""Width in millimeters of the sensor for which focal lengths are given."""
+
+FLATNESS = 100.0
+"""Positions look like degrees and meters if heights differ by so many times more than horizontal coordinates."""
+
+
+def find_cameras_table(folder: Path) -> Path | None:
+    """Returns the table of cameras in a folder, or `folder` if it is one; None for none or several.
+
+    Of one table with angles and others, that with angles is returned.
+    """
+    if folder.suffix.lower() == ".csv":
+        return folder if _columns_of(folder) else None
+    files = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv") if folder.is_dir() else []
+    tables = {path: columns for path in files if (columns := _columns_of(path))}
+    for needed in (ANGLES, MATRIX, ("name",)):
+        found = [path for path, columns in tables.items() if {*needed} <= {*columns}]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def read_realitycapture(
+    path: str | os.PathLike[str],
+    downscale: int = 1,
+    test_every: int = 8,
+    background: Color | None = None,
+    *,
+    n_random: int = N_RANDOM,
+    seed: int = 0,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+    cameras: CameraKind = "undistorted",
+    max_size: int = 0,
+    frame: Frame = "model",
+    keep_far: bool = False,
+) -> Capture:
+    """Reads photographs with the cameras of a table that RealityCapture or RealityScan exported.
+
+    Photographs are looked up by their name, with any suffix, in ``images/`` or beside the file. Initial points are
+    those of the only PLY file beside it, or random ones.
+
+    Args:
+        path: A folder with one such file, or the file.
+        downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far: See
+            :func:`read_colmap`.
+
+    Raises:
+        FileError: A file is missing or cannot be read, or a value in it is missing or invalid.
+        UnsupportedError: A table without orientations or lenses, coordinates in degrees, or a lens that is not
+            implemented.
+        ArgumentError: An invalid argument, or fewer than two photographs.
+        MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
+    """
+    for name, value in (("downscale", downscale), ("n_random", n_random)):
+        check_size(name, value)
+    check_test_every(test_every)
+    path = Path(path)
+    check_possible(path)
+    file = find_cameras_table(path)
+    if file is None:
+        raise FileError(f"{path}: expected one table of cameras that RealityCapture or RealityScan exported as CSV")
+    rows = _read_rows(file)
+    images = find_images(file, [name for name, _ in rows])
+    kept, missing = find_usable(images, strict or len(rows) < 2)
+    notes: list[str] = []
+    photographs = _read_cameras(file, [(images[i], *rows[i]) for i in kept], downscale, notes)
+    return read_survey(
+        file,
+        photographs,
+        [*missing, *notes],
+        test_every=test_every,
+        background=background,
+        n_random=n_random,
+        seed=seed,
+        on_progress=on_progress,
+        cameras=cameras,
+        max_size=max_size if downscale == 1 else 0,
+        frame=frame,
+        keep_far=keep_far,
+    )
+
+
+def _columns_of(path: Path) -> list[str]:
+    """Returns the names of the columns of a file that begins as RealityCapture's tables do; none of other files."""
+    if not path.is_file():
+        return []
+    with open_file(path) as file:
+        start = file.read(HEADER_BYTES).decode("utf-8-sig", "replace")
+    return next((columns for line in start.splitlines()[:3] if (columns := _columns(line))), [])
+
+
+def _columns(line: str) -> list[str]:
+    """Returns the names of a header, without the explanation in parentheses that may follow; none of other lines."""
+    if not line.startswith("#"):
+        return []
+    names = [word.strip().lower() for word in line[1:].partition("(")[0].strip(" ,").split(",")]
+    columns = [SYNONYMS.get(name, name) for name in names]
+    return columns if columns[0] == "name" and len(columns) > 1 else []
+
+
+def _read_rows(file: Path) -> list[tuple[str, dict[str, float]]]:
+    """Returns the name and the numbers of each camera of a table."""
+    lines = read_file(file, BYTES_MAX).decode("utf-8-sig", "replace").splitlines()
+    columns = _columns_of(file)
+    repeated = next((name for i, name in enumerate(columns) if name in columns[:i]), None)
+    if repeated is not None:
+        raise FileError(f"{file}: expected columns of different names, found {repeated[:40]!r} twice")
+    if not ({*ANGLES} <= {*columns} or {*MATRIX} <= {*columns}):
+        raise UnsupportedError(
+            f"{file}: expected positions, orientations and lenses, found the columns {', '.join(columns)[:200]}; "
+            "export the registration as Internal/External camera parameters"
+        )
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        # Names may have commas.
+        name, *words = line.rsplit(",", len(columns) - 1)
+        if len(words) != len(columns) - 1:
+            raise FileError(f"{file}: line {number}: expected {len(columns)} values, found {len(words) + 1}")
+        values = {}
+        for column, word in zip(columns[1:], words, strict=True):
+            value = to_float(read_number(word))
+            if value is None or abs(value) > COORDINATE_MAX:
+                raise FileError(
+                    f"{file}: line {number}: {column[:40]}: expected a number of at most {COORDINATE_MAX:.0e}, found "
+                    f"{describe(word[:40])}"
+                )
+            values[column] = value
+        rows.append((name.strip().strip('"'), values))
+    if not rows:
+        raise FileError(f"{file}: expected cameras, found none")
+    return rows
+
+
+def _read_cameras(
+    file: Path, rows: Sequence[tuple[Path, str, dict[str, float]]], downscale: int, notes: list[str]
+) -> list[Photograph]:
+    """Returns the photographs of images, names and numbers, sorted by name. Adds to `notes`."""
+    photographs: dict[Path, Photograph] = {}
+    lenses: dict[tuple[object, ...], tuple[int, Lens]] = {}
+    doubts: dict[str, int] = {}
+    for image, label, values in rows:
+        where = f"{file}: camera {label[:80]!r}"
+        if image in photographs:
+            raise FileError(f"{where}: another camera has the same photograph, {image.name!r}")
+        info = read_image_info(image)
+        size = info.width, info.height
+        key = (*size, *(values.get(name, 0.0) for name in ("f", "px", "py", "f_pix", "px_pix", "py_pix", *LENS)))
+        if key not in lenses:
+            lenses[key] = len(lenses), _read_lens(values, size, where, doubts)
+        viewmat, position = _read_pose(values, where)
+        photographs[image] = Photograph(
+            name=name_of(image, file),
+            path=image,
+            lens=lenses[key][1],
+            viewmat=viewmat,
+            position=position,
+            camera_id=lenses[key][0],
+            downscale=downscale,
+        )
+    _check_unit(file, [photograph.position for photograph in photographs.values()])
+    notes += [f"{file}: {count} of {len(lenses)} lenses: {doubt}" for doubt, count in doubts.items()]
+    return sorted(photographs.values(), key=lambda photograph: photograph.name)
+
+
+def _read_pose(values: dict[str, float], where: str) -> tuple[Tensor, Tensor]:
+    """Returns the world-to-camera matrix [4, 4] and the position [3] of a camera, fp64."""
+    if "r00" in values and "tx" in values:
+        numbers = [[values[f"r{i}{j}"] for j in range(3)] for i in range(3)]
+        rotation = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        skew = (rotation @ rotation.T - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
+        if not skew <= ROTATION_TOLERANCE or not torch.linalg.det(rotation) > 0:
+            raise FileError(f"{where}: R00 to R22: expected a rotation")
+        translation = torch.tensor([values[name] for name in ("tx", "ty", "tz")], dtype=torch.float64, device="cpu")
+        position = -rotation.T @ translation
+    else:
+        angles = torch.tensor(
+            [values[name] for name in ("heading", "pitch", "roll")], dtype=torch.float64, device="cpu"
+        )
+        rotation = rotation_of(angles)
+        position = torch.tensor([values[name] for name in ("x", "y", "alt")], dtype=torch.float64, device="cpu")
+    return viewmat_from_pose(rotation.T, position), position
+
+
+def rotation_of(angles: Tensor) -> Tensor:
+    """Returns the world-to-camera rotation [3, 3] fp64 of yaw, pitch and roll [3] in degrees.
+
+    As Epic's page "Registration export and camera orientations" says: the camera is turned about its y axis by the
+    roll, then about x by the pitch, and about z by the yaw, clockwise as seen from above.
+    """
+    (cz, cx, cy), (sz, sx, sy) = torch.deg2rad(angles).cos().tolist(), torch.deg2rad(angles).sin().tolist()
+    rows = [
+        [cy * cz + sy * sx * sz, -cy * sz + cz * sy * sx, -cx * sy],
+        [-cx * sz, -cx * cz, -sx],
+        [cy * sx * sz - cz * sy, cy * cz * sx + sy * sz, -cy * cx],
+    ]
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")
+
+
+def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doubts: dict[str, int]) -> Lens:
+    """Returns the lens of a camera of a photograph of a size. Counts in `doubts` what may be meant otherwise."""
+    width, height = size
+    if "f_pix" in values:
+        f, cx, cy = values["f_pix"], values["px_pix"], values["py_pix"]
+    else:
+        scale = max(size)
+        f = values["f"] * scale / SENSOR_WIDTH
+        cx, cy = (values.get(name, 0.0) * scale + side / 2 for name, side in (("px", width), ("py", height)))
+    plain = Lens(width, height, f, f, cx, cy)
+    if plain.problem is not None:
+        raise FileError(f"{where}: {plain.problem}")
+    *k, t1, t2 = (values.get(name, 0.0) for name in LENS)
+    K = (f, f, cx, cy)
+    if k[0] and not any((*k[1:], t1, t2)):
+        # The table does not tell the model; both agree to first order.
+        pixels = 2 * k[0] ** 2 * corner(size, K) ** 5 * f
+        if pixels > 1:
+            raise UnsupportedError(
+                f"{where}: k1 = {k[0]:.3g} alone may be the division model, which would move points by up to "
+                f"{pixels:.2g} pixels; align with the distortion model Brown3, or export undistorted photographs"
+            )
+        if pixels > NEGLIGIBLE:
+            doubt = "k1 alone is taken for Brown's; the division model would move points by less than a pixel"
+            doubts[doubt] = doubts.get(doubt, 0) + 1
+    lens = brown_lens(size, K, k, (t2, t1), where)
+    if lens.problem is not None:
+        raise FileError(f"{where}: {lens.problem}")
+    return lens
+
+
+def _check_unit(file: Path, positions: Sequence[Tensor | None]) -> None:
+    """Raises UnsupportedError if positions look like longitudes and latitudes in degrees, with heights in meters."""
+    found = torch.stack([position for position in positions if position is not None])
+    if len(found) < 2:
+        return
+    x, y, z = (found.amax(0) - found.amin(0)).tolist()
+    far_x, far_y, _ = found.abs().amax(0).tolist()
+    if far_x <= 180 and far_y <= 90 and max(far_x, far_y) > 1 and z > FLATNESS * max(x, y):
+        raise UnsupportedError(
+            f"{file}: x and y look like longitudes and latitudes in degrees: they differ by {max(x, y):.2g}, heights "
+            f"by {z:.2g}; export in a projected or local coordinate system, such as Grid Plane"
+        )
