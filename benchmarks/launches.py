@@ -93,8 +93,7 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         launches.append(Launch(kernel, signature, constants, options, passes))
 
     with (
-        mock.patch.object(launch, "launch_first", record),
-        mock.patch.object(launch, "observer", record),  # so that no launch is taken for a known one
+        mock.patch.object(launch, "launch_on_device", record),
         mock.patch.object(launch, "current_gpu", return_value=0),
         mock.patch.object(launch, "vendor", return_value=vendor),
         # Launchers read counts that no kernel has written.

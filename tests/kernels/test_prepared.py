@@ -14,7 +14,7 @@ import triton.language as tl
 from tsplat import triton_cpu
 from tsplat.errors import BackendError, UnsupportedError
 from tsplat.gpu_driver import DriverError
-from tsplat.kernels.launch import Int, fix, kernel, planned
+from tsplat.kernels.launch import Int, kernel
 from tsplat.kernels.prepared import Notice, prepare
 from tsplat.stages.backend import gpu_driver
 
@@ -64,63 +64,11 @@ def test_each_kind_of_launch_is_prepared_once(prepared):
     assert len(prepared) == 6
 
 
-def test_fixed_arguments_are_told_apart(prepared):
-    a, b = torch.tensor([1.0, 2.0]), torch.tensor([10.0])
-    out = torch.zeros(1, dtype=torch.float64)
-    for _ in range(2):
-        for fixed, rest, expected in (
-            (dict(N=1, TWICE=False), dict(b=None, x=0.0), 4),
-            (dict(N=1, TWICE=True), dict(b=None, x=0.0), 8),
-            (dict(N=1, TWICE=1), dict(b=None, x=0.0), 8),
-            (dict(N=2, TWICE=False), dict(b=b, x=0.0), 15),
-            (dict(N=2, TWICE=False, x=0.5), dict(b=None), 5.5),
-            (dict(N=2, TWICE=False, x=1.5), dict(b=None), 6.5),  # a number is not part of the key
-            (dict(N=2, TWICE=False, b=None), dict(x=0.0), 5),
-            (dict(N=0, x=1.0), dict(b=None, TWICE=False), 4),
-            (dict(TWICE=0, x=1.0), dict(b=None, N=False), 4),
-        ):
-            fix(_sum_kernel, **fixed)(1, a=a, out=out, step=1, **rest)
-            assert out.item() == expected, fixed
-    assert len(prepared) == 8
-
-
-def test_kinds_that_threads_make_at_once_are_told_apart(monkeypatch):
-    """As a viewer renders while a model is trained: otherwise one would launch the kernel of the other."""
-    kinds, together = {}, threading.Barrier(2, timeout=10)
-    monkeypatch.setattr("tsplat.kernels.launch.kinds", kinds)
-
-    class Number(int):
-        def __hash__(self):  # both threads are about to look their kind up
-            together.wait()
-            return int(self)
-
-    threads = [threading.Thread(target=fix, args=(_sum_kernel,), kwargs={"N": Number(n)}) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(kinds.values())) == len(kinds) == 2
-
-
-def test_plans_are_kept_for_what_they_depend_on():
-    """Settings are known by identity; those of a plan that is kept stay alive, so that no others get their id."""
-
-    class Settings:
-        pass
-
-    made = []
-
-    @planned
-    def plan(settings, tensor, size):
-        made.append((tensor.dtype, size))
-        return len(made)
-
-    settings, single, double = Settings(), torch.zeros(1), torch.zeros(1, dtype=torch.float64)
-    for _ in range(2):
-        assert [plan(settings, single, 1), plan(settings, single, 2), plan(settings, double, 1)] == [1, 2, 3]
-    assert made == [(torch.float32, 1), (torch.float32, 2), (torch.float64, 1)]
-    found = [plan(Settings(), single, 1) for _ in range(9)]
-    assert found == list(range(4, 13))
+def test_unknown_arguments_are_refused(prepared):
+    with pytest.raises(TypeError, match="_sum_kernel: unknown arguments \\['M'\\]"):
+        total(torch.tensor([1.0, 2.0]), M=1)
+    with pytest.raises(KeyError, match="TWICE"):
+        _sum_kernel.launch(1, a=torch.ones(2), b=None, out=torch.zeros(1), step=1, x=0.0, N=0)
 
 
 def test_each_launch_is_observed(prepared, monkeypatch):
@@ -236,14 +184,17 @@ def test_launches_of_more_threads_than_hip_has_are_refused(prepared, monkeypatch
     launched = []
     monkeypatch.setattr("tsplat.kernels.launch.vendor", lambda _tensor: "amd")
     monkeypatch.setattr("tsplat.kernels.launch.current_gpu", lambda _tensor: 0)
-    monkeypatch.setattr("tsplat.kernels.launch.launch_first", lambda *arguments: launched.append(arguments[3]))
+    monkeypatch.setattr(
+        "tsplat.kernels.launch.prepare", lambda *_: lambda n_programs, _values: launched.append(n_programs)
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: types.SimpleNamespace(warp_size=64))
     tensors = dict(a=torch.zeros(2), b=None, out=torch.zeros(1, dtype=torch.float64), step=1, x=0.0, N=0, TWICE=False)
     most = (2**32 - 1) // 64
-    one_warp = fix(_sum_kernel, num_warps=1)
-    for launch, options, limit in ((_sum_kernel.launch, dict(num_warps=2), most // 2), (one_warp, {}, most)):
-        launch(limit, **tensors, **options)
+    for options, limit in ((dict(num_warps=2), most // 2), (dict(num_warps=1), most), ({}, most // 4)):
+        _sum_kernel.launch(limit, **tensors, **options)
         assert launched.pop() == limit
-        with pytest.raises(UnsupportedError, match=r"^width: [\d,]+ programs of (64|128) threads are more than HIP"):
-            launch(limit + 1, **tensors, **options)
+        with pytest.raises(
+            UnsupportedError, match=r"^width: [\d,]+ programs of (64|128|256) threads are more than HIP"
+        ):
+            _sum_kernel.launch(limit + 1, **tensors, **options)
         assert not launched

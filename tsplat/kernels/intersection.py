@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import constant, det2, load_tuple, search_starts_of_block
-from .launch import CPU_LONG_BLOCK, UNREAD, Int, Launch, fix, is_compiled_for_cpu, kernel, planned
+from .launch import CPU_LONG_BLOCK, UNREAD, Int, is_compiled_for_cpu, kernel
 
 BLOCK = 128
 
@@ -231,14 +231,6 @@ def _tile_lists_kernel(
         tl.store(isect_offsets + lane, low, mask=lane <= n_tiles)
 
 
-@planned
-def _launches(settings: IntersectionSettings, tensor: Tensor, grid: TileGrid) -> tuple[Launch, Launch]:
-    """The launches of ``tile_rows`` and ``tile_columns``."""
-    fixed = {"TILE": grid.tile_size, "ALPHA_MIN": ALPHA_MIN, "EXTEND": settings.numerics.extend}
-    rows = fix(_tile_rows_kernel, tile_height=grid.tile_height, **fixed)
-    return rows, fix(_tile_columns_kernel, tile_width=grid.tile_width, ON_CPU=is_compiled_for_cpu(tensor), **fixed)
-
-
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,7 +246,7 @@ def tile_rows(
     rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
     first_tile_rows = torch.empty_like(rows)
     n_tile_rows = torch.empty(n + 1, dtype=torch.int32, device=screen.order.device)
-    _launches(settings, screen.means2d, grid)[0](
+    _tile_rows_kernel.launch_elementwise(
         max(n, 1),
         BLOCK,
         **screen._asdict(),
@@ -265,6 +257,10 @@ def tile_rows(
         n_per_image=_rows_per_image(screen, grid),
         begin=band[0],
         end=band[1],
+        tile_height=grid.tile_height,
+        TILE=grid.tile_size,
+        ALPHA_MIN=ALPHA_MIN,
+        EXTEND=settings.numerics.extend,
     )
     return rows, first_tile_rows, n_tile_rows
 
@@ -296,7 +292,7 @@ def tile_columns(
     first_columns = torch.empty_like(positions)
     n_columns = torch.empty(n_spans + 1, dtype=torch.int32, device=screen.order.device)
     n = screen.order.numel()
-    _launches(settings, screen.means2d, grid)[1](
+    _tile_columns_kernel.launch_elementwise(
         max(n_spans, 1),
         BLOCK,
         CPU_LONG_BLOCK,
@@ -313,6 +309,11 @@ def tile_columns(
         n=n,
         n_spans=n_spans,
         steps=n.bit_length(),
+        tile_width=grid.tile_width,
+        ON_CPU=is_compiled_for_cpu(screen.means2d),
+        TILE=grid.tile_size,
+        ALPHA_MIN=ALPHA_MIN,
+        EXTEND=settings.numerics.extend,
     )
     return positions, first_columns, n_columns
 

@@ -4,7 +4,6 @@ import functools
 import inspect
 import itertools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,10 +15,8 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..triton_cpu import untraced
-from .prepared import OPTIONS, Run, Values, Vendor, check_contiguous, launcher, prepare
+from .prepared import OPTIONS, Run, Values, Vendor, prepare
 from .prepared import SMALL_STORAGE as SMALL_STORAGE
-
-Launch = Callable[..., None]
 
 GRID_MAX = 2**31 - 1
 
@@ -76,9 +73,6 @@ FEATURES_MIN = 16
 UNREAD = 2**16
 """Sizes that cannot exceed this are not read from the device: there is as much room as they may need."""
 
-PLANS_MAX = 256
-"""Number of settings for which a function keeps what it planned."""
-
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets kernels (TRITON_INTERPRET=1 when it was first imported)."""
 
@@ -115,82 +109,16 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     parameters = inspect.signature(function).parameters.values()
     scalars = [parameter.name for parameter in parameters if parameter.annotation in ("Int", tl.float64)]
     jitted = triton.jit(do_not_specialize=scalars)(function)
-    jitted.strided = frozenset(strided)
-    for name in ("launch", "launch_elementwise"):
-        setattr(jitted, name, (_interpreted if INTERPRETED else _generated_later)(jitted, name))
+    jitted.strided, jitted.number = frozenset(strided), next(_numbers)
+    jitted.launch = functools.partial(launch, jitted)
+    jitted.launch_elementwise = functools.partial(launch_elementwise, jitted)
     return jitted
 
 
-def fix(kernel: Any, **fixed: Any) -> Launch:
-    """Returns the ``launch`` of a kernel, or ``launch_elementwise`` without BLOCK, as a function of the arguments that
-    are not fixed, which takes less time."""
-    elementwise = "BLOCK" in kernel.arg_names and "BLOCK" not in fixed
-    if INTERPRETED:
-        return functools.partial(kernel.launch_elementwise if elementwise else kernel.launch, **fixed)
-    return _fixer(kernel, tuple(fixed), elementwise)(**fixed)
-
-
-@functools.cache
-def _fixer(kernel: Any, names: tuple[str, ...], elementwise: bool) -> Callable[..., Launch]:
-    return launcher(kernel, sys.modules[__name__], names, elementwise=elementwise)
-
-
-def _interpreted(kernel: Any, name: str) -> Callable[..., None]:
-    """Returns the function that launches an interpreted kernel, for which nothing is prepared."""
-
-    def launch(n: int, block: int = 1, _cpu_block: int = CPU_BLOCK, /, **arguments: Any) -> None:
-        if name == "launch_elementwise":
-            n, arguments["BLOCK"] = programs(n, block), block
-        if n:
-            launch_first(kernel, None, "none", n, (), arguments)
-
-    return launch
-
-
-def _generated_later(kernel: Any, name: str) -> Callable[..., None]:
-    """Returns a function that replaces itself, an attribute of a kernel, by the generated one, and calls that."""
-
-    def launch(*arguments: Any, **named: Any) -> None:
-        generated = _fixer(kernel, (), name == "launch_elementwise")()
-        setattr(kernel, name, generated)
-        generated(*arguments, **named)
-
-    return launch
-
-
-kept = functools.lru_cache(maxsize=PLANS_MAX)
-"""Decorates a function of hashable values that returns a launch."""
-
-
-def planned(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates ``make(settings, tensor, *others)``, and keeps what it returns for settings and hashable others.
-
-    Of the tensor, it may depend on the dtype, and on who made the device. Settings are known again by identity, as
-    their hash takes microseconds.
-    """
-    plans: dict[Any, tuple[Any, Any]] = {}
-
-    @functools.wraps(make)
-    def find(settings: Any, tensor: Tensor, *others: Any) -> Any:
-        key = (id(settings), tensor.dtype, vendor(tensor), *others)
-        found = plans.get(key)
-        if found is None:
-            if len(plans) >= PLANS_MAX:
-                plans.clear()
-            found = plans[key] = make(settings, tensor, *others), settings  # which then keep their id
-        return found[0]
-
-    return find
-
+_numbers = itertools.count()
 
 prepared: dict[Any, Run] = {}
-"""What launches, by the keys of launches, which begin with a kind and the number of a GPU, -1 for a CPU."""
-
-kinds: dict[Any, int] = {}
-"""A number for each kernel and what is fixed of its arguments."""
-
-numbers = itertools.count()
-"""Numbers that no kind has yet. Threads may ask at once, so the size of ``kinds`` would not be one."""
+"""What launches, by the keys of launches, which begin with the numbers of a kernel and of a GPU, None for a CPU."""
 
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""
@@ -200,28 +128,93 @@ launched: Callable[[Run, int, Values], bool] | None = None
 Returns whether the kernel is launched."""
 
 
-@untraced
-def launch_first(
-    kernel: Any, key: Any, vendor: Vendor, n_programs: int, values: Values, arguments: dict[str, Any]
-) -> None:
-    """Launches a kernel that is not prepared, or that is observed or traced, on the device of its tensors."""
+def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
+    """Launches programs of a kernel; see :func:`kernel`."""
+    if n_programs:
+        run = _launch_untraced if torch.compiler.is_dynamo_compiling() else launch_on_device
+        run(kernel, n_programs, arguments)
+
+
+def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLOCK, /, **arguments: Any) -> None:
+    """Launches a kernel over n elements; see :func:`kernel`."""
+    block = block_size(_first_tensor(arguments), block, cpu_block)
+    launch(kernel, programs(n, block), BLOCK=block, **arguments)
+
+
+def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
+    """Launches a kernel on the device of its tensors, by what was prepared for its kind of launch."""
     arguments = {name: value for name, value in arguments.items() if OPTIONS.get(name, Ellipsis) is not value}
-    tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
-    if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
+    tensor = _first_tensor(arguments)
+    made_by, gpu = vendor(tensor), None
+    if made_by != "none" and (gpu := current_gpu(tensor)) is None:
         with torch.cuda.device(tensor.device):  # kernels are launched on the current device
-            kernel.launch(n_programs, **arguments)
+            launch_on_device(kernel, n_programs, arguments)
         return
+    if made_by == "amd" and n_programs > AMD_PROGRAMS:
+        check_threads(tensor, n_programs, arguments.get("num_warps", OPTIONS["num_warps"]))
     observe, note = observer, launched  # another thread may change them
     if observe is not None:
         observe(kernel, n_programs, arguments)
     if INTERPRETED:
-        check_contiguous(kernel, arguments)
+        for name, value in arguments.items():
+            _check_contiguous(kernel, name, value)
         kernel[(n_programs,)](**arguments)
         return
-    if key not in prepared:
-        prepared[key] = prepare(kernel, None if vendor == "none" else current_gpu(tensor), arguments)
-    if note is None or note(prepared[key], n_programs, values):
-        prepared[key](n_programs, values)
+    key, values = _key_and_values(kernel, made_by, gpu, arguments)
+    run = prepared.get(key)
+    if run is None:
+        if unknown := arguments.keys() - kernel.arg_names - OPTIONS.keys():
+            raise TypeError(f"{kernel.__name__}: unknown arguments {sorted(unknown)}")
+        run = prepared[key] = prepare(kernel, gpu, arguments)
+    if note is None or note(run, n_programs, values):
+        run(n_programs, values)
+
+
+_launch_untraced = untraced(launch_on_device)
+
+
+def _first_tensor(arguments: dict[str, Any]) -> Tensor:
+    return next(value for value in arguments.values() if isinstance(value, Tensor))
+
+
+def _key_and_values(
+    kernel: Any, made_by: Vendor, gpu: int | None, arguments: dict[str, Any]
+) -> tuple[tuple[Any, ...], Values]:
+    """Returns all that compiled code depends on, and the values that it is passed.
+
+    The key has the dtypes of tensors, whether integers fit into 32 bits, constants and their types, and on GPUs
+    compiler options, and whether addresses are aligned and storages small, which Triton specializes on.
+    """
+    key, values = [kernel.number, gpu], []
+    for parameter in kernel.params:
+        name = parameter.name
+        value = arguments[name]
+        if parameter.is_constexpr:
+            key += value, value.__class__
+        elif isinstance(value, Tensor):
+            _check_contiguous(kernel, name, value)
+            address = value.data_ptr()
+            key.append(value.dtype)
+            if gpu is not None:
+                key.append(not address % 16)
+            if made_by == "amd":
+                key.append(value.untyped_storage().nbytes() <= SMALL_STORAGE)
+            values.append(address)
+        elif value is None:
+            key.append(None)
+            values.append(b"")  # which takes no space among the arguments of compiled code
+        else:
+            key.append(bool(parameter.annotation_type) or -(2**31) <= value < 2**31)
+            values.append(value)
+    if gpu is not None:
+        key += [arguments.get(name, default) for name, default in OPTIONS.items()]
+    return tuple(key), tuple(values)
+
+
+def _check_contiguous(kernel: Any, name: str, value: Any) -> None:
+    """Raises a ValueError if a tensor is not contiguous although the kernel needs it."""
+    if isinstance(value, Tensor) and not value.is_contiguous() and name not in kernel.strided:
+        raise ValueError(f"{kernel.__name__}: {name} {tuple(value.shape)} has strides {value.stride()}")
 
 
 def current_gpu(tensor: Tensor) -> int | None:

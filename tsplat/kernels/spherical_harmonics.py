@@ -22,11 +22,8 @@ from .launch import (
     CPU_BLOCK,
     CPU_LONG_BLOCK,
     Int,
-    Launch,
     block_size,
-    fix,
     is_compiled_for_cpu,
-    kept,
     kernel,
     programs,
 )
@@ -242,17 +239,6 @@ def _sh_bwd_kernel(
         store_tuple(v_coeffs + own, 1, v_coeff, mask)
 
 
-@kept
-def _forward(degree: int, on_cpu: bool) -> Launch:
-    # Contraction would depend on the dtype of coefficients.
-    return fix(_sh_fwd_kernel, DEGREE=degree, ON_CPU=on_cpu, num_warps=2, enable_fp_fusion=False)
-
-
-@kept
-def _backward(degree: int, on_cpu: bool, block: int) -> Launch:
-    return fix(_sh_bwd_kernel, DEGREE=degree, ON_CPU=on_cpu, BLOCK=block, num_warps=2, enable_fp_fusion=False)
-
-
 def spherical_harmonics_fwd(
     means: Tensor,
     centers: Tensor,
@@ -280,7 +266,7 @@ def spherical_harmonics_fwd(
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if clamp else None
-    _forward(degree, is_compiled_for_cpu(means))(
+    _sh_fwd_kernel.launch_elementwise(
         n_rows,
         BLOCK,
         means=means,
@@ -294,6 +280,10 @@ def spherical_harmonics_fwd(
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
         n_bases=n_bases,
+        DEGREE=degree,
+        ON_CPU=is_compiled_for_cpu(means),
+        num_warps=2,
+        enable_fp_fusion=False,  # would depend on the dtype of coefficients
     )
     return colors, clamped
 
@@ -330,7 +320,7 @@ def spherical_harmonics_bwd(
     block = block_size(means, BLOCK, CPU_LONG_BLOCK if needs_centers else CPU_BLOCK)  # on which sums of centers depend
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
-    _backward(degree, is_compiled_for_cpu(means), block)(
+    _sh_bwd_kernel.launch(
         programs(n_batches * blocks, 1),
         means=means,
         centers=centers,
@@ -348,6 +338,11 @@ def spherical_harmonics_bwd(
         n_images=n_images,
         n_bases=n_bases,
         v_stride=v_colors.stride(0),
+        DEGREE=degree,
+        ON_CPU=is_compiled_for_cpu(means),
+        BLOCK=block,
+        num_warps=2,
+        enable_fp_fusion=False,
     )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centers, v_coeffs if v_coeffs.dtype == coeffs.dtype else v_coeffs.to(coeffs.dtype)

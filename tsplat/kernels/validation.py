@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Numerics
 from ..data import Cameras, Gaussians3D
 from .device_math import constant, dot, load_tuple, store_tuple
-from .launch import Int, Launch, fix, kernel, planned
+from .launch import Int, kernel
 from .row_access import ROW, row_within
 
 BLOCK = 128
@@ -159,25 +159,6 @@ def _valid_kernel(
         store_tuple(centers + index * 3, 1, _camera_center(v, BY_INVERSE), mask)
 
 
-@planned
-def _check(
-    numerics: Numerics, tensor: Tensor, width: int, per_camera: bool, extra_width: int, extra_per_camera: bool
-) -> Launch:
-    return fix(
-        _valid_kernel,
-        WIDTH=width,
-        PER_CAMERA=per_camera,
-        EXTRA_WIDTH=extra_width,
-        EXTRA_PER_CAMERA=extra_per_camera,
-        BY_INVERSE=numerics.camera_center == "inverse",
-        QUAT_NORM_MIN=QUAT_NORM_MIN,
-        MAGNITUDE_MAX=MAGNITUDE_MAX,
-        DETERMINANT_MIN=DETERMINANT_MIN,
-        FOCAL_MIN=FOCAL_MIN,
-        enable_fp_fusion=False,
-    )
-
-
 def prepare(
     gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
@@ -206,9 +187,7 @@ def prepare(
         valid = fields["valid"] = torch.empty(gaussians.means.shape[:-1], dtype=torch.bool, device=Ks.device)
         n = valid.numel()
     (colors, per_camera), (extra_signals, extra_per_camera) = (*signals, (None, False), (None, False))[:2]
-    width = _width(colors, n * n_cameras if per_camera else n)
-    extra_width = _width(extra_signals, n * n_cameras if extra_per_camera else n)
-    _check(numerics, viewmats, width, per_camera, extra_width, extra_per_camera)(
+    _valid_kernel.launch_elementwise(
         max(n, n_images),
         BLOCK,
         **fields,
@@ -224,6 +203,16 @@ def prepare(
         n_gaussians=max(n // max(n_batches, 1), 1),
         n_cameras=n_cameras,
         n_images=n_images,
+        WIDTH=_width(colors, n * n_cameras if per_camera else n),
+        PER_CAMERA=per_camera,
+        EXTRA_WIDTH=_width(extra_signals, n * n_cameras if extra_per_camera else n),
+        EXTRA_PER_CAMERA=extra_per_camera,
+        BY_INVERSE=numerics.camera_center == "inverse",
+        QUAT_NORM_MIN=QUAT_NORM_MIN,
+        MAGNITUDE_MAX=MAGNITUDE_MAX,
+        DETERMINANT_MIN=DETERMINANT_MIN,
+        FOCAL_MIN=FOCAL_MIN,
+        enable_fp_fusion=False,
     )
     return valid, prepared or cameras, centers, valid_cameras
 

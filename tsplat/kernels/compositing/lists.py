@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import ALPHA_MIN
-from ...data import CompositingSettings, Intersections, PartLists
+from ...data import Intersections, PartLists
 from .. import launch
 from ..device_math import popcount, search_starts
-from ..launch import UNREAD, Int, Launch, PartShape, approximate, fix, has_ptx, is_compiled_for_cpu, kernel, planned
+from ..launch import UNREAD, Int, approximate, has_ptx, is_compiled_for_cpu, kernel
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
 from .sizes import CUT, limit_starts, most_chunks
@@ -322,21 +322,6 @@ def tile_keys(intersections: Intersections) -> Tensor:
     return keys + (intersections.first_tile - 1 - intersections.key_bias)
 
 
-@planned
-def _bits(settings: CompositingSettings, records: Tensor, shape: PartShape, footprint: object, width: int) -> Launch:
-    pixels = Band.pixels_of(settings, shape)
-    del pixels["width"], pixels["height"]
-    return fix(
-        _part_bits_kernel,
-        **pixels,
-        FOOTPRINT=footprint,
-        RECORD_WIDTH=width,
-        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-        APPROX=approximate(records),
-        PTX=has_ptx(records),
-    )
-
-
 def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     """``words`` and ``totals`` of :class:`PartLists`."""
     intersections = band.intersections
@@ -346,7 +331,9 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     words = flatten_ids.new_empty(band.parts, n_words)
     counts = flatten_ids.new_empty(band.parts * n_words)
     beams = find_beams(band)
-    _bits(band.settings, records, band.shape, band.footprint, records.shape[1])(
+    pixels = Band.pixels_of(band.settings, band.shape)
+    del pixels["width"], pixels["height"]
+    _part_bits_kernel.launch_elementwise(
         n_words * WORD.value,
         BLOCK,
         WORD.value,
@@ -361,6 +348,12 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         n_words=n_words,
         key_bias=intersections.key_bias - (0 if beams is None else intersections.first_tile),
         tiles=band.tiles,
+        **pixels,
+        FOOTPRINT=band.footprint,
+        RECORD_WIDTH=records.shape[1],
+        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        APPROX=approximate(records),
+        PTX=has_ptx(records),
     )
     totals = counts.cumsum(0, dtype=torch.int32)
     if intersections.room is not None and intersections.needed is not None:

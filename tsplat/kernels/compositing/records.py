@@ -10,7 +10,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Splats
 from ..device_math import constant, element, load4, load_tuple, store_tuple
-from ..launch import Int, Launch, approximate, fix, kernel, planned
+from ..launch import Int, approximate, kernel
 from .footprints import FOOTPRINTS
 from .walk_steps import OPACITY
 
@@ -83,20 +83,6 @@ def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: t
         return load_tuple(at, 1, VALUES)
 
 
-@planned
-def _pack(settings: CompositingSettings, tensor: Tensor, n_colors: int, width: int) -> Launch:
-    return fix(
-        _pack_kernel,
-        FOOTPRINT=FOOTPRINTS[settings.footprint],
-        COLORS=n_colors,
-        WIDTH=width,
-        TILE=settings.tile_size,
-        ALPHA_MAX=settings.numerics.alpha_max,
-        ALPHA_MIN=ALPHA_MIN,
-        WIDE=approximate(tensor),
-    )
-
-
 def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | None = None) -> Tensor:
     """Packs projected Gaussians with their colors and depths.
 
@@ -110,7 +96,7 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
     n_rows, n_colors = splats.opacities.numel(), splats.n_colors
     width = -(-(footprint.VALUES + OPACITY.value + splats.n_features) // 4) * 4
     records = splats.means2d.new_empty(n_rows, width)
-    _pack(settings, records, n_colors, width)(
+    _pack_kernel.launch_elementwise(
         n_rows,
         BLOCK,
         means2d=splats.means2d,
@@ -123,5 +109,12 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
         large=large,
         n_rows=n_rows,
         color_stride=0 if splats.colors is None else splats.colors.stride(0),
+        FOOTPRINT=footprint,
+        COLORS=n_colors,
+        WIDTH=width,
+        TILE=settings.tile_size,
+        ALPHA_MAX=settings.numerics.alpha_max,
+        ALPHA_MIN=ALPHA_MIN,
+        WIDE=approximate(records),
     )
     return records

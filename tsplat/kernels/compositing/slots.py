@@ -16,10 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...data import CompositingSettings, GaussianMajor, Intersections, PartLists, SplatGradients, Splats
+from ...data import GaussianMajor, Intersections, PartLists, SplatGradients, Splats
 from ..device_math import load_tuple, store_tuple
-from ..launch import Int, Launch, fix, has_ptx, is_compiled_for_cpu, kernel, longest_first, planned, programs
-from .footprints import FOOTPRINTS
+from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, programs
 from .footprints.ellipse import LARGE
 from .lists import BLOCK, MARGIN, list_values, number_of_entries, places_in_lists, store_margins, tile_keys
 from .walk_steps import Band
@@ -361,7 +360,7 @@ def sum_slots(
         )
     columns = min(width, LANES)
     group, blocks = LANES // columns, -(-width // columns)
-    _sum_rows(band.settings, v_slots, width, v_splats.sums.shape[1], columns, unroll, add, spans_first)(
+    _row_sum_kernel.launch(
         programs(-(-rows.numel() // group) * blocks, 1),
         **arguments,
         span_starts=gaussian_major.span_starts,
@@ -374,16 +373,14 @@ def sum_slots(
         absgrad=v_splats.absgrad,
         n_rows=rows.numel(),
         blocks=blocks,
+        FOOTPRINT=band.footprint,
+        WIDTH=width,
+        SUMS_WIDTH=v_splats.sums.shape[1],
+        COLUMNS=columns,
+        UNROLL=unroll,
+        LANES=LANES,
+        FINISHED=triton.next_power_of_2(LANES // columns),
+        ADD=add,
+        SPANS_SUMMED=spans_first,
+        num_warps=1,
     )
-
-
-@planned
-def _sum_rows(
-    settings: CompositingSettings, _: Tensor, width: int, sums_width: int, columns: int, unroll: int, add: bool,
-    spans_first: bool,
-) -> Launch:  # fmt: skip
-    return fix(
-        _row_sum_kernel, FOOTPRINT=FOOTPRINTS[settings.footprint], WIDTH=width, SUMS_WIDTH=sums_width, COLUMNS=columns,
-        UNROLL=unroll, LANES=LANES, FINISHED=triton.next_power_of_2(LANES // columns), ADD=add,
-        SPANS_SUMMED=spans_first, num_warps=1,
-    )  # fmt: skip

@@ -5,9 +5,9 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from ...data import CompositingSettings, Splats
+from ...data import Splats
 from ..device_math import element, load_tuple, prefetch, where
-from ..launch import Int, Launch, PartShape, approximate, fix, kernel, planned, walk_ahead
+from ..launch import Int, approximate, kernel, walk_ahead
 from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
@@ -183,25 +183,6 @@ def _composite_bwd_kernel(
                 )  # fmt: skip
 
 
-@planned
-def _walk(settings: CompositingSettings, records: Tensor, shape: PartShape, sizes: tuple[int, ...]) -> Launch:
-    """The launch for numbers of colors, of features, and of columns of slots."""
-    n_colors, n_features, columns = sizes
-    folds = approximate(records) and shape.width * shape.height % 32 == 0
-    return fix(
-        _composite_bwd_kernel,
-        **Band.pixels_of(settings, shape),
-        **Band.walk_arguments(settings, shape, records, normals=True, hits=True),
-        COLORS=n_colors,
-        FEATURES=n_features,
-        COLUMNS=columns,
-        BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
-        FOLD=folds,
-        AHEAD=walk_ahead(records),
-        DISTORTION=settings.distortion,
-    )
-
-
 def walk_bwd(
     splats: Splats,
     records: Tensor,
@@ -218,12 +199,22 @@ def walk_bwd(
         n_programs: Number of programs, see ``PartSlots``.
         arguments: As for ``walk_fwd``.
     """
-    sizes = splats.n_colors, splats.n_features, arguments["v_slots"].shape[1]
-    _walk(band.settings, records, band.shape, sizes)(
+    shape, settings = band.shape, band.settings
+    folds = approximate(records) and shape.width * shape.height % 32 == 0
+    _composite_bwd_kernel.launch(
         n_programs,
         **arguments,
         v_render_colors=v_render_colors,
         channel_stride=v_render_colors.stride(3),
         image_stride=v_render_colors.stride(0),
         pixel_stride=v_render_colors.stride(2),
+        **Band.pixels_of(settings, shape),
+        **Band.walk_arguments(settings, shape, records, normals=True, hits=True),
+        COLORS=splats.n_colors,
+        FEATURES=splats.n_features,
+        COLUMNS=arguments["v_slots"].shape[1],
+        BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
+        FOLD=folds,
+        AHEAD=walk_ahead(records),
+        DISTORTION=settings.distortion,
     )

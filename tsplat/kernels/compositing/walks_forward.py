@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...data import CompositingSettings, PartLists, RenderBuffers, Splats
 from ..device_math import prefetch
-from ..launch import Int, Launch, PartShape, fix, kernel, planned, programs, walk_ahead
+from ..launch import Int, kernel, programs, walk_ahead
 from .chunks import STEP
 from .distortion import add_distortion, store_medians
 from .records import load_record, pack_records
@@ -143,30 +143,6 @@ def pass_channels(splats: Splats, first: int, settings: CompositingSettings) -> 
     return splats._replace(colors=colors, depths=splats.depths if end >= n_features else None)
 
 
-@planned
-def _walk(
-    settings: CompositingSettings,
-    records: Tensor,
-    shape: PartShape,
-    sizes: tuple[int, int, int],
-    is_first: bool,
-    is_last: bool,
-) -> Launch:
-    """The launch of a pass over channels, with its numbers of colors and features, and the width of records."""
-    n_colors, n_features, width = sizes
-    return fix(
-        _composite_fwd_kernel,
-        **Band.pixels_of(settings, shape),
-        **Band.walk_arguments(settings, shape, records, normals=is_first, hits=is_last),
-        COLORS=n_colors,
-        FEATURES=n_features,
-        RECORD_WIDTH=width,
-        STEP=STEP,
-        AHEAD=walk_ahead(records),
-        DISTORTION=settings.distortion and is_last,
-    )
-
-
 def walk_fwd(
     splats: Splats,
     backgrounds: Tensor | None,
@@ -195,8 +171,7 @@ def walk_fwd(
             arguments = arguments | dict.fromkeys(("transmittances", "alphas", "last_ids", "ends", "chunk_last_ids"))
             if lists.chunk_colors is not None:
                 arguments["chunk_colors"] = lists.chunk_colors[:, first:]
-        sizes = passed.n_colors, passed.n_features, records.shape[1]
-        _walk(settings, records, band.shape, sizes, first == 0, is_last)(
+        _composite_fwd_kernel.launch(
             programs(lists.n_chunks + lists.offsets.numel() - 1, 1),
             **arguments,
             records=records,
@@ -204,4 +179,12 @@ def walk_fwd(
             render_colors=colors,
             background_stride=n_colors,
             stride=stride,
+            **Band.pixels_of(settings, band.shape),
+            **Band.walk_arguments(settings, band.shape, records, normals=first == 0, hits=is_last),
+            COLORS=passed.n_colors,
+            FEATURES=passed.n_features,
+            RECORD_WIDTH=records.shape[1],
+            STEP=STEP,
+            AHEAD=walk_ahead(records),
+            DISTORTION=settings.distortion and is_last,
         )

@@ -12,6 +12,8 @@ per block and image. Gradients that overflow although the incoming ones are fini
 Incoming infinities are passed on, so that gradient scaling sees them. There are no atomics.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -42,7 +44,7 @@ from ..device_math import (
     size_of,
     store_tuple,
 )
-from ..launch import Int, Launch, block_size, fix, indices_of, kernel, planned, programs
+from ..launch import Int, block_size, indices_of, kernel, programs
 from .camera_models import (
     add_entry_times,
     find_rows,
@@ -354,45 +356,33 @@ def _projection_bwd_kernel(
         store_tuple(v_scales + gaussian * 3, 1, v_scale, mask, kept)
 
 
-@planned
-def _forward(settings: ProjectionSettings, _: Tensor, n_lens: int) -> tuple[Launch, Launch]:
-    """The launches that find visible rows, and that project."""
-    fixed = constants(settings, n_lens) | dict(
-        near=settings.camera.near,
-        far=settings.camera.far,
-        radius_clip=settings.radius_clip,
-        ALPHA_MIN=ALPHA_MIN,
-        FOV_MARGIN=FOV_MARGIN,
-        FLOOR=settings.numerics.compensation_floor,
-        EXTEND=settings.numerics.extend,
-        OPACITY_AWARE=settings.numerics.opacity_aware,
-        RADIUS_MAX=float(RADIUS_MAX),
-    )
-    return fix(_projection_visible_kernel, **fixed), fix(_projection_fwd_kernel, **fixed)
-
-
-@planned
-def _backward(settings: ProjectionSettings, means: Tensor, n_lens: int) -> Launch:
-    backward = _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel
-    floor, block = settings.numerics.compensation_floor, block_size(means, BLOCK)
-    return fix(backward, **constants(settings, n_lens), FOV_MARGIN=FOV_MARGIN, FLOOR=floor, BLOCK=block)
-
-
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
     """Projects every Gaussian of a scene by every camera; see :class:`ProjectedGaussians`."""
     means = gaussians.means
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = means.shape[-2]
     n_rows = n_batches * n_cameras * n_gaussians
-    arguments = gaussians._asdict() | cameras._asdict()
-    arguments["n_gaussians"], arguments["n_cameras"] = n_gaussians, n_cameras
-    n_lens = 0 if cameras.lens is None else cameras.lens.shape[-1]
-    find_visible, forward = _forward(settings, means, n_lens)
+    arguments: dict[str, Any] = {
+        **gaussians._asdict(),
+        **cameras._asdict(),
+        **constants(settings, 0 if cameras.lens is None else cameras.lens.shape[-1]),
+        "n_gaussians": n_gaussians,
+        "n_cameras": n_cameras,
+        "near": settings.camera.near,
+        "far": settings.camera.far,
+        "radius_clip": settings.radius_clip,
+        "ALPHA_MIN": ALPHA_MIN,
+        "FOV_MARGIN": FOV_MARGIN,
+        "FLOOR": settings.numerics.compensation_floor,
+        "EXTEND": settings.numerics.extend,
+        "OPACITY_AWARE": settings.numerics.opacity_aware,
+        "RADIUS_MAX": float(RADIUS_MAX),
+    }
     dense_ids = row_of = None
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
-        find_visible(
+        _projection_visible_kernel.launch_elementwise(
             n_rows,
             BLOCK,
             visible_out=visible,
@@ -414,7 +404,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
         row_of=row_of,
     )
-    forward(
+    _projection_fwd_kernel.launch_elementwise(
         n_rows,
         BLOCK,
         dense_ids=dense_ids,
@@ -458,9 +448,13 @@ def projection_bwd(
     sums = CameraSums.allocate(means, blocks, cameras, needs, settings.camera.model)
     arguments: dict[str, object] = {**given, **cameras._asdict()}
     arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians.items()}
-    n_lens = 0 if cameras.lens is None else cameras.lens.shape[-1]
-    _backward(settings, means, n_lens)(
+    backward = _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel
+    backward.launch(
         programs(n_batches * blocks, 1),
+        **constants(settings, 0 if cameras.lens is None else cameras.lens.shape[-1]),
+        FOV_MARGIN=FOV_MARGIN,
+        FLOOR=settings.numerics.compensation_floor,
+        BLOCK=block_size(means, BLOCK),
         **arguments,
         row_of=row_of,
         radii=radii,
