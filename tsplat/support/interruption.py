@@ -1,6 +1,7 @@
 """Signals that end a run, Ctrl-C and those that schedulers send before they kill a job, and how to postpone them."""
 
 import contextlib
+import inspect
 import os
 import signal
 import threading
@@ -18,6 +19,9 @@ EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
 """Signals that :func:`exit_on_signals` handles, where the platform has them."""
 
 ALL_SIGNALS = tuple(sorted(signal.valid_signals()))
+
+_handler_of = inspect.unwrap(signal.getsignal)
+"""Without enumerations, which take most of the time."""
 
 REPEAT = 1.0
 """Seconds within which another signal is the same request: launchers forward what schedulers send to every process."""
@@ -81,7 +85,7 @@ class DeferredSignals:
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        found = {signum: signal.getsignal(signum) for signum in ALL_SIGNALS}
+        found = {signum: _handler_of(signum) for signum in ALL_SIGNALS}
         self._handlers = {
             signum: handler
             for signum, handler in found.items()
