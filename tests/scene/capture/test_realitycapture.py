@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import random
+import weakref
 
 import pytest
 import torch
@@ -204,18 +205,23 @@ def test_coordinates_of_a_projection_are_relative_to_an_origin(views, tmp_path):
 def test_each_image_has_a_lens_of_its_own(views, tmp_path, monkeypatch):
     """Maps of lenses that one image has are not kept: with those of all images, memory would run out."""
     pytest.importorskip("pycolmap")
-    folder = write_realitycapture(tmp_path / "scene", views[:4], k1=-0.02, k2=0.01)
+    folder = write_realitycapture(tmp_path / "scene", views, k1=-0.02, k2=0.01)
     lines = (folder / "cameras.csv").read_text().splitlines()
-    lines[1:3] = [line.replace("-0.02,0.01", f"-0.02,0.0{i}") for i, line in enumerate(lines[1:3], 2)]
+    lines[3:] = [line.replace("-0.02,0.01", f"-0.02,0.0{i}") for i, line in enumerate(lines[3:], 2)]
     (folder / "cameras.csv").write_text("\n".join(lines))
-    made = []
-    monkeypatch.setattr(
-        "tsplat.scene.capture.photographs.Undistortion",
-        lambda *key: made.append(key) or Undistortion(*key),
-    )
+    alive, counts = weakref.WeakSet(), []
+
+    def observed(*key):
+        undistortion = Undistortion(*key)
+        alive.add(undistortion)
+        counts.append(len(alive))
+        return undistortion
+
+    monkeypatch.setattr("tsplat.scene.capture.photographs.Undistortion", observed)
+    monkeypatch.setattr("tsplat.scene.capture.photographs.WORKERS_MAX", 1)
     capture = read_capture(folder, test_every=0)
-    assert len({view.camera_id for view in capture.train}) == 3
-    assert len(made) == 3  # one of them for two images
+    assert len({view.camera_id for view in capture.train}) == 8
+    assert len(counts) == 8 and max(counts) <= 3  # one of them is that of two images
     assert all(view.camera.distortion is None for view in capture.train)
 
 

@@ -82,6 +82,7 @@ def test_bounds_leave_out_what_is_far_behind(cameras):
     assert half.vertices[:, 1].max() < 0.0 + 0.1 * 6 and half.vertices[:, 1].min() < -0.9
 
 
+@pytest.mark.slow
 def test_components_of_the_largest_area_are_kept(cameras):
     """A sphere, a moon, and a speck, which is less than 1 % of the area."""
     sphere = sphere_of_gaussians(800)
@@ -109,7 +110,7 @@ def test_decimation_keeps_the_shape_and_colors(cameras):
 
 def test_repeated_calls_give_equal_bits(cameras):
     gaussians = sphere_of_gaussians(300)
-    first, second = (extract_mesh(gaussians, cameras, resolution=40, depth="expected") for _ in range(2))
+    first, second = (extract_mesh(gaussians, cameras[:5], resolution=40, depth="expected") for _ in range(2))
     assert torch.equal(first.vertices, second.vertices) and torch.equal(first.colors, second.colors)
     assert torch.equal(first.faces, second.faces)
 
