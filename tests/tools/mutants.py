@@ -371,7 +371,7 @@ MUTANTS = [
          "the first color is the distance"),
     ),
     *_in("kernels/compositing/walks_forward.py", SEEN,
-        ("normals=is_first", "normals=True", "each pass over channels begins with a normal"),
+        ("normals=first == 0", "normals=True", "each pass over channels begins with a normal"),
         ("hits=is_last", "hits=True", "each pass over channels ends with a distance"),
         ("max(min(settings.channel_chunk, PASS), 3 * settings.normals)", "min(settings.channel_chunk, PASS)",
          "a normal is composited in two passes"),

@@ -107,6 +107,21 @@ def test_training_by_graphs_gives_the_same_bits(graphs):
     assert sum(graphs[0].replays) >= CONFIG.steps - 14
 
 
+def test_parameters_that_were_replaced_are_read_where_they_are(replays):
+    gaussians = make_gaussians(sh_degree=1)
+    start = dataclasses.replace(gaussians, means=gaussians.means + 0.05)
+    trainer = Trainer(start, make_views(gaussians), Config(steps=40, backend="triton", strategy=None))
+    for _ in range(6):
+        trainer.advance()
+    tensors, figures = trainer.state()
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    losses = []
+    for _ in range(2):
+        losses.append(torch.stack([trainer.advance().loss for _ in range(6)]))
+        trainer.restore(tensors, figures)
+    assert torch.equal(*losses) and len(replays) >= 14
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_views_of_several_sizes_have_passes_of_their_own(replays, threads):
     gaussians = make_gaussians(sh_degree=1)

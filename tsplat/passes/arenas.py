@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..stages.tracing import Constant, Launch, Memory, OnArrays, Step, Zeros
 
-ALIGNED = 16
+SPECIALIZED_ALIGNMENT = 16
 """Bytes to which addresses are aligned or not, which Triton specializes kernels on."""
 
-ALIGNMENT = 64
-"""Bytes to which tensors in an arena are aligned: a cache line."""
+CACHE_LINE = 64
+"""Bytes to which tensors in an arena are aligned."""
 
 
 SCRATCH_KEPT = 2**28
@@ -43,6 +43,7 @@ def scratch_memory(n_bytes: int, device: torch.device) -> Iterator[Tensor]:
     if len(memory) < n_bytes:
         memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
     yield memory
+    # Not in a finally clause: after an error, threads may still write there.
     if len(memory) <= SCRATCH_KEPT:
         _scratch[:] = [memory]
 
@@ -95,7 +96,7 @@ def arrange(lives: Iterable[Life]) -> tuple[dict[int, int], int]:
     placed: list[tuple[int, int, Life]] = []
     offsets: dict[int, int] = {}
     for life in sorted(lives, key=lambda life: -life.size):
-        size = -(-life.size // ALIGNMENT) * ALIGNMENT
+        size = -(-life.size // CACHE_LINE) * CACHE_LINE
         place = 0
         for begin, end, other in sorted(placed, key=lambda entry: entry[0]):
             if other.last < life.first or life.last < other.first:

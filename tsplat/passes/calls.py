@@ -1,8 +1,9 @@
 """A replayed call: it runs passes, and two nodes of autograd stand for what they compute.
 
-The first node goes from the inputs to the projected centers, whose gradients strategies read, and to a tensor that
-stands for all else that images depend on. The second goes from these, and from inputs that only compositing reads, to
-the images.
+The first node goes from the inputs to the projected centers, whose gradients strategies read, and to the carrier, a
+tensor of no content that stands for all else that images depend on: its gradient is the memory in which one backward
+pass leaves what the other reads. The second node goes from both, and from inputs that only compositing reads, to the
+images.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.meta import Meta
-from .arenas import ALIGNED, View, scratch_memory, whole
+from .arenas import SPECIALIZED_ALIGNMENT, View, scratch_memory, whole
 from .replayed_meta import Source, later
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
@@ -28,7 +29,8 @@ class ReplayedCall:
         tensors: The inputs.
 
     Attributes:
-        needed: What lists needed, and 1 if they did not fit; None if the caller gave a capacity.
+        needed: What lists needed: spans, intersections, entries and chunks; and 1 if they did not fit. None if the
+            caller gave a capacity.
     """
 
     def __init__(self, traced: TracedCall, tensors: list[Tensor]) -> None:
@@ -38,10 +40,10 @@ class ReplayedCall:
             *[torch.empty(o.shape, dtype=o.dtype, device=traced.device) for o in traced.outputs],
             torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device),
         ]
-        counting, *rest = traced.forward
+        until_counted, *rest = traced.forward  # all of it on a CPU
         with scratch_memory(traced.scratch[1], traced.device) as scratch:
             bases = [*self._bases, scratch]
-            counting.run([bases[i] for i in counting.used])
+            until_counted.run([bases[i] for i in until_counted.used])
             self.needed = self._read_needed() if traced.is_exact else None
             for replayed in rest:
                 replayed.run([bases[i] for i in replayed.used])
@@ -88,8 +90,8 @@ class ReplayedCall:
     def _connect(
         self, images: list[Tensor | None], centers: Tensor, leaf: Tensor | None, ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Connects images, in place, to the inputs by nodes of autograd. Returns centers, and what stands for all else
-        that images depend on, or None."""
+        """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
+        is one."""
         traced, bases, inputs = self._traced, self._bases, [*self._tensors, leaf]
         links: list[Tensor | None] = []
         carrier = None
@@ -107,7 +109,7 @@ class ReplayedCall:
 
 
 class _Centers(torch.autograd.Function):
-    """From inputs to projected centers, and to a tensor whose gradient is all else that images give to the inputs."""
+    """From inputs to projected centers, and to the carrier."""
 
     @staticmethod
     def forward(
@@ -116,13 +118,13 @@ class _Centers(torch.autograd.Function):
         ctx.save_for_backward(*saved, *inputs)  # also those that are not read, see ``once_differentiable``
         ctx.traced, ctx.ids = traced, ids
         ctx.set_materialize_grads(False)
-        return outputs[0], traced.zero.expand(traced.v_rows[1])
+        return outputs[0], traced.zero.expand(traced.v_carrier[1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, saved: tuple[Tensor, ...], v_centers: Tensor | None, v_rows: Tensor | None) -> Gradients:
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v_centers: Tensor | None, v_carrier: Tensor | None) -> Gradients:
         traced: TracedCall = ctx.traced
-        backward, (base, size, _) = traced.of_centers, traced.v_rows
+        backward, (base, size, _) = traced.of_centers, traced.v_carrier
         assert backward is not None and traced.v_centers is not None
         output, _ = traced.v_centers
         if v_centers is None or ctx.ids is not None or not v_centers.is_contiguous():
@@ -132,14 +134,14 @@ class _Centers(torch.autograd.Function):
             elif v_centers is not None:
                 _set_rows(dense, ctx.ids, v_centers)
             v_centers = dense
-        if v_rows is None:
-            v_rows = torch.zeros(size, dtype=output.dtype, device=traced.device)
-        given = {output.base: _aligned(v_centers), base: _aligned(v_rows)}
+        if v_carrier is None:
+            v_carrier = torch.zeros(size, dtype=output.dtype, device=traced.device)
+        given = {output.base: _aligned(v_centers), base: _aligned(v_carrier)}
         return None, None, None, None, *_differentiate(backward, saved, given, traced.device)
 
 
 class _Images(torch.autograd.Function):
-    """From projected centers, what stands for all else that depends on them, and inputs, to images."""
+    """From projected centers, the carrier, and inputs that only compositing reads, to images."""
 
     @staticmethod
     def forward(
@@ -167,7 +169,7 @@ class _Images(torch.autograd.Function):
         }
         v_links: list[Tensor | None] = []
         if traced.v_centers is not None:
-            (output, depends), (base, size, n_zeros) = traced.v_centers, traced.v_rows
+            (output, depends), (base, size, n_zeros) = traced.v_centers, traced.v_carrier
             given[output.base] = torch.empty(output.shape, dtype=output.dtype, device=traced.device)
             # Autograd must not find values that are not finite where it looks for them.
             allocate = torch.zeros if torch.is_anomaly_enabled() else torch.empty
@@ -187,7 +189,7 @@ class _Images(torch.autograd.Function):
 def _aligned(values: Tensor) -> Tensor:
     """Returns values in C order at an address that is aligned, as those of the trace are."""
     values = values.contiguous()
-    return values.clone() if values.data_ptr() % ALIGNED else values
+    return values.clone() if values.data_ptr() % SPECIALIZED_ALIGNMENT else values
 
 
 def _rows(values: Tensor, ids: Tensor) -> Tensor:

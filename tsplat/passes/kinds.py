@@ -33,7 +33,7 @@ REPLAYED: dict[str, tuple[Any, ...]] = {
     "distributed": (False,), "sparse_grad": (False,), "memory_budget": (None,), "validate": ("cull", "off"),
     "backend": ("auto", "triton"), "segmented": (False,),
 }  # fmt: skip
-"""Values of arguments with which calls are replayed. With others, the stages run."""
+"""Values of arguments with which calls are replayed. With others, the stages run; see :meth:`_Kinds.render`."""
 
 
 def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -65,7 +65,7 @@ class _Kind:
         works: Whether it is replayed.
         turn: When it was called last.
         room: What its lists have room for; None before the first call.
-        least: The room that lists have had, and which they have when the call is traced again, or None.
+        least: The room of the last trace, which was too small; the next one has no less. None at first.
         traced: Its passes; None before they are traced.
     """
 
@@ -94,7 +94,13 @@ class _Kinds:
             self._kinds.clear()
 
     def render(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Renders, by passes if the kind of call is known; returns None if the function has to be called."""
+        """Renders, by passes if the kind of call is known; returns None if the function has to be called.
+
+        The stages run for what is compiled, transformed or observed (``is_plain_call``, ``specializations``); for
+        arguments that are not plain (below), not in ``REPLAYED``, or of a capacity that is not an int (``_add``); on
+        another backend than Triton and in several bands (``_render_first``); and for what cannot be traced
+        (``_trace``), or has too little memory.
+        """
         arguments = dict(zip(self._names, args), **kwargs) if args else kwargs
         if len(args) > len(self._names) or len(arguments) < len(args) + len(kwargs):
             return None  # the function raises
@@ -129,7 +135,7 @@ class _Kinds:
         try:
             call = ReplayedCall(traced, tensors)
         except (MemoryError, RuntimeError) as error:
-            if "memory" not in str(error):
+            if not isinstance(error, MemoryError) and "memory" not in str(error):
                 raise
             return None  # the stages may need less, or render in bands
         if not traced.is_exact:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..precision import full_precision
 from ..stages.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
-from .arenas import ALIGNED, Bases, View
+from .arenas import SPECIALIZED_ALIGNMENT, Bases, View
 
 Run = Callable[[], object]
 """Does a step. Returns True if other threads may read the words of the launch later."""
@@ -41,7 +41,7 @@ def specializations(tensors: list[Tensor]) -> list[Any] | None:
     if gpu is None or are_launches_hooked() or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     # The emulator has tensors on the CPU.
-    found = [vendor, gpu, *[t.data_ptr() % ALIGNED for t in tensors]]
+    found = [vendor, gpu, *[t.data_ptr() % SPECIALIZED_ALIGNMENT for t in tensors]]
     return found + [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else found
 
 
@@ -91,11 +91,11 @@ class Pass:
         except IndexError:
             words = _Words(len(self._words), self._launches)
         if not _do(self._bind(words, bases)):
-            self._free.append(words)
+            self._free.append(words)  # not after an error, when threads may read them, too
 
     def bind(self, bases: list[Tensor]) -> Callable[[], None]:
         """Returns what does the steps on these bases, which takes less time than :meth:`run`."""
-        bound: list[Any] = []
+        bound: list[Any] = []  # steps, their words, and what these are filled with; empty before words are allocated
 
         def run() -> None:
             if bound:
@@ -221,7 +221,7 @@ class Pass:
 
 
 def _do(steps: list[Run]) -> bool:
-    """Does steps. Returns whether other threads may read the words of a launch later, as after an exception."""
+    """Does steps. Returns whether other threads may read the words of a launch later."""
     with torch.no_grad(), full_precision():
         are_read = [step() is True for step in steps]
     return any(are_read)

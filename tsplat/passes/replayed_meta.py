@@ -26,7 +26,8 @@ class Source(NamedTuple):
         bases: The bases of the forward pass that ``traced.described`` lists, by number, and None for others.
         needed: What lists needed, and 1 if they did not fit; None with a capacity.
         ids: The rows that are packed, [nnz] int64, or None.
-        carrier: What stands in autograd for all that images depend on besides centers; None without gradients.
+        carrier: The tensor that stands in autograd for all that images depend on besides centers; None without
+            gradients.
     """
 
     traced: TracedCall
@@ -127,12 +128,12 @@ class _Row(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v: Tensor) -> Gradients:
-        _, size, _ = ctx.traced.v_rows
-        v_rows = torch.zeros(size, dtype=v.dtype, device=v.device)
+        _, size, _ = ctx.traced.v_carrier
+        v_carrier = torch.zeros(size, dtype=v.dtype, device=v.device)
         own: View = ctx.traced.v_row[ctx.name]
-        target = own.of(v_rows)
+        target = own.of(v_carrier)
         if ctx.ids is None:
             target.copy_(v.reshape(target.shape))
         else:
             target[ctx.ids] = v.reshape(-1, *target.shape[1:])
-        return None, None, None, None, v_rows
+        return None, None, None, None, v_carrier

@@ -17,7 +17,19 @@ from ..stages.capacity import deferred
 from ..stages.intersection import BandedIntersections
 from ..stages.meta import Rendered
 from ..stages.tracing import Memory, Step, Trace, storage_of
-from .arenas import ALIGNED, Bases, Life, Output, View, add_arena, add_output, arrange, leaves, lives_of, tensors_of
+from .arenas import (
+    SPECIALIZED_ALIGNMENT,
+    Bases,
+    Life,
+    Output,
+    View,
+    add_arena,
+    add_output,
+    arrange,
+    leaves,
+    lives_of,
+    tensors_of,
+)
 from .replay import Pass
 
 EXTRA_IMAGES = ("render_extra_signals", "normals", "render_distort")
@@ -72,7 +84,7 @@ class _Record(NamedTuple):
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
         v_centers, v_rows: Those of centers, and of what else projection returned, by its name.
         zeros: Those of ``v_centers`` and ``v_rows`` that images do not depend on.
-        waits: Whether kernels run beside Python, as on a GPU.
+        is_async: Whether kernels run beside Python, as on a GPU.
     """
 
     steps: list[Step]
@@ -91,7 +103,7 @@ class _Record(NamedTuple):
     v_centers: Tensor | None
     v_rows: dict[str, Tensor]
     zeros: list[Tensor]
-    waits: bool
+    is_async: bool
 
 
 def vendor_of(tensor: Tensor) -> str:
@@ -175,9 +187,10 @@ class TracedCall:
         is_exact: Whether the caller gave no capacity.
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
-        forward: The forward pass, in two parts on a GPU. After the first, it is known what lists need.
+        forward: The forward pass; on a GPU in two parts, after the first of which it is known what lists need.
         outputs: The bases that it allocates for images, centers and what stands for these.
-        kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed after the pass.
+        kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed by backward passes and
+            ``meta``, the second not after the pass.
         images, n_images, in_meta: As in :class:`_Record`, with views.
         differentiable: Which images are, by number.
         centers: The view of ``means2d``.
@@ -186,16 +199,16 @@ class TracedCall:
         constants: Those that are not tensors.
         rows: The views of those that are, by name.
         rendered, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
-        needed: The view of what lists needed.
+        needed: The view of what lists needed, [5] int64: see ``needed`` of :class:`tsplat.data.Intersections`.
         described: The bases that ``meta`` reads.
         of_images: From the gradients of images to those of centers, and of inputs that need no more.
         of_centers: From there to the other inputs; None if these do not depend on centers.
         v_images: The bases of the gradients of images.
         v_centers: The base of the gradient of centers, and whether images depend on these.
-        v_rows: The base of all else that goes from one backward pass to the other; its size, and how much of it is
-            zeros, in elements of the dtype of centers.
-        v_row: For values of ``meta``, the view of their gradient in ``v_rows``.
-        zero: What ``v_rows`` is the gradient of, expanded.
+        v_carrier: The base of all else that goes from one backward pass to the other, an arena; its size, and how much
+            of it is zeros, in elements of the dtype of centers. It is the gradient of a tensor, the carrier.
+        v_row: For values of ``meta``, the view of their gradient in ``v_carrier``.
+        zero: The carrier, before it is expanded. Its value does not matter.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> None:
@@ -232,7 +245,7 @@ class TracedCall:
         # On a GPU, a call reads what lists need as soon as that is known, before it composites.
         needed = storage_of(record.needed)
         last = max(i for i, step in enumerate(steps) if any(t.storage == needed for t in tensors_of(step)))
-        parts = (steps[: last + 1], steps[last + 1 :]) if record.waits else (steps,)
+        parts = (steps[: last + 1], steps[last + 1 :]) if record.is_async else (steps,)
         self.forward = [Pass(part, bases) for part in parts]
 
     def _describe(self, record: _Record, bases: Bases) -> None:
@@ -268,10 +281,10 @@ class TracedCall:
         crossing = [life for storage, life in lives.items() if storage in later]
         if any(life.size % dtype.itemsize for life in crossing):
             raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
-        v_rows, size, n_zeros = _arena_after_zeros(bases, zeros, crossing)
-        self.v_rows = v_rows, max(size // dtype.itemsize, 1), n_zeros // dtype.itemsize
+        v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, crossing)
+        self.v_carrier = v_carrier, max(size // dtype.itemsize, 1), n_zeros // dtype.itemsize
         self.v_row = {name: bases.view(record.v_rows[of]) for name, of in ROWS.items() if of in record.v_rows}
-        if any(view.base != v_rows for view in self.v_row.values()):
+        if any(view.base != v_carrier for view in self.v_row.values()):
             raise UnsupportedError("a gradient of rows does not go to the inputs")
         self.zero = torch.zeros(1, dtype=dtype, device=record.values["means2d"].device)
         passes = []
@@ -305,7 +318,7 @@ def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Life]) 
 def _copy_of(tensor: Tensor, enabled: bool) -> Tensor:
     """Returns a copy with the same strides and the same alignment, in a storage of its own."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    offset = tensor.data_ptr() % ALIGNED // tensor.itemsize
+    offset = tensor.data_ptr() % SPECIALIZED_ALIGNMENT // tensor.itemsize
     with torch.no_grad():
         memory = tensor.detach().new_empty(offset + extent)
         memory[offset:].copy_(tensor.detach().as_strided((extent,), (1,)))

@@ -2,7 +2,8 @@
 
 The first view of a kind runs the stages, which tells how many intersections there are. The second is traced while it is
 computed, and later ones replay one pass. On a GPU, the third is captured in a CUDA graph, which reads its view from
-tensors of its own and the parameters where they lie: it is captured again whenever a strategy has replaced these.
+tensors of its own and the parameters where they lie. When a strategy has replaced these, it is captured again; when it
+has changed their number, the next view is traced before.
 """
 
 import dataclasses
@@ -135,6 +136,8 @@ class ViewPasses:
 
     def results(self, kind: Hashable, inputs: ViewInputs, state: list[Tensor]) -> ViewResults | None:
         """Returns the results of a view, which the next call may replace; None if the stages have to compute them.
+
+        If tracing or capturing fails, for whatever reason, passes are not used again, with a warning.
 
         Waits for the device, to know whether lists had room. `kind` is all that the computation depends on but tensors,
         and `state` the tensors that stay where they are from view to view.
