@@ -93,7 +93,7 @@ def _profiled() -> Iterator[list[Any]]:
     found: list[Any] = []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         yield found
-    found.append(profile.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    found.append(profile.profiler.kineto_results.experimental_event_tree())
 
 
 def sorted_events(tree: Any) -> list[tuple[str, int, int]]:
@@ -106,7 +106,7 @@ def sorted_events(tree: Any) -> list[tuple[str, int, int]]:
             found.append((event.start_time_ns, event.name, event.extra_fields.ptr, event.extra_fields.alloc_size))
         elif event.name == MARK:
             found.append((event.start_time_ns, MARK, 0, 0))
-    return [event for _, *event in sorted(found, key=lambda event: event[0])]
+    return [event[1:] for event in sorted(found, key=lambda event: event[0])]
 
 
 @contextlib.contextmanager

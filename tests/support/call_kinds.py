@@ -41,35 +41,55 @@ class CallKind:
     twice: bool
     enabled: bool
 
-    def moved(self, factor: float) -> "CallKind":
-        """Returns a call of the same kind, of other Gaussians."""
-        tensors = {n: t.detach() * factor if n in GEOMETRY else t.detach() for n, t in self.tensors.items()}
+    def moved(self, factor: float, grown: float = 1.0) -> "CallKind":
+        """Returns a call of the same kind, of other Gaussians, which may be larger."""
+        factors = {name: factor for name in GEOMETRY} | {"scales": factor * grown, "covars": factor * grown**2}
+        tensors = {n: t.detach() * factors[n] if n in factors else t.detach() for n, t in self.tensors.items()}
         own = {n: _laid_out(t, self.tensors[n]) for n, t in tensors.items()}
         return dataclasses.replace(self, tensors=own)
 
     def outcome(self, function: Callable[..., Any] | None = None) -> dict[str, Any]:
         """Calls the function, or another one, and returns images, gradients and ``meta``, by name."""
+        return self.begin(function).finish()
+
+    def begin(self, function: Callable[..., Any] | None = None) -> "Begun":
+        """Calls the function, or another one."""
         tensors = {n: _laid_out(t.detach(), t) for n, t in self.tensors.items()}
         with torch.set_grad_enabled(self.enabled):
             *images, meta = (function or self.function)(**tensors, **self.options)
         found = {f"image {i}": image for i, image in enumerate(images) if image is not None}
         size = images[0].shape[:-1]
         found |= {n: meta[n] for n in ("render_extra_signals", "normals") if n in meta and meta[n].shape[:-1] == size}
+        return Begun(self, tensors, found, meta)
+
+
+@dataclasses.dataclass
+class Begun:
+    """A call whose forward pass has run: its tensors, images by name, and ``meta``."""
+
+    kind: CallKind
+    tensors: dict[str, Tensor]
+    images: dict[str, Tensor]
+    meta: dict[str, Any]
+
+    def finish(self) -> dict[str, Any]:
+        """Runs the backward pass, and returns images, gradients and ``meta``, by name."""
+        kind, found, meta = self.kind, dict(self.images), self.meta
         roots = [image for image in found.values() if image.requires_grad]
-        roots = [root for i, root in enumerate(roots) if self.used[i % len(self.used)]] or roots[:1]
+        roots = [root for i, root in enumerate(roots) if kind.used[i % len(kind.used)]] or roots[:1]
         centers = meta["means2d"]
         if roots:
             if centers.requires_grad:
                 centers.retain_grad()
-            generator = torch.Generator().manual_seed(self.weights_seed)
+            generator = torch.Generator().manual_seed(kind.weights_seed)
             loss = sum((root * torch.rand(root.shape, generator=generator, dtype=root.dtype)).sum() for root in roots)
-            if self.centers and centers.requires_grad:
+            if kind.centers and centers.requires_grad:
                 rows = [meta[n] for n in ("depths", "conics", "opacities", "ray_transforms") if n in meta]
                 loss = loss + sum(1e-3 * row.square().sum() for row in (centers, *rows))
-            loss.backward(retain_graph=self.twice)
-            if self.twice:
+            loss.backward(retain_graph=kind.twice)
+            if kind.twice:
                 loss.backward()
-            found |= {f"v_{name}": tensor.grad for name, tensor in tensors.items() if tensor.requires_grad}
+            found |= {f"v_{name}": tensor.grad for name, tensor in self.tensors.items() if tensor.requires_grad}
             found |= {"v_means2d": centers.grad, "absgrad": getattr(centers, "absgrad", None)}
             if "gradient_2dgs" in meta:
                 found["v_gradient_2dgs"] = meta["gradient_2dgs"].grad
@@ -117,7 +137,8 @@ def random_kind(seed: int) -> CallKind:
             options[kind] = True
             options["return_normals"] = kind == "with_eval3d" and r.random() < 0.5
         if r.random() < 0.15 and scene["backgrounds"] is None:
-            scene["extra_signals"] = torch.rand(*scene["means"].shape[:-1], 2, dtype=scene["means"].dtype)
+            generator, means = torch.Generator().manual_seed(seed), scene["means"]
+            scene["extra_signals"] = torch.rand(*means.shape[:-1], 2, generator=generator, dtype=means.dtype)
     if "RGB" not in options["render_mode"]:
         scene["backgrounds"] = None
     if r.random() < 0.2 and scene["means"].dtype == torch.float32:
