@@ -1,4 +1,4 @@
-"""Faults of the disk: the k-th operation on files inside of a block fails."""
+"""Faults of the disk: the k-th operation on files inside of a block fails, or all from then on."""
 
 import builtins
 import contextlib
@@ -13,8 +13,10 @@ CALLS = (
 
 
 @contextlib.contextmanager
-def fault(k, number, on=lambda path: True):
+def fault(k, number, on=lambda path: True, *, lasts=False):
     """Makes the k-th operation on a path for which `on` is true fail with an error number, counted from 0.
+
+    If it `lasts`, all later ones fail, too.
 
     Yields a list with the name of each operation.
     """
@@ -24,7 +26,7 @@ def fault(k, number, on=lambda path: True):
         if isinstance(path, str | bytes | os.PathLike) and not on(os.fsdecode(path)):
             return
         names.append(name)
-        if len(names) == k + 1:
+        if len(names) == k + 1 or (lasts and len(names) > k):
             raise OSError(number, os.strerror(number), None if isinstance(path, int) else path)
 
     def wrapped(name, function):

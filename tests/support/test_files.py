@@ -135,16 +135,16 @@ def test_open_files_are_not_replaced(tmp_path):
     assert log.read_bytes() == b"after"
 
 
+def write_new(path):
+    with staged_folder(path, lambda _folder, _new: ["c"], last="a") as folder:
+        for name in "ab":
+            (folder / name).write_text("new")
+        assert (path / "a").read_text() == "old"
+
+
 def test_files_are_replaced_together_or_not_at_all(tmp_path, monkeypatch):
     for name in "abc":
         (tmp_path / name).write_text("old")
-
-    def write():
-        with staged_folder(tmp_path, lambda _folder, _new: ["c"], last="a") as folder:
-            for name in "ab":
-                (folder / name).write_text("new")
-            assert (tmp_path / "a").read_text() == "old"
-
     rename = os.rename
     for k in range(5):
         calls = []
@@ -157,11 +157,32 @@ def test_files_are_replaced_together_or_not_at_all(tmp_path, monkeypatch):
 
         monkeypatch.setattr(os, "rename", fail)
         with pytest.raises(OSError, match="Input/output error"):
-            write()
+            write_new(tmp_path)
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("abc", "old")
     monkeypatch.setattr(os, "rename", rename)
-    write()
+    write_new(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "b": "new"}
+
+
+def test_old_files_are_kept_and_named_if_they_cannot_be_put_back(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).write_text("old")
+    rename, calls = os.rename, []
+
+    def fail(source, target):
+        calls.append(source)
+        if len(calls) > 2:
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    message = r"Input/output error.*move a, b from .* back to it, or write it again"
+    with pytest.raises(FileError, match=message) as error:
+        write_new(tmp_path)
+    aside = next(path for path in tmp_path.rglob(".*/.*") if path.is_dir())
+    assert str(aside) in str(error.value)
+    found = {path.name: path.read_text() for path in (*tmp_path.iterdir(), *aside.iterdir()) if path.is_file()}
+    assert found == dict.fromkeys("abc", "old")
 
 
 def test_inputs_are_protected_by_any_name(tmp_path):

@@ -188,7 +188,8 @@ def staged_folder(
     """Yields an empty folder for files that replace those of the same names in a folder when the block succeeds.
 
     They are replaced together: if one cannot be, all are as they were before. The folder is created if it does not
-    exist, and its other files stay.
+    exist, and its other files stay. If the disk fails again while files are put back, the old ones stay in a hidden
+    folder that the error names: no order of renames leaves several files of fixed names as they were without one more.
 
     Args:
         path: The folder.
@@ -197,18 +198,27 @@ def staged_folder(
         last: Name of the file without which the others are not read. It is removed before any other, and written last.
 
     Raises:
-        FileError: The folder is not writable.
+        FileError: The folder is not writable, or old files could not be put back.
         OSError: A file cannot be replaced.
     """
     with output_folder(path) as folder:
         staged = folder / f".{secrets.token_hex(4)}"
+        discard = True
         try:
             staged.mkdir()
             yield staged
             names = sorted(os.listdir(staged), key=lambda name: (name == last, name))
             _replace_together(folder, staged, names, set(stale(folder, frozenset(names))) - {*names})
+        except _NotPutBackError:
+            discard = False
+            raise
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            if discard:
+                shutil.rmtree(staged, ignore_errors=True)
+
+
+class _NotPutBackError(FileError):
+    """Old files of a folder are in another one."""
 
 
 def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[str]) -> None:
@@ -223,11 +233,21 @@ def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[s
             raise_if_read(source if source.parent == folder else target)
             done.append((source, target))
             os.rename(source, target)
-    except BaseException:
+    except BaseException as error:
+        lost = []
+        if done and not os.path.lexists(done[-1][1]):
+            done.pop()  # it failed
         for source, target in reversed(done):
-            if not os.path.lexists(source):  # not the one that failed
-                with contextlib.suppress(OSError):  # the error that is reported is the one before
-                    os.rename(target, source)
+            try:
+                os.rename(target, source)
+            except OSError:
+                lost += [source.name] if target.parent == aside else []
+        if lost:
+            reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            raise _NotPutBackError(
+                f"{folder}: replacing its files failed ({reason}), and so did putting the old ones back; move "
+                f"{', '.join(sorted(lost))} from {aside} back to it, or write it again"
+            ) from error
         raise
 
 

@@ -2,7 +2,10 @@
 
 import errno
 import json
+import os
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +65,39 @@ def test_every_operation_fails_once(name, number, tmp_path):
     else:
         pytest.fail("more than 400 operations")
     assert k > 20 and found == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_operation_fails_from_one_on(name, tmp_path):
+    """The old model stays, or the error names where it is."""
+    write = WRITERS[name]
+    models = [random_gaussians(n, 1) for n in (25, 16)]
+    for i, gaussians in enumerate(models):
+        write(tmp_path / str(i) / name, gaussians)
+    read = [model_in(tmp_path / str(i)) for i in range(2)]
+    n_moved = 0
+    for k in range(400):
+        folder = tmp_path / "try"
+        shutil.copytree(tmp_path / "0", folder)
+        message = ""
+        with fault(k, errno.EIO, lambda path: str(tmp_path) in path, lasts=True) as names:
+            try:
+                write(folder / name, models[1])
+            except (OSError, FileError) as error:
+                message = str(error)
+        if moved := re.search(r"move (.*) from (.*) back to it", message):
+            n_moved += 1
+            for file in moved[1].split(", "):
+                os.replace(Path(moved[2], file), folder / file)
+        left = model_in(folder)
+        assert any(is_equal(left, model) for model in read), (k, names[-1])
+        shutil.rmtree(folder)
+        if len(names) <= k:
+            break
+    else:
+        pytest.fail("more than 400 operations")
+    assert k > 20 and (n_moved > 0) == (name == "images")
 
 
 @pytest.mark.parametrize("name", WRITERS)
