@@ -10,6 +10,7 @@ Large images are converted, composited and downscaled in strips of rows, so that
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import struct
 import threading
@@ -36,6 +37,7 @@ PNG_METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 """Chunks of a PNG that may have an EXIF orientation."""
 
 EXIF_ORIENTATION = 0x112
+EXIF_IFD, EXIF_TIME, EXIF_F_NUMBER, EXIF_SENSITIVITY = 0x8769, 0x829A, 0x829D, 0x8827
 SWAPPED_ORIENTATIONS = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 
@@ -89,6 +91,23 @@ def read_image_info(path: str | os.PathLike[str], *, decoded: bool = False) -> I
         if decoded:
             _load(image, path)
         return info
+
+
+def read_exposure(path: str | os.PathLike[str]) -> float | None:
+    """Returns the logarithm of the exposure in an image's EXIF data: time times sensitivity over the squared f-number.
+
+    What is missing but the time counts as 1. None if there is no time, or the data is damaged.
+    """
+    with _opened(path) as image:
+        # Pillow raises errors of many types for damaged metadata.
+        try:
+            values = image.getexif().get_ifd(EXIF_IFD)
+            time, f_number, found = values[EXIF_TIME], values.get(EXIF_F_NUMBER, 1), values.get(EXIF_SENSITIVITY, 1)
+            sensitivity = found[0] if isinstance(found, tuple) else found
+            exposure = math.log(float(time) * float(sensitivity) / float(f_number) ** 2)
+        except Exception:
+            return None
+        return exposure if math.isfinite(exposure) else None
 
 
 def convert_image(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

@@ -126,6 +126,7 @@ def evaluate(
     on_view: OnView | None = None,
     warm_up: bool = False,
     sharded: bool = False,
+    gains: Tensor | None = None,
 ) -> Evaluation:
     """Renders views with all degrees of spherical harmonics and compares them with their photographs.
 
@@ -139,6 +140,7 @@ def evaluate(
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
         warm_up: Render an image first that is not measured, so that compiling kernels is not part of any time.
         sharded: Whether the Gaussians are sharded over the ranks, which then render together.
+        gains: [V, 3] by which the channels of each rendered image are multiplied; None for 1.
 
     Returns:
         The scores of all views, on every rank; those of other ranks' views without images.
@@ -160,7 +162,8 @@ def evaluate(
         view = views[index]
         _synchronize(gaussians.means.device)
         start = time.perf_counter()
-        image = _render(gaussians, placed[index].camera, is_own, options).clamp(0, 1)
+        image = _render(gaussians, placed[index].camera, is_own, options)
+        image = (image if gains is None else image * gains[index]).clamp(0, 1)
         _synchronize(gaussians.means.device)
         seconds = time.perf_counter() - start
         if not is_own:

@@ -24,6 +24,7 @@ from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification, merge_info
+from .exposure_gains import gains_of_held_out
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
 from .near_planes import views_with_near_planes
 from .observers import DivergedError, Observer, Progress
@@ -155,6 +156,13 @@ class Trainer:
         """By the names of this rank's views, the last scale with which their priors of depth fit inverse depths."""
         return self._view_gradients.geometry_loss.prior_scales
 
+    def known_gains(self, views: Sequence[View]) -> Tensor | None:
+        """Gains of held-out views, [V, 3], by their own points; None unless those of training views are known, too."""
+        if self._gains is None or not self._gains.known or not views:
+            return None
+        found = gains_of_held_out(self._views, views)
+        return None if found is None else self._gains.applied(found.to(self._gains.logs))
+
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
         """Views with the learned lenses of the cameras that took them; held-out ones, too."""
         return self._parameters.with_lenses(views)
@@ -273,6 +281,7 @@ class Trainer:
         if self._gains is not None:
             tensors["gains/logs"] = self._gains.logs
         figures = {
+            "gains_known": self._gains is not None and self._gains.known,
             "step": self.step,
             "adam_steps": adam_steps,
             **strategy_figures,
@@ -315,6 +324,7 @@ class Trainer:
         self._gradient_step.restore(figures)
         if self._gains is not None:
             self._gains.logs.copy_(tensors["gains/logs"])
+            self._gains.known = figures.get("gains_known", False)
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
 

@@ -97,25 +97,32 @@ def identity_exposures(n_views: int, like: Tensor) -> Tensor:
 class ViewGains:
     """The gain of each color channel of each training view, for photographs with varying exposure and white balance.
 
-    Whenever a view is rendered, the gains that fit its photograph best, by least squares, are averaged with the earlier
-    ones. Their mean over all views is 1, as a geometric mean, because held-out views are rendered without a gain. Their
-    logarithms are multiplied by s^4 / (s^4 + GAIN_SPREAD^4), with the root s of their mean square. `like` has their
-    dtype and device. `views_per_step` views are observed between updates, and each has less weight if there are fewer
-    views, as estimates of one view add up.
+    Those that are known before training, as logarithms [n_views, 3], do not change. Otherwise, whenever a view is
+    rendered, the gains that fit its photograph best, by least squares, are averaged with the earlier ones. Their mean
+    over all views is 1, as a geometric mean, because held-out views are rendered without a gain. Their logarithms are
+    multiplied by s^4 / (s^4 + GAIN_SPREAD^4), with the root s of their mean square. `like` has their dtype and device.
+    `views_per_step` views are observed between updates, and each has less weight if there are fewer views, as estimates
+    of one view add up.
 
     Attributes:
         logs: [n_views, 3] logarithms of the gains, updated in place.
+        known: Whether they were given, and do not change.
     """
 
-    def __init__(self, n_views: int, like: Tensor, views_per_step: int = 1) -> None:
+    def __init__(self, n_views: int, like: Tensor, views_per_step: int = 1, known: Tensor | None = None) -> None:
         self._rate = min(GAIN_RATE, n_views / views_per_step)
-        self.logs = like.new_zeros(n_views, 3)
+        self.known = known is not None
+        self.logs = like.new_zeros(n_views, 3) if known is None else known.to(like)
         self._changes = torch.zeros_like(self.logs)
 
     def apply(self, index: int | Tensor, image: Tensor) -> Tensor:
         """Multiplies the rendered image [H, W, 3] of a view by its gains. The index may be a tensor [1] int64."""
+        return image * self.applied(self.logs[index])
+
+    def applied(self, logs: Tensor) -> Tensor:
+        """Returns the gains that are applied for logarithms [..., 3]."""
         squared = self.logs.square().mean() ** 2
-        return image * (squared / (squared + GAIN_SPREAD**4) * self.logs[index]).exp()
+        return (squared / (squared + GAIN_SPREAD**4) * logs).exp()
 
     @torch.no_grad()
     def estimate(self, index: int | Tensor, image: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
@@ -140,6 +147,8 @@ class ViewGains:
 
     def update(self, ranks: RankGroup) -> None:
         """Adds the estimates of all ranks since the last update. A collective call."""
+        if self.known:
+            return
         self.logs += ranks.all_reduce(self._changes)
         self.logs -= self.logs.mean(0)
         self.discard()

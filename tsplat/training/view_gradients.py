@@ -21,6 +21,7 @@ from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
 from .configuration import Config
 from .densification import Densification
+from .exposure_gains import gains_of_points
 from .gradient_step import GradientStep
 from .losses import GeometryLoss, loss, psnr
 from .parameters import Parameters
@@ -91,7 +92,8 @@ class ViewGradients:
         weights = (config.depth_weight * extent, config.normal_weight, config.distortion_weight / extent)
         self.geometry_loss = GeometryLoss(*weights, gaussians.surfels, config.depth_kind)
         n = config.views_per_step
-        self.gains = ViewGains(len(views), gaussians.means.detach(), n) if config.gains else None
+        known = ranks.all_gather_object(gains_of_points(views) if config.gains and ranks.rank == 0 else None)[0]
+        self.gains = ViewGains(len(views), gaussians.means.detach(), n, known) if config.gains else None
         self.received_rows = 0
         reason, no_graphs = self._without_passes(), self._without_graphs()
         if config.graph == "on" and (no_graphs or reason):
@@ -230,7 +232,7 @@ class ViewGradients:
 
     def _observes(self, step: int) -> bool:
         """Whether gains are estimated."""
-        return step >= GAINS_START * self._config.steps
+        return self.gains is not None and not self.gains.known and step >= GAINS_START * self._config.steps
 
     def _autocasting(self) -> torch.autocast:
         return torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None)

@@ -155,7 +155,8 @@ def read_colmap(
             camera_id=camera_ids[images[i].camera_id],
             downscale=1 if downscaled else downscale,
             mask=masks[i],
-            points=observed[i],
+            points=observed[i][0],
+            point_ids=observed[i][1],
         )
         for i in kept
     ]
@@ -269,10 +270,13 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
     return lens
 
 
-def _observed_points(model: ColmapModel, images: Sequence[ColmapImage]) -> tuple[list[Tensor], list[str]]:
-    """Returns the points [O, 3] that each image observes, and a note if some of them are not in the model."""
+def _observed_points(
+    model: ColmapModel, images: Sequence[ColmapImage]
+) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
+    """Returns the points [O, 3] that each image observes and their ids [O], and a note if the model lacks some."""
     if not len(model.points):
-        return [torch.empty(0, 3, dtype=torch.float64, device="cpu") for _ in images], []
+        none = torch.empty(0, 3, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.int64, device="cpu")
+        return [none for _ in images], []
     order = np.argsort(model.point_ids)
     ids, points = model.point_ids[order], model.points[order]
     observed, lost = [], 0
@@ -280,7 +284,7 @@ def _observed_points(model: ColmapModel, images: Sequence[ColmapImage]) -> tuple
         places = np.searchsorted(ids, image.point_ids).clip(max=len(ids) - 1)
         found = ids[places] == image.point_ids
         lost += int((~found).sum())
-        observed.append(torch.from_numpy(points[places[found]]))
+        observed.append((torch.from_numpy(points[places[found]]), torch.from_numpy(ids[places[found]])))
     total = sum(len(image.point_ids) for image in images)
     folder = model.cameras_file.parent
     return observed, [f"{folder}: {lost} of {total} observations are of points that it lacks"] if lost else []

@@ -64,6 +64,7 @@ class Photograph:
         downscale: Factor to downscale the image by while reading.
         mask: An image of the same aspect ratio, white for valid pixels.
         points: [P, 3] sparse points observed in the image, world frame.
+        point_ids: [P] int64 ids of these points.
         near: Depth of the near plane, see :class:`tsplat.scene.Camera`.
     """
 
@@ -75,6 +76,7 @@ class Photograph:
     downscale: float = 1
     mask: Path | None = None
     points: Tensor | None = None
+    point_ids: Tensor | None = None
     position: Tensor | None = None
     near: float | None = None
 
@@ -325,18 +327,23 @@ def _read_pixels(
 
 def _describe(photograph: Photograph, source: _Source, cameras: CameraKind) -> dict[str, Any]:
     """Returns the arguments of a view, except for the image and the mask."""
-    lens, viewmat, points, size = photograph.lens, photograph.viewmat.float(), photograph.points, source.view_size
+    lens, viewmat, size = photograph.lens, photograph.viewmat.float(), source.view_size
     K = lens.intrinsics(*size)
     if cameras == "undistorted" and not lens.is_pinhole:
         undistorted = undistorted_intrinsics(lens, *source.size)
         K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistorted
         lens = lens.undistorted
     distortion = torch.tensor(lens.distortion, dtype=torch.float32, device="cpu") if any(lens.distortion) else None
+    sparse = sparse_ids = None
+    if photograph.points is not None:
+        sparse, inside = _project_visible(photograph.points, photograph.viewmat, lens, K, *size)
+        sparse_ids = None if photograph.point_ids is None else photograph.point_ids[inside]
     return dict(
         camera=Camera(
             viewmat, K.float(), *size, lens.model, photograph.name, distortion=distortion, near=photograph.near
         ),
-        sparse=None if points is None else _project_visible(points, photograph.viewmat, lens, K, *size),
+        sparse=sparse,
+        sparse_ids=sparse_ids,
         camera_id=photograph.camera_id,
         files=(photograph.path, *([photograph.mask] if photograph.mask else [])),
     )
@@ -372,14 +379,17 @@ def _has_aspect_ratio(width: int, height: int, full_width: int, full_height: int
     return abs(width * full_height / full_width - height) <= max(1.0, ASPECT_TOLERANCE * height)
 
 
-def _project_visible(points: Tensor, viewmat: Tensor, lens: Lens, K: Tensor, width: int, height: int) -> Tensor:
-    """Projects points [P, 3] and returns pixel x, y and depth of those inside the image. [Q, 3] fp32"""
+def _project_visible(
+    points: Tensor, viewmat: Tensor, lens: Lens, K: Tensor, width: int, height: int
+) -> tuple[Tensor, Tensor]:
+    """Projects points [P, 3]. Returns pixel x, y and depth of those in the image, [Q, 3] fp32, and their rows [Q]."""
     camera = points.double() @ viewmat[:3, :3].T + viewmat[:3, 3]
-    camera = camera[camera[:, 2] > 0]
+    ahead = (camera[:, 2] > 0).nonzero()[:, 0]
+    camera = camera[ahead]
     shown = lens.distorted(camera[:, :2] / camera[:, 2:])
     pixels = shown * K.diagonal()[:2] + K[:2, 2]
     inside = ((pixels >= 0) & (pixels < pixels.new_tensor([width, height]))).all(-1)
-    return torch.cat([pixels, camera[:, 2:]], -1)[inside].float()
+    return torch.cat([pixels, camera[:, 2:]], -1)[inside].float(), ahead[inside]
 
 
 def _check_native(photographs: Sequence[Photograph]) -> None:

@@ -25,6 +25,7 @@ class View:
         camera: Its camera, of the size of ``image``, and with its name; ``"pinhole"`` or ``"fisheye"``.
         mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
         sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
+        sparse_ids: [P] int64 ids of these points, which are those of a point in all views; None if they are unknown.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
         files: What the view was read from: the image and, if there are any, the mask and priors.
         depth_prior: [H, W] inverse depth of each pixel, up to scale and shift, up to scale, or in 1 / world units, as
@@ -45,6 +46,7 @@ class View:
     depth_prior: Tensor | None = None
     normal_prior: Tensor | None = None
     depth_confidence: Tensor | None = None
+    sparse_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
@@ -77,6 +79,9 @@ class View:
             raise ArgumentError(f"K: expected positive focal lengths, found {focal_lengths} in view {self.name!r}")
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
+        if self.sparse_ids is not None and (self.sparse is None or self.sparse_ids.shape != self.sparse.shape[:1]):
+            found = list(self.sparse_ids.shape)
+            raise ShapeError(f"sparse_ids: expected an id of each point of sparse, found {found} in view {self.name!r}")
         size = [self.height, self.width]
         for name, shape in (("depth_prior", size), ("depth_confidence", size), ("normal_prior", [*size, 3])):
             tensor = getattr(self, name)
@@ -122,7 +127,7 @@ class StoredView(View):
 
     Args:
         source: The image and the mask.
-        camera, sparse, camera_id, files, depth_prior, normal_prior, depth_confidence: As for :class:`View`.
+        camera, sparse, camera_id, files, depth_prior, normal_prior, depth_confidence, sparse_ids: As for :class:`View`.
 
     Raises:
         ArgumentError: As :class:`View`.
@@ -131,7 +136,8 @@ class StoredView(View):
     source: CachedPixels
 
     def __init__(self, source: CachedPixels, camera: Camera, **values: Any) -> None:
-        defaults = dict(sparse=None, camera_id=0, files=(), depth_prior=None, normal_prior=None, depth_confidence=None)
+        names = ("sparse", "depth_prior", "normal_prior", "depth_confidence", "sparse_ids")
+        defaults = dict(camera_id=0, files=(), **dict.fromkeys(names))
         vars(self).update(defaults | values, source=source, camera=camera)
         self._check_camera()
 

@@ -57,6 +57,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
             )
             train = score_views(trainer, gaussians, capture.train, progress_of("training"))
             fitted = _with_fitted_poses(trainer, gaussians, capture.test, progress_of("poses"))
+            exposed = _with_known_gains(trainer, gaussians, capture.test, progress_of("gains"))
         if test:
             with loop.record.measure("saving"):
                 write_held_out(folder / "held_out", test, progress_of("images"))
@@ -67,6 +68,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         "ssim_initial": initial.ssim if test else None,
         "psnr_train": to_float(train.psnr),
         **({"psnr_fitted_poses": to_float(fitted.psnr), "ssim_fitted_poses": fitted.ssim} if fitted else {}),
+        **({"psnr_known_gains": to_float(exposed.psnr), "ssim_known_gains": exposed.ssim} if exposed else {}),
         **({} if trainer.lens_changes is None else {"lens_changes": trainer.lens_changes.tolist()}),
         "num_gaussians": trainer.n_gaussians,
         "steps": trainer.step,
@@ -82,7 +84,8 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
     }
     print(f"{'held-out' if test else 'training'} views    PSNR      SSIM")
     final = test or Evaluation(evenly_spaced(train))
-    for name, scores in (("before", initial), ("after", final), *((("poses fitted", fitted),) if fitted else ())):
+    others = [(name, scores) for name, scores in (("poses fitted", fitted), ("known gains", exposed)) if scores]
+    for name, scores in (("before", initial), ("after", final), *others):
         print(f"{name:14} {scores.psnr:7.2f} dB  {scores.ssim:.4f}")
     sheet = [scores.complete(trainer.ranks, evenly_spaced(range(len(final)))) for scores in (initial, final)]
     with loop.record.measure("saving"):
@@ -105,6 +108,16 @@ def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[V
     fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, **shared)
     settings: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, on_view=on_view)
     return evaluate(gaussians, fitted, **settings, **shared)
+
+
+def _with_known_gains(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
+    """Scores held-out views with the exposure that their own points tell, if that of training views was known."""
+    gains = trainer.ranks.all_gather_object(trainer.known_gains(views) if trainer.ranks.is_main else None)[0]
+    if gains is None:
+        return Evaluation()
+    settings: dict[str, Any] = dict(background=trainer.config.backdrop, backend=trainer.config.backend, on_view=on_view)
+    shared: dict[str, Any] = dict(ranks=trainer.ranks, sharded=trainer.sharded)
+    return evaluate(gaussians, trainer.with_lenses(views), gains=gains.to(gaussians.means), **settings, **shared)
 
 
 def _write_model(path: Path, trainer: Trainer, frame: LocalFrame) -> None:
