@@ -101,7 +101,8 @@ class Config:
         lens_refinement, lens_rate: Learn the distortion of lenses, which held-out views share; learning rate.
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
         exposure_rate: Learning rate of the maps' entries.
-        gains: Estimate gains of the color channels of each training view, for photographs with varying exposure.
+        gains: Gains of the color channels of each training view, for photographs with varying exposure: estimated, or
+            by the colors of sparse points.
         visible_adam: Update only the Gaussians that a step's views show. Adam overshoots where most gradients are zero.
             auto is on if views show less than a third of the initial Gaussians in the mean.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.

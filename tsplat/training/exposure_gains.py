@@ -147,7 +147,7 @@ def _observe(views: Sequence[View]) -> Observations | None:
         colors.append(color[valid].log())
     if not points:
         return None
-    _, ranks = torch.cat(points).unique(return_inverse=True)
+    _, ranks = torch.cat(points).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     return Observations(torch.cat(of_views), ranks, torch.cat(colors))
 
 

@@ -1,5 +1,6 @@
 """Tests of COLMAP scenes: text models written by hand, and binary models by pycolmap."""
 
+import dataclasses
 import math
 import re
 import shutil
@@ -9,9 +10,10 @@ import sys
 import pytest
 import torch
 
-from tests.support.captures import write_scene
+from tests.support.captures import POINTS, sample_views, write_colmap, write_scene
 from tests.support.paths import SCENES
 from tsplat import ArgumentError, UnsupportedError
+from tsplat.errors import ShapeError
 from tsplat.scene import FileError, MissingExtraError, read_capture, read_colmap
 
 pytest.importorskip("pycolmap")
@@ -183,6 +185,25 @@ def test_names_outside_of_the_folder_of_images_are_errors(tmp_path, name):
     path.write_text(path.read_text().replace("00.png", name))
     with pytest.raises(FileError, match=r"images\.txt: image 1: expected a path inside the folder of images"):
         read_colmap(folder)
+
+
+def test_points_have_the_same_ids_in_all_views(tmp_path):
+    folder = write_colmap(tmp_path, sample_views(), POINTS)
+    lines = [line.split() for line in (folder / "sparse" / "0" / "points3D.txt").read_text().splitlines()]
+    positions = {int(words[0]): [float(word) for word in words[1:4]] for words in lines if words[0] != "#"}
+    capture = read_colmap(folder)
+    seen = 0
+    for view in (*capture.train, *capture.test):
+        x, y, z = view.sparse.double().unbind(-1)
+        rays = torch.stack([x, y, torch.ones_like(x)]) * z
+        local = (view.camera.K.double().inverse() @ rays).T
+        world = (local - view.camera.viewmat[:3, 3].double()) @ view.camera.viewmat[:3, :3].double()
+        expected = torch.tensor([positions[i] for i in view.sparse_ids.tolist()], dtype=torch.float64).view(-1, 3)
+        torch.testing.assert_close(world, expected, rtol=0, atol=1e-4)
+        seen += len(world)
+    assert seen > 20
+    with pytest.raises(ShapeError, match=r"sparse_ids: expected an id of each point"):
+        dataclasses.replace(view, sparse_ids=torch.zeros(1, dtype=torch.int64))
 
 
 def test_names_of_no_file_are_errors(tmp_path):

@@ -11,8 +11,8 @@ import torch
 
 from tests.support.captures import write_colmap
 from tests.support.forks import Forks
-from tsplat import ArgumentError
-from tsplat.scene import Camera, FileError, View, intrinsics, look_at, read_capture
+from tsplat import ArgumentError, cli
+from tsplat.scene import Camera, FileError, View, intrinsics, look_at, read_capture, read_ply
 from tsplat.scene.capture.block_plans import plan_blocks, read_plan, write_plan
 from tsplat.scene.formats.checkpoints import MANIFEST, manifest_digest
 from tsplat.support.files import write_json
@@ -122,6 +122,22 @@ def test_killed_block_is_resumed_from_its_checkpoint(copy, capsys):
     train_blocks(copy, CONFIG, [1])
     assert "resumed from step_00000004" in capsys.readouterr().out
     assert len(merge_blocks(copy)) > 0
+
+
+@pytest.mark.slow
+def test_killed_merge_leaves_the_old_file(copy, tmp_path):
+    out = tmp_path / "merged.ply"
+    out.write_bytes(b"old")
+    code = "import os, sys, tsplat.cli\nos.replace = lambda *_: os.kill(os.getpid(), 9)\ntsplat.cli.main(sys.argv[1:])"
+    forks = Forks()
+    try:
+        killed = forks.run(code, "blocks", "merge", copy, "--out", out)
+    finally:
+        forks.close()
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert out.read_bytes() == b"old"
+    assert cli.main(["blocks", "merge", str(copy), "--out", str(out)]) == 0
+    assert torch.equal(read_ply(out).means, merge_blocks(copy).means)
 
 
 def test_missing_blocks_are_named(copy):

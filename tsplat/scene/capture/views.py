@@ -80,8 +80,8 @@ class View:
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
         if self.sparse_ids is not None and (self.sparse is None or self.sparse_ids.shape != self.sparse.shape[:1]):
-            found = list(self.sparse_ids.shape)
-            raise ShapeError(f"sparse_ids: expected an id of each point of sparse, found {found} in view {self.name!r}")
+            shape = list(self.sparse_ids.shape)
+            raise ShapeError(f"sparse_ids: expected an id of each point of sparse, found {shape} in view {self.name!r}")
         size = [self.height, self.width]
         for name, shape in (("depth_prior", size), ("depth_confidence", size), ("normal_prior", [*size, 3])):
             tensor = getattr(self, name)
