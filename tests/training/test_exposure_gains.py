@@ -122,7 +122,7 @@ def test_trainers_keep_known_gains_and_resume_with_them(monkeypatch):
     assert torch.equal(resumed.gaussians.means, whole.gaussians.means)
 
 
-def test_states_of_before_go_on_with_estimates(monkeypatch):
+def test_states_of_before_resume_with_estimates(monkeypatch):
     before, after = trainer_with(monkeypatch, None), trainer_with(monkeypatch, None)
     for _ in range(4):
         before.advance()
