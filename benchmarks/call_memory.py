@@ -30,7 +30,7 @@ from torch import Tensor
 import tsplat
 from benchmarks import peers, report
 from benchmarks.gpu_timing import gsplat_kernels, gsplat_step, host, peer, scenes
-from tsplat.passes import kinds
+from tsplat.passes import arenas, kinds
 from tsplat.stages import capacity
 
 BUDGETS = Path(__file__).with_name("memory_budgets.json")
@@ -111,8 +111,12 @@ def sorted_events(tree: Any) -> list[tuple[str, int, int]]:
 
 @contextlib.contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """Inside, kernels run on the CPU or on an emulated GPU."""
-    with contextlib.nullcontext() if device == "cpu" else host.emulated_gpu(device):
+    """Inside, kernels run on the CPU or on an emulated GPU, and each pass allocates its arenas."""
+    arenas._scratch.clear()
+    with (
+        contextlib.nullcontext() if device == "cpu" else host.emulated_gpu(device),
+        mock.patch.object(arenas, "SCRATCH_KEPT", -1),
+    ):
         yield
 
 
