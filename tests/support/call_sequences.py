@@ -1,6 +1,6 @@
 """Random sequences of what one process may do with tsplat, and what each of it gives in a process of its own.
 
-The truth is a fresh process: a fork of one that has imported modules, and called nothing.
+The reference is a fresh process: a fork of one that has imported modules, and called nothing.
 """
 
 import concurrent.futures
@@ -40,7 +40,7 @@ ROOM = 60_000
 """Capacity of compiled calls."""
 
 Outcome = dict[str, str]
-"""By name, what identifies a result to the bit."""
+"""By name, what identifies a result by its bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Rendering:
         """Runs it in this process."""
         return outcome(lambda: self.begin().finish())
 
-    def truth(self) -> Outcome:
+    def fresh(self) -> Outcome:
         """Runs it in this process, without graphs."""
         return self.outcome()
 
@@ -113,7 +113,7 @@ class Training:
         schedule = dict(refine_start_iter=1, refine_every=3, refine_stop_iter=50)
         return Trainer(gray(gaussians), views, Config(steps=60, strategy=strategy(**schedule)))
 
-    def truth(self) -> Outcome:
+    def fresh(self) -> Outcome:
         trainer = self.trainer()
         return outcome(lambda: advance(trainer, self.steps))
 
@@ -126,7 +126,7 @@ def advance(trainer: Trainer, to: int) -> dict[str, Any]:
     return found | {"loss": loss}
 
 
-Truth = Rendering | Training
+Fresh = Rendering | Training
 
 
 def outcome(function: Callable[[], dict[str, Any]]) -> Outcome:
@@ -138,7 +138,7 @@ def outcome(function: Callable[[], dict[str, Any]]) -> Outcome:
 
 
 def identity(value: Any) -> str:
-    """Identifies a value to the bit, but for the sign of zeros and the bits of NaN. Zeros are as good as None: where no
+    """Identifies a value by its bits, but for the sign of zeros and the bits of NaN. Zeros are as good as None: where no
     image that is used depends on a tensor, its gradient may be either."""
     if not isinstance(value, Tensor):
         return repr(value)
@@ -182,9 +182,9 @@ class Process:
         self.trainers: dict[str, Trainer] = {}
         self.graphed: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
-        self.results: list[tuple[Truth, Outcome]] = []
+        self.results: list[tuple[Fresh, Outcome]] = []
 
-    def note(self, of: Truth, found: Outcome) -> None:
+    def note(self, of: Fresh, found: Outcome) -> None:
         self.results.append((of, found))
 
     def do(self, action: Action) -> None:
@@ -351,7 +351,7 @@ def random_sequence(seed: int, *, compiled: bool = False) -> list[Action]:
     return actions + [Action("finish", number=slot, text="here") for slot in slots]
 
 
-def perform(actions: list[Action]) -> list[tuple[Truth, Outcome]]:
+def perform(actions: list[Action]) -> list[tuple[Fresh, Outcome]]:
     """Does something in this process, and returns what came of it."""
     process = Process()
     for action in actions:
@@ -405,14 +405,14 @@ def _modules_of_calls() -> list[str]:
     for seed in (1, 2, 97):
         for _ in range(3):
             Rendering(seed).outcome()
-    Training("standard", 4).truth()
+    Training("standard", 4).fresh()
     return [name for name in sys.modules if name.startswith(("tsplat.", "torch.", "sympy", "triton.", "numpy."))]
 
 
 @functools.cache
-def truth_of(of: Truth) -> Outcome:
+def fresh_outcome(of: Fresh) -> Outcome:
     """Returns what a fresh process gives."""
-    found: Outcome = in_fork(of.truth)
+    found: Outcome = in_fork(of.fresh)
     return found
 
 
@@ -423,7 +423,7 @@ def differences(actions: list[Action]) -> list[str]:
         return [results["error"]]
     found = []
     for of, own in results:
-        expected = truth_of(of)
+        expected = fresh_outcome(of)
         names = own if isinstance(of, Rendering) and of.mode in ("graphed", "compiled") else {**expected, **own}
         wrong = [name for name in names if own.get(name, "None") != expected.get(name, "None")]
         if wrong:

@@ -1,6 +1,6 @@
 """Gains of photographs that are known before training: those that explain the colors of sparse points in them.
 
-Decision record 0052 has measurements.
+Decision record 0051 has measurements.
 """
 
 from __future__ import annotations
