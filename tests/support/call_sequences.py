@@ -126,7 +126,7 @@ def advance(trainer: Trainer, to: int) -> dict[str, Any]:
     return found | {"loss": loss}
 
 
-Fresh = Rendering | Training
+Work = Rendering | Training
 
 
 def outcome(function: Callable[[], dict[str, Any]]) -> Outcome:
@@ -138,8 +138,10 @@ def outcome(function: Callable[[], dict[str, Any]]) -> Outcome:
 
 
 def identity(value: Any) -> str:
-    """Identifies a value by its bits, but for the sign of zeros and the bits of NaN. Zeros are as good as None: where no
-    image that is used depends on a tensor, its gradient may be either."""
+    """Identifies a value by its bits, but for the sign of zeros and the bits of NaN.
+
+    Zeros are as good as None: where no image that is used depends on a tensor, its gradient may be either.
+    """
     if not isinstance(value, Tensor):
         return repr(value)
     plain = value.detach()
@@ -182,9 +184,9 @@ class Process:
         self.trainers: dict[str, Trainer] = {}
         self.graphed: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
-        self.results: list[tuple[Fresh, Outcome]] = []
+        self.results: list[tuple[Work, Outcome]] = []
 
-    def note(self, of: Fresh, found: Outcome) -> None:
+    def note(self, of: Work, found: Outcome) -> None:
         self.results.append((of, found))
 
     def do(self, action: Action) -> None:
@@ -351,7 +353,7 @@ def random_sequence(seed: int, *, compiled: bool = False) -> list[Action]:
     return actions + [Action("finish", number=slot, text="here") for slot in slots]
 
 
-def perform(actions: list[Action]) -> list[tuple[Fresh, Outcome]]:
+def perform(actions: list[Action]) -> list[tuple[Work, Outcome]]:
     """Does something in this process, and returns what came of it."""
     process = Process()
     for action in actions:
@@ -410,7 +412,7 @@ def _modules_of_calls() -> list[str]:
 
 
 @functools.cache
-def fresh_outcome(of: Fresh) -> Outcome:
+def fresh_outcome(of: Work) -> Outcome:
     """Returns what a fresh process gives."""
     found: Outcome = in_fork(of.fresh)
     return found
