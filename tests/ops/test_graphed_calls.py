@@ -94,7 +94,7 @@ def differentiated(render, scene, weights=(1.0, 0.5), **options):
     found = {f"image {i}": image for i, image in enumerate(images)}
     found |= {f"v_{name}": leaf.grad for name, leaf in leaves.items()}
     found |= {name: meta[name] for name in (*ROWS, "n_invalid") if name in meta}
-    found |= {"v_centers": centers.grad, "absgrad": getattr(centers, "absgrad", None)}
+    found |= {"v_centers": centers.grad, "absgrad": getattr(meta["means2d"], "absgrad", None)}
     return {name: None if t is None else t.detach().clone() for name, t in found.items()}
 
 

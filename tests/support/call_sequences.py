@@ -262,8 +262,7 @@ class Process:
         function = self.graphed.setdefault(kind.function, tsplat.graphed(kind.function))
         found = outcome(lambda: kind.begin(function).finish())
         if kind.function is tsplat.rasterization_2dgs:
-            for name in ("v_means2d", "absgrad"):  # strategies read the gradient of `gradient_2dgs`
-                found.pop(name, None)
+            found.pop("v_means2d", None)  # strategies read the gradient of `gradient_2dgs`
         self.note(rendering, found)
 
     def compile(self, action: Action) -> None:

@@ -143,7 +143,7 @@ class CapturedCall:
         with torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(_roots(run), inputs, self._v, allow_unused=True)
         v_centers = found if run.centers.requires_grad else (*found, None)
-        return [*v_centers, getattr(run.centers, "absgrad", None)]
+        return [*v_centers, getattr(run.values["means2d"], "absgrad", None)]
 
     def needed_room(self, least: Capacities | None) -> Capacities:
         """What another graph has to have room for, after a call."""
@@ -166,6 +166,7 @@ class CapturedCall:
         assert centers is not None
         if self._is_leaf:
             centers.requires_grad_(self._requires_grad)
+        values = {**self._constants, self._centers_name: centers}
         if self._v:
             # The gradients of inputs follow that of the centers, or otherwise that of a tensor without elements.
             outputs = [] if self._is_leaf else [centers]
@@ -174,10 +175,13 @@ class CapturedCall:
             links = apply(_Inputs, self, outputs, *[tensors[i] for i in self._needed]) if self._needed else outputs
             links = (*links, centers) if self._is_leaf else links
             kept, roots = [tensors[i] for i in self._in_place], [images[i] for i in self._differentiable]
-            for i, image in zip(self._differentiable, apply(_Images, self, roots, kept, *links)):
-                images[i] = image
             centers = links[-1]
-        values = {**self._constants, self._centers_name: centers}
+            values[self._centers_name] = centers
+            if self._absgrad is not None and "means2d" not in values:  # 2D Gaussians
+                values["means2d"] = _read("means2d", (self, self._turn))
+            target = [values["means2d"]] if self._absgrad is not None else []
+            for i, image in zip(self._differentiable, apply(_Images, self, roots, kept, target, *links)):
+                images[i] = image
         return *images, Meta(values, self._later, (self, self._turn))
 
     def lend(self) -> tuple[_Lease, int]:
@@ -186,8 +190,8 @@ class CapturedCall:
         self._lease = weakref.ref(lease)
         return lease, self._turn
 
-    def differentiate(self, turn: int, v: Sequence[Tensor | None], centers: Tensor) -> Tensor | None:
-        """Computes all gradients, given those of the images. Returns that of the centers."""
+    def differentiate(self, turn: int, v: Sequence[Tensor | None], target: list[Tensor]) -> Tensor | None:
+        """Computes all gradients, given those of the images, and ``absgrad`` of a target. Returns that of centers."""
         if turn != self._turn:
             raise UnsupportedError(
                 "backward: a later call has replaced what this one saved; differentiate an image once, before its loss "
@@ -205,8 +209,8 @@ class CapturedCall:
         self._replay_backward()
         v_centers, absgrad, *self._found = _copies([self._own_v_centers, self._absgrad, *self._gradients])
         self._v_centers = turn, v_centers, 0 if v_centers is None else v_centers._version
-        if absgrad is not None:
-            centers.absgrad = absgrad  # type: ignore[attr-defined]
+        for tensor in target:
+            tensor.absgrad = absgrad  # type: ignore[attr-defined]
         return v_centers
 
     def input_gradients(self, turn: int, v_centers: Tensor | None) -> list[Tensor | None]:
@@ -239,13 +243,13 @@ class _Inputs(torch.autograd.Function):
 
 
 class _Images(torch.autograd.Function):
-    """From projected centers, which are the last of the links, to images."""
+    """From projected centers, which are the last of the links, to images. The target, if there is one, gets absgrad."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: CapturedCall, outputs: list[Tensor], read: list[Tensor], *links: Tensor
+        ctx: Any, call: CapturedCall, outputs: list[Tensor], read: list[Tensor], target: list[Tensor], *links: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.call, ctx.links = call, links
+        ctx.call, ctx.target, ctx.n_links = call, target, len(links)
         ctx.save_for_backward(*read)  # raises if they are changed before the backward pass
         ctx.lease, ctx.turn = call.lend()
         ctx.set_materialize_grads(False)
@@ -254,9 +258,8 @@ class _Images(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Any, ...], *v: Tensor | None) -> Gradients:
-        *others, centers = ctx.links
-        v_centers = ctx.call.differentiate(ctx.turn, v, centers)
-        return None, None, None, *[None for _ in others], v_centers
+        v_centers = ctx.call.differentiate(ctx.turn, v, ctx.target)
+        return None, None, None, None, *[None] * (ctx.n_links - 1), v_centers
 
 
 class _Undifferentiable(torch.autograd.Function):
