@@ -1356,6 +1356,7 @@ MUTANTS = [
          "passes of parameters that were replaced"),
         ("known.traced is None or key != known.key", "known.traced is None", "passes of other numbers of Gaussians"),
         ("torch._foreach_copy_(self._given, given)", "pass", "a pass of one view for all"),
+        ("            self._replays = {}\n\n", "            pass\n\n", "memory of passes kept while Gaussians are added"),
         ("with torch.cuda.device_of(given[0]):", "if True:", "empty graphs on other GPUs than the current one"),
     ),
     *_in("passes/replay.py", ("tests/training/test_view_passes.py",),

@@ -14,6 +14,7 @@ from tsplat.config import Capacities
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy
 from tsplat.training import Config, Trainer, view_passes
+from tsplat.training.densification import Densification
 from tsplat.training.view_gradients import ViewGradients
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("frozen_objects")]
@@ -95,6 +96,21 @@ def test_training_by_passes_gives_the_same_bits(replays, size):
     torch.manual_seed(0)
     assert_same(trained(config), expected)
     assert len(replays) >= CONFIG.steps - 14
+
+
+def test_memory_of_passes_is_free_while_gaussians_are_added(replays, monkeypatch):
+    kept, update = {True: set(), False: set()}, Densification.after_update
+
+    def noted(self, step, *given):
+        kept[self.strategy.refines(step)].add(len(trainer._view_gradients._passes._replays))
+        return update(self, step, *given)
+
+    monkeypatch.setattr(Densification, "after_update", noted)
+    gaussians = make_gaussians(sh_degree=0)
+    trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, capacity="off"))
+    for _ in range(20):
+        trainer.advance()
+    assert kept == {True: {0}, False: {0, 1}} and replays
 
 
 def test_training_by_graphs_gives_the_same_bits(graphs):

@@ -210,6 +210,8 @@ class Trainer:
         if self._densification.strategy is not None and warning is None:
             gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
             key = self._densification.key
+            if self._densification.strategy.refines(self.step):
+                self._view_gradients.release_memory()
             info = merge_info(metas, self._views[views[0]], loss_scale, config.views_per_step, gather, key)
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
         self._parameters.limit_shapes(self.step)

@@ -121,6 +121,11 @@ class ViewGradients:
             self.gains.discard()
         return self._accumulate(step, views, backgrounds, None)
 
+    def release_memory(self) -> None:
+        """Releases memory that is kept between steps. The next step allocates it again."""
+        if self._passes is not None:
+            self._passes.release()
+
     def _accumulate(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
     ) -> tuple[Tensor, list[Meta]]:

@@ -183,6 +183,12 @@ class ViewPasses:
             self._replays = {**dict(others[1 - REPLAYS_MAX :]), kind: replay}
         return replay
 
+    def release(self) -> None:
+        """Releases the memory of passes, as before Gaussians are added, which needs most. Graphs stay: PyTorch cannot
+        capture into a pool of memory whose last graph is gone."""
+        if not self._by_graphs:
+            self._replays = {}
+
     def learn(self, kind: Hashable, needed: Callable[[], Capacities]) -> None:
         """Learns what the lists of a view of a kind needed, if that is not known."""
         if self._works and kind not in self._kinds:
