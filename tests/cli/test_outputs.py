@@ -33,6 +33,7 @@ FILES = {
     "convert .html": ["convert", "{model}", "{out}.html"],
     "edit": ["edit", "{model}", "{out}.ply", "--scale", "2"],
     "export": ["export", "{run}", "--out", "{out}.compressed.ply"],
+    "mesh": ["mesh", "{model}", "--out", "{out}.ply", "--views", "6", "--size", "48", "--resolution", "16"],
     "render": ["render", "{model}", "--out", "{out}.png", *SIZE],
     "render .gif": ["render", "{model}", "--out", "{out}.gif", *VIDEO],
     "report": ["report", "{run}", "--out", "{out}.html"],

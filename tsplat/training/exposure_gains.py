@@ -142,7 +142,7 @@ def _observe(views: Sequence[View]) -> Observations | None:
         if view.sparse is None or view.sparse_ids is None or not len(view.sparse):
             continue
         color, valid = colors_of_points(view)
-        of_views.append(torch.full((int(valid.sum()),), i, device="cpu"))
+        of_views.append(torch.full((int(valid.sum()),), i, dtype=torch.int64, device="cpu"))
         points.append(view.sparse_ids.cpu()[valid])
         colors.append(color[valid].log())
     if not points:
