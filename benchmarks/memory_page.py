@@ -22,7 +22,8 @@ NOTES = f"""
 - {NAME}: its own Python, over functions that allocate tensors of the shapes that its C++ does. "Allocated" are all
   tensors of its forward pass together; "forward" are the most at one time. What its sort needs besides tensors is not
   counted.
-- What NumPy allocates on the CPU, for sorts, is not counted. `make test` checks the counts of cloud against
+- What NumPy allocates on the CPU, for sorts, is not counted. Arenas that do not leave a pass are counted in each; in
+  fact a CPU keeps one of up to 256 MiB for the next pass. `make test` checks the counts of cloud against
   `benchmarks/memory_budgets.json`.
 """
 
