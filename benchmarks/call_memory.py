@@ -208,19 +208,13 @@ def main() -> None:
         BUDGETS.write_text(json.dumps(budgeted(), indent=1) + "\n")
         return
     wheel = None if options.peer is None else gsplat_kernels.find_wheel(download=True)
-    data = scenes.Data(options.garden, options.kettle)
     found: list[dict[str, Any]] = []
 
     def add(new: list[dict[str, Any]]) -> None:
         print("\n".join(map(line, new)), flush=True)
         found.extend(new)
 
-    for name in options.scene:
-        try:
-            scene = scenes.SCENES[name](data)
-        except FileNotFoundError as missing:
-            print(f"== {name}: skipped, {missing} does not exist", flush=True)
-            continue
+    for name, scene in scenes.available(options):
         for device in options.device:
             add(records(name, scene, device))
         if wheel is not None:

@@ -257,15 +257,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     options = parse()
     wheel = peer.prepare(options.peer)
-    data = scenes.Data(options.garden, options.kettle)
     found: list[dict[str, Any]] = []
     base: list[dict[str, Any]] = []
-    for name in options.scene:
-        try:
-            scene = scenes.SCENES[name](data)
-        except FileNotFoundError as missing:
-            print(f"== {name}: skipped, {missing} does not exist", flush=True)
-            continue
+    for name, scene in scenes.available(options):
         for entry in records(name, scene, options.gpu, wheel, options.repeats, options.mode):
             print(line(entry), flush=True)
             found.append(entry)

@@ -205,16 +205,21 @@ def add_arguments(parser: argparse.ArgumentParser, chosen: tuple[str, ...] = ())
     parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
 
 
-def chosen(options: argparse.Namespace, *, traced: bool, target: str = TARGET) -> Iterator[tuple[str, TsplatRun]]:
-    """Executes the scenes that were asked for; prints what they are. Scenes without data are skipped."""
+def available(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields names and arguments of the scenes that were asked for. Says which are skipped, as they have no data."""
     data = Data(options.garden, options.kettle)
     for name in options.scene:
-        scene = None
-        with contextlib.suppress(FileNotFoundError):
+        try:
             scene = SCENES[name](data)
-        if scene is None:
-            print(f"== {name}: skipped, {data.garden if 'garden' in name else data.kettle} does not exist", flush=True)
-            continue
+        except FileNotFoundError as missing:
+            print(f"== {name}: skipped, {missing} does not exist", flush=True)
+        else:
+            yield name, scene
+
+
+def chosen(options: argparse.Namespace, *, traced: bool, target: str = TARGET) -> Iterator[tuple[str, TsplatRun]]:
+    """Executes the scenes that were asked for; prints what they are. Scenes without data are skipped."""
+    for name, scene in available(options):
         run = execute(scene, traced=traced, target=target)
         lengths = np.array(run.list_lengths)
         fullness = f"median {np.median(lengths):,.0f} per tile, at most {lengths.max():,}"
