@@ -930,7 +930,7 @@ MUTANTS = [
          "alphas that are not rounded as in compositing"),
     ),
     *_in("compat/gsplat/cuda/_contributors.py", _torch("tests/compat/gsplat/test_contributors.py"),
-        ("rows % max(self.n, 1)", "rows", "rows in place of Gaussians"),
+        ("rows % max(means2d.shape[-2], 1)", "rows", "rows in place of Gaussians"),
     ),
     *_in("compat/gsplat/cuda/_spherical_harmonics.py", _torch("tests/compat/gsplat/test_spherical_harmonics.py"),
         ("fourth.is_floating_point()", "not fourth.is_floating_point()", "masks taken for coefficients"),

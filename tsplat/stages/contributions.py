@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from ..config import Numerics
 from ..data import CompositingSettings, Intersections, Splats
 from ..kernels_torch.compositing import Block, pixel_centers, tiles, walk
 from .backend import launchers
+from .pixels import TileLists
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,24 +31,47 @@ class Contributions:
         intersections: Their intersections with all tiles of the images.
         settings: The size of images and tiles, and the rules.
         places: [I, H, W] int64, place of each pixel in the results; -1 for pixels that are not in them.
-        n_pixels: Number P of pixels in the results.
+        shape: Leading dimensions of the results, [P] below.
     """
 
     splats: Splats
     intersections: Intersections
     settings: CompositingSettings
     places: Tensor
-    n_pixels: int
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        splats: Splats,
+        lists: TileLists,
+        numerics: Numerics,
+        footprint: str = "ellipse",
+        chosen: Tensor | None = None,
+    ) -> Contributions:
+        """Returns the contributions of splats to all pixels [..., H, W] of the images that the lists are for.
+
+        Or to those `chosen`, [P] int64 flat indices of pixels, in this order.
+        """
+        _, n_images, (intersections,) = lists.arrange({"means2d": splats.means2d}, 1)
+        size, device = (n_images, lists.height, lists.width), splats.means2d.device
+        if chosen is None:
+            shape, places = (*lists.images, *size[1:]), torch.arange(math.prod(size), device=device)
+        else:
+            shape, places = tuple(chosen.shape), torch.full((math.prod(size),), -1, device=device)
+            places[chosen] = torch.arange(len(chosen), device=device)
+        settings = lists.settings(numerics, "auto", footprint=footprint)
+        return cls(splats, intersections, settings, places.view(size), shape)
 
     def count(self) -> tuple[Tensor, Tensor]:
         """Counts the contributors of each pixel, int32, and computes the rendered alphas. [P] each"""
-        counts = torch.zeros(self.n_pixels, dtype=torch.int32, device=self.places.device)
-        transmittances = self.splats.means2d.new_ones(self.n_pixels)
+        counts = torch.zeros(math.prod(self.shape), dtype=torch.int32, device=self.places.device)
+        transmittances = self.splats.means2d.new_ones(counts.shape)
         for places, chosen, blocks in self.walk_tiles():
             for _, weights, _, transmittance, _ in blocks:
                 counts[places] += (weights > 0).sum(-1, dtype=torch.int32)[chosen]
                 transmittances[places] = transmittance.abs()[chosen]
-        return counts, 1 - transmittances
+        return counts.view(self.shape), 1 - transmittances.view(self.shape)
 
     def list_first(self, n_listed: int, *, largest: bool) -> tuple[Tensor, Tensor]:
         """Lists the first contributors of each pixel, front to back, or those with the largest weights.
@@ -53,8 +79,8 @@ class Contributions:
         Returns:
             Rows int64, padded with -1, and weights, padded with 0. [P, n_listed] each
         """
-        rows = torch.full((self.n_pixels, n_listed), -1, device=self.places.device)
-        weights = self.splats.means2d.new_zeros(self.n_pixels, n_listed)
+        rows = torch.full((math.prod(self.shape), n_listed), -1, device=self.places.device)
+        weights = self.splats.means2d.new_zeros(rows.shape)
         for places, chosen, blocks in self.walk_tiles():
             found: Iterable[tuple[Tensor, Tensor]] = (
                 (ids.expand(weight.shape)[chosen], weight[chosen]) for ids, weight, *_ in blocks
@@ -72,7 +98,7 @@ class Contributions:
                 listed[1].scatter_(1, columns, weight)
                 n_before += contributes.sum(-1, keepdim=True)
             rows[places], weights[places] = listed[0][:, :-1], listed[1][:, :-1]
-        return rows, weights
+        return rows.view(*self.shape, n_listed), weights.view(*self.shape, n_listed)
 
     def entries(self, first: int, end: int, transmittances: Tensor) -> tuple[Tensor, Tensor]:
         """Lists all contributors among the intersections ``first`` to ``end`` of each tile.

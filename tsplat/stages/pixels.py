@@ -51,16 +51,17 @@ class TileLists(NamedTuple):
         isect_offsets: Tensor,
         flatten_ids: Tensor,
         masks: Tensor | None,
+        name: str = "isect_offsets",
     ) -> "TileLists":
-        """Checks all but the number of rows."""
+        """Checks all but the number of rows. Messages call the offsets `name`."""
         width, height = check_size("image_width", image_width), check_size("image_height", image_height)
         tile_size = check_tile_size(tile_size)
         meaning = "[..., tile_height, tile_width]"
-        check_tensor("isect_offsets", isect_offsets, [..., None, None], meaning, dtypes=INTEGERS)
+        check_tensor(name, isect_offsets, [..., None, None], meaning, dtypes=INTEGERS)
         tiles = (math.ceil(height / tile_size), math.ceil(width / tile_size))
         if tuple(isect_offsets.shape[-2:]) != tiles:
             raise ShapeError(
-                f"isect_offsets: expected [..., {tiles[0]}, {tiles[1]}] tiles of {tile_size} for an image of "
+                f"{name}: expected [..., {tiles[0]}, {tiles[1]}] tiles of {tile_size} for an image of "
                 f"{width}×{height}, found {list(isect_offsets.shape)}"
             )
         if masks is not None:

@@ -79,6 +79,14 @@ def test_lists_match_loops():
     assert torch.equal(torch.stack(found), list_by_loops(splats))
 
 
+def test_lists_of_packed_gaussians_are_of_rows():
+    splats = project()
+    rows = {name: splats[name].flatten(0, 1) for name in ("means2d", "conics", "opacities")}
+    found = list_all({**splats, **rows}, transmittances=torch.ones(2, 19, 21))
+    ids, pixels, images = list_all(splats)
+    assert torch.equal(torch.stack(found), torch.stack([images * STRUCTURE.n + ids, pixels, images]))
+
+
 def test_lists_of_ranges_continue_each_other():
     splats = project(MANY)
     # Faint enough that no pixel stops, which a later range would not know.

@@ -3,6 +3,7 @@
 import enum
 import inspect
 import json
+import pydoc
 import re
 import typing
 
@@ -43,6 +44,24 @@ def test_signature(path):
         assert parameter.default is not inspect.Parameter.empty, parameter
 
 
+def functions():
+    """The paths of functions and classes whose parameters the tables have."""
+    return [path for path, text in {**SIGNATURES, **SIGNATURES_1_6}.items() if text.startswith("(")]
+
+
+@pytest.mark.parametrize("path", functions())
+def test_help_shows_the_signature_of_the_code_and_its_docstring(path):
+    """Signatures stand in the code: none is attached to a function that takes any arguments."""
+    value = find(PACKAGE, path)
+    signature, doc = inspect.signature(value), inspect.getdoc(value)
+    assert "__signature__" not in vars(value)
+    assert not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    text = pydoc.render_doc(value, renderer=pydoc.plaintext)
+    assert doc.splitlines()[0] in text
+    if str(signature) != "()":  # a class without a constructor of its own
+        assert "".join(str(signature).split()) in "".join(text.split())
+
+
 def test_public_names():
     public = {path for path in SIGNATURES if "." not in path}
     assert len(SIGNATURES_1_6) == 40
@@ -52,13 +71,9 @@ def test_public_names():
 @pytest.mark.parametrize("path", NOT_IMPLEMENTED_1_6)
 def test_what_is_not_implemented_names_itself(path):
     function = find(PACKAGE, path)
-    n_required = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in _parameters(function))
+    required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     with pytest.raises(UnsupportedError, match=f"^{path.rpartition('.')[2]}: not implemented; .*(use|write)"):
-        function(*[None] * n_required)
-
-
-def _parameters(function):
-    return inspect.signature(function).parameters.values()
+        function(**{p.name: None for p in required})
 
 
 def test_documentation_states_what_is_implemented():

@@ -225,6 +225,8 @@ def test_layouts_are_checked():
     for change, match in (
         (dict(tile_width=4), "tile_width: expected 3×3 tiles"),
         (dict(tile_offsets=layout["tile_offsets"][:-1]), "tile_offsets: expected"),
+        (dict(tile_offsets=layout["tile_offsets"].flip(0)), "tile_offsets: expected ascending"),
+        (dict(flatten_ids=layout["flatten_ids"][:3]), "tile_offsets: expected integers from 0 to 3"),
         (dict(pixel_map=layout["pixel_map"][:-1]), "pixel_map: expected"),
         (dict(tile_pixel_cumsum=layout["tile_pixel_cumsum"] + 1), "tile_pixel_cumsum: expected"),
         (dict(active_tiles=layout["active_tiles"].flip(0)), "active_tiles: expected ascending tiles"),

@@ -1,10 +1,15 @@
 """The names of ``gsplat.experimental`` of gsplat 1.6 that its viewer looks up."""
 
-from ._unsupported import unsupported_class
+from ... import UnsupportedError
 from .scene import GaussianInferenceScene
 
 __all__ = ["GaussianInferenceRenderer", "GaussianInferenceScene"]
 
-GaussianInferenceRenderer = unsupported_class(
-    "GaussianInferenceRenderer", "scene", instead="use rasterization, under torch.inference_mode()"
-)
+
+class GaussianInferenceRenderer:
+    """Raises `UnsupportedError` when constructed: use rasterization, under ``torch.inference_mode()``."""
+
+    def __init__(self, scene: object) -> None:
+        raise UnsupportedError(
+            "GaussianInferenceRenderer: not implemented; use rasterization, under torch.inference_mode()"
+        )

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ArgumentError, rasterization, rasterization_2dgs
+from ... import ArgumentError, UnsupportedError, rasterization, rasterization_2dgs
 from ...arguments import check_number
 from ...config import RasterizeMode, RenderMode
 from ...precision import differentiable, inverse
-from ._unsupported import unsupported_class
 from .cuda._wrapper import (
     FThetaCameraDistortionParameters,
     FThetaPolynomialType,
@@ -52,30 +51,28 @@ __all__ = [
     "spherical_harmonics",
 ]
 
-RendererConfig = unsupported_class("RendererConfig", "", instead="use the argument backend of rasterization")
-RendererConfig_MixedBatch, RendererConfig_ParallelBatch = (
-    unsupported_class(name, "", instead="use the argument backend of rasterization", base=RendererConfig)
-    for name in ("RendererConfig_MixedBatch", "RendererConfig_ParallelBatch")
-)
+
+class RendererConfig:
+    """Raises `UnsupportedError` when constructed: use the argument `backend` of rasterization."""
+
+    def __init__(self) -> None:
+        raise UnsupportedError(f"{type(self).__name__}: not implemented; use the argument backend of rasterization")
+
+
+class RendererConfig_MixedBatch(RendererConfig):  # noqa: N801 - gsplat's name
+    """Raises `UnsupportedError` when constructed: use the argument `backend` of rasterization."""
+
+
+class RendererConfig_ParallelBatch(RendererConfig):  # noqa: N801 - gsplat's name
+    """Raises `UnsupportedError` when constructed: use the argument `backend` of rasterization."""
 
 
 def rasterization_inria_wrapper(
-    means: Tensor,
-    quats: Tensor,
-    scales: Tensor,
-    opacities: Tensor,
-    colors: Tensor,
-    viewmats: Tensor,
-    Ks: Tensor,
-    width: int,
-    height: int,
-    near_plane: float = 0.01,
-    far_plane: float = 100.0,
-    eps2d: float = 0.3,
-    sh_degree: int | None = None,
-    backgrounds: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None, dict[str, Any]]:
+    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, colors: Tensor,
+    viewmats: Tensor, Ks: Tensor, width: int, height: int,
+    near_plane: float = 0.01, far_plane: float = 100.0, eps2d: float = 0.3,
+    sh_degree: int | None = None, backgrounds: Tensor | None = None, **kwargs: Any,
+) -> tuple[Tensor, None, dict[str, Any]]:  # fmt: skip
     """Renders with the constants of Inria's rasterizer: :func:`tsplat.rasterization` with ``numerics="inria"``.
 
     Args:
@@ -107,23 +104,11 @@ RENDERED_2DGS: dict[str, tuple[object, ...]] = {
 
 
 def rasterization_2dgs_inria_wrapper(
-    means: Tensor,
-    quats: Tensor,
-    scales: Tensor,
-    opacities: Tensor,
-    colors: Tensor,
-    viewmats: Tensor,
-    Ks: Tensor,
-    width: int,
-    height: int,
-    near_plane: float = 0.01,
-    far_plane: float = 100.0,
-    eps2d: float = 0.3,
-    sh_degree: int | None = None,
-    backgrounds: Tensor | None = None,
-    depth_ratio: float = 0,
-    **kwargs: Any,
-) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, colors: Tensor,
+    viewmats: Tensor, Ks: Tensor, width: int, height: int,
+    near_plane: float = 0.01, far_plane: float = 100.0, eps2d: float = 0.3,
+    sh_degree: int | None = None, backgrounds: Tensor | None = None, depth_ratio: float = 0, **kwargs: Any,
+) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:  # fmt: skip
     """Renders 2D Gaussians with the constants of Inria's rasterizer: ``rasterization_2dgs(numerics="inria")``.
 
     gsplat calls the authors' package instead, whose distortion is that of squared distances of depths in [0, 1].

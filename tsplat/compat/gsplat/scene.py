@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ArgumentError, ShapeError
+from ... import ArgumentError, ShapeError, UnsupportedError
 from ...strategies.gaussian_parameters import SHAPES, Follower
-from ._unsupported import unsupported, unsupported_class
 
 __all__ = ["GaussianInferenceScene", "GaussianScene", "Scene"]
 
@@ -213,8 +212,15 @@ class GaussianScene(Scene):
         self._follow(lambda rows: rows[order])
 
 
-_INSTEAD = "use GaussianScene, with rasterization"
-GaussianInferenceScene = unsupported_class("GaussianInferenceScene", "id", instead=_INSTEAD)
-GaussianInferenceScene.from_gaussian_scene = unsupported(
-    "from_gaussian_scene", "scene", {"id": None, "sh_compression": "none"}, instead=_INSTEAD
-)
+class GaussianInferenceScene:
+    """Raises `UnsupportedError` when constructed: use :class:`GaussianScene`, with rasterization."""
+
+    def __init__(self, id: str) -> None:
+        raise UnsupportedError("GaussianInferenceScene: not implemented; use GaussianScene, with rasterization")
+
+    @classmethod
+    def from_gaussian_scene(
+        cls, scene: GaussianScene, id: str | None = None, sh_compression: str = "none"
+    ) -> "GaussianInferenceScene":
+        """Raises `UnsupportedError`: use :class:`GaussianScene`, with rasterization."""
+        raise UnsupportedError("from_gaussian_scene: not implemented; use GaussianScene, with rasterization")

@@ -38,14 +38,10 @@ def sum_weights(splats: Splats, lists: TileLists, numerics: str) -> Tensor:
 @torch.no_grad()
 def measure(splats: Splats, lists: TileLists, numerics: str) -> dict[str, Tensor]:
     """Walks over all pixels, in PyTorch; see :data:`.outputs.OUTPUTS` for what it finds of each of N Gaussians."""
-    settings, device = lists.settings(PRESETS[numerics], "auto"), splats.means2d.device
-    n, n_pixels = len(splats.opacities), lists.height * lists.width
+    n, device = len(splats.opacities), splats.means2d.device
     counts = {name: torch.zeros(n, dtype=torch.int32, device=device) for name in ("count", "n_touched", "observed")}
     sums = {name: splats.means2d.new_zeros(n) for name in ("weights", "score", "max_count")}
-    places = torch.arange(n_pixels, device=device).view(1, lists.height, lists.width)
-    _, _, intersections = lists.arrange({"means2d": splats.means2d}, 1)
-    contributions = Contributions(splats, intersections[0], settings, places, n_pixels)
-    for own, _, blocks in contributions.walk_tiles():
+    for own, _, blocks in Contributions.of(splats, lists, PRESETS[numerics]).walk_tiles():
         front = splats.means2d.new_ones(len(own))
         most, largest = torch.zeros_like(front), torch.zeros_like(own)
         for rows, weights, *_ in blocks:

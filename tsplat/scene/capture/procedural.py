@@ -9,9 +9,7 @@ Vectors of R rays or points are [3, R], so that each coordinate is contiguous.
 
 import dataclasses
 import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 
 import torch
 from einops import rearrange, reduce
@@ -40,14 +38,8 @@ NEAREST = 3e-4
 STEPS = 64
 """Maximum number of sphere tracing steps; a ray that needs more misses."""
 
-UNROLL = 4
-"""Steps after which rays that have ended are removed."""
-
 BATCH = 500_000
 """Number of rays to trace together; a view is not divided."""
-
-MAX_THREADS = 4
-"""Maximum number of threads that trace views; each needs about 200 MB."""
 
 Point = tuple[float, float, float]
 Field = Callable[[Tensor], Tensor]
@@ -132,44 +124,31 @@ def procedural_capture(
     for argument, value in (sizes | dict(supersampling=supersampling)).items():
         check_size(argument, value)
     K = intrinsics(width, height, FOV)
-    train = _ring(n_train, low=16.0, high=44.0, turn=0.0).to(device)
-    test = _ring(n_test, low=22.0, high=38.0, turn=180.0 / n_train).to(device)
-    n_views = max(1, BATCH // (width * height * supersampling**2))
+    train = _ring(n_train, low=16.0, high=44.0, turn=0.0)
+    test = _ring(n_test, low=22.0, high=38.0, turn=180.0 / n_train)
 
-    def sampled(poses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        images, *samples = trace(poses, K.to(device), width, height, supersampling)
-        points, shades = (sample[:, :: supersampling**2].T.contiguous() for sample in samples)
-        return to_bytes(images), points, shades
+    def traced(poses: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields images of 8 bits; and the surface points of a ray per pixel, and their colors, [R, 3] each."""
+        for batch in torch.split(poses.to(device), max(1, BATCH // (width * height * supersampling**2))):
+            images, *samples = trace(batch, K.to(device), width, height, supersampling)
+            points, shades = (sample[:, :: supersampling**2].T.contiguous() for sample in samples)
+            yield to_bytes(images), points, shades
 
-    # Where PyTorch's operators run on one thread, other threads trace other views.
-    n_threads = min(MAX_THREADS, os.cpu_count() or 1) if torch.get_num_threads() == 1 else 1
-    pool = ThreadPoolExecutor(n_threads)
-    try:
-        images, hits, colors = zip(*pool.map(sampled, torch.split(train, n_views)), strict=True)
-        test_images, _, _ = zip(*pool.map(sampled, torch.split(test, n_views)), strict=True)
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C, views that wait are not traced
-    views = [
-        View(image, Camera(viewmat, K.to(device), width, height, name=f"{kind}_{i:03d}"))
-        for kind, poses, batches in (("train", train, images), ("test", test, test_images))
-        for i, (viewmat, image) in enumerate(zip(poses, torch.cat(batches), strict=True))
-    ]
+    images, points, colors = (torch.cat(batches) for batches in zip(*traced(train)))
+    images = torch.cat([images, *(batch for batch, _, _ in traced(test))])
+    names = [f"train_{i:03d}" for i in range(n_train)] + [f"test_{i:03d}" for i in range(n_test)]
+    views = tuple(
+        View(image, Camera(viewmat, K.to(device), width, height, name=name))
+        for name, viewmat, image in zip(names, torch.cat([train, test]).to(device), images, strict=True)
+    )
     generator = torch.Generator().manual_seed(seed)
-    all_points, all_colors = torch.cat(hits).cpu(), torch.cat(colors).cpu()
-    chosen = torch.randperm(len(all_points), generator=generator, device="cpu")[:n_points]
-    points = all_points[chosen] + position_noise * torch.randn(
-        len(chosen), 3, generator=generator, dtype=torch.float32, device="cpu"
+    chosen = torch.randperm(len(points), generator=generator, device="cpu")[:n_points]
+    points, colors = (
+        values.cpu()[chosen]
+        + noise * torch.randn(len(chosen), 3, generator=generator, dtype=torch.float32, device="cpu")
+        for values, noise in ((points, position_noise), (colors, color_noise))
     )
-    shades = all_colors[chosen] + color_noise * torch.randn(
-        len(chosen), 3, generator=generator, dtype=torch.float32, device="cpu"
-    )
-    return Capture(
-        train=tuple(views[:n_train]),
-        test=tuple(views[n_train:]),
-        points=points.to(device),
-        colors=shades.clamp(0, 1).to(device),
-        background=SKY,
-    )
+    return Capture(views[:n_train], views[n_train:], points.to(device), colors.clamp(0, 1).to(device), SKY)
 
 
 @in_full_precision
@@ -220,24 +199,17 @@ def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
     half = torch.where(half > 0, half, torch.nan).sqrt()
     active = (along + half > 0).nonzero().squeeze(1)
     depths = torch.full_like(along, torch.inf)
-    start = solid.rotated(offsets.index_select(1, active))
-    direction = solid.rotated(directions.index_select(1, active))
+    start, direction = (solid.rotated(vectors.index_select(1, active)) for vectors in (offsets, directions))
     # The part of each ray within the bounding sphere and box.
     extent = start.new_tensor(solid.half)[:, None] * direction.sign()
     t = torch.maximum((along - half)[active].clamp_min(0), ((-extent - start) / direction).amax(0))
     end = torch.minimum((along + half)[active], ((extent - start) / direction).amin(0))
     left = (t < end).nonzero().squeeze(1)
-    for _ in range(STEPS // UNROLL):
-        if not len(left):
-            break
-        active, start, direction, t, end = (
-            values.index_select(-1, left) for values in (active, start, direction, t, end)
-        )
-        hit = torch.zeros_like(active, dtype=torch.bool)
-        for _ in range(UNROLL):
-            step = solid.field(torch.addcmul(start, direction, t))
-            t = t + step.masked_fill(hit, 0)
-            hit |= step < NEAREST
+    for _ in range(STEPS):
+        active, start, direction, t, end = (rays.index_select(-1, left) for rays in (active, start, direction, t, end))
+        step = solid.field(torch.addcmul(start, direction, t))
+        t = t + step
+        hit = step < NEAREST
         depths[active[hit]] = t[hit]
         left = (~hit & (t < end)).nonzero().squeeze(1)
     return depths
@@ -270,26 +242,19 @@ def _shade(points: Tensor, solid_ids: Tensor) -> Tensor:
 
 
 def _ball(center: Point, radius: float, color: Field) -> Solid:
+    half = (radius, radius, radius)
     return Solid(
-        center,
-        radius=1.01 * radius,
-        half=(radius, radius, radius),
-        field=lambda points: _norm(points) - radius,
-        color=lambda points: color(points / radius),
+        center, 1.01 * radius, half, lambda points: _norm(points) - radius, lambda points: color(points / radius)
     )
 
 
 def _box(center: Point, half: float, turn: float, color: Field) -> Solid:
     """A cube with rounded edges, rotated by `turn` degrees about the vertical axis."""
-    edge = 0.04
-    return Solid(
-        center,
-        radius=1.74 * half,
-        half=(half, half, half),
-        field=lambda points: _rounded(points.abs() - half, edge),
-        color=lambda points: color(points / half),
-        turn=turn,
-    )
+
+    def field(points: Tensor) -> Tensor:
+        return _rounded(points.abs() - half, edge=0.04)
+
+    return Solid(center, 1.74 * half, (half, half, half), field, lambda points: color(points / half), turn)
 
 
 def _torus(center: Point, radius: float, thickness: float, turn: float, color: Field) -> Solid:
@@ -305,11 +270,10 @@ def _torus(center: Point, radius: float, thickness: float, turn: float, color: F
 
 def _cylinder(center: Point, radius: float, half: float, color: Field) -> Solid:
     """An upright cylinder of height 2 `half` with rounded edges."""
-    edge = 0.03
 
     def field(points: Tensor) -> Tensor:
         x, y, z = points
-        return _rounded(torch.stack([torch.hypot(x, z) - radius, y.abs() - half]), edge)
+        return _rounded(torch.stack([torch.hypot(x, z) - radius, y.abs() - half]), edge=0.03)
 
     return Solid(center, math.hypot(radius, half), (radius, half, radius), field, color)
 
@@ -340,26 +304,24 @@ def _mix(choice: Tensor, *colors: tuple[float, float, float]) -> Tensor:
 
 def _table(points: Tensor) -> Tensor:
     x, y, z = points
-    checks = _mix((x / 0.35).floor() + (z / 0.35).floor(), (0.93, 0.88, 0.78), (0.36, 0.55, 0.58))
-    rim = _mix(torch.zeros_like(x), (0.55, 0.36, 0.24))
-    return torch.where((torch.hypot(x, z) < TABLE_RADIUS - 0.12) & (y < -0.06), checks, rim)
+    checks = ((x / 0.35).floor() + (z / 0.35).floor()) % 2
+    on_top = (torch.hypot(x, z) < TABLE_RADIUS - 0.12) & (y < -0.06)
+    return _mix(torch.where(on_top, checks, 2), (0.93, 0.88, 0.78), (0.36, 0.55, 0.58), (0.55, 0.36, 0.24))
 
 
 def _beach_ball(points: Tensor) -> Tensor:
     x, y, z = points
+    red, white, yellow = (0.90, 0.22, 0.20), (0.97, 0.95, 0.90), (0.98, 0.75, 0.18)
     sector = (torch.atan2(z, x) / (math.pi / 4)).floor()
-    stripes = _mix(sector, (0.90, 0.22, 0.20), (0.97, 0.95, 0.90), (0.98, 0.75, 0.18), (0.97, 0.95, 0.90))
-    return torch.where(y.abs() > 0.93, _mix(sector * 0, (0.90, 0.22, 0.20)), stripes)
+    return _mix(torch.where(y.abs() > 0.93, 0, sector), red, white, yellow, white)
 
 
 def _dice(points: Tensor) -> Tensor:
-    x, y, z = points.abs()
-    low, high = torch.minimum(x, y), torch.maximum(x, y)
     # The two smaller coordinates are those on the face.
-    smallest, middle = torch.minimum(low, z), torch.maximum(low, torch.minimum(high, z))
+    smallest, middle, _ = points.abs().sort(0).values
     dot = smallest**2 + middle**2 < 0.32**2
     corner = (smallest - 0.6) ** 2 + (middle - 0.6) ** 2 < 0.22**2
-    return torch.where(dot | corner, _mix(dot * 0, (0.97, 0.95, 0.88)), _mix(dot * 0, (0.20, 0.38, 0.78)))
+    return _mix(dot | corner, (0.20, 0.38, 0.78), (0.97, 0.95, 0.88))
 
 
 def _rainbow(points: Tensor) -> Tensor:

@@ -10,16 +10,9 @@ from ....stages.compilation import plain_all
 
 
 def adam(
-    param: Tensor,
-    param_grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    valid: Tensor,
-    lr: float,
-    b1: float,
-    b2: float,
-    eps: float,
-) -> None:
+    param: Tensor, param_grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, valid: Tensor,
+    lr: float, b1: float, b2: float, eps: float,
+) -> None:  # fmt: skip
     """Updates valid Gaussians, [N] bool, by a step of Adam without bias correction, in place.
 
     The others are [N, ...] in fp32 or fp64, the moments contiguous. Raises `ArgumentError` before anything is changed.

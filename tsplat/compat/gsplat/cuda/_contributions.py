@@ -10,6 +10,7 @@ from .... import ArgumentError
 from ....arguments import check_ids, check_size, check_tensor, compute_dtype, to_int
 from ....config import DEFAULT_NUMERICS
 from ....stages.compilation import with_plain_tensors
+from ....stages.contributions import Contributions
 from ....stages.memory import check_images
 from ._tile_lists import check_splats, dense_contributions
 
@@ -17,18 +18,10 @@ from ._tile_lists import check_splats, dense_contributions
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_to_indices_in_range(
-    range_start: int,
-    range_end: int,
-    transmittances: Tensor,
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    range_start: int, range_end: int, transmittances: Tensor,
+    means2d: Tensor, conics: Tensor, opacities: Tensor,
+    image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Lists the Gaussians that contribute to each pixel, for a range of each tile's intersections.
 
     The rules are those of :func:`tsplat.rasterize_to_pixels`. A pixel whose transmittance was too low in an earlier
@@ -53,27 +46,18 @@ def rasterize_to_indices_in_range(
     Raises:
         ArgumentError: A shape, dtype or value is invalid.
     """
-    return _indices_in_range(
-        (range_start, range_end), transmittances, (means2d, conics, opacities), (image_width, image_height), tile_size,
-        isect_offsets, flatten_ids, "ellipse",
-    )  # fmt: skip
+    splats, size = (means2d, conics, opacities), (image_width, image_height, tile_size)
+    found = dense_contributions("isect_offsets", splats, isect_offsets, flatten_ids, size, DEFAULT_NUMERICS)
+    return _indices_in_range(found, means2d, range_start, range_end, transmittances)
 
 
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_to_indices_in_range_2dgs(
-    range_start: int,
-    range_end: int,
-    transmittances: Tensor,
-    means2d: Tensor,
-    ray_transforms: Tensor,
-    opacities: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    range_start: int, range_end: int, transmittances: Tensor,
+    means2d: Tensor, ray_transforms: Tensor, opacities: Tensor,
+    image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Lists the 2D Gaussians that contribute to each pixel, for a range of each tile's intersections.
 
     The rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`; other arguments, results and errors are those of
@@ -82,53 +66,33 @@ def rasterize_to_indices_in_range_2dgs(
     Args:
         ray_transforms: [..., N, 3, 3], from :func:`tsplat.fully_fused_projection_2dgs`.
     """
-    return _indices_in_range(
-        (range_start, range_end), transmittances, (means2d, ray_transforms, opacities), (image_width, image_height),
-        tile_size, isect_offsets, flatten_ids, "surfel",
-    )  # fmt: skip
+    splats, size = (means2d, ray_transforms, opacities), (image_width, image_height, tile_size)
+    found = dense_contributions("isect_offsets", splats, isect_offsets, flatten_ids, size, DEFAULT_NUMERICS, "surfel")
+    return _indices_in_range(found, means2d, range_start, range_end, transmittances)
 
 
 def _indices_in_range(
-    limits: tuple[int, int],
-    transmittances: Tensor,
-    splats: tuple[Tensor, Tensor, Tensor],
-    size: tuple[int, int],
-    tile_size: int,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    footprint: str,
+    found: Contributions, means2d: Tensor, range_start: int, range_end: int, transmittances: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists contributors in blocks between two limits, of splats on images of a size, width and height."""
-    blocks = []
-    for name, value in zip(("range_start", "range_end"), limits):
+    """Lists contributions, as Gaussians of means2d, pixels and images, in a range of blocks of each tile."""
+    limits = []
+    for name, value in (("range_start", range_start), ("range_end", range_end)):
         block = to_int(value)
         if block is None or block < 0:
             raise ArgumentError(f"{name}: expected an int of at least 0, found {value!r}")
-        blocks.append(block)
-    found = dense_contributions(
-        "isect_offsets", splats, isect_offsets, flatten_ids, size, tile_size, DEFAULT_NUMERICS, footprint
-    )
-    *images, n, _ = splats[0].shape
-    check_tensor("transmittances", transmittances, [*images, size[1], size[0]], "[..., H, W]")
-    first, end = (min(number * tile_size**2, flatten_ids.numel()) for number in blocks)
+        limits.append(min(block * found.settings.tile_size**2, len(found.intersections.flatten_ids)))
+    check_tensor("transmittances", transmittances, found.shape, "[..., H, W]")
     in_front = transmittances.reshape(found.places.shape).to(found.splats.means2d.dtype)
-    places, rows = found.entries(first, end, in_front)
-    n_pixels = size[0] * size[1]
-    return rows % max(n, 1), places % n_pixels, places // n_pixels
+    places, rows = found.entries(*limits, in_front)
+    n_pixels = found.places.shape[1:].numel()
+    return rows % max(means2d.shape[-2], 1), places % n_pixels, places // n_pixels
 
 
 @with_plain_tensors
 def accumulate(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    colors: Tensor,
-    gaussian_ids: Tensor,
-    pixel_ids: Tensor,
-    image_ids: Tensor,
-    image_width: int,
-    image_height: int,
-) -> tuple[Tensor, Tensor]:
+    means2d: Tensor, conics: Tensor, opacities: Tensor, colors: Tensor,
+    gaussian_ids: Tensor, pixel_ids: Tensor, image_ids: Tensor, image_width: int, image_height: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Composites the listed Gaussians in plain PyTorch, without a background.
 
     Args:
@@ -159,17 +123,9 @@ def accumulate(
 
 @with_plain_tensors
 def accumulate_2dgs(
-    means2d: Tensor,
-    ray_transforms: Tensor,
-    opacities: Tensor,
-    colors: Tensor,
-    normals: Tensor,
-    gaussian_ids: Tensor,
-    pixel_ids: Tensor,
-    image_ids: Tensor,
-    image_width: int,
-    image_height: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    means2d: Tensor, ray_transforms: Tensor, opacities: Tensor, colors: Tensor, normals: Tensor,
+    gaussian_ids: Tensor, pixel_ids: Tensor, image_ids: Tensor, image_width: int, image_height: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Composites the listed 2D Gaussians in plain PyTorch, without a background.
 
     Args:

@@ -1,10 +1,10 @@
 """Which Gaussians contribute to each pixel, and by how much: counts, all of them, and the largest.
 
 A Gaussian contributes to a pixel if compositing adds it. Its weight is alpha times the transmittance in front of it.
-Nothing here is differentiable.
+Each question can be asked of all pixels, or (``_sparse``) of those of a layout. Nothing here is differentiable.
 """
 
-import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -14,67 +14,17 @@ from ....config import NumericsName
 from ....stages.compilation import with_plain_tensors
 from ....stages.contributions import Contributions
 from ._sparse_pixels import SparseLayout
-from ._tile_lists import dense_contributions
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Query:
-    """Finds contributors, as results [*shape, ...] in which ids are Gaussians, or rows if packed."""
-
-    contributions: Contributions
-    shape: tuple[int, ...]
-    n: int
-
-    def count(self) -> tuple[Tensor, Tensor]:
-        counts, alphas = self.contributions.count()
-        return counts.view(self.shape), alphas.view(self.shape)
-
-    def list_as_many(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Lists the contributors of each pixel, as many as the largest of the counts is."""
-        check_tensor("num_contributing_gaussians", counts, self.shape, "a count per pixel", dtypes=INTEGERS)
-        return self.list_first(int(counts.max()) if counts.numel() else 0)
-
-    def list_first(self, n_listed: int, *, largest: bool = False) -> tuple[Tensor, Tensor]:
-        rows, weights = self.contributions.list_first(n_listed, largest=largest)
-        ids = torch.where(rows < 0, -1, rows % max(self.n, 1)).to(torch.int32)
-        return ids.view(*self.shape, n_listed), weights.view(*self.shape, n_listed)
-
-
-def _dense(
-    splats: tuple[Tensor, Tensor, Tensor],
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    size: tuple[int, int],
-    tile_size: int,
-    numerics: NumericsName,
-) -> _Query:
-    """Returns the query of all pixels of images of a size, width and height."""
-    found = dense_contributions(
-        "tile_offsets", splats, tile_offsets, flatten_ids, size, tile_size, check_numerics(numerics)
-    )
-    return _Query(found, (*tile_offsets.shape[:-2], size[1], size[0]), splats[0].shape[-2])
-
-
-def _sparse(splats: tuple[Tensor, Tensor, Tensor], layout: SparseLayout, numerics: NumericsName) -> _Query:
-    return _Query(
-        layout.contributions(splats, check_numerics(numerics)), tuple(layout.pixel_map.shape), splats[0].shape[-2]
-    )
+from ._tile_lists import Projected, check_splats, contributions, dense_contributions
 
 
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_num_contributing_gaussians(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    *,
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    means2d: Tensor, conics: Tensor, opacities: Tensor,
+    tile_offsets: Tensor, flatten_ids: Tensor,
+    image_width: int, image_height: int, tile_size: int,
+    *, numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Counts the Gaussians that contribute to each pixel.
 
     Args:
@@ -91,25 +41,19 @@ def rasterize_num_contributing_gaussians(
     Raises:
         ArgumentError: A shape, dtype or value is invalid.
     """
-    splats, size = (means2d, conics, opacities), (image_width, image_height)
-    return _dense(splats, tile_offsets, flatten_ids, size, tile_size, numerics).count()
+    size = image_width, image_height, tile_size
+    return _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics).count()
 
 
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_contributing_gaussian_ids(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
+    means2d: Tensor, conics: Tensor, opacities: Tensor,
+    tile_offsets: Tensor, flatten_ids: Tensor,
+    image_width: int, image_height: int, tile_size: int,
     num_contributing_gaussians: Tensor,
-    *,
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    *, numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Lists the Gaussians that contribute to each pixel, front to back.
 
     Args:
@@ -122,26 +66,20 @@ def rasterize_contributing_gaussian_ids(
     Raises:
         ArgumentError: A shape, dtype or value is invalid.
     """
-    splats, size = (means2d, conics, opacities), (image_width, image_height)
-    query = _dense(splats, tile_offsets, flatten_ids, size, tile_size, numerics)
-    return query.list_as_many(num_contributing_gaussians)
+    size = image_width, image_height, tile_size
+    found = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
+    return _list_all(found, means2d, num_contributing_gaussians)
 
 
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_top_contributing_gaussian_ids(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
+    means2d: Tensor, conics: Tensor, opacities: Tensor,
+    tile_offsets: Tensor, flatten_ids: Tensor,
+    image_width: int, image_height: int, tile_size: int,
     num_depth_samples: int,
-    *,
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    *, numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Lists the Gaussians with the largest weights at each pixel, front to back; of equal weights the nearer ones.
 
     Args:
@@ -156,31 +94,20 @@ def rasterize_top_contributing_gaussian_ids(
         ArgumentError: A shape, dtype or value is invalid.
     """
     check_size("num_depth_samples", num_depth_samples)
-    splats, size = (means2d, conics, opacities), (image_width, image_height)
-    query = _dense(splats, tile_offsets, flatten_ids, size, tile_size, numerics)
-    return query.list_first(num_depth_samples, largest=True)
+    size = image_width, image_height, tile_size
+    found = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
+    return _list_first(found, means2d, num_depth_samples, largest=True)
 
 
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_num_contributing_gaussians_sparse(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    active_tiles: Tensor,
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    tile_pixel_mask: Tensor,
-    tile_pixel_cumsum: Tensor,
-    pixel_map: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    tile_width: int,
-    tile_height: int,
-    *,
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    means2d: Tensor, conics: Tensor, opacities: Tensor,
+    active_tiles: Tensor, tile_offsets: Tensor, flatten_ids: Tensor,
+    tile_pixel_mask: Tensor, tile_pixel_cumsum: Tensor, pixel_map: Tensor,
+    image_width: int, image_height: int, tile_size: int, tile_width: int, tile_height: int,
+    *, numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Counts the Gaussians that contribute to chosen pixels.
 
     Args:
@@ -197,30 +124,19 @@ def rasterize_num_contributing_gaussians_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    return _sparse((means2d, conics, opacities), layout, numerics).count()
+    return _to_chosen((means2d, conics, opacities), layout, numerics).count()
 
 
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_contributing_gaussian_ids_sparse(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    active_tiles: Tensor,
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    tile_pixel_mask: Tensor,
-    tile_pixel_cumsum: Tensor,
-    pixel_map: Tensor,
+    means2d: Tensor, conics: Tensor, opacities: Tensor,
+    active_tiles: Tensor, tile_offsets: Tensor, flatten_ids: Tensor,
+    tile_pixel_mask: Tensor, tile_pixel_cumsum: Tensor, pixel_map: Tensor,
     num_contributing_gaussians: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    tile_width: int,
-    tile_height: int,
-    *,
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    image_width: int, image_height: int, tile_size: int, tile_width: int, tile_height: int,
+    *, numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Lists the Gaussians that contribute to chosen pixels, front to back.
 
     Args:
@@ -237,30 +153,20 @@ def rasterize_contributing_gaussian_ids_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    return _sparse((means2d, conics, opacities), layout, numerics).list_as_many(num_contributing_gaussians)
+    found = _to_chosen((means2d, conics, opacities), layout, numerics)
+    return _list_all(found, means2d, num_contributing_gaussians)
 
 
 @torch.no_grad()
 @with_plain_tensors
 def rasterize_top_contributing_gaussian_ids_sparse(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    active_tiles: Tensor,
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    tile_pixel_mask: Tensor,
-    tile_pixel_cumsum: Tensor,
-    pixel_map: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    tile_width: int,
-    tile_height: int,
+    means2d: Tensor, conics: Tensor, opacities: Tensor,
+    active_tiles: Tensor, tile_offsets: Tensor, flatten_ids: Tensor,
+    tile_pixel_mask: Tensor, tile_pixel_cumsum: Tensor, pixel_map: Tensor,
+    image_width: int, image_height: int, tile_size: int, tile_width: int, tile_height: int,
     num_depth_samples: int,
-    *,
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    *, numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Lists the Gaussians with the largest weights at chosen pixels, front to back; of equal weights the nearer ones.
 
     Args:
@@ -278,4 +184,34 @@ def rasterize_top_contributing_gaussian_ids_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    return _sparse((means2d, conics, opacities), layout, numerics).list_first(num_depth_samples, largest=True)
+    found = _to_chosen((means2d, conics, opacities), layout, numerics)
+    return _list_first(found, means2d, num_depth_samples, largest=True)
+
+
+def _to_all(
+    splats: Projected, tile_offsets: Tensor, flatten_ids: Tensor, size: tuple[int, int, int], numerics: NumericsName
+) -> Contributions:
+    """Returns the contributions to all pixels of images of a size: width, height, and the edge of a tile."""
+    return dense_contributions("tile_offsets", splats, tile_offsets, flatten_ids, size, check_numerics(numerics))
+
+
+def _to_chosen(splats: Projected, layout: SparseLayout, numerics: NumericsName) -> Contributions:
+    """Returns the contributions to the pixels of a layout, in the order in which they were chosen."""
+    preset = check_numerics(numerics)
+    check_splats(*splats)
+    lists = layout.lists(layout.n_images(), math.prod(splats[0].shape[:-1]))
+    return contributions(splats, lists, preset, chosen=layout.places())
+
+
+def _list_all(found: Contributions, means2d: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Lists the contributors of each pixel, as many as the largest of the counts is."""
+    check_tensor("num_contributing_gaussians", counts, found.shape, "a count per pixel", dtypes=INTEGERS)
+    return _list_first(found, means2d, int(counts.max()) if counts.numel() else 0)
+
+
+def _list_first(
+    found: Contributions, means2d: Tensor, n_listed: int, *, largest: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Lists the first contributors, or the largest, as Gaussians int32 of means2d, and their weights."""
+    rows, weights = found.list_first(n_listed, largest=largest)
+    return torch.where(rows < 0, -1, rows % max(means2d.shape[-2], 1)).to(torch.int32), weights

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from .... import ArgumentError, ShapeError, isect_offset_encode, isect_tiles, rasterize_to_pixels
 from ....arguments import BOOLS, INTEGERS, check_size, check_tensor, check_tile_lists, check_tile_size, plain
-from ....config import Backend, Numerics, NumericsName
+from ....config import Backend, NumericsName
 from ....stages.compilation import with_plain_tensors
-from ....stages.contributions import Contributions
-from ....stages.memory import check_images
-from ._tile_lists import check_splats, contributions
+from ....stages.memory import check_tiles
+from ....stages.pixels import TileLists
+from ._tile_lists import check_splats
 
 WORD = 64
 """Bits of a word of ``tile_pixel_mask``."""
@@ -24,18 +24,9 @@ WORD = 64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseLayout:
-    """Chosen pixels and the intersections of their tiles.
+    """Chosen pixels, ordered by tile, then row by row, and the intersections of their tiles; checked when constructed.
 
-    Attributes:
-        active_tiles: [AT] ascending flat tiles of [I, tile_height, tile_width].
-        tile_offsets: [AT + 1] first intersection of each active tile, and their number M.
-        flatten_ids: [M] row of each intersection.
-        tile_pixel_mask: [AT, words] uint64, a bit per pixel of a tile, row by row.
-        tile_pixel_cumsum: [AT] number of chosen pixels up to and including each active tile.
-        pixel_map: [P] int64, place of each chosen pixel in the order of the caller; pixels are ordered by tile, then
-            row by row.
-        width, height: Image size in pixels.
-        tile_size, tile_width, tile_height: Edge of a tile in pixels; number of tiles along each axis of an image.
+    The names are those of :func:`rasterize_to_pixels_sparse`, but for the width and height of images.
     """
 
     active_tiles: Tensor
@@ -50,10 +41,9 @@ class SparseLayout:
     tile_width: int
     tile_height: int
 
-    def check(self) -> None:
-        """Raises if shapes do not match each other."""
-        for name in ("width", "height"):
-            check_size(f"image_{name}", getattr(self, name))
+    def __post_init__(self) -> None:
+        check_size("image_width", self.width)
+        check_size("image_height", self.height)
         check_tile_size(self.tile_size)
         tiles = (math.ceil(self.width / self.tile_size), math.ceil(self.height / self.tile_size))
         if (self.tile_width, self.tile_height) != tiles:
@@ -65,16 +55,14 @@ class SparseLayout:
         steps = torch.nn.functional.pad(self.active_tiles.to(torch.int64), (1, 0), value=-1).diff()
         if bool((steps <= 0).any()):
             raise ArgumentError("active_tiles: expected ascending tiles, found others; pass those of the layout")
-        n_active = len(self.active_tiles)
-        words = -(-(self.tile_size**2) // WORD)
-        for name, shape, meaning in (
-            ("tile_offsets", [n_active + 1], "[AT + 1]"),
-            ("tile_pixel_mask", [n_active, words], "[AT, words]"),
-            ("tile_pixel_cumsum", [max(n_active, 1)], "[AT]"),
+        n_active, mask = len(self.active_tiles), self.tile_pixel_mask
+        if isinstance(mask, Tensor) and mask.dtype == torch.uint64:
+            mask = plain("tile_pixel_mask", mask).view(torch.int64)  # which more operations are implemented for
+        for name, tensor, shape, meaning in (
+            ("tile_offsets", self.tile_offsets, [n_active + 1], "[AT + 1]"),
+            ("tile_pixel_mask", mask, [n_active, -(-(self.tile_size**2) // WORD)], "[AT, words]"),
+            ("tile_pixel_cumsum", self.tile_pixel_cumsum, [max(n_active, 1)], "[AT]"),
         ):
-            tensor = getattr(self, name)
-            if isinstance(tensor, Tensor) and tensor.dtype == torch.uint64:
-                tensor = plain(name, tensor).view(torch.int64)  # which more operations are implemented for
             check_tensor(name, tensor, shape, meaning, dtypes=INTEGERS)
         counts = self.chosen.sum(1).cumsum(0)
         if not torch.equal(counts, self.tile_pixel_cumsum[:n_active].to(torch.int64)):
@@ -105,33 +93,27 @@ class SparseLayout:
         columns = tiles % self.tile_width * self.tile_size + place % self.tile_size
         return tiles // (self.tile_width * self.tile_height), rows, columns
 
+    def n_images(self) -> int:
+        """Returns the number of images up to the last one with a chosen pixel."""
+        images = self.pixels[0]
+        return int(images[-1]) + 1 if len(images) else 0
+
     def places(self) -> Tensor:
-        """Place of each chosen pixel in images [I, H, W], in the order of the caller. [P] int64"""
+        """Returns the place of each chosen pixel in images [I, H, W], in the order of the caller. [P] int64"""
         images, rows, columns = self.pixels
         places = torch.empty_like(self.pixel_map, dtype=torch.int64)
         places[self.pixel_map] = (images * self.height + rows) * self.width + columns
         return places
 
-    def dense_offsets(self, n_images: int) -> Tensor:
-        """First intersection of all tiles. [n_images, tile_height, tile_width]"""
-        tiles = torch.arange(n_images * self.tile_width * self.tile_height, device=self.active_tiles.device)
-        # An inactive tile starts where the next active one does, and so is empty.
-        following = torch.searchsorted(self.active_tiles.to(torch.int64), tiles)
-        return self.tile_offsets[following].view(n_images, self.tile_height, self.tile_width)
-
-    def contributions(self, splats: tuple[Tensor, Tensor, Tensor], numerics: Numerics) -> Contributions:
-        """Returns the contributions of means2d, conics and opacities to the chosen pixels, in the caller's order."""
-        self.check()
-        check_splats(*splats)
-        check_tile_lists("tile_offsets", self.tile_offsets, self.flatten_ids, math.prod(splats[0].shape[:-1]))
-        tiles_per_image = self.tile_width * self.tile_height
-        n_images = int(self.active_tiles.max()) // tiles_per_image + 1 if self.active_tiles.numel() else 0
-        check_images(self.pixel_map.device, n_images, self.width, self.height, 1, torch.int64)
-        places = self.pixel_map.new_full((n_images, self.height, self.width), -1, dtype=torch.int64)
-        n_pixels = self.pixel_map.numel()
-        places.view(-1)[self.places()] = torch.arange(n_pixels, device=places.device)
-        offsets = self.dense_offsets(n_images)
-        return contributions(splats, offsets, self.flatten_ids, places, n_pixels, self.tile_size, numerics)
+    def lists(self, n_images: int, n_rows: int) -> TileLists:
+        """Returns lists of all tiles of so many images, of which inactive ones are empty. Checks rows of so many."""
+        check_tile_lists("tile_offsets", self.tile_offsets, self.flatten_ids, n_rows)
+        shape, device = (n_images, self.tile_height, self.tile_width), self.active_tiles.device
+        check_tiles(math.prod(shape), device)
+        # An inactive tile starts where the next active one does.
+        following = torch.searchsorted(self.active_tiles.to(torch.int64), torch.arange(math.prod(shape), device=device))
+        offsets = self.tile_offsets[following].view(shape)
+        return TileLists.check(self.width, self.height, self.tile_size, offsets, self.flatten_ids, None, "tile_offsets")
 
 
 @with_plain_tensors
@@ -194,22 +176,13 @@ def build_sparse_tile_layout(
 @torch.no_grad()
 @with_plain_tensors
 def isect_tiles_sparse(
-    means2d: Tensor,
-    radii: Tensor,
-    depths: Tensor,
-    tile_mask: Tensor,
-    active_tiles: Tensor,
-    n_images: int,
-    tile_size: int,
-    tile_width: int,
-    tile_height: int,
+    means2d: Tensor, radii: Tensor, depths: Tensor,
+    tile_mask: Tensor, active_tiles: Tensor, n_images: int, tile_size: int, tile_width: int, tile_height: int,
     image_ids: Tensor | None = None,
     *,
-    conics: Tensor | None = None,
-    opacities: Tensor | None = None,
-    backend: Backend = "auto",
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    conics: Tensor | None = None, opacities: Tensor | None = None,
+    backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Lists the intersections of projected Gaussians with active tiles.
 
     All intersections are listed first, as by :func:`tsplat.isect_tiles`, and those with other tiles are removed.
@@ -256,30 +229,14 @@ def isect_tiles_sparse(
 
 @with_plain_tensors
 def rasterize_to_pixels_sparse(
-    means2d: Tensor,
-    conics: Tensor,
-    colors: Tensor,
-    opacities: Tensor,
-    image_ids: Tensor,
-    active_tiles: Tensor,
-    tile_offsets: Tensor,
-    flatten_ids: Tensor,
-    tile_pixel_mask: Tensor,
-    tile_pixel_cumsum: Tensor,
-    pixel_map: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    tile_width: int,
-    tile_height: int,
-    backgrounds: Tensor | None = None,
-    masks: Tensor | None = None,
-    packed: bool = False,
-    absgrad: bool = False,
+    means2d: Tensor, conics: Tensor, colors: Tensor, opacities: Tensor, image_ids: Tensor,
+    active_tiles: Tensor, tile_offsets: Tensor, flatten_ids: Tensor,
+    tile_pixel_mask: Tensor, tile_pixel_cumsum: Tensor, pixel_map: Tensor,
+    image_width: int, image_height: int, tile_size: int, tile_width: int, tile_height: int,
+    backgrounds: Tensor | None = None, masks: Tensor | None = None, packed: bool = False, absgrad: bool = False,
     *,
-    backend: Backend = "auto",
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
+    backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Composites projected Gaussians into chosen pixels: values and gradients are those of these pixels of the images.
 
     Active tiles are composited as a whole, and memory is allocated for whole images.
@@ -307,12 +264,11 @@ def rasterize_to_pixels_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    layout.check()
-    images, _, _ = layout.pixels
     check_tensor("image_ids", image_ids, pixel_map.shape, "[P] as pixel_map", dtypes=INTEGERS)
-    if not torch.equal(image_ids.to(torch.int64)[pixel_map], images):
+    if not torch.equal(image_ids.to(torch.int64)[pixel_map], layout.pixels[0]):
         raise ArgumentError("image_ids: expected the image of each chosen pixel, as for build_sparse_tile_layout")
     check_tensor("means2d", means2d, [None, 2] if packed else [..., 2], "[..., N, 2] or [nnz, 2]")
+    check_splats(means2d, conics, opacities)
     shape = tuple(means2d.shape[:-2])
     n_images = None if packed else math.prod(shape)
     if backgrounds is not None:
@@ -320,12 +276,12 @@ def rasterize_to_pixels_sparse(
     if masks is not None:
         check_tensor("masks", masks, [n_images, tile_height, tile_width], "[I, tile_height, tile_width]", dtypes=BOOLS)
     if packed:
-        given = [len(tensor) for tensor in (backgrounds, masks) if tensor is not None]
-        shape = (max([*given, int(images.max()) + 1 if len(images) else 1]),)
+        shape = (max(1, layout.n_images(), *(len(given) for given in (backgrounds, masks) if given is not None)),)
     tiles = (*shape, tile_height, tile_width)
+    lists = layout.lists(math.prod(shape), math.prod(means2d.shape[:-1]))
     render_colors, render_alphas = rasterize_to_pixels(
         means2d, conics, colors, opacities, image_width, image_height, tile_size,
-        layout.dense_offsets(math.prod(shape)).view(tiles), flatten_ids,
+        lists.isect_offsets.view(tiles), flatten_ids,
         None if backgrounds is None else backgrounds.reshape(*shape, backgrounds.shape[-1]),
         None if masks is None else masks.reshape(tiles), packed, absgrad, backend=backend, numerics=numerics,
     )  # fmt: skip

@@ -35,16 +35,10 @@ def spherical_harmonics_l0(sh0: Tensor) -> Tensor:
 
 
 def spherical_harmonics_l1_plus(
-    degrees_to_use: int,
-    means: Tensor,
-    viewmats: Tensor,
-    shN: Tensor,
-    masks: Tensor | None = None,
-    batch_ids: Tensor | None = None,
-    camera_ids: Tensor | None = None,
-    gaussian_ids: Tensor | None = None,
+    degrees_to_use: int, means: Tensor, viewmats: Tensor, shN: Tensor, masks: Tensor | None = None,
+    batch_ids: Tensor | None = None, camera_ids: Tensor | None = None, gaussian_ids: Tensor | None = None,
     viewmats_rs: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Evaluates degrees 1 and above in the directions from cameras to Gaussians.
 
     Args:
@@ -74,17 +68,10 @@ def spherical_harmonics_l1_plus(
 
 @with_plain_tensors
 def _from_cameras(
-    degrees_to_use: int,
-    means: Tensor,
-    viewmats: Tensor,
-    coeffs: Tensor,
-    masks: Tensor | None = None,
-    batch_ids: Tensor | None = None,
-    camera_ids: Tensor | None = None,
-    gaussian_ids: Tensor | None = None,
-    viewmats_rs: Tensor | None = None,
-    name: str = "coeffs",
-) -> Tensor:
+    degrees_to_use: int, means: Tensor, viewmats: Tensor, coeffs: Tensor, masks: Tensor | None = None,
+    batch_ids: Tensor | None = None, camera_ids: Tensor | None = None, gaussian_ids: Tensor | None = None,
+    viewmats_rs: Tensor | None = None, name: str = "coeffs",
+) -> Tensor:  # fmt: skip
     """Evaluates all degrees, as :func:`spherical_harmonics_l1_plus` those from 1 on; messages call `coeffs` `name`."""
     check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     check_tensor("viewmats", viewmats, [..., None, 4, 4], "[..., C, 4, 4]")

@@ -1,24 +1,18 @@
-"""The contributions of Gaussians to the pixels of tiles, from checked tensors with gsplat's names and shapes."""
+"""Projected Gaussians and lists of tiles, with gsplat's names and shapes, as `Contributions` takes them."""
 
 import math
 
-import torch
 from torch import Tensor
 
 from .... import ShapeError
-from ....arguments import (
-    INTEGERS,
-    check_devices,
-    check_size,
-    check_tensor,
-    check_tile_lists,
-    check_tile_size,
-    compute_dtype,
-)
-from ....config import CameraSettings, Numerics
-from ....data import CompositingSettings, Intersections, Splats
+from ....arguments import check_devices, check_tensor, check_tile_lists, compute_dtype
+from ....config import Numerics
+from ....data import Splats
 from ....stages.contributions import Contributions
-from ....stages.memory import check_images
+from ....stages.pixels import TileLists
+
+Projected = tuple[Tensor, Tensor, Tensor]
+"""Means, conics (or ray transforms of surfels) and opacities."""
 
 
 def check_splats(means2d: Tensor, shapes: Tensor, opacities: Tensor, footprint: str = "ellipse") -> None:
@@ -32,64 +26,29 @@ def check_splats(means2d: Tensor, shapes: Tensor, opacities: Tensor, footprint: 
 
 
 def contributions(
-    splats: tuple[Tensor, Tensor, Tensor],
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    places: Tensor,
-    n_pixels: int,
-    tile_size: int,
-    numerics: Numerics,
-    footprint: str = "ellipse",
+    splats: Projected, lists: TileLists, numerics: Numerics, footprint: str = "ellipse", chosen: Tensor | None = None
 ) -> Contributions:
-    """Returns the contributions of checked splats to the pixels of `places`; see :class:`Contributions`."""
+    """Returns the contributions of checked Gaussians to all pixels, or to those chosen; see `Contributions.of`."""
     means2d, shapes, opacities = (tensor.to(compute_dtype(*splats)).contiguous() for tensor in splats)
-    camera = CameraSettings(places.shape[2], places.shape[1])
-    offsets, flatten_ids = isect_offsets.flatten().to(torch.int64), flatten_ids.contiguous()
-    return Contributions(
-        Splats(
-            means2d.reshape(-1, 2),
-            shapes.reshape(-1, 9 if footprint == "surfel" else 3),
-            opacities.flatten(),
-            None,
-            None,
-        ),
-        Intersections(0, torch.cat([offsets, offsets.new_tensor([flatten_ids.numel()])]), flatten_ids, None),
-        CompositingSettings(camera, tile_size, 1, False, numerics, "torch", footprint),
-        places,
-        n_pixels,
-    )
+    rows = Splats(means2d.flatten(0, -2), shapes.flatten(opacities.dim()).flatten(0, -2), opacities.flatten(), None)
+    return Contributions.of(rows, lists, numerics, footprint, chosen)
 
 
 def dense_contributions(
-    name: str,
-    splats: tuple[Tensor, Tensor, Tensor],
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    size: tuple[int, int],
-    tile_size: int,
-    numerics: Numerics,
-    footprint: str = "ellipse",
-) -> Contributions:
+    name: str, splats: Projected, isect_offsets: Tensor, flatten_ids: Tensor, size: tuple[int, int, int],
+    numerics: Numerics, footprint: str = "ellipse",
+) -> Contributions:  # fmt: skip
     """Checks the arguments, of which `name` is ``isect_offsets``, and returns the contributions to all pixels.
 
-    `size` is the width and height of the images.
+    `size` is the width and height of the images, and the edge of a tile.
     """
     check_splats(*splats, footprint)
-    width, height = size
-    check_size("image_width", width)
-    check_size("image_height", height)
-    check_tile_size(tile_size)
-    grid = (math.ceil(height / tile_size), math.ceil(width / tile_size))
-    check_tensor(name, isect_offsets, [..., None, None], "[..., tile_height, tile_width]", dtypes=INTEGERS)
-    leading = splats[0].shape[:-1]
-    images = leading[:-1] if len(leading) > 1 else isect_offsets.shape[:-2]
-    if tuple(isect_offsets.shape) != (*images, *grid):
+    lists = TileLists.check(*size, isect_offsets, flatten_ids, None, name)
+    *images, n_rows = splats[0].shape[:-1]
+    if images and lists.images != tuple(images):
         raise ShapeError(
-            f"{name}: expected {[*images, *grid]}, images as those of means2d and tiles of {tile_size} for images of "
-            f"{width}×{height}, found {list(isect_offsets.shape)}"
+            f"{name}: expected {[*images, *isect_offsets.shape[-2:]]}, images as those of means2d, found "
+            f"{list(isect_offsets.shape)}"
         )
-    check_tile_lists(name, isect_offsets, flatten_ids, math.prod(leading))
-    n_images, device = math.prod(images), flatten_ids.device
-    check_images(device, n_images, width, height, 1, torch.int64)
-    places = torch.arange(n_images * height * width, device=device).view(n_images, height, width)
-    return contributions(splats, isect_offsets, flatten_ids, places, places.numel(), tile_size, numerics, footprint)
+    check_tile_lists(name, isect_offsets, flatten_ids, math.prod(images) * n_rows)
+    return contributions(splats, lists, numerics, footprint)

@@ -29,18 +29,10 @@ def _quat_scale_to_matrix(quats: Tensor, scales: Tensor) -> Tensor:
 
 
 def _fully_fused_projection(
-    means: Tensor,
-    covars: Tensor,
-    viewmats: Tensor,
-    Ks: Tensor,
-    width: int,
-    height: int,
-    eps2d: float = 0.3,
-    near_plane: float = 0.01,
-    far_plane: float = 1e10,
-    calc_compensations: bool = False,
-    camera_model: CameraModel = "pinhole",
-) -> tuple[Tensor | None, ...]:
+    means: Tensor, covars: Tensor, viewmats: Tensor, Ks: Tensor, width: int, height: int,
+    eps2d: float = 0.3, near_plane: float = 0.01, far_plane: float = 1e10,
+    calc_compensations: bool = False, camera_model: CameraModel = "pinhole",
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Projects Gaussians with covariances [..., N, 3, 3]; see :func:`tsplat.fully_fused_projection`."""
     return fully_fused_projection(
         means, covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)], None, None, viewmats, Ks, width, height,
@@ -62,18 +54,10 @@ def _isect_offset_encode(isect_ids: Tensor, I: int, tile_width: int, tile_height
 
 
 def _rasterize_to_pixels(
-    means2d: Tensor,
-    conics: Tensor,
-    colors: Tensor,
-    opacities: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    backgrounds: Tensor | None = None,
-    batch_per_iter: int = 100,
-) -> tuple[Tensor, Tensor]:
+    means2d: Tensor, conics: Tensor, colors: Tensor, opacities: Tensor,
+    image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
+    backgrounds: Tensor | None = None, batch_per_iter: int = 100,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Composites Gaussians as :func:`tsplat.rasterize_to_pixels` does, a number of blocks of each tile at a time."""
     check_size("batch_per_iter", batch_per_iter)
     images = means2d.shape[:-2]
