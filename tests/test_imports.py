@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("imports")
 PACKAGE = ROOT / "tsplat"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-SCENE = {"__init__", "arguments", "config", "errors", "precision", "support"}
+SCENE = {"__init__", "arguments", "config", "errors", "formulas", "precision", "support"}
 VIEWING = {"arguments", "config", "errors", "precision", "rendering", "scene", "stages", "support"}
 TRAINING = VIEWING | {"__init__", "ops", "passes", "strategies", "viewing"}
 MODULES = {
@@ -32,13 +32,15 @@ MODULES = {
     "triton_cpu": set(),
     "gpu_driver": set(),
     "kernels": {"config", "data", "errors", "gpu_driver", "triton_cpu"},
-    "kernels_torch": {"config", "data"},
+    "formulas": set(),
+    "kernels_torch": {"config", "data", "formulas"},
     "reference": {"config", "data", "precision"},
     "stages": {
         "arguments",
         "config",
         "data",
         "errors",
+        "formulas",
         "gpu_driver",
         "kernels",
         "kernels_torch",

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..config import FISHEYE_SERIES, FOV_MARGIN, CameraModel
+from ..formulas.rotations import Triple
 
-Triple = tuple[Tensor, Tensor, Tensor]
 Row = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Row of a Jacobian; None where it is zero."""
 
@@ -35,16 +35,6 @@ def project_points(
         fy * (k * dy) + cy,
         (sx * (dz - m * dy * dy), sx * mixed, -sx * dx),
         (sy * mixed, sy * (dz - m * dx * dx), -sy * dy),
-    )
-
-
-def rotation_rows(quats: Tensor) -> tuple[Triple, Triple, Triple]:
-    """Rows of the rotations of unit quaternions wxyz [nnz, 4]. [nnz] each"""
-    w, x, y, z = quats.unbind(-1)
-    return (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
     )
 
 

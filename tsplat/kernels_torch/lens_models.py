@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..config import FTHETA_STEPS, LENS_GAIN_MIN, CameraModel
-from .camera_models import Triple, fisheye_terms
+from ..formulas.rotations import Triple
+from .camera_models import fisheye_terms
 
 N_COEFFICIENTS, N_POLYNOMIAL = 12, 21
 

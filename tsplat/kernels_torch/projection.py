@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
-from .camera_models import Row, Triple, project_points, rotation_rows
+from ..formulas.rotations import Triple, rotation_rows
+from .camera_models import Row, project_points
 from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
 from .unscented import unscented
 

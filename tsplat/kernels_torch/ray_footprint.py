@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN, Numerics
 from ..data import CompositingSettings, Rays, Splats
-from .camera_models import rotation_rows
+from ..formulas.rotations import rotation_rows
 
 SUMS = 10
 """Sums over pixels that gradients are made of: of g, g c, and the upper triangle of g c c^T."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
-from .camera_models import rotation_rows
+from ..formulas.rotations import rotation_matrices
 from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
 from .projection import all_finite, flat_scenes
 
@@ -30,9 +30,7 @@ def _project(
     means: Tensor, quats: Tensor, scales: Tensor, poses: Tensor, matrices: Tensor
 ) -> tuple[SurfelRows, Tensor]:
     """Projects rows, each with a camera of its own. Returns also squared half extents of boxes at 1 sigma, [nnz, 2]."""
-    rotations = torch.stack(
-        [torch.stack(row, -1) for row in rotation_rows(quats / quats.norm(dim=-1, keepdim=True))], 1
-    )
+    rotations = rotation_matrices(quats / quats.norm(dim=-1, keepdim=True))
     axes = poses[:, :3, :3] @ rotations
     center = (poses[:, :3, :3] @ means[..., None])[..., 0] + poses[:, :3, 3]
     disc = torch.cat([axes[..., :2] * scales[:, None, :2], center[..., None]], -1)

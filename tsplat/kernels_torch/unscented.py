@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..config import SHUTTER_STEPS, CameraSettings
 from ..data import ProjectionSettings
-from .camera_models import Triple, rotation_rows
+from ..formulas.rotations import Triple, rotation_rows
 from .lens_models import bend
 
 Pose = tuple[tuple[Triple, Triple, Triple], Triple]

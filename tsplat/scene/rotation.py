@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import spherical_harmonics
 from ..errors import ArgumentError
+from ..formulas import rotations as formulas
 from ..precision import differentiable, in_full_precision, product
 from .gaussians import Gaussians
 
@@ -186,19 +187,9 @@ def _similarity(matrix: Tensor) -> tuple[float, Tensor, Tensor]:
 
 
 def quaternions(rotations: Tensor) -> Tensor:
-    """Returns unit quaternions wxyz [..., 4] of rotation matrices [..., 3, 3]."""
-    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in rotations.unbind(-2))
-    rows = (
-        (1 + a + e + i, h - f, c - g, d - b),
-        (h - f, 1 + a - e - i, d + b, c + g),
-        (c - g, d + b, 1 - a + e - i, h + f),
-        (d - b, c + g, h + f, 1 - a - e + i),
-    )
-    # Each row is the quaternion times four times one of its entries; the row of the largest entry is the most precise.
-    outer = torch.stack([torch.stack(row, -1) for row in rows], -2)
-    largest = outer.diagonal(dim1=-2, dim2=-1).argmax(-1, keepdim=True)[..., None]
-    chosen = outer.take_along_dim(largest, -2).squeeze(-2)
-    return torch.nn.functional.normalize(chosen * chosen[..., :1].sign().where(chosen[..., :1] != 0, 1), dim=-1)
+    """Returns unit quaternions wxyz [..., 4], with w of at least 0, of rotation matrices [..., 3, 3]."""
+    quats = formulas.quaternions(rotations)
+    return quats * quats[..., :1].sign().where(quats[..., :1] != 0, 1)
 
 
 def axis_rotations(degrees: Sequence[float]) -> Tensor:
@@ -212,13 +203,7 @@ def axis_rotations(degrees: Sequence[float]) -> Tensor:
 
 def rotation_matrix(quat: Sequence[float]) -> Tensor:
     """Returns the [3, 3] fp64 rotation matrix of a unit quaternion wxyz."""
-    w, x, y, z = quat
-    rows = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-    ]
-    return torch.tensor(rows, dtype=torch.float64, device="cpu")
+    return formulas.rotation_matrices(torch.tensor([*quat], dtype=torch.float64, device="cpu"))
 
 
 def _left_product(unit: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from ..data import (
     Splats,
 )
 from ..errors import ShapeError
-from ..kernels_torch.camera_models import rotation_rows
+from ..formulas.rotations import rotation_rows
 from ..kernels_torch.lens_models import directions
 from ..kernels_torch.unscented import pose_at, time_of
 from .autograd import take_rows

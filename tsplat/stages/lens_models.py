@@ -41,6 +41,7 @@ from ..config import (
 )
 from ..data import Cameras, ProjectionSettings
 from ..errors import ArgumentError, ShapeError
+from ..formulas.rotations import quaternions
 from ..kernels_torch.validation import camera_centers
 
 SAMPLES, BISECTIONS = 1024, 60
@@ -321,7 +322,7 @@ def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     largest = torch.maximum(start.detach().abs().amax((-2, -1)), end.detach().abs().amax((-2, -1)))[..., None]
     valid, still = largest <= MAGNITUDE_MAX, torch.eye(4, dtype=end.dtype, device=end.device)
     start, end = (torch.where(valid[..., None], pose, still) for pose in (start, end))
-    q0, q1 = _quaternions(start[..., :3, :3]), _quaternions(end[..., :3, :3])
+    q0, q1 = quaternions(start[..., :3, :3]), quaternions(end[..., :3, :3])
     cosine = (q0 * q1).sum(-1, keepdim=True)
     q1 = torch.where(cosine < 0, -q1, q1)
     # Precise for small angles, as the cosine is not.
@@ -344,19 +345,3 @@ def away(shutter: Tensor, valid: Tensor) -> Tensor:
 def center_at_end(shutter: Tensor) -> Tensor:
     """The centers of cameras at the end of the readout, world frame. [..., 20] -> [..., 3]"""
     return shutter[..., 16:19]
-
-
-def _quaternions(rotation: Tensor) -> Tensor:
-    """Unit quaternions wxyz of rotations. [..., 3, 3] -> [..., 4]"""
-    m = [[rotation[..., i, j] for j in range(3)] for i in range(3)]
-    # Row i is the quaternion times four times its entry i; the largest is the most precise.
-    rows = (
-        (1 + m[0][0] + m[1][1] + m[2][2], m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1]),
-        (m[2][1] - m[1][2], 1 + m[0][0] - m[1][1] - m[2][2], m[1][0] + m[0][1], m[0][2] + m[2][0]),
-        (m[0][2] - m[2][0], m[1][0] + m[0][1], 1 - m[0][0] + m[1][1] - m[2][2], m[2][1] + m[1][2]),
-        (m[1][0] - m[0][1], m[0][2] + m[2][0], m[2][1] + m[1][2], 1 - m[0][0] - m[1][1] + m[2][2]),
-    )
-    outer = torch.stack([torch.stack(row, -1) for row in rows], -2)
-    largest = outer.diagonal(dim1=-2, dim2=-1).argmax(-1)
-    chosen = outer.gather(-2, largest[..., None, None].expand(*largest.shape, 1, 4))[..., 0, :]
-    return torch.nn.functional.normalize(chosen, dim=-1)

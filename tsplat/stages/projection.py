@@ -26,6 +26,7 @@ from ..config import (
 )
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..errors import ArgumentError
+from ..formulas.rotations import rotation_matrices
 from ..kernels_torch.camera_models import project_points
 from ..precision import full_precision, in_full_precision, matrix_product
 from .autograd import apply, once_differentiable
@@ -376,15 +377,7 @@ def quat_scale_to_covar_preci(
     check_tensor("quats", quats, [..., 4], "[..., 4]")
     check_tensor("scales", scales, [*quats.shape[:-1], 3], "[..., 3] as quats")
     dtype = compute_dtype(quats, scales)
-    w, x, y, z = torch.nn.functional.normalize(quats.to(dtype), dim=-1).unbind(-1)
-    rotation = torch.stack(
-        [
-            torch.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)], -1),
-            torch.stack([2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)], -1),
-            torch.stack([2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], -1),
-        ],
-        -2,
-    )
+    rotation = rotation_matrices(torch.nn.functional.normalize(quats.to(dtype), dim=-1))
 
     def squared(factors: Tensor) -> Tensor:
         m = rotation * factors[..., None, :]

@@ -14,7 +14,7 @@ from tests.support.lenses import CASES, make
 from tests.support.slow import slow_after
 from tsplat.config import ALPHA_MIN, PRESETS, CameraSettings
 from tsplat.data import CompositingSettings, Intersections, Rays, TileGrid
-from tsplat.kernels_torch.camera_models import rotation_rows
+from tsplat.formulas.rotations import rotation_matrices
 
 tl = pytest.importorskip("triton.language")
 
@@ -138,7 +138,7 @@ def _grazing(shape):
     longer = torch.tensor({"needles": [0.0, 1.0, 2.0]}.get(shape, [0.0, 0.3, 0.6]))
     scales = depth * 10 ** ((-4.5 if shape == "origins" else -5.0) - 1.5 * u[:, 3:4] + u[:, 3:4] * longer)
     quats = torch.nn.functional.normalize(torch.randn(n, 4, generator=generator, dtype=torch.float64), dim=-1)
-    rotations = torch.stack([torch.stack(row, -1) for row in rotation_rows(quats)], -2)
+    rotations = rotation_matrices(quats)
     whitening = rotations.mT / scales[..., None]
     along, across = (whitening @ v[..., None] for v in (d, up))
     across = across - along * (along * across).sum(1, keepdim=True) / along.square().sum(1, keepdim=True)

@@ -75,15 +75,16 @@ def _indices_in_range(
     found: Contributions, means2d: Tensor, range_start: int, range_end: int, transmittances: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Lists contributions, as Gaussians of means2d, pixels and images, in a range of blocks of each tile."""
-    limits = []
+    blocks = []
     for name, value in (("range_start", range_start), ("range_end", range_end)):
         block = to_int(value)
         if block is None or block < 0:
             raise ArgumentError(f"{name}: expected an int of at least 0, found {value!r}")
-        limits.append(min(block * found.settings.tile_size**2, len(found.intersections.flatten_ids)))
+        blocks.append(block)
+    first, end = (min(n * found.settings.tile_size**2, len(found.intersections.flatten_ids)) for n in blocks)
     check_tensor("transmittances", transmittances, found.shape, "[..., H, W]")
     in_front = transmittances.reshape(found.places.shape).to(found.splats.means2d.dtype)
-    places, rows = found.entries(*limits, in_front)
+    places, rows = found.entries(first, end, in_front)
     n_pixels = found.places.shape[1:].numel()
     return rows % max(means2d.shape[-2], 1), places % n_pixels, places // n_pixels
 

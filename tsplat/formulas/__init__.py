@@ -1,0 +1,1 @@
+"""Formulas in PyTorch that several modules use, differentiated by autograd. `reference` has its own."""

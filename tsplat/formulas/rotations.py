@@ -1,0 +1,36 @@
+"""Rotations as unit quaternions wxyz and as matrices."""
+
+import torch
+from torch import Tensor
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def rotation_rows(quats: Tensor) -> tuple[Triple, Triple, Triple]:
+    """Returns the entries [...] of the rotation matrices of unit quaternions wxyz [..., 4], row by row."""
+    w, x, y, z = quats.unbind(-1)
+    return (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+
+
+def rotation_matrices(quats: Tensor) -> Tensor:
+    """Returns the rotation matrices [..., 3, 3] of unit quaternions wxyz [..., 4]."""
+    return torch.stack([torch.stack(row, -1) for row in rotation_rows(quats)], -2)
+
+
+def quaternions(rotations: Tensor) -> Tensor:
+    """Returns unit quaternions wxyz [..., 4] of rotation matrices [..., 3, 3], of either sign."""
+    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in rotations.unbind(-2))
+    # Row k is the quaternion times four times its entry k; the one of the largest entry is the most precise.
+    rows = (
+        (1 + a + e + i, h - f, c - g, d - b),
+        (h - f, 1 + a - e - i, d + b, c + g),
+        (c - g, d + b, 1 - a + e - i, h + f),
+        (d - b, c + g, h + f, 1 - a - e + i),
+    )
+    outer = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    largest = outer.diagonal(dim1=-2, dim2=-1).argmax(-1, keepdim=True)[..., None]
+    return torch.nn.functional.normalize(outer.take_along_dim(largest, -2).squeeze(-2), dim=-1)
