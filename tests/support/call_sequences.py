@@ -369,6 +369,8 @@ def in_fork(function: Callable[[], Any], seconds: int = 300) -> Any:
         try:
             os.close(reading)
             signal.alarm(seconds)
+            # PyTorch replaces the parent's pool of threads here. Threads that do so at the same time raise an error.
+            torch.set_num_threads(torch.get_num_threads())
             try:
                 found: Any = function()
             except BaseException:
@@ -428,6 +430,7 @@ def differences(actions: list[Action]) -> list[str]:
         names = own if isinstance(of, Rendering) and of.mode in ("graphed", "compiled") else {**expected, **own}
         wrong = [name for name in names if own.get(name, "None") != expected.get(name, "None")]
         if wrong:
+            wrong.sort(key=lambda name: name != "error")
             values = "; ".join(f"{n}: {own.get(n)} instead of {expected.get(n)}" for n in wrong[:2])
             found.append(f"{of}: {len(wrong)} differ, {values}")
     return found
