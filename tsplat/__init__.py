@@ -19,8 +19,8 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
-from .ops.graphed_calls import graphed
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
+from .passes.graphed_calls import graphed
 from .rasterization import rasterization, rasterization_2dgs
 from .stages.capacity import check_overflow
 from .stages.depth_maps import depth_to_normals, depth_to_points

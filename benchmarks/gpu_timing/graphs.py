@@ -38,7 +38,7 @@ class _Nothing:
 
 def measure(scene: dict[str, Any], repeats: int) -> Around:
     """Measures forward and backward passes of graphed calls."""
-    from tsplat.ops import graphed_calls  # other commits have none
+    from tsplat.passes import graphed_calls  # other commits have none
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

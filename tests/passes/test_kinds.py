@@ -183,7 +183,7 @@ def test_second_derivatives_raise():
 def test_an_error_in_the_middle_of_a_call(replays):
     scene = make()
     expected = render_thrice(scene)[0]
-    steps = replays[0]._traced.forward[0]._binders
+    steps = replays[0]._runner.traced.forward[0]._binders
     original = list(steps)
     for n in range(len(original)):
 

@@ -28,10 +28,9 @@ from torch import Tensor
 import tsplat
 import tsplat.kernels
 from tests.support.call_kinds import Begun, CallKind, random_kind
-from tests.support.launch_recorder import LaunchRecorder
+from tests.support.graphs import FakeRecorder
 from tests.support.training_scenes import gray, make_gaussians, make_views
-from tsplat.ops import graphed_calls
-from tsplat.passes import kinds
+from tsplat.passes import graphed_calls, kinds
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import Config, Trainer
 
@@ -63,11 +62,9 @@ class Rendering:
         kind = random_kind(self.seed)
         if (self.factor, self.grown) != (1.0, 1.0):
             kind = kind.moved(self.factor, self.grown)
-        if self.mode in ("graphed", "compiled"):
-            # Their `meta` has fewer values, none of which is differentiable.
-            room = None if self.mode == "graphed" else ROOM
-            options = kind.options | {"packed": False, "capacity": room}
-            options |= {"absgrad": False} if self.mode == "compiled" else {}
+        if self.mode == "compiled":
+            # Its `meta` has fewer values, none of which is differentiable.
+            options = kind.options | {"packed": False, "capacity": ROOM, "absgrad": False}
             options |= {"return_normals": False} if "return_normals" in options else {}
             tensors = {name: tensor for name, tensor in kind.tensors.items() if name != "extra_signals"}
             kind = dataclasses.replace(kind, tensors=tensors, options=options, centers=False, twice=False)
@@ -260,17 +257,16 @@ class Process:
         assert rendering is not None
         kind = rendering.kind()
         function = self.graphed.setdefault(kind.function, tsplat.graphed(kind.function))
-        found = outcome(lambda: kind.begin(function).finish())
-        if kind.function is tsplat.rasterization_2dgs:
-            found.pop("v_means2d", None)  # strategies read the gradient of `gradient_2dgs`
-        self.note(rendering, found)
+        self.note(rendering, outcome(lambda: kind.begin(function).finish()))
 
     def compile(self, action: Action) -> None:
         rendering = action.rendering
         assert rendering is not None
         kind = rendering.kind()
         function = self.compiled.setdefault(rendering.seed, torch.compile(kind.function))
-        self.note(rendering, outcome(lambda: kind.begin(function).finish()))
+        found = outcome(lambda: kind.begin(function).finish())
+        found.pop("v_means2d", None)
+        self.note(rendering, found)
 
 
 @contextlib.contextmanager
@@ -394,7 +390,7 @@ def prepare() -> None:
     """
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("warn")  # arenas are filled with NaN
-    graphed_calls.RECORDERS["cpu"] = LaunchRecorder
+    graphed_calls.RECORDERS["cpu"] = FakeRecorder
     for name in in_fork(_modules_of_calls):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -427,7 +423,7 @@ def differences(actions: list[Action]) -> list[str]:
     found = []
     for of, own in results:
         expected = fresh_outcome(of)
-        names = own if isinstance(of, Rendering) and of.mode in ("graphed", "compiled") else {**expected, **own}
+        names = own if isinstance(of, Rendering) and of.mode == "compiled" else {**expected, **own}
         wrong = [name for name in names if own.get(name, "None") != expected.get(name, "None")]
         if wrong:
             wrong.sort(key=lambda name: name != "error")

@@ -16,7 +16,7 @@ class Forbidden(TorchDispatchMode):
 
 class FakeRecorder:
     """Takes the place of `tsplat.ops.cuda_graphs.GraphRecorder`: a replay calls the function, which writes its results
-    where they were the last time.
+    to the same memory each time.
 
     Attributes:
         replays: How often each recorded function was replayed.
@@ -24,6 +24,9 @@ class FakeRecorder:
 
     def __init__(self):
         self.replays = []
+
+    def warm_up(self, function):
+        function()
 
     def record(self, function):
         i = len(self.replays)

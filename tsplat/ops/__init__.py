@@ -2,7 +2,6 @@
 
 from ..stages.depth_maps import depth_to_normals, depth_to_points
 from .adam import Adam, step_all
-from .graphed_calls import graphed
 from .image_loss import l1_and_ssim, l1_ssim_loss
 
-__all__ = ["Adam", "depth_to_normals", "depth_to_points", "graphed", "l1_and_ssim", "l1_ssim_loss", "step_all"]
+__all__ = ["Adam", "depth_to_normals", "depth_to_points", "l1_and_ssim", "l1_ssim_loss", "step_all"]

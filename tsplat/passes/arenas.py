@@ -145,6 +145,14 @@ class Output(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    def allocate(self, device: torch.device) -> Tensor:
+        """Allocates it."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def zeros(self, device: torch.device) -> Tensor:
+        """Allocates zeros of its shape and dtype."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
 
 def add_output(bases: Bases, tensor: Tensor) -> Output:
     """Adds a base for the storage of a tensor."""

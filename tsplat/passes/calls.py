@@ -9,7 +9,8 @@ images.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,53 +18,114 @@ from torch import Tensor
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, scratch_memory, whole
-from .replayed_meta import Source, later
+from .replayed_meta import Kept, Source, later
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
+
+
+class Forward(NamedTuple):
+    """What a forward pass returns.
+
+    Attributes:
+        bases: Its bases, by number, but for the arena that does not leave it.
+        needed: What lists needed: spans, intersections, entries and chunks; and 1 if they did not fit. None if the
+            caller gave a capacity.
+        kept: The arena that is needed later, if a later call may take its memory. Otherwise it is one of the bases.
+    """
+
+    bases: list[Any]
+    needed: list[int] | None
+    kept: Kept | None
+
+
+class Runner(Protocol):
+    """Runs the passes of a traced call: :class:`Replays`, or :class:`.CapturedCall`."""
+
+    traced: TracedCall
+
+    def forward(self, tensors: list[Tensor]) -> Forward: ...
+
+    def differentiate(
+        self, backward: BackwardPass, saved: Sequence[Tensor | None], given: dict[int, Tensor], kept: Kept | None
+    ) -> dict[int, Tensor]: ...
+
+
+class Replays:
+    """Runs the passes of a traced call at new addresses."""
+
+    def __init__(self, traced: TracedCall) -> None:
+        self.traced = traced
+
+    def forward(self, tensors: list[Tensor]) -> Forward:
+        """Runs the forward pass."""
+        traced = self.traced
+        kept = torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device)
+        own = [*tensors, *[output.allocate(traced.device) for output in traced.outputs], kept]
+        until_counted, *rest = traced.forward  # all of it on a CPU
+        with scratch_memory(traced.scratch[1], traced.device) as scratch:
+            bases = [*own, scratch]
+            until_counted.run([bases[i] for i in until_counted.used])
+            needed = self._read_needed(own) if traced.is_exact else None
+            for replayed in rest:
+                replayed.run([bases[i] for i in replayed.used])
+        return Forward(own, needed, None)
+
+    def _read_needed(self, bases: list[Tensor]) -> list[int]:
+        """Waits for the device."""
+        needed = self.traced.needed
+        if self.traced.device.type == "cpu":
+            address = bases[needed.base].data_ptr() + needed.offset
+            return (ctypes.c_int64 * 5).from_address(address)[:]
+        found: list[int] = needed.of(bases[needed.base]).tolist()
+        return found
+
+    def differentiate(
+        self, backward: BackwardPass, saved: Sequence[Tensor | None], given: dict[int, Tensor], _kept: Kept | None
+    ) -> dict[int, Tensor]:
+        """Runs a backward pass.
+
+        Args:
+            backward: The pass.
+            saved: The bases of the forward pass that it reads, ``backward.saved``; None for the arena that is kept, if
+                that is given.
+            given: Gradients, by the number of the base.
+
+        Returns:
+            Bases, by number, among them ``backward.results``.
+        """
+        device = self.traced.device
+        bases: dict[int, Any] = dict(zip(backward.saved, saved))
+        bases |= {base: _aligned(v) for base, v in given.items()}
+        bases |= {output.base: output.allocate(device) for output in backward.outputs}
+        backward.clear(bases)
+        base, size = backward.scratch
+        with scratch_memory(size, device) as bases[base]:
+            backward.steps.run([bases[i] for i in backward.steps.used])
+        return bases
 
 
 class ReplayedCall:
     """A call whose forward pass has run.
 
     Args:
-        traced: What is replayed.
+        runner: What runs it.
         tensors: The inputs.
 
     Attributes:
-        needed: What lists needed: spans, intersections, entries and chunks; and 1 if they did not fit. None if the
-            caller gave a capacity.
+        needed: See :class:`Forward`.
     """
 
-    def __init__(self, traced: TracedCall, tensors: list[Tensor]) -> None:
-        self._traced, self._tensors = traced, tensors
-        self._bases: list[Any] = [
-            *tensors,
-            *[torch.empty(o.shape, dtype=o.dtype, device=traced.device) for o in traced.outputs],
-            torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device),
-        ]
-        until_counted, *rest = traced.forward  # all of it on a CPU
-        with scratch_memory(traced.scratch[1], traced.device) as scratch:
-            bases = [*self._bases, scratch]
-            until_counted.run([bases[i] for i in until_counted.used])
-            self.needed = self._read_needed() if traced.is_exact else None
-            for replayed in rest:
-                replayed.run([bases[i] for i in replayed.used])
-
-    def _read_needed(self) -> list[int]:
-        """Waits for the device."""
-        needed = self._traced.needed
-        if self._traced.device.type == "cpu":
-            address = self._bases[needed.base].data_ptr() + needed.offset
-            return (ctypes.c_int64 * 5).from_address(address)[:]
-        found: list[int] = self.tensor(needed).tolist()
-        return found
+    def __init__(self, runner: Runner, tensors: list[Tensor]) -> None:
+        self._runner, self._tensors = runner, tensors
+        self._bases, self.needed, self._kept = runner.forward(tensors)
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        return view.of(self._bases[view.base])
+        base = self._bases[view.base]
+        return view.of(base if self._kept is None or base is not None else self._kept.memory)
 
     def results(self, *, packed: bool) -> tuple[Any, ...]:
         """Returns what the rendering function returns."""
-        traced, bases = self._traced, self._bases
+        traced, bases = self._runner.traced, self._bases
         images = [None if view is None else whole(view, bases) for view in traced.images]
         centers = whole(traced.centers, bases)
         ids = None
@@ -84,7 +146,7 @@ class ReplayedCall:
         for name, i in traced.in_meta.items():
             values[name] = images[i]
         read = [base if i in traced.described else None for i, base in enumerate(bases)]
-        source = Source(traced, read, self.needed, ids, carrier)
+        source = Source(traced, read, self._kept, self.needed, ids, carrier)
         return *images[: traced.n_images], Meta(values, later(traced, packed=packed), source, traced.names)
 
     def _connect(
@@ -92,18 +154,19 @@ class ReplayedCall:
     ) -> tuple[Tensor, Tensor | None]:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
         is one."""
-        traced, bases, inputs = self._traced, self._bases, [*self._tensors, leaf]
+        runner, bases, inputs = self._runner, self._bases, [*self._tensors, leaf]
+        traced, kept = runner.traced, self._kept
         links: list[Tensor | None] = []
         carrier = None
         if traced.of_centers is not None:
             own = [inputs[i] for i in traced.of_centers.inputs]
             saved = [bases[i] for i in traced.of_centers.saved]
-            centers, carrier = apply(_Centers, traced, [centers], ids, saved, *own)
+            centers, carrier = apply(_Centers, runner, [centers], ids, kept, saved, *own)
             links = [centers, carrier]
         links += [None if i == ABSGRAD else inputs[i] for i in traced.of_images.inputs]
         roots = [images[i] for i in traced.differentiable]
         saved = [bases[i] for i in traced.of_images.saved]
-        for i, image in zip(traced.differentiable, apply(_Images, traced, roots, ids, saved, centers, *links)):
+        for i, image in zip(traced.differentiable, apply(_Images, runner, roots, ids, kept, saved, centers, *links)):
             images[i] = image
         return centers, carrier
 
@@ -113,31 +176,35 @@ class _Centers(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, traced: TracedCall, outputs: list[Tensor], ids: Tensor | None, saved: list[Tensor], *inputs: Tensor
+        ctx: Any,
+        runner: Runner,
+        outputs: list[Tensor],
+        ids: Tensor | None,
+        kept: Kept | None,
+        saved: list[Tensor],
+        *inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(*saved, *inputs)  # also those that are not read, see ``once_differentiable``
-        ctx.traced, ctx.ids = traced, ids
+        ctx.runner, ctx.ids, ctx.kept = runner, ids, kept
         ctx.set_materialize_grads(False)
-        return outputs[0], traced.zero.expand(traced.v_carrier[1])
+        return outputs[0], runner.traced.zero.expand(runner.traced.v_carrier.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_centers: Tensor | None, v_carrier: Tensor | None) -> Gradients:
-        traced: TracedCall = ctx.traced
-        backward, (base, size, _) = traced.of_centers, traced.v_carrier
-        assert backward is not None and traced.v_centers is not None
-        output, _ = traced.v_centers
-        if v_centers is None or ctx.ids is not None or not v_centers.is_contiguous():
-            dense = torch.zeros(output.shape, dtype=output.dtype, device=traced.device)
-            if v_centers is not None and ctx.ids is None:
-                dense.copy_(v_centers)
-            elif v_centers is not None:
-                _set_rows(dense, ctx.ids, v_centers)
-            v_centers = dense
+        traced: TracedCall = ctx.runner.traced
+        assert traced.of_centers is not None and traced.v_centers is not None
+        dense, _ = traced.v_centers
+        if v_centers is None:
+            v_centers = dense.zeros(traced.device)
+        elif ctx.ids is not None:
+            packed, v_centers = v_centers, dense.zeros(traced.device)
+            _set_rows(v_centers, ctx.ids, packed)
         if v_carrier is None:
-            v_carrier = torch.zeros(size, dtype=output.dtype, device=traced.device)
-        given = {output.base: _aligned(v_centers), base: _aligned(v_carrier)}
-        return None, None, None, None, *_differentiate(backward, saved, given, traced.device)
+            v_carrier = traced.v_carrier.zeros(traced.device)
+        given = {dense.base: v_centers, traced.v_carrier.base: v_carrier}
+        found = ctx.runner.differentiate(traced.of_centers, saved[: len(traced.of_centers.saved)], given, ctx.kept)
+        return None, None, None, None, None, *_gradients(traced.of_centers, found, given)
 
 
 class _Images(torch.autograd.Function):
@@ -146,44 +213,40 @@ class _Images(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        traced: TracedCall,
+        runner: Runner,
         outputs: list[Tensor],
         ids: Tensor | None,
+        kept: Kept | None,
         saved: list[Tensor],
         centers: Tensor,
         *links: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*saved, *links)  # also those that are not read, see ``once_differentiable``
-        ctx.traced, ctx.ids = traced, ids
-        ctx.centers = centers if ABSGRAD in traced.of_images.inputs else None
+        ctx.runner, ctx.ids, ctx.kept = runner, ids, kept
+        ctx.centers = centers if ABSGRAD in runner.traced.of_images.inputs else None
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], *v: Tensor | None) -> Gradients:
-        traced: TracedCall = ctx.traced
-        given = {
-            o.base: torch.zeros(o.shape, dtype=o.dtype, device=traced.device) if each is None else _aligned(each)
-            for o, each in zip(traced.v_images, v, strict=True)
-        }
+        traced: TracedCall = ctx.runner.traced
+        backward = traced.of_images
+        images = zip(traced.v_images, v, strict=True)
+        given = {o.base: o.zeros(traced.device) if each is None else each for o, each in images}
+        found = ctx.runner.differentiate(backward, saved[: len(backward.saved)], given, ctx.kept)
         v_links: list[Tensor | None] = []
+        crossing: tuple[int, ...] = ()  # what the other pass reads as well
         if traced.v_centers is not None:
-            (output, depends), (base, size, n_zeros) = traced.v_centers, traced.v_carrier
-            given[output.base] = torch.empty(output.shape, dtype=output.dtype, device=traced.device)
-            # Autograd must not find values that are not finite where it looks for them.
-            allocate = torch.zeros if torch.is_anomaly_enabled() else torch.empty
-            given[base] = allocate(size, dtype=output.dtype, device=traced.device)
-            given[base][:n_zeros].zero_()
-        gradients = _differentiate(traced.of_images, saved, given, traced.device)
-        if traced.v_centers is not None:
-            v_links = [_packed(given[output.base], ctx.ids) if depends else None, given[base]]
-        for i, gradient in zip(traced.of_images.inputs, gradients):
+            (v_centers, depends), v_carrier = traced.v_centers, traced.v_carrier
+            v_links = [_packed(found[v_centers.base], ctx.ids) if depends else None, found[v_carrier.base]]
+            crossing = v_centers.base, v_carrier.base
+        for i, gradient in zip(backward.inputs, _gradients(backward, found, crossing)):
             if i == ABSGRAD:
                 ctx.centers.absgrad = _packed(gradient, ctx.ids)
             of_leaf = i == traced.n_inputs
             v_links.append(None if i == ABSGRAD else _packed(gradient, ctx.ids) if of_leaf else gradient)
-        return None, None, None, None, None, *v_links
+        return None, None, None, None, None, None, *v_links
 
 
 def _aligned(values: Tensor) -> Tensor:
@@ -212,20 +275,11 @@ def _packed(values: Tensor | None, ids: Tensor | None) -> Tensor | None:
     return values if values is None or ids is None else _rows(values, ids)
 
 
-def _differentiate(
-    backward: BackwardPass, saved: tuple[Tensor, ...], given: dict[int, Tensor], device: torch.device
-) -> list[Tensor | None]:
-    """Returns the gradients that a backward pass completes."""
-    bases = dict(zip(backward.saved, saved))
-    bases |= given
-    for output in backward.outputs:
-        bases[output.base] = torch.empty(output.shape, dtype=output.dtype, device=device)
-    base, size = backward.scratch
-    with scratch_memory(size, device) as bases[base]:
-        backward.steps.run([bases[i] for i in backward.steps.used])
+def _gradients(backward: BackwardPass, bases: dict[int, Tensor], crossing: Container[int]) -> list[Tensor | None]:
+    """Returns the gradients that a backward pass completes. Those in bases that cross to the other pass are copied."""
     return [
         None if view is None
-        else view.of(given[view.base]).clone() if view.base in given  # which the other pass reads as well
+        else view.of(bases[view.base]).clone() if view.base in crossing
         else whole(view, bases)
         for view in backward.gradients
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from ..stages.backend import launchers
 from ..stages.capacity import any_overflow, deferred, graph_room, needed_by, note_call
 from ..stages.compilation import is_plain_call
 from ..stages.settings import PLAIN
-from .calls import ReplayedCall
+from .calls import ReplayedCall, Replays, Runner
 from .replay import specializations
 from .traced_calls import TracedCall
 
@@ -33,7 +33,7 @@ REPLAYED: dict[str, tuple[Any, ...]] = {
     "distributed": (False,), "sparse_grad": (False,), "memory_budget": (None,), "validate": ("cull", "off"),
     "backend": ("auto", "triton"), "segmented": (False,),
 }  # fmt: skip
-"""Values of arguments with which calls are replayed. With others, the stages run; see :meth:`_Kinds.render`."""
+"""Values of arguments with which calls are replayed. With others, the stages run; see :meth:`Kinds.render`."""
 
 
 def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -42,13 +42,15 @@ def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
     The first call of a kind runs the stages, the second is traced. Calls that are not plain ones run the stages as
     well; see :func:`is_plain_call` and ``REPLAYED``.
     """
-    kinds = _Kinds(function)
+    kinds = Kinds(function)
+    _all.append(kinds)
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         found = kinds.render(args, kwargs) if is_plain_call() else None
         return function(*args, **kwargs) if found is None else found
 
+    run.stages = function  # type: ignore[attr-defined]
     return run
 
 
@@ -58,7 +60,7 @@ def forget() -> None:
         kinds.clear()
 
 
-class _Kind:
+class Kind:
     """What is known of a kind of call.
 
     Attributes:
@@ -66,28 +68,37 @@ class _Kind:
         turn: When it was called last.
         room: What its lists have room for; None before the first call.
         least: The room of the last trace, which was too small; the next one has no less. None at first.
-        traced: Its passes; None before they are traced.
+        runner: What replays its passes; None before they are traced.
+        addresses: Where graphs read each tensor; None for those that are copied.
     """
 
     def __init__(self, works: bool) -> None:
         self.works, self.turn = works, 0
         self.room: Capacities | None = None
         self.least: Capacities | None = None
-        self.traced: TracedCall | None = None
+        self.runner: Runner | None = None
+        self.addresses: list[int | None] = []
 
 
-class _Kinds:
-    """The kinds of calls of a rendering function, by all that passes depend on."""
+class Kinds:
+    """The kinds of calls of a rendering function, by all that passes depend on.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    Args:
+        function: Runs the stages.
+        most: How many kinds are known. Those that were called longest ago are forgotten.
+    """
+
+    def __init__(self, function: Callable[..., Any], most: int | None = None) -> None:
+        self._function, self._most = function, most
         parameters = inspect.signature(function).parameters
         self._names, self._is_packed = tuple(parameters), parameters["packed"].default
         self._tensors = {name for name, parameter in parameters.items() if "Tensor" in str(parameter.annotation)}
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, Kind] = {}
         self._turns = itertools.count()
         self._lock = threading.Lock()
-        _all.append(self)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
 
     def clear(self) -> None:
         with self._lock:
@@ -104,9 +115,7 @@ class _Kinds:
         arguments = dict(zip(self._names, args), **kwargs) if args else kwargs
         if len(args) > len(self._names) or len(arguments) < len(args) + len(kwargs):
             return None  # the function raises
-        key: list[Any] = [
-            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
-        ]  # fmt: skip
+        key: list[Any] = []
         tensors: list[Tensor] = []
         for name, value in arguments.items():
             if isinstance(value, Tensor):
@@ -122,44 +131,57 @@ class _Kinds:
         device_key = specializations(tensors) if tensors else None
         if device_key is None:
             return None
-        key += device_key
+        key += device_key + self._state(tensors)
         kind = self._kinds.get(tuple(key)) or self._add(tuple(key), arguments)
         kind.turn = next(self._turns)
         if not kind.works:
             return None
         if kind.room is None:
-            return self._render_first(kind, arguments, tensors[0].device)
-        traced = kind.traced or self._trace(kind, arguments)
-        if traced is None:
-            return None
+            return self._render_first(kind, arguments, tensors)
         try:
-            call = ReplayedCall(traced, tensors)
+            runner = self._runner(kind, arguments, tensors)
+            if runner is None:
+                return None
+            call = ReplayedCall(runner, tensors)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and "memory" not in str(error):
                 raise
             return None  # the stages may need less, or render in bands
+        traced = runner.traced
         if not traced.is_exact:
             note_call(call.tensor(traced.needed), traced.room)
         elif call.needed is not None and call.needed[-1]:
-            kind.room, kind.least, kind.traced = graph_room(Capacities(*call.needed[:-1]), kind.room), kind.room, None
+            kind.room, kind.least, kind.runner = graph_room(Capacities(*call.needed[:-1]), kind.room), kind.room, None
             return None
         packed = bool(arguments.get("packed", self._is_packed))
         return call.results(packed=packed)
 
-    def _add(self, key: Hashable, arguments: dict[str, Any]) -> _Kind:
+    def _state(self, _tensors: list[Tensor]) -> list[Any]:
+        """Returns what kinds depend on besides arguments."""
+        return [
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
+        ]  # fmt: skip
+
+    def _runner(self, kind: Kind, arguments: dict[str, Any], _tensors: list[Tensor]) -> Runner | None:
+        """Returns what replays a kind of call, which is traced if it was not; None if that fails."""
+        if kind.runner is None and (traced := self._trace(kind, arguments)) is not None:
+            kind.runner = Replays(traced)
+        return kind.runner
+
+    def _add(self, key: Hashable, arguments: dict[str, Any]) -> Kind:
         capacity = arguments.get("capacity")
         works = capacity is None or type(capacity) is int
         works &= all(arguments.get(name, allowed[0]) in allowed for name, allowed in REPLAYED.items())
-        kind = _Kind(works)
+        kind = Kind(works)
         with self._lock:
-            if len(self._kinds) >= KINDS_MAX:
+            if len(self._kinds) >= (self._most or KINDS_MAX):
                 del self._kinds[min(self._kinds, key=lambda other: self._kinds[other].turn)]
             self._kinds[key] = kind
         return kind
 
-    def _render_first(self, kind: _Kind, arguments: dict[str, Any], device: torch.device) -> Any:
+    def _render_first(self, kind: Kind, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
         """Renders by the stages, and learns how many intersections there are."""
-        rendered = self._function(**arguments)
+        rendered, device = self._function(**arguments), tensors[0].device
         listed, capacity = rendered[-1].source.intersections, arguments.get("capacity")
         by_kernels = launchers(device, arguments.get("backend", "auto")).__name__ == "tsplat.kernels"
         kind.works = by_kernels and len(listed.bands) == 1
@@ -167,18 +189,17 @@ class _Kinds:
         kind.room = graph_room(Capacities(*[n] * 4)) if capacity is None else Capacities(*[capacity] * 4)
         return rendered
 
-    def _trace(self, kind: _Kind, arguments: dict[str, Any]) -> TracedCall | None:
+    def _trace(self, kind: Kind, arguments: dict[str, Any]) -> TracedCall | None:
         """Traces a call, with room for what its lists need; returns None if that fails."""
         assert kind.room is not None
         try:
             if arguments.get("capacity") is None:
                 kind.room = graph_room(self._measure(kind.room, arguments), kind.least)
-            kind.traced = TracedCall(self._function, arguments, kind.room)
+            return TracedCall(self._function, arguments, kind.room)
         except Exception as error:  # what cannot be traced runs the stages
             kind.works = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
             return None
-        return kind.traced
 
     @torch.no_grad()
     def _measure(self, room: Capacities, arguments: dict[str, Any]) -> Capacities:
@@ -189,4 +210,4 @@ class _Kinds:
         return self._measure(graph_room(needed, room), arguments) if any_overflow(calls) else needed
 
 
-_all: list[_Kinds] = []
+_all: list[Kinds] = []

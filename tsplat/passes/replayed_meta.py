@@ -18,12 +18,25 @@ from .arenas import View
 from .traced_calls import TracedCall, map_bundle
 
 
+class Kept:
+    """The arena of a call that is needed later, if a later call may take its memory.
+
+    Attributes:
+        memory: [n] uint8.
+        values: Other tensors that backward passes read, and whose copies that call replaces as well.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory, self.values = memory, list[Tensor]()
+
+
 class Source(NamedTuple):
     """What values of ``meta`` are made of.
 
     Attributes:
         traced: What was replayed.
         bases: The bases of the forward pass that ``traced.described`` lists, by number, and None for others.
+        kept: The arena of the call, in place of the base, if a later call may take its memory; otherwise None.
         needed: What lists needed, and 1 if they did not fit; None with a capacity.
         ids: The rows that are packed, [nnz] int64, or None.
         carrier: The tensor that stands in autograd for all that images depend on besides centers; None without
@@ -32,13 +45,15 @@ class Source(NamedTuple):
 
     traced: TracedCall
     bases: list[Any]
+    kept: Kept | None
     needed: list[int] | None
     ids: Tensor | None
     carrier: Tensor | None
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        return view.of(self.bases[view.base])
+        base = self.bases[view.base]
+        return view.of(self.kept.memory if base is None and self.kept is not None else base)
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,8 +143,7 @@ class _Row(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v: Tensor) -> Gradients:
-        _, size, _ = ctx.traced.v_carrier
-        v_carrier = torch.zeros(size, dtype=v.dtype, device=v.device)
+        v_carrier = ctx.traced.v_carrier.zeros(v.device)
         own: View = ctx.traced.v_row[ctx.name]
         target = own.of(v_carrier)
         if ctx.ids is None:

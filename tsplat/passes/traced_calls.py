@@ -54,7 +54,8 @@ class BackwardPass(NamedTuple):
         inputs: The numbers of the inputs whose gradients it completes; one more than those of tensors is that of
             ``gradient_2dgs``.
         gradients: The view of each gradient; None if images do not depend on the input.
-        outputs: The bases of gradients.
+        outputs: The bases that it allocates: of gradients, and of what the other pass reads.
+        cleared: The base of these that begins with zeros, and their number; None if there are none.
         scratch: The base of the arena that does not leave it, and its size in bytes.
         saved: The bases of the forward pass that it reads.
     """
@@ -63,8 +64,24 @@ class BackwardPass(NamedTuple):
     inputs: list[int]
     gradients: list[View | None]
     outputs: list[Output]
+    cleared: tuple[int, int] | None
     scratch: tuple[int, int]
     saved: list[int]
+
+    @property
+    def results(self) -> list[int]:
+        """The bases that hold its results: its outputs, and others that gradients are in."""
+        own = [output.base for output in self.outputs]
+        return list(dict.fromkeys(own + [view.base for view in self.gradients if view is not None]))
+
+    def clear(self, bases: dict[int, Tensor]) -> None:
+        """Sets those elements of its outputs to zero."""
+        if self.cleared is not None:
+            base, n = self.cleared
+            if torch.is_anomaly_enabled():  # which looks for values that are not finite
+                bases[base].zero_()
+            elif n:
+                bases[base][:n].zero_()
 
 
 class _Record(NamedTuple):
@@ -205,8 +222,8 @@ class TracedCall:
         of_centers: From there to the other inputs; None if these do not depend on centers.
         v_images: The bases of the gradients of images.
         v_centers: The base of the gradient of centers, and whether images depend on these.
-        v_carrier: The base of all else that goes from one backward pass to the other, an arena; its size, and how much
-            of it is zeros, in elements of the dtype of centers. It is the gradient of a tensor, the carrier.
+        v_carrier: That of all else that goes from one backward pass to the other, an arena of the dtype of centers. It
+            is the gradient of a tensor, the carrier.
         v_row: For values of ``meta``, the view of their gradient in ``v_carrier``.
         zero: The carrier, before it is expanded. Its value does not matter.
     """
@@ -215,7 +232,7 @@ class TracedCall:
         self.room, self.is_exact = room, arguments.get("capacity") is None
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
-            own = {n: _copy_of(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+            own = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
             record = _record(function, own, room)
         bases = Bases()
         self._place_forward(record, bases)
@@ -282,7 +299,7 @@ class TracedCall:
         if any(life.size % dtype.itemsize for life in crossing):
             raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
         v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, crossing)
-        self.v_carrier = v_carrier, max(size // dtype.itemsize, 1), n_zeros // dtype.itemsize
+        self.v_carrier = Output(v_carrier, (max(size // dtype.itemsize, 1),), dtype)
         self.v_row = {name: bases.view(record.v_rows[of]) for name, of in ROWS.items() if of in record.v_rows}
         if any(view.base != v_carrier for view in self.v_row.values()):
             raise UnsupportedError("a gradient of rows does not go to the inputs")
@@ -293,11 +310,15 @@ class TracedCall:
                 i: g for i, g in record.gradients.items() if (g is not None and storage_of(g) in later) == is_second
             }
             outputs = [add_output(bases, g) for g in mine.values() if g is not None and not bases.has(storage_of(g))]
+            cleared = None
+            if self.v_centers is not None and not is_second:
+                outputs += [self.v_centers[0], self.v_carrier]
+                cleared = v_carrier, n_zeros // dtype.itemsize
             scratch = add_arena(bases, [life for storage, life in own.items() if not bases.has(storage)])
             views = [None if g is None else bases.view(g) for g in mine.values()]
             replayed = Pass(steps, bases)
             saved = [base for base in replayed.used if base < n_forward]
-            passes.append(BackwardPass(replayed, list(mine), views, outputs, scratch, saved))
+            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, saved))
         self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]
 
 
@@ -315,7 +336,7 @@ def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Life]) 
     return base, sum(sizes), sizes[0]
 
 
-def _copy_of(tensor: Tensor, enabled: bool) -> Tensor:
+def copy_with_layout(tensor: Tensor, enabled: bool = False) -> Tensor:
     """Returns a copy with the same strides and the same alignment, in a storage of its own."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     offset = tensor.data_ptr() % SPECIALIZED_ALIGNMENT // tensor.itemsize

@@ -10,13 +10,13 @@ import tyro
 
 from tests.compat.gsplat import clients
 from tests.compat.gsplat.clients import HEIGHT, REFINE, WIDTH, N, SimpleTrainer, Splatfacto, make_data
-from tests.support.launch_recorder import LaunchRecorder
+from tests.support.graphs import FakeRecorder
 from tests.support.slow import slow_after
 from tsplat import graphed
 from tsplat.compat.gsplat.compression import PngCompression
 from tsplat.compat.gsplat.exporter import export_splats
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy
-from tsplat.ops import captured_calls, graphed_calls
+from tsplat.passes import captured_calls, graphed_calls
 from tsplat.scene import read_model
 
 
@@ -119,9 +119,9 @@ def trained(name):
 )
 def test_simple_trainer_with_graphed_calls(name, monkeypatch):
     expected = trained(name)
-    monkeypatch.setitem(graphed_calls.RECORDERS, "cpu", LaunchRecorder)
-    replays, render = [], captured_calls.CapturedCall.render
-    monkeypatch.setattr(captured_calls.CapturedCall, "render", lambda *given: replays.append(None) or render(*given))
+    monkeypatch.setitem(graphed_calls.RECORDERS, "cpu", FakeRecorder)
+    replays, forward = [], captured_calls.CapturedCall.forward
+    monkeypatch.setattr(captured_calls.CapturedCall, "forward", lambda *given: replays.append(None) or forward(*given))
     for function in ("rasterization", "rasterization_2dgs"):
         monkeypatch.setattr(clients, function, graphed(getattr(clients, function)))
     found = trained(name)

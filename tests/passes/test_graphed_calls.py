@@ -1,14 +1,14 @@
-"""Graphed calls give the bits of eager calls. On a CPU, what is recorded and replayed stands for CUDA graphs."""
+"""Graphed calls give the bits of eager calls. On a CPU, bound passes stand for CUDA graphs."""
 
 import concurrent.futures
 import copy
 import dataclasses
+import functools
 import gc
 import pickle
 import re
 import sys
 import threading
-import weakref
 
 import pytest
 import torch
@@ -19,10 +19,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support import scenes
-from tests.support.launch_recorder import LaunchRecorder
+from tests.support.graphs import FakeRecorder
 from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
-from tsplat.ops import graphed_calls as graphs
-from tsplat.stages import capacity
+from tsplat.passes import graphed_calls as graphs
 
 launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
 
@@ -32,29 +31,11 @@ ROWS = ("radii", "means2d", "depths", "conics", "opacities")
 STRUCTURE = scenes.Structure(n=60, cameras=2, width=40, height=30, sh_degree=2, seed=1)
 
 
-class Recorder(LaunchRecorder):
-    """Counts the replays of each recorded function."""
-
-    def __init__(self):
-        self.replays = []
-
-    def record(self, function):
-        results, replay = super().record(function)
-        i = len(self.replays)
-        self.replays.append(0)
-
-        def counted():
-            self.replays[i] += 1
-            replay()
-
-        return results, counted
-
-
 @pytest.fixture(autouse=True)
 def captures(monkeypatch):
     """Returns what recorded each call."""
-    made: list[Recorder] = []
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda: made.append(Recorder()) or made[-1])
+    made: list[FakeRecorder] = []
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda: made.append(FakeRecorder()) or made[-1])
     return made
 
 
@@ -123,7 +104,7 @@ def test_same_bits_as_eager_calls(captures, structure, options):
         scene = moved(make(structure), 0.02 * i)
         expected = differentiated(rasterization, scene, packed=False, **options)
         assert_same(differentiated(render, scene, **options), expected)
-    assert [capture.replays for capture in captures] == [[4, 4]]
+    assert [capture.replays for capture in captures] == [[4, 4, 4]]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -144,7 +125,7 @@ def test_same_bits_as_eager_calls_of_2d_gaussians(captures):
         arguments = dict(weights=(1.0, 0.5, 0.3, 0.0, 0.2), render_mode="RGB+ED", distloss=True, absgrad=True)
         expected = differentiated(rasterization_2dgs, scene, packed=False, **arguments)
         assert_same(differentiated(render, scene, **arguments), expected)
-    assert [capture.replays for capture in captures] == [[3, 3]]
+    assert [capture.replays for capture in captures] == [[3, 3, 3]]
 
 
 def test_kinds_of_calls_have_graphs_of_their_own(captures):
@@ -155,7 +136,7 @@ def test_kinds_of_calls_have_graphs_of_their_own(captures):
         for changed, options in variants:
             given = changed | options
             assert_same(differentiated(render, given), differentiated(rasterization, given, packed=False))
-    assert [capture.replays for capture in captures] == [[2, 2]] * 4
+    assert [capture.replays for capture in captures] == [[2, 2, 2]] * 4
     with torch.no_grad():
         for _ in range(3):
             image = render(**scene)[0]
@@ -163,7 +144,7 @@ def test_kinds_of_calls_have_graphs_of_their_own(captures):
     with torch.inference_mode():
         for _ in range(2):
             assert torch.equal(render(**scene)[0], rasterization(**scene)[0])
-    assert [capture.replays for capture in captures[4:]] == [[4]]
+    assert [capture.replays for capture in captures[4:]] == [[2], [1]]
 
 
 def test_values_of_other_types_are_other_kinds():
@@ -182,7 +163,7 @@ def test_kinds_used_least_recently_go(captures):
         render(**scene, near_plane=0.02 * (i + 1))
         render(**scene)
         gc.collect()
-    assert len(render._kinds) == graphs.KINDS_MAX and len(captures) == 1
+    assert len(render._kinds) == graphs.KINDS_MAX
 
 
 @pytest.mark.parametrize("sh_degree", [None, 1])
@@ -192,37 +173,37 @@ def test_only_colors_require_gradients(captures, sh_degree):
     render = graphed(rasterization)
     for _ in range(3):
         assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
-    assert captures[0].replays == [2, 2]
+    assert captures[0].replays == [2] * len(captures[0].replays)
 
 
-def test_calls_wait_for_their_backward_passes(captures):
+def test_several_calls_wait_for_their_backward_passes(captures):
+    """Each later call takes memory, which the others get a copy of."""
     render = graphed(rasterization)
     several = [moved(make(), 0.02 * i) for i in range(4)]
     expected = [differentiated(rasterization, scene, packed=False) for scene in several]
-    for _ in range(3):
-        images = [render(**scene)[:2] for scene in several]
-        for (colors, alphas), scene, of_scene in zip(images, several, expected):
-            leaf = scene["means"]
+    for order in ((0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)):
+        losses = []
+        for scene in several:
             generator = torch.Generator().manual_seed(3)
-            loss = sum(
-                w * (i * torch.rand(i.shape, generator=generator)).sum() for w, i in ((1.0, colors), (0.5, alphas))
-            )
-            (v,) = torch.autograd.grad(loss, leaf)
-            assert torch.equal(v, of_scene["v_means"])
-        del images, colors, alphas, loss
-    assert len(captures) == graphs.CALLS_MAX
-
-
-def test_images_without_a_backward_pass_ahead_free_their_graph(captures):
-    render, scene = graphed(rasterization), make()
-    for _ in range(5):
-        render(**scene)  # dropped
-        gc.collect()
-    kept = []
-    for _ in range(4):
-        kept.append(render(**scene)[0].sum())
-        kept[-1].backward()
+            images = zip((1.0, 0.5), render(**scene)[:2])
+            losses.append(sum(w * (i * torch.rand(i.shape, generator=generator)).sum() for w, i in images))
+        for i in order:
+            found = torch.autograd.grad(losses[i], several[i]["means"], retain_graph=i % 2 == 0)
+            assert torch.equal(found[0], expected[i]["v_means"])
+        for i in (0, 2):
+            assert torch.equal(torch.autograd.grad(losses[i], several[i]["means"])[0], expected[i]["v_means"])
     assert len(captures) == 1
+
+
+def test_one_backward_pass_of_several_calls():
+    several = [moved(make(), 0.02 * i) for i in range(3)]
+    found = []
+    for render in (graphed(rasterization), functools.partial(rasterization, packed=False)):
+        for _ in range(3):
+            loss = sum((i + 1) * render(**scene)[0].square().sum() for i, scene in enumerate(several))
+        found.append(torch.autograd.grad(loss, [scene["means"] for scene in several]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_results_are_kept_by_later_calls(captures):
@@ -240,42 +221,13 @@ def test_results_are_kept_by_later_calls(captures):
     assert sum(capture.replays[0] for capture in captures) == 4
 
 
-def test_backward_twice(captures):
-    render, scene = graphed(rasterization), make()
-    for _ in range(3):
-        image, alpha, _ = render(**scene)
-        expected_image, expected_alpha, _ = rasterization(**scene, packed=False)
-        for one, other in ((image, expected_image), (alpha, expected_alpha), (image, expected_image)):
-            found = torch.autograd.grad(one.square().sum(), scene["means"], retain_graph=True)
-            assert torch.equal(
-                found[0], torch.autograd.grad(other.square().sum(), scene["means"], retain_graph=True)[0]
-            )
-    # On a GPU, a backward pass reuses memory of the forward pass, which then has to run again.
-    assert captures[0].replays == [6, 6]
-    render(**scene)
-    with pytest.raises(UnsupportedError, match="backward: a later call has replaced"):
-        image.sum().backward()
-
-
 def test_images_without_room_are_rendered_again(captures):
     render, scene = graphed(rasterization), make(scenes.Structure(n=60, width=40, height=30, size=0.5))
     for scale in (1.0, 1.0, 1.0, 20.0, 20.0, 20.0):
         given = scene | {"scales": (scale * scene["scales"].detach()).requires_grad_()}
         assert_same(differentiated(render, given), differentiated(rasterization, given, packed=False))
     # The fourth call has no room, the fifth is captured again.
-    assert [capture.replays for capture in captures] == [[3, 2], [2, 2]]
-
-
-def test_lists_of_parts_that_need_more_room_than_intersections(captures, monkeypatch):
-    original = graphs.CapturedCall
-    monkeypatch.setattr(
-        graphs, "CapturedCall", lambda f, values, read, n, *more: original(f, values, read, n // 4, *more)
-    )
-
-    render, scene = graphed(rasterization), make()
-    for _ in range(4):
-        assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
-    assert [capture.replays for capture in captures] == [[3, 3]]
+    assert [capture.replays for capture in captures] == [[3, 2, 2], [2, 2, 2]]
 
 
 def test_tensors_that_stay_where_they_are_are_read_there(captures, monkeypatch):
@@ -293,7 +245,7 @@ def test_tensors_that_stay_where_they_are_are_read_there(captures, monkeypatch):
         scene["scales"] = scene["scales"].detach().clone().requires_grad_()
         assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
     assert id(scene["scales"]) in copied and id(scene["means"]) not in copied
-    assert [capture.replays for capture in captures] == [[3, 3]] * 2
+    assert [capture.replays for capture in captures] == [[3, 3, 3]] * 2
 
 
 def test_what_is_read_in_place_must_not_change_before_the_backward_pass():
@@ -310,7 +262,7 @@ def test_slices_are_copied(captures):
     render, scene = graphed(rasterization), make()
     wide = torch.rand(300).requires_grad_()
     for i in range(4):
-        scene["scales"] = wide.as_strided((60, 3), (4 + i % 2, 1))
+        scene["scales"] = wide.as_strided((60, 3), (4, 1), i)
         (found,) = torch.autograd.grad(render(**scene)[0].sum(), wide)
         (expected,) = torch.autograd.grad(rasterization(**scene, packed=False)[0].sum(), wide)
         assert torch.equal(found, expected)
@@ -348,43 +300,14 @@ def test_another_number_of_gaussians_releases_graphs(captures):
         assert len(render._kinds) == 1
     assert len(captures) == 3
     render.clear()
-    assert not render._kinds
-
-
-def test_captures_free_no_pinned_memory(monkeypatch):
-    """PyTorch records an event when it is freed, and queries it later, which is an error if it is one of a capture."""
-    made, places, place, original = [], [], ["outside"], capacity._Call
-
-    def make_call(*args):
-        call = original(*args)  # on a GPU, with pinned memory
-        made.append(weakref.ref(call, lambda _: places.append(place[0])))
-        return call
-
-    def warm_up(self, function):
-        place[0] = "not in a capture"  # of another thread either, as only one uses the stream at a time
-        function()
-        place[0] = "outside"
-
-    def record(self, function):
-        place[0] = "in a capture"
-        results = function()
-        place[0] = "outside"
-        return results, lambda: None
-
-    monkeypatch.setattr(capacity, "_Call", make_call)
-    monkeypatch.setattr(Recorder, "warm_up", warm_up)
-    monkeypatch.setattr(Recorder, "record", record)
-    render, scene = graphed(rasterization), make()
-    for _ in range(3):
-        render(**scene)
-    assert places and set(places) == {"not in a capture"}
+    assert not len(render._kinds)
 
 
 def test_an_error_in_a_capture_gives_eager_calls(captures, monkeypatch, caplog):
     def fail(self, function):
         raise RuntimeError("not permitted when stream is capturing")
 
-    monkeypatch.setattr(Recorder, "record", fail)
+    monkeypatch.setattr(FakeRecorder, "record", fail)
     render, scene = graphed(rasterization), make()
     for _ in range(4):
         assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
@@ -392,41 +315,44 @@ def test_an_error_in_a_capture_gives_eager_calls(captures, monkeypatch, caplog):
     assert len(captures) == 1
 
 
-def test_meta():
+def test_meta_is_that_of_the_function():
     render, scene = graphed(rasterization), make()
-    *_, eager = rasterization(**scene, packed=False)
-    for _ in range(3):
-        *_, meta = render(**scene)
-    assert meta["means2d"].requires_grad and meta["gaussian_ids"] is None and not meta["overflow"]
-    for name in ("width", "height", "tile_size", "tile_width", "tile_height", "n_cameras", "n_batches"):
-        assert meta[name] == eager[name]
-    assert "memory" not in meta and "isect_ids" not in meta
-    kept = meta.copy()
-    render(**moved(scene, 0.5))
-    assert torch.equal(kept["radii"], eager["radii"])
-
-
-def test_meta_of_an_earlier_call_raises():
-    render, scene = graphed(rasterization), make()
-    with torch.no_grad():
-        metas = [render(**scene)[2] for _ in range(4)]
-    with pytest.raises(UnsupportedError, match=r"meta\['radii'\]: a later graphed call has replaced it"):
-        metas[2]["radii"]
-    assert metas[3]["radii"].shape == (2, 60, 2)
+    expected = rasterization(**scene, packed=False)[2].copy()
+    metas = [render(**scene)[2] for _ in range(5)]
+    for found in [meta.copy() for meta in metas]:  # also those of earlier calls
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            same = torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
+            assert same or name == "memory", name
 
 
 @pytest.mark.parametrize("name", [*ROWS[1:], "hook", "hook in place"])
-def test_other_gradients_raise(name):
-    render, scene = graphed(rasterization), make()
-    for _ in range(3):
-        image, _, meta = render(**scene)
-    loss = image.sum()
-    if "hook" in name:
-        meta["means2d"].register_hook((lambda v: 2 * v) if name == "hook" else (lambda v: v.mul_(2)))
-    else:
-        loss = loss + meta[name].sum()
-    with pytest.raises(UnsupportedError, match="in a graphed call only images have gradients"):
-        loss.backward()
+def test_gradients_of_meta(name):
+    render, scene, found = graphed(rasterization), make(), []
+    for function in (render, functools.partial(rasterization, packed=False)):
+        for _ in range(3):
+            image, _, meta = function(**scene)
+            loss = image.sum()
+            if "hook" in name:
+                meta["means2d"].register_hook((lambda v: 2 * v) if name == "hook" else (lambda v: v.mul_(2)))
+            else:
+                loss = loss + meta[name].sum()
+        render(**scene)  # takes memory of the call before
+        found.append(torch.autograd.grad(loss, scene["means"])[0])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("options", [{"packed": True}, {"packed": True, "absgrad": True}, {"capacity": 60_000}])
+def test_packed_calls_and_capacities(captures, options):
+    render = graphed(rasterization)
+    for i in range(4):
+        scene = moved(make(), 0.02 * i)
+        assert_same(
+            differentiated(render, scene, **options),
+            differentiated(rasterization, scene, packed=False)
+            | (differentiated(rasterization, scene, **({"packed": False} | options))),
+        )
+    assert [capture.replays for capture in captures] == [[3, 3, 3]]
 
 
 def test_a_loss_of_centers_without_a_gradient(captures):
@@ -444,7 +370,7 @@ def test_a_loss_of_centers_without_a_gradient(captures):
         render(**scene)[0].sum().backward()
     _, _, meta = render(**scene)
     found = torch.autograd.grad(Nothing.apply(meta["means2d"]), scene["means"], allow_unused=True)
-    assert found == (None,)
+    assert not found[0].any()
 
 
 def test_gradients_with_a_graph_of_their_own():
@@ -467,7 +393,7 @@ def test_autocast(captures):
             )
         for one, other in zip(*found, strict=True):
             assert torch.equal(one, other)
-    assert captures[0].replays == [3, 3]
+    assert captures[0].replays == [3, 3, 3]
 
 
 def test_hooks_of_saved_tensors(captures):
@@ -495,7 +421,7 @@ def test_copies_have_graphs_of_their_own(captures, make_copy):
     for _ in range(2):
         render(**scene)
     other = make_copy(render)
-    assert not other._kinds and render._kinds
+    assert not len(other._kinds) and len(render._kinds)
     assert torch.equal(other(**scene)[0], render(**scene)[0])
 
 
@@ -596,14 +522,19 @@ def test_freed_memory_is_refused():
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"packed": True}, "packed: must be False in a graphed call, found True"),
-        ({"capacity": 100}, "capacity: must be None"),
+        ({"capacity": "auto"}, "capacity: must be a number or None in a graphed call, found 'auto'"),
         ({"distributed": True}, "distributed: must be False"),
         ({"sparse_grad": True}, "sparse_grad: must be False"),
         ({"validate": "error"}, "validate: must be 'cull' or 'off'"),
         ({"backend": "torch"}, "backend: must be 'auto' or 'triton'"),
-        ({"ftheta_coeffs": [1.0]}, "ftheta_coeffs: a graphed call needs a value that is hashed by its content"),
-        ({"ftheta_coeffs": object()}, "ftheta_coeffs: a graphed call needs a value that is hashed by its content"),
+        (
+            {"ftheta_coeffs": [1.0]},
+            "ftheta_coeffs: must be a number, a string, a tensor or None in a graphed call, found a list",
+        ),
+        (
+            {"ftheta_coeffs": object()},
+            "ftheta_coeffs: must be a number, a string, a tensor or None in a graphed call, found a obj",
+        ),
     ],
 )
 def test_what_graphs_cannot_do_raises(argument, message):
@@ -640,4 +571,4 @@ def test_nothing_is_captured_on_a_cpu(captures, monkeypatch):
     render, scene = graphed(rasterization), make()
     for _ in range(3):
         render(**scene)
-    assert not captures and not render._kinds
+    assert not captures and not len(render._kinds)

@@ -1,0 +1,125 @@
+"""A traced call whose passes are captured in CUDA graphs.
+
+Graphs read and write memory of their own, but for tensors that stay where they are. What a call returns is copied from
+there. What it keeps for its backward passes and ``meta`` is copied only if another call needs the memory first.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.cuda_graphs import GraphRecorder
+from .calls import Forward
+from .replayed_meta import Kept
+from .traced_calls import BackwardPass, TracedCall, copy_with_layout
+
+
+class CapturedCall:
+    """Replays the passes of a traced call by CUDA graphs.
+
+    Args:
+        traced: The call.
+        tensors: The inputs of a call of its kind.
+        in_place: For each of them, whether graphs read it where it is. Later calls must have it there.
+        recorder: Captures graphs.
+    """
+
+    def __init__(
+        self, traced: TracedCall, tensors: Sequence[Tensor], in_place: Sequence[bool], recorder: GraphRecorder
+    ) -> None:
+        self.traced = traced
+        self._lock = threading.RLock()
+        self._last: Callable[[], Kept | None] = lambda: None
+        backward = [each for each in (traced.of_images, traced.of_centers) if each is not None]
+        read = {base for each in backward for base in each.saved}
+        with torch.inference_mode(False), torch.no_grad():
+            memory = {
+                i: t.detach() if own else copy_with_layout(t) for i, (t, own) in enumerate(zip(tensors, in_place))
+            }
+            made = [*traced.outputs, *traced.v_images, *(output for each in backward for output in each.outputs)]
+            memory |= {output.base: output.allocate(traced.device) for output in made}
+            n_kept = traced.kept[1]
+            memory[traced.kept[0]] = torch.empty(n_kept, dtype=torch.uint8, device=traced.device)
+            arenas = [traced.scratch, *(each.scratch for each in backward)]
+            scratch = torch.empty(max(size for _, size in arenas), dtype=torch.uint8, device=traced.device)
+            memory |= {base: scratch for base, _ in arenas}
+            self._forward = self._capture(traced.forward, memory, recorder)
+            differentiable = backward if traced.differentiable else []
+            self._backward = {id(each): self._capture([each.steps], memory, recorder, each) for each in differentiable}
+        self._copied = [i for i, is_read in enumerate(in_place) if not is_read]
+        self._restored = [i for i in self._copied if i in read] + [o.base for o in traced.outputs if o.base in read]
+        # What is read in place belongs to the caller.
+        self._memory = {base: t for base, t in memory.items() if base >= len(in_place) or base in self._copied}
+
+    @staticmethod
+    def _capture(
+        passes: Sequence[Any], memory: dict[int, Tensor], recorder: GraphRecorder, backward: BackwardPass | None = None
+    ) -> Callable[[], None]:
+        """Captures passes. Returns what replays them."""
+        steps = [each.bind([memory[base] for base in each.used]) for each in passes]
+
+        def run() -> None:
+            if backward is not None:
+                backward.clear(memory)
+            for step in steps:
+                step()
+
+        recorder.warm_up(run)  # a capture allows no first launches of kernels
+        _, replay = recorder.record(run)
+        return replay
+
+    def forward(self, tensors: list[Tensor]) -> Forward:
+        """Runs the forward pass. Waits for the device, unless the caller gave a capacity."""
+        traced, memory = self.traced, self._memory
+        with self._lock, torch.no_grad():
+            kept = Kept(memory[traced.kept[0]])
+            self._lend(kept)
+            if self._copied:
+                torch._foreach_copy_([memory[i] for i in self._copied], [tensors[i] for i in self._copied])
+            self._forward()
+            outputs = _copies([memory[output.base] for output in traced.outputs])
+            bases: list[Any] = [*tensors, *outputs, None]
+            kept.values = [bases[base] for base in self._restored]
+            needed = traced.needed.of(memory[traced.needed.base]).tolist() if traced.is_exact else None
+        return Forward(bases, needed, kept)
+
+    def differentiate(
+        self,
+        backward: BackwardPass,
+        _saved: Sequence[Tensor | None],
+        given: dict[int, Tensor],
+        kept: Kept | None,
+    ) -> dict[int, Tensor]:
+        """Runs a backward pass; see :meth:`.Replays.differentiate`."""
+        assert kept is not None
+        memory = self._memory
+        with self._lock:
+            if self._last() is not kept:
+                self._lend(kept)
+                own = [self.traced.kept[0], *self._restored]
+                torch._foreach_copy_([memory[base] for base in own], [kept.memory, *kept.values])
+                kept.memory = memory[own[0]]
+            torch._foreach_copy_([memory[base] for base in given], list(given.values()))
+            self._backward[id(backward)]()
+            return dict(zip(backward.results, _copies([memory[base] for base in backward.results])))
+
+    def _lend(self, kept: Kept) -> None:
+        """Lends the memory of what is kept to a call. If the one before may still need it, that gets a copy."""
+        last = self._last()
+        if last is not None:
+            last.memory = last.memory.clone()
+        self._last = weakref.ref(kept)
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies tensors in one launch."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, tensors)
+    return copies

@@ -1,0 +1,192 @@
+"""Rendering functions that replay CUDA graphs: one forward and up to two backward for each kind of call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, UnsupportedError
+from ..ops.cuda_graphs import GraphRecorder
+from ..stages.backend import choose
+from ..stages.compilation import is_plain_call
+from ..stages.settings import PLAIN
+from .calls import Runner
+from .captured_calls import CapturedCall
+from .kinds import REPLAYED, Kind, Kinds
+
+KINDS_MAX = 4
+"""Kinds of calls whose graphs are kept."""
+
+RECORDERS: dict[str, Callable[[], Any]] = {"cuda": GraphRecorder}
+"""What captures calls, by kind of device. On a CPU, the function itself replays its calls."""
+
+
+def graphed(rasterization: Callable[..., Any]) -> Graphed:
+    """Makes a rendering function replay graphs of its calls, so that Python takes a fraction of the time.
+
+    The result is called like the function, in any training loop, and gives the same bits. There are graphs for each
+    kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
+    first call of a kind counts intersections, the second is captured, with room for lists that are a quarter longer,
+    and later ones are replayed. Each waits once, to know whether there was room, unless it has a ``capacity``; if there
+    was none, it runs again without a graph, and the next one is captured with more room. Calls run without a graph as
+    well inside of ``torch.compile``, another capture, gradient checkpointing, anomaly detection or a
+    ``TorchDispatchMode``. Graphs are kept of the four kinds that were called last, until the number of Gaussians
+    changes. If one cannot be captured, a warning says why, and calls of its kind run without.
+
+    On a CPU, there are no graphs: the function itself replays its calls.
+
+    Args:
+        rasterization: :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`.
+
+    Returns:
+        A function of the same arguments, with ``packed=False`` by default, and with a method ``clear()`` that releases
+        all graphs. Images, gradients and ``meta`` are those of the function, but for gradients of zero in place of None
+        where only images that are not used depend on an input.
+
+    Raises:
+        ArgumentError: It is another function.
+        UnsupportedError: By a call, for ``sparse_grad``, ``distributed``, ``memory_budget``, ``validate="error"``,
+            ``capacity="auto"``, ``segmented``, another backend than Triton, and lists or other objects as values.
+
+    Example::
+
+        import torch
+        from tsplat import graphed, rasterization
+
+        rasterize = graphed(rasterization)  # once: it keeps the graphs
+        means = (torch.randn(100, 3) + torch.tensor([0, 0, 5.0])).requires_grad_()
+        for _ in range(3):
+            image, alpha, meta = rasterize(
+                means, torch.randn(100, 4), torch.full((100, 3), 0.1), torch.full((100,), 0.8), torch.rand(100, 3),
+                torch.eye(4)[None], torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]]), 80, 60,
+            )
+            image.mean().backward()
+    """
+    if not hasattr(rasterization, "stages"):
+        name = getattr(rasterization, "__name__", type(rasterization).__name__)
+        raise ArgumentError(f"rasterization: must be tsplat.rasterization or tsplat.rasterization_2dgs, found {name}")
+    return Graphed(rasterization)
+
+
+class Graphed:
+    """What :func:`graphed` returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._names = tuple(inspect.signature(function).parameters)
+        self._kinds = _GraphedKinds(function.stages)  # type: ignore[attr-defined]
+        self._size: torch.Size | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(self._names, args))
+        if len(args) > len(given) or given.keys() & kwargs.keys():
+            return self._function(*args, **kwargs)  # raises
+        arguments = {"packed": False, **given, **kwargs}
+        means = arguments.get("means")
+        found = None
+        if isinstance(means, Tensor) and can_capture(means):
+            with self._lock:
+                if means.shape != self._size:
+                    self._kinds.clear()
+                    self._size = means.shape
+                found = self._kinds.render((), arguments)
+        if found is not None:
+            return found
+        _check_values(arguments)
+        return self._function(**arguments)
+
+    def __reduce__(self) -> Any:
+        """A copy, as of a model that is copied, has graphs of its own."""
+        return Graphed, (self._function,)
+
+    def clear(self) -> None:
+        """Releases all graphs; their memory is free once no backward pass needs it."""
+        with self._lock:
+            self._kinds.clear()
+
+
+class _GraphedKinds(Kinds):
+    """Kinds of calls whose passes are captured."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, KINDS_MAX)
+        self._has_warned = False
+
+    def _state(self, tensors: list[Tensor]) -> list[Any]:
+        stream = torch.cuda.current_stream(tensors[0].device).cuda_stream if tensors and tensors[0].is_cuda else 0
+        return [*super()._state(tensors), stream]  # which nothing else orders calls on
+
+    def _render_first(self, kind: Kind, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
+        kind.addresses = _addresses(tensors)
+        return super()._render_first(kind, arguments, tensors)
+
+    def _runner(self, kind: Kind, arguments: dict[str, Any], tensors: list[Tensor]) -> Runner | None:
+        """Returns the captured passes of a kind of call. They are captured again if what they read in place has moved,
+        which is copied from then on."""
+        addresses = [own if own == new else None for own, new in zip(kind.addresses, _addresses(tensors), strict=True)]
+        if kind.runner is not None and addresses == kind.addresses:
+            return kind.runner
+        traced = self._trace(kind, arguments) if kind.runner is None else kind.runner.traced
+        kind.addresses = addresses
+        if traced is None:
+            return None
+        try:
+            with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+                recorder = RECORDERS[tensors[0].device.type]()
+                in_place = [address is not None for address in addresses]
+                kind.runner = CapturedCall(traced, tensors, in_place, recorder)
+        except Exception as error:  # what cannot be captured works without a graph
+            kind.works = False
+            if not self._has_warned:
+                logging.getLogger("tsplat").warning("tsplat: rendering without a graph: %s", error)
+            self._has_warned = True
+            return None
+        return kind.runner
+
+
+def _addresses(tensors: list[Tensor]) -> list[int | None]:
+    """Returns the addresses of tensors; None for those that graphs cannot read in place."""
+    return [None if t.is_inference() or not t.is_contiguous() else t.data_ptr() for t in tensors]
+
+
+def can_capture(means: Tensor) -> bool:
+    """Returns whether calls on these means can be captured in a graph."""
+    if not is_plain_call() or means.device.type not in RECORDERS or not means.numel():
+        return False
+    return _is_compiled(means.device)
+
+
+@functools.cache
+def _is_compiled(device: torch.device) -> bool:
+    """Returns whether Triton's kernels run on a device."""
+    return choose(device)[0] == "triton"
+
+
+def _check_values(arguments: dict[str, Any]) -> None:
+    """Raises if calls with an argument other than a tensor are never captured."""
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            continue
+        allowed = REPLAYED.get(name)
+        if allowed is not None and value not in allowed:
+            values = " or ".join(map(repr, allowed))
+            raise UnsupportedError(
+                f"{name}: must be {values} in a graphed call, found {value!r}; call the function itself"
+            )
+        if type(value) not in PLAIN:
+            raise UnsupportedError(
+                f"{name}: must be a number, a string, a tensor or None in a graphed call, found a "
+                f"{type(value).__name__}; call the function itself"
+            )
+    if isinstance(capacity := arguments.get("capacity"), str):
+        raise UnsupportedError(
+            f"capacity: must be a number or None in a graphed call, found {capacity!r}; call the function itself"
+        )
