@@ -8,10 +8,10 @@ predict every kernel; PyTorch's operators and sorts have assumed times (gpu_timi
 Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, plus an assumed time for each wait.
 Nothing of this was measured on a GPU.
 
-Mode `capacity` calls rasterization with `packed=False` and room for 1.5 times the scene's intersections, doubled until
-its lists fit. Mode `graph` replays the graphs of such calls by `tsplat.graphed`, with the room that it gives to lists:
-each replay is a launch, and copies are operators. It also gives a record of mode `captured`: the device work of a call
-in one CUDA graph, which docs/howto/compile.md captures by hand.
+Calls are of a kind that is known, so that passes replay them. Mode `capacity` calls rasterization with `packed=False` and
+room for 1.5 times the scene's intersections, doubled until its lists fit. Mode `graph` replays the graphs of calls by
+`tsplat.graphed`: each replay is a launch, and copies are operators. It also gives a record of mode `captured`: the device
+work of a call in one CUDA graph, which docs/howto/compile.md captures by hand.
 
 `--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
 REF` also runs another commit, eagerly. `--write` replaces the recorded results of these scenes, and writes
@@ -26,6 +26,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -35,6 +36,7 @@ from benchmarks.gpu_timing import counting, graphs, gsplat_kernels, gsplat_step,
 from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
 from emulator.timing.model import GPUS
+from tsplat.passes import kinds
 from tsplat.stages import capacity
 
 ROOT = Path(__file__).parents[1]
@@ -50,23 +52,22 @@ def step_us(host_us: float, device_us: float, waits: int) -> float:
 
 
 def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, counting.Predictor, counting.Operators]:
-    """Executes a training step on the emulator; returns it, its launches with predicted times, and its operators. With
-    a capacity, `room` of its `meta` is that of a graph."""
+    """Executes a training step on the emulator, whose call of rasterization is replayed; returns it, its launches with
+    predicted times, and its operators."""
     predictor, operators = counting.Predictor(gpus), counting.Operators()
     with host.emulated_gpu() as gpu:
-        warm = counting.Step(host.tiny(scene))
-        warm.run(lambda phase: None)
         step = counting.Step(scene)
         step.warm_up()
+        for _ in range(2):  # counts intersections, is traced
+            step.run(lambda phase: None)
         gpu.machine.tracer = predictor
 
         def enter(phase: str) -> None:
             predictor.phase = operators.phase = phase
 
-        with operators, capacity.deferred() as calls:
+        replays = mock.patch.object(kinds, "is_plain_call", return_value=True)  # what counts operators is a mode
+        with operators, replays, capacity.deferred():
             step.run(enter)
-        if calls:
-            step.meta["room"] = capacity.graph_room(capacity.needed_by(calls))
     return step, predictor, operators
 
 
@@ -151,14 +152,12 @@ def records(
     sized = scene | {"packed": False, "capacity": int(capacity.HEADROOM * count) + 1}
     figures: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     for mode in modes:
-        given = scene if mode == "eager" else sized
+        given = {"eager": scene, "capacity": sized, "graph": scene | {"packed": False}}[mode]
         python = host.measure(scene if mode == "graph" else given, repeats)  # for loss and Adam
         step, predictor, operators = execute(given, gpus)
         while step.meta["overflow"]:  # lists without room are empty
             sized["capacity"] *= 2
             step, predictor, operators = execute(given, gpus)
-        if mode == "graph":
-            step, predictor, operators = execute(sized | {"capacity": step.meta["room"]}, gpus)
         figures[mode] = {gpu: by_pass(mode, predictor, operators, python, gpu) for gpu in gpus}
         if mode == "graph":
             figures["captured"] = {gpu: {"call": by_capture(figures[mode][gpu]["call"])} for gpu in gpus}

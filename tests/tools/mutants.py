@@ -1257,7 +1257,7 @@ MUTANTS = [
         ("output.copy_(new)", "pass", "results of the first time for all"),
         ("if not _do(self._bind(words, bases)):", "_do(self._bind(words, bases))\n        if True:",
          "words that late threads read are filled in again"),
-        ("self._binders.append(_zero(self._view(step.memory), on_cpu", "(_zero(self._view(step.memory), on_cpu",
+        ("self._binders.append(_zero(self._view(step.memory), on_gpu", "(_zero(self._view(step.memory), on_gpu",
          "zeros made once"),
     ),
     *_in("passes/arenas.py", ("tests/passes/test_kinds.py",),

@@ -9,6 +9,7 @@ images.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -72,7 +73,7 @@ class Replays:
     def _read_needed(self, bases: list[Tensor]) -> list[int]:
         """Waits for the device."""
         needed = self.traced.needed
-        if self.traced.device.type == "cpu":
+        if not self.traced.on_gpu:
             address = bases[needed.base].data_ptr() + needed.offset
             return (ctypes.c_int64 * 5).from_address(address)[:]
         found: list[int] = needed.of(bases[needed.base]).tolist()
@@ -133,7 +134,7 @@ class ReplayedCall:
             from ..kernels.launch import indices_of
 
             ids = indices_of(self.tensor(traced.radii)[:, 0])
-            centers = _rows(centers, ids)
+            centers = _rows(centers, ids, on_gpu=traced.on_gpu)
         leaf = None
         if traced.leaf is not None:
             leaf = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
@@ -199,7 +200,7 @@ class _Centers(torch.autograd.Function):
             v_centers = dense.zeros(traced.device)
         elif ctx.ids is not None:
             packed, v_centers = v_centers, dense.zeros(traced.device)
-            _set_rows(v_centers, ctx.ids, packed)
+            _set_rows(v_centers, ctx.ids, packed, on_gpu=traced.on_gpu)
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
         given = {dense.base: v_centers, traced.v_carrier.base: v_carrier}
@@ -235,17 +236,18 @@ class _Images(torch.autograd.Function):
         images = zip(traced.v_images, v, strict=True)
         given = {o.base: o.zeros(traced.device) if each is None else each for o, each in images}
         found = ctx.runner.differentiate(backward, saved[: len(backward.saved)], given, ctx.kept)
+        packed = functools.partial(_packed, ids=ctx.ids, on_gpu=traced.on_gpu)
         v_links: list[Tensor | None] = []
         crossing: tuple[int, ...] = ()  # what the other pass reads as well
         if traced.v_centers is not None:
             (v_centers, depends), v_carrier = traced.v_centers, traced.v_carrier
-            v_links = [_packed(found[v_centers.base], ctx.ids) if depends else None, found[v_carrier.base]]
+            v_links = [packed(found[v_centers.base]) if depends else None, found[v_carrier.base]]
             crossing = v_centers.base, v_carrier.base
         for i, gradient in zip(backward.inputs, _gradients(backward, found, crossing)):
             if i == ABSGRAD:
-                ctx.centers.absgrad = _packed(gradient, ctx.ids)
+                ctx.centers.absgrad = packed(gradient)
             of_leaf = i == traced.n_inputs
-            v_links.append(None if i == ABSGRAD else _packed(gradient, ctx.ids) if of_leaf else gradient)
+            v_links.append(None if i == ABSGRAD else packed(gradient) if of_leaf else gradient)
         return None, None, None, None, None, None, *v_links
 
 
@@ -255,24 +257,24 @@ def _aligned(values: Tensor) -> Tensor:
     return values.clone() if values.data_ptr() % SPECIALIZED_ALIGNMENT else values
 
 
-def _rows(values: Tensor, ids: Tensor) -> Tensor:
+def _rows(values: Tensor, ids: Tensor, *, on_gpu: bool) -> Tensor:
     """Returns rows of values [..., 2]. By NumPy on a CPU, which takes less time."""
-    if values.is_cpu:
-        return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
-    return values.view(-1, 2)[ids]
+    if on_gpu:
+        return values.view(-1, 2)[ids]
+    return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
 
 
-def _set_rows(values: Tensor, ids: Tensor, rows: Tensor) -> None:
+def _set_rows(values: Tensor, ids: Tensor, rows: Tensor, *, on_gpu: bool) -> None:
     """Sets rows of values [..., 2]."""
-    if values.is_cpu:
-        values.numpy().reshape(-1, 2)[ids.numpy()] = rows.numpy()
-    else:
+    if on_gpu:
         values.view(-1, 2)[ids] = rows
+    else:
+        values.numpy().reshape(-1, 2)[ids.numpy()] = rows.numpy()
 
 
-def _packed(values: Tensor | None, ids: Tensor | None) -> Tensor | None:
+def _packed(values: Tensor | None, ids: Tensor | None, *, on_gpu: bool) -> Tensor | None:
     """Returns the rows of values [..., 2] that are packed; the values if none are."""
-    return values if values is None or ids is None else _rows(values, ids)
+    return values if values is None or ids is None else _rows(values, ids, on_gpu=on_gpu)
 
 
 def _gradients(backward: BackwardPass, bases: dict[int, Tensor], crossing: Container[int]) -> list[Tensor | None]:

@@ -45,18 +45,31 @@ def specializations(tensors: list[Tensor]) -> list[Any] | None:
     return found + [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else found
 
 
+def vendor_of(tensor: Tensor) -> str:
+    """Returns the vendor of the GPU, or of the emulated one, that kernels run on, or "none"."""
+    from ..kernels import launch
+
+    return launch.vendor(tensor)
+
+
 class Pass:
     """The steps of a trace, for bases at any addresses.
 
     What all launches read lies in one array of words, which one addition fills in: each word is relative to nothing, or
     to the address of a base.
 
+    Args:
+        steps: The steps.
+        bases: Where their tensors are.
+        on_gpu: Whether kernels run on a GPU, or an emulated one.
+
     Attributes:
         used: The numbers of the bases that the steps use, in the order in which :meth:`run` takes these.
     """
 
-    def __init__(self, steps: Sequence[Step], bases: Bases) -> None:
+    def __init__(self, steps: Sequence[Step], bases: Bases, *, on_gpu: bool) -> None:
         self.used: list[int] = []
+        self._on_gpu = on_gpu
         self._bases = bases
         self._binders: list[Bind] = []
         self._launches: list[tuple[Any, int, int]] = []
@@ -73,7 +86,7 @@ class Pass:
                     origins += own_origins
             elif isinstance(step, Zeros):
                 if step.memory.shape.numel():
-                    self._binders.append(_zero(self._view(step.memory), on_cpu=step.memory.device.type == "cpu"))
+                    self._binders.append(_zero(self._view(step.memory), on_gpu=on_gpu))
             elif isinstance(step, Constant):
                 self._binders.append(_copy(self._view(step.memory), step.values))
             elif isinstance(step, OnArrays):
@@ -145,7 +158,7 @@ class Pass:
         results = self._views(step.results)
         if function is torch.ops.aten.cumsum.default and results[0].dtype in (torch.int32, torch.int64):
             return self._prefix_sum(step)
-        into = _writing_into(function) if len(results) == 1 else None
+        into = _writing_into(function, len(results)) if results else None
         if not results or into is not None:
             function, names = into or (function, [])
 
@@ -186,7 +199,7 @@ class Pass:
 
     def _prefix_sum(self, step: Operator) -> Bind:
         """Of integers, whose sums do not depend on the order."""
-        if step.results[0].device.type != "cpu":
+        if self._on_gpu:
             values, sums = self._view(step.args[0]), self._view(step.results[0])
             dim = step.args[1]
 
@@ -241,16 +254,16 @@ def _set(memory: bytearray, word: int, value: int) -> None:
     memory[8 * word : 8 * word + 8] = value.to_bytes(8, "little", signed=True)
 
 
-def _writing_into(function: Any) -> tuple[Any, list[str]] | None:
-    """Returns the overload of an operator that writes its result into a tensor, and the name of that argument; None if
-    there is none."""
+def _writing_into(function: Any, n_results: int) -> tuple[Any, list[str]] | None:
+    """Returns the overload of an operator that writes its results into tensors, and the names of these arguments; None
+    if there is none."""
     expected = [(argument.name, str(argument.type)) for argument in function._schema.arguments]
     packet = function.overloadpacket
     for overload in (getattr(packet, name) for name in packet.overloads()):
         arguments = overload._schema.arguments
         outputs = [argument.name for argument in arguments if argument.is_out]
         others = [(argument.name, str(argument.type)) for argument in arguments if not argument.is_out]
-        if len(outputs) == 1 and others == expected:
+        if len(outputs) == n_results and others == expected:
             return overload, outputs
     return None
 
@@ -259,9 +272,9 @@ def _launch(index: int) -> Bind:
     return lambda launches, _bases, _arrays: launches[index]
 
 
-def _zero(view: View, *, on_cpu: bool) -> Bind:
+def _zero(view: View, *, on_gpu: bool) -> Bind:
     base, offset, n_bytes = view.base, view.offset, _dense_bytes(view)
-    if n_bytes is None or not on_cpu:
+    if n_bytes is None or on_gpu:
         return lambda _launches, bases, _arrays: view.of(bases[base]).zero_
     return lambda _launches, bases, _arrays: functools.partial(
         ctypes.memset, bases[base].data_ptr() + offset, 0, n_bytes

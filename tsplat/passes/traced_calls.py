@@ -30,7 +30,7 @@ from .arenas import (
     lives_of,
     tensors_of,
 )
-from .replay import Pass
+from .replay import Pass, vendor_of
 
 EXTRA_IMAGES = ("render_extra_signals", "normals", "render_distort")
 """Values of ``meta`` that may be images."""
@@ -101,7 +101,7 @@ class _Record(NamedTuple):
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
         v_centers, v_rows: Those of centers, and of what else projection returned, by its name.
         zeros: Those of ``v_centers`` and ``v_rows`` that images do not depend on.
-        is_async: Whether kernels run beside Python, as on a GPU.
+        on_gpu: Whether kernels run on a GPU, or an emulated one.
     """
 
     steps: list[Step]
@@ -120,14 +120,7 @@ class _Record(NamedTuple):
     v_centers: Tensor | None
     v_rows: dict[str, Tensor]
     zeros: list[Tensor]
-    is_async: bool
-
-
-def vendor_of(tensor: Tensor) -> str:
-    """Returns the vendor of the GPU, or of the emulated one, that kernels run on, or "none"."""
-    from ..kernels import launch
-
-    return launch.vendor(tensor)
+    on_gpu: bool
 
 
 def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> _Record:
@@ -204,6 +197,7 @@ class TracedCall:
         is_exact: Whether the caller gave no capacity.
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
+        on_gpu: As in :class:`_Record`.
         forward: The forward pass; on a GPU in two parts, after the first of which it is known what lists need.
         outputs: The bases that it allocates for images, centers and what stands for these.
         kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed by backward passes and
@@ -258,12 +252,12 @@ class TracedCall:
         self.n_images, self.in_meta = record.n_images, record.in_meta
         self.differentiable = [i for i, t in enumerate(record.images) if t is not None and t.requires_grad]
         self.centers, self.leaf = bases.view(centers), None if leaf is None else bases.view(leaf)
-        self.device = centers.device
+        self.device, self.on_gpu = centers.device, record.on_gpu
         # On a GPU, a call reads what lists need as soon as that is known, before it composites.
         needed = storage_of(record.needed)
         last = max(i for i, step in enumerate(steps) if any(t.storage == needed for t in tensors_of(step)))
-        parts = (steps[: last + 1], steps[last + 1 :]) if record.is_async else (steps,)
-        self.forward = [Pass(part, bases) for part in parts]
+        parts = (steps[: last + 1], steps[last + 1 :]) if self.on_gpu else (steps,)
+        self.forward = [Pass(part, bases, on_gpu=self.on_gpu) for part in parts]
 
     def _describe(self, record: _Record, bases: Bases) -> None:
         """Notes what ``meta`` has."""
@@ -316,7 +310,7 @@ class TracedCall:
                 cleared = v_carrier, n_zeros // dtype.itemsize
             scratch = add_arena(bases, [life for storage, life in own.items() if not bases.has(storage)])
             views = [None if g is None else bases.view(g) for g in mine.values()]
-            replayed = Pass(steps, bases)
+            replayed = Pass(steps, bases, on_gpu=self.on_gpu)
             saved = [base for base in replayed.used if base < n_forward]
             passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, saved))
         self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]

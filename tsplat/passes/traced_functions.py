@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..stages.tracing import Memory, Trace, storage_of
 from .arenas import Bases, View, add_arena, add_output, lives_of, whole
-from .replay import Pass
+from .replay import Pass, vendor_of
 
 
 class TracedFunction:
@@ -46,7 +46,7 @@ class TracedFunction:
                 self._outputs.append(add_output(bases, result))
         self._scratch = add_arena(bases, lives_of(trace.steps, bases).values())
         self._results: list[View | None] = [None if result is None else bases.view(result) for result in results]
-        self._pass = Pass(trace.steps, bases)
+        self._pass = Pass(trace.steps, bases, on_gpu=vendor_of(inputs[0]) != "none")
         self._device = inputs[0].device
         self._first: list[Tensor | None] | None = results
 

@@ -43,13 +43,12 @@ class Memory(NamedTuple):
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
-    device: torch.device
 
     @classmethod
     def of(cls, tensor: Tensor) -> Memory:
         storage = tensor.untyped_storage()
         offset = int(tensor.storage_offset()) * tensor.itemsize
-        return cls(storage._cdata, storage.nbytes(), offset, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        return cls(storage._cdata, storage.nbytes(), offset, tensor.shape, tensor.stride(), tensor.dtype)
 
 
 class Launch(NamedTuple):
