@@ -8,10 +8,10 @@ predict every kernel; PyTorch's operators and sorts have assumed times (gpu_timi
 Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, plus an assumed time for each wait.
 Nothing of this was measured on a GPU.
 
-Calls are of a kind that is known, so that passes replay them. Mode `capacity` calls rasterization with `packed=False` and
-room for 1.5 times the scene's intersections, doubled until its lists fit. Mode `graph` replays the graphs of calls by
-`tsplat.graphed`: each replay is a launch, and copies are operators. It also gives a record of mode `captured`: the device
-work of a call in one CUDA graph, which docs/howto/compile.md captures by hand.
+Calls are of a kind that is known, so that passes replay them. Mode `capacity` calls rasterization with `packed=False`
+and room for 1.5 times the scene's intersections, doubled until its lists fit. Mode `graph` replays the graphs of calls
+by `tsplat.graphed`: each replay is a launch, and copies are operators. It also gives a record of mode `captured`: the
+device work of a call in one CUDA graph, which docs/howto/compile.md captures by hand.
 
 `--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
 REF` also runs another commit, eagerly. `--write` replaces the recorded results of these scenes, and writes
@@ -55,6 +55,7 @@ def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, coun
     """Executes a training step on the emulator, whose call of rasterization is replayed; returns it, its launches with
     predicted times, and its operators."""
     predictor, operators = counting.Predictor(gpus), counting.Operators()
+    kinds.forget()
     with host.emulated_gpu() as gpu:
         step = counting.Step(scene)
         step.warm_up()

@@ -137,7 +137,7 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
         phase = name
         clock.enter(name)
 
-    with tsplat_emulated("sm_80", "sass", **EMULATION):
+    with emulated_gpu():
         for _ in range(3):  # counts, traces, replays; later ones take the memory that the first has needed
             step.run(enter)
         given = _given(step)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..ops.cuda_graphs import GraphRecorder
 from .calls import Forward
+from .replay import Pass
 from .replayed_meta import Kept
 from .traced_calls import BackwardPass, TracedCall, copy_with_layout
 
@@ -36,6 +37,7 @@ class CapturedCall:
         self.traced = traced
         self._lock = threading.RLock()
         self._last: Callable[[], Kept | None] = lambda: None
+        self._ahead: _Ahead | None = None
         backward = [each for each in (traced.of_images, traced.of_centers) if each is not None]
         read = {base for each in backward for base in each.saved}
         with torch.inference_mode(False), torch.no_grad():
@@ -49,36 +51,23 @@ class CapturedCall:
             arenas = [traced.scratch, *(each.scratch for each in backward)]
             scratch = torch.empty(max(size for _, size in arenas), dtype=torch.uint8, device=traced.device)
             memory |= {base: scratch for base, _ in arenas}
-            self._forward = self._capture(traced.forward, memory, recorder)
-            differentiable = backward if traced.differentiable else []
-            self._backward = {id(each): self._capture([each.steps], memory, recorder, each) for each in differentiable}
+            self._forward = _capture(recorder, memory, traced.forward)
+            if traced.differentiable:
+                # Of images, and of centers at once, as no hook may change what goes from one to the other.
+                self._of_images = _capture(recorder, memory, [each.steps for each in backward], traced.of_images)
+            if len(backward) > 1:
+                self._of_centers = _capture(recorder, memory, [backward[1].steps])
+        self._results = [base for each in backward for base in each.results]
         self._copied = [i for i, is_read in enumerate(in_place) if not is_read]
         self._restored = [i for i in self._copied if i in read] + [o.base for o in traced.outputs if o.base in read]
         # What is read in place belongs to the caller.
         self._memory = {base: t for base, t in memory.items() if base >= len(in_place) or base in self._copied}
 
-    @staticmethod
-    def _capture(
-        passes: Sequence[Any], memory: dict[int, Tensor], recorder: GraphRecorder, backward: BackwardPass | None = None
-    ) -> Callable[[], None]:
-        """Captures passes. Returns what replays them."""
-        steps = [each.bind([memory[base] for base in each.used]) for each in passes]
-
-        def run() -> None:
-            if backward is not None:
-                backward.clear(memory)
-            for step in steps:
-                step()
-
-        recorder.warm_up(run)  # a capture allows no first launches of kernels
-        _, replay = recorder.record(run)
-        return replay
-
     def forward(self, tensors: list[Tensor]) -> Forward:
         """Runs the forward pass. Waits for the device, unless the caller gave a capacity."""
         traced, memory = self.traced, self._memory
         with self._lock, torch.no_grad():
-            kept = Kept(memory[traced.kept[0]])
+            kept, self._ahead = Kept(memory[traced.kept[0]]), None
             self._lend(kept)
             if self._copied:
                 torch._foreach_copy_([memory[i] for i in self._copied], [tensors[i] for i in self._copied])
@@ -98,16 +87,23 @@ class CapturedCall:
     ) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`.Replays.differentiate`."""
         assert kept is not None
-        memory = self._memory
+        memory, is_second = self._memory, backward is not self.traced.of_images
         with self._lock:
+            ahead, self._ahead = self._ahead, None
+            if is_second and ahead is not None and ahead.is_of(kept, given):
+                return ahead.found
             if self._last() is not kept:
                 self._lend(kept)
                 own = [self.traced.kept[0], *self._restored]
                 torch._foreach_copy_([memory[base] for base in own], [kept.memory, *kept.values])
                 kept.memory = memory[own[0]]
             torch._foreach_copy_([memory[base] for base in given], list(given.values()))
-            self._backward[id(backward)]()
-            return dict(zip(backward.results, _copies([memory[base] for base in backward.results])))
+            (self._of_centers if is_second else self._of_images)()
+            bases = backward.results if is_second else self._results
+            found = dict(zip(bases, _copies([memory[base] for base in bases])))
+            if not is_second and self.traced.of_centers is not None:
+                self._ahead = _Ahead(kept, found)
+            return found
 
     def _lend(self, kept: Kept) -> None:
         """Lends the memory of what is kept to a call. If the one before may still need it, that gets a copy."""
@@ -115,6 +111,45 @@ class CapturedCall:
         if last is not None:
             last.memory = last.memory.clone()
         self._last = weakref.ref(kept)
+
+
+class _Ahead:
+    """The results of both backward passes, which ran at once. Those of the second hold for what the first has found.
+
+    Attributes:
+        found: The bases, by number.
+    """
+
+    def __init__(self, kept: Kept, found: dict[int, Tensor]) -> None:
+        self.found, self._kept = found, weakref.ref(kept)
+        self._versions = {base: tensor._version for base, tensor in found.items()}
+
+    def is_of(self, kept: Kept, given: dict[int, Tensor]) -> bool:
+        """Returns whether a call gives the second pass what the first has found, unchanged."""
+        return self._kept() is kept and all(
+            tensor.data_ptr() == self.found[base].data_ptr() and tensor._version == self._versions[base]
+            for base, tensor in given.items()
+        )
+
+
+def _capture(
+    recorder: GraphRecorder,
+    memory: dict[int, Tensor],
+    passes: Sequence[Pass],
+    backward: BackwardPass | None = None,
+) -> Callable[[], None]:
+    """Captures passes, the first of which may be a backward pass. Returns what replays them."""
+    steps = [each.bind([memory[base] for base in each.used]) for each in passes]
+
+    def run() -> None:
+        if backward is not None:
+            backward.clear(memory)
+        for step in steps:
+            step()
+
+    recorder.warm_up(run)  # a capture allows no first launches of kernels
+    _, replay = recorder.record(run)
+    return replay
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
