@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,16 +29,13 @@ from ..data import (
     Splats,
     TileGrid,
 )
-from . import ellipse_footprint, ray_footprint, surfel_footprint
 from .distortion import Behind, InFront
+from .footprints import FOOTPRINTS, At, Pixels
 
 BLOCK = 256
 """Gaussians at a time: few operations, whose tensors [256 pixels, 256] still fit into the cache of a core."""
 
-Pixels = tuple[Tensor, Tensor] | Tensor
-"""Of a tile: x [w] and y [h] of centers, or rays [6, P]."""
-
-Block = tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]
+Block = tuple[Tensor, Tensor, Tensor, Tensor, At]
 """Rows [K] of a tile; their weights [P, K], how many of them each pixel passed [P], and the transmittance behind [P],
 negative if stopped; and where pixels are in the Gaussians."""
 
@@ -86,29 +82,20 @@ class _Features:
 
 
 def _pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pixels:
-    if rays is not None:
-        return ray_footprint.rays_of_tile(rays, tile.image, tile.pixels)
-    return centers[0][tile.pixels[1]], centers[1][tile.pixels[0]]
+    """The centers of the pixels of a tile, or their rays."""
+    lines, columns = tile.pixels
+    if rays is None:
+        return centers[0][columns], centers[1][lines]
+    values = rays.values[tile.image][:, lines, columns].flatten(1)
+    if rays.origins is None:
+        return values
+    return torch.cat([rays.origins[tile.image][:, None].expand(3, values.shape[1]), values])
 
 
-def _alphas(
-    record: Tensor, pixels: Pixels, settings: CompositingSettings
-) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-    """Where pixels are in Gaussians, alpha [P, K], and where alpha is clamped, or None.
-
-    Where pixels are is what ``locate`` of the footprint returns.
-    """
+def _alphas(record: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[At, Tensor, Tensor | None]:
+    """Where pixels are in Gaussians, alpha [P, K], and where alpha is clamped, or None."""
     most, alpha_max = record[-1], settings.numerics.alpha_max
-    at: tuple[Tensor, ...]
-    if isinstance(pixels, Tensor):
-        if settings.footprint == "shifted":
-            at, exponent = ellipse_footprint.locate_shifted(record, pixels)
-        else:
-            at, exponent = ray_footprint.locate(record, pixels, settings.numerics)
-    elif settings.footprint == "surfel":
-        at, exponent = surfel_footprint.locate(record, pixels)
-    else:
-        at, exponent = ellipse_footprint.locate(record, *pixels)
+    at, exponent = FOOTPRINTS[settings.footprint].locate(record, pixels)
     exponent = exponent.view(-1, most.numel())
     clamped = exponent > math.log(alpha_max) if bool((most == alpha_max).any()) else None
     alpha = torch.minimum(exponent.exp_(), most)
@@ -117,9 +104,7 @@ def _alphas(
     return at, torch.threshold_(alpha, below, 0.0), clamped
 
 
-def _locate(
-    records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings
-) -> tuple[tuple[Tensor, ...], Tensor]:
+def _locate(records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[At, Tensor]:
     """Where pixels are in the Gaussians of rows [K], and alpha [P, K]."""
     at, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
     return at, alpha
@@ -173,7 +158,7 @@ def composite_fwd(
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> PartLists | None:
-    means2d, channels = splats.means2d, splats.n_features
+    means2d, channels, footprint = splats.means2d, splats.n_features, FOOTPRINTS[settings.footprint]
     records, features = pack_records(splats, settings), _Features(splats)
     shown = None if masks is None else masks.flatten().tolist()
     centers = pixel_centers(settings, means2d)
@@ -184,14 +169,13 @@ def composite_fwd(
         color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
         in_front = InFront.nothing(transmittance)
-        locate = functools.partial(_locate, records, pixels=_pixels(tile, centers, rays), settings=settings)
+        pixels = _pixels(tile, centers, rays)
+        locate = functools.partial(_locate, records, pixels=pixels, settings=settings)
         for rows, weight, passed, behind, at in walk(tile, intersections.flatten_ids, transmittance, locate):
             transmittance = behind
             feature = features.take(rows)
             if settings.normals or settings.hits:
-                assert rays is not None
-                of_tile = ray_footprint.rays_of_tile(rays, tile.image, tile.pixels)
-                color += ray_footprint.see(feature, weight, at, of_tile, settings)
+                color += footprint.see(feature, weight, at, pixels, settings)
             for first in range(0, channels, settings.channel_chunk):
                 part = slice(first, first + settings.channel_chunk)
                 color[part].addmm_(feature[part], weight.T)
@@ -229,7 +213,7 @@ def composite_bwd(
 ) -> SplatGradients:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
-    means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
+    means2d, channels, footprint = splats.means2d, splats.n_features, FOOTPRINTS[settings.footprint]
     records, features = pack_records(splats, settings), _Features(splats)
     centers = pixel_centers(settings, means2d)
     v_slots = means2d.new_zeros(flatten_ids.numel(), _sum_columns(channels, settings))
@@ -269,8 +253,8 @@ def composite_bwd(
             front, transmittance = weight, weight[:, -1].clone()
             feature = features.take(rows)
             v_last = None
-            if isinstance(pixels, Tensor):
-                gained, turned = ray_footprint.see_vjp(feature, v_color, at, pixels, settings)
+            if settings.normals or settings.hits:
+                gained, turned = footprint.see_vjp(feature, v_color, at, pixels, settings)
             else:
                 gained = v_color @ feature
             if state is None:
@@ -288,59 +272,25 @@ def composite_bwd(
             rest = behind[:, -1]
             if clamped is not None:
                 g *= ~clamped
-            out = _footprint_sums(record, g.view(shape), at, weight * v_color[:, -1:], v_rays, settings)
+            v_hits = weight * v_color[:, -1:] if settings.hits else None
+            out = footprint.sums(record, g.view(shape), at, v_hits, v_rays)
             v_features = v_color.T @ weight
             if settings.normals:
                 v_features[:3] += v_color[:, :3].T @ (weight * turned)
             if v_last is not None:
                 v_features[-1] += (v_last * weight).sum(0)
             out += [*v_features]
-            if absgrad and settings.footprint == "surfel":
-                out += surfel_footprint.slopes(g, at[1])
-            elif absgrad and settings.footprint == "shifted":
-                out += ellipse_footprint.slopes_shifted(record, g, *at)
-            elif absgrad:
-                out += ellipse_footprint.slopes(record, g.view(shape), *at)
+            if settings.absgrad:
+                out += footprint.slopes(record, g.view(shape), at)
             v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
     sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1]) if v_splats is None else v_splats.sums
     _sum_slots(v_slots, order, sums)
     return _finish(sums, splats, settings)
 
 
-def _footprint_sums(
-    record: Tensor,
-    g: Tensor,
-    at: tuple[Tensor, ...],
-    v_hits: Tensor,
-    v_rays: Tensor | None,
-    settings: CompositingSettings,
-) -> list[Tensor]:
-    """Sums over the pixels of a tile that gradients of a footprint are made of, [K] each.
-
-    Args:
-        g: [h, w, K].
-        at: Where pixels are in Gaussians.
-        v_hits: [P, K], gradients of the distances of hits.
-        v_rays: [6, h, w], added to, or None.
-    """
-    if settings.footprint == "ellipse":
-        return ellipse_footprint.sums(g, *at)
-    flat = g.view(-1, g.shape[-1])
-    if settings.footprint == "surfel":
-        return surfel_footprint.sums(flat, *at)
-    if settings.footprint == "shifted":
-        return ellipse_footprint.sums_shifted(flat, *at)
-    at = ray_footprint.orthogonal(at)
-    q = ray_footprint.hit_gradients(v_hits, at) if settings.hits else None
-    if v_rays is not None:
-        v_rays += ray_footprint.ray_gradients(record, flat, at, q).view(v_rays.shape)
-    return ray_footprint.sums(flat, at, q)
-
-
 def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
     """Packs what compositing reads of each row, by the footprint of the settings. [values, nnz]"""
-    packed: Tensor = _footprint(settings).pack(splats, settings.numerics)
-    return packed
+    return FOOTPRINTS[settings.footprint].pack(splats, settings.numerics)
 
 
 def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]:
@@ -364,27 +314,17 @@ def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, 
     return xs, ys
 
 
-def _footprint(settings: CompositingSettings) -> Any:
-    """The module of a footprint."""
-    planar = {"ellipse": ellipse_footprint, "shifted": ellipse_footprint, "surfel": surfel_footprint}
-    return planar.get(settings.footprint, ray_footprint)
-
-
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
     return _sum_columns(n_features, settings) * means.dtype.itemsize
 
 
 def _sum_columns(n_features: int, settings: CompositingSettings) -> int:
-    return int(_footprint(settings).SUMS) + n_features + 2 * settings.absgrad
+    return FOOTPRINTS[settings.footprint].SUMS + n_features + 2 * settings.absgrad
 
 
 def _finish(sums: Tensor, splats: Splats, settings: CompositingSettings) -> SplatGradients:
-    footprint, conics, opacities = _footprint(settings), splats.conics, splats.opacities
+    footprint = FOOTPRINTS[settings.footprint]
     end = footprint.SUMS + splats.n_features
     absgrad = sums[:, end : end + 2].contiguous() if settings.absgrad else None
-    v_features = sums[:, footprint.SUMS : end]
-    if footprint is not ray_footprint:
-        v_means2d, v_shapes, v_opacities = footprint.finish(sums, conics, opacities)
-        return SplatGradients(v_means2d, v_shapes, v_opacities, v_features, absgrad, sums)
-    v_shapes, v_opacities = ray_footprint.finish(sums[:, : ray_footprint.SUMS], conics, opacities)
-    return SplatGradients(sums.new_zeros(len(sums), 2), v_shapes, v_opacities, v_features, None, sums)
+    v_means2d, v_shapes, v_opacities = footprint.finish(sums, splats.conics, splats.opacities)
+    return SplatGradients(v_means2d, v_shapes, v_opacities, sums[:, footprint.SUMS : end], absgrad, sums)

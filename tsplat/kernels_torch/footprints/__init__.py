@@ -1,0 +1,18 @@
+"""Footprints in vectorized PyTorch: how a splat is evaluated at the pixels of a tile, one kind a file."""
+
+from .ellipse import Ellipse
+from .interface import At, Footprint, Pixels
+from .ray import Ray
+from .shifted import Shifted
+from .surfel import Surfel
+
+__all__ = ["FOOTPRINTS", "At", "Footprint", "Pixels"]
+
+FOOTPRINTS: dict[str, Footprint] = {
+    "ellipse": Ellipse(),
+    "ray": Ray(in_front=False),
+    "ray in front": Ray(in_front=True),
+    "shifted": Shifted(),
+    "surfel": Surfel(),
+}
+"""By ``CompositingSettings.footprint``."""

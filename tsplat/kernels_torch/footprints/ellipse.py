@@ -1,0 +1,73 @@
+"""The ellipse of a projected Gaussian, in vectorized PyTorch; see ``kernels/compositing/footprints/ellipse.py``."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...config import ALPHA_MIN, Numerics
+from ...data import Splats
+from .interface import At, Footprint, Pixels
+
+
+class Ellipse(Footprint):
+    """The ellipse at pixel centers. `at` are offsets dx [w, K] and dy [h, K] from the mean; sums are moments of g."""
+
+    SUMS: ClassVar[int] = 6
+
+    def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
+        """Packs mean x, y; -a/2, -b, -c/2; ln(opacity); clamped opacity of each row. [7, nnz]"""
+        means2d, opacities = splats.means2d, splats.opacities
+        a, b, c = splats.conics.unbind(-1)
+        # Not rendered: what is not finite, and conics that are not positive semidefinite beyond rounding.
+        valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001) & (opacities >= ALPHA_MIN)
+        valid &= means2d.isfinite().all(-1) & splats.conics.isfinite().all(-1)
+        return torch.stack(
+            [
+                *torch.where(valid[:, None], means2d, 0.0).unbind(-1),
+                torch.where(valid, -0.5 * a, 0.0),
+                torch.where(valid, -b, 0.0),
+                torch.where(valid, -0.5 * c, 0.0),
+                torch.where(valid, torch.where(valid, opacities, 1.0).log(), -1e4),
+                torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0),
+            ]
+        )
+
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+        x, y = pixels
+        mean_x, mean_y, a, b, c, log_opacity, _ = record
+        dx, dy = x[:, None] - mean_x, y[:, None] - mean_y
+        slope = (b * dx)[None] + (c * dy)[:, None]
+        exponent = torch.addcmul(log_opacity, a * dx, dx)[None]
+        return (dx, dy), torch.addcmul(exponent, dy[:, None], slope, out=slope)
+
+    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+        """Sums over pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2; [K] each."""
+        dx, dy = at
+        columns, columns_dy = g.sum(0), (g * dy[:, None]).sum(0)
+        return [
+            columns.sum(0),
+            (columns * dx).sum(0),
+            columns_dy.sum(0),
+            (columns * dx * dx).sum(0),
+            (columns_dy * dx).sum(0),
+            (g.sum(1) * dy * dy).sum(0),
+        ]
+
+    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+        _, _, a, b, c, _, _ = record
+        dx, dy = at
+        return [
+            (g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)),
+            (g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)),
+        ]
+
+    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        moment = found[:, : self.SUMS].unbind(-1)
+        # Rows that were not rendered have no sums, and any conic.
+        a, b, c = torch.where((found[:, 1:3] == 0).all(1, keepdim=True), 1.0, shapes).unbind(-1)
+        return (
+            torch.stack([a * moment[1] + b * moment[2], b * moment[1] + c * moment[2]], -1),
+            torch.stack([-0.5 * moment[3], -moment[4], -0.5 * moment[5]], -1),
+            torch.where(opacities > 0, moment[0] / opacities, 0.0),
+        )

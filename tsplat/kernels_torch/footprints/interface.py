@@ -1,0 +1,63 @@
+"""The interface of footprints in vectorized PyTorch; see ``kernels/compositing/footprints/interface.py``."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from ...config import Numerics
+from ...data import CompositingSettings, Splats
+
+Pixels = tuple[Tensor, Tensor] | Tensor
+"""Of a tile: x [w] and y [h] of centers, or rays [6, P], origins and directions."""
+
+At = tuple[Tensor, ...]
+"""Where pixels are in Gaussians, as the footprint describes it."""
+
+
+class Footprint(ABC):
+    """A kind of splat, at the P = h w pixels of a tile and for K Gaussians at a time, differentiated by hand.
+
+    A `record` [values, K] holds columns of what ``pack`` returns; `at` is what ``locate`` returned for it. g [h, w, K]
+    is alpha dL/d alpha at pixels.
+
+    Attributes:
+        SUMS: Number of sums over pixels that gradients are made of.
+    """
+
+    SUMS: ClassVar[int]
+
+    @abstractmethod
+    def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
+        """Packs what compositing reads of each row; the last value is the clamped opacity. [values, nnz]"""
+
+    @abstractmethod
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+        """Returns where pixels are in Gaussians, and ln of alpha before it is clamped, [h, w, K] or [P, K]."""
+
+    @abstractmethod
+    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+        """Returns the sums over pixels of g times functions of where they are; [K] each.
+
+        Args:
+            v_hits: [P, K], gradients of the distances of hits, or None.
+            v_rays: [6, h, w], added to, or None.
+        """
+
+    @abstractmethod
+    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+        """Returns the sums over pixels of absolute gradients of means along x and y, [K] each."""
+
+    @abstractmethod
+    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns gradients of means [nnz, 2], shapes and opacities [nnz], from sums [nnz, SUMS and more]."""
+
+    def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
+        """Returns what features [D, K] that depend on the pixel add to its colors [D, P], beyond the features."""
+        raise NotImplementedError
+
+    def see_vjp(
+        self, feature: Tensor, v_color: Tensor, at: At, pixels: Pixels, settings: CompositingSettings
+    ) -> tuple[Tensor, Tensor]:
+        """Returns gradients of weights [P, K], and -2 where ``see`` negates normals, else 0, [P, K]."""
+        raise NotImplementedError

@@ -1,0 +1,149 @@
+"""The 3D Gaussian along the ray of a pixel, in vectorized PyTorch; see ``kernels/compositing/footprints/ray.py``."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...config import ALPHA_MIN, Numerics
+from ...data import CompositingSettings, Splats
+from ...formulas.rotations import rotation_rows
+from .interface import At, Footprint, Pixels
+
+INVERSE_MAX = 1e12
+"""Largest 1 / scale of a Gaussian that is rendered, and largest coordinate of its mean."""
+
+NOTHING = -1e4
+"""Logarithm of the opacity of what is not rendered."""
+
+UPPER = [(i, j) for i in range(3) for j in range(i, 3)]
+
+
+def _rotations(quats: Tensor) -> Tensor:
+    """Rotation matrices of quaternions of any norm, [3, 3, nnz]."""
+    return torch.stack([torch.stack(row) for row in rotation_rows(torch.nn.functional.normalize(quats, dim=-1))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Ray(Footprint):
+    """The 3D Gaussian along rays.
+
+    `at` are the nearest points c [3, P, K] of rays, t [P, K] of these, and the directions u [3, P, K]; c and u are in
+    the frame in which the Gaussian has a standard deviation of 1.
+
+    Attributes:
+        in_front: Whether Gaussians are not seen whose nearest point is behind the origin.
+    """
+
+    in_front: bool
+
+    SUMS: ClassVar[int] = 10
+
+    def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
+        """Packs the mean, the rows of M = diag(1 / s) R^T, ln(opacity) and the clamped opacity. [14, nnz]"""
+        shapes, opacities = splats.conics, splats.opacities
+        whitening = _rotations(shapes[:, 3:7]).transpose(0, 1) / shapes[:, 7:].T[:, None]
+        values = torch.cat([shapes[:, :3].T, whitening.flatten(0, 1)])
+        valid = (values.abs() <= INVERSE_MAX).all(0) & (opacities >= ALPHA_MIN)
+        log_opacities = torch.where(valid, torch.where(valid, opacities, 1.0).log(), NOTHING)
+        most = torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0)
+        return torch.cat([torch.where(valid, values, 0.0), log_opacities[None], most[None]])
+
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+        assert isinstance(pixels, Tensor)
+        whitening = record[3:12].view(3, 3, -1)
+        u = torch.einsum("ijk,jp->ipk", whitening, pixels[3:])
+        w = torch.einsum("ijk,jpk->ipk", whitening, pixels[:3, :, None] - record[:3, None])
+        t = -(u * w).sum(0) / (u * u).sum(0).clamp_min(1e-30)
+        c = torch.addcmul(w, t, u)
+        seen = pixels[3:].abs().sum(0)[:, None] > 0
+        if self.in_front:
+            seen = seen & (t >= 0)
+        return (c, t, u), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOTHING)
+
+    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+        """Sums over pixels of g, g c, and the upper triangle of g c c^T, with those of hits; [K] each."""
+        g = g.flatten(0, 1)
+        c, _, u = at = _orthogonal(at)
+        q = None if v_hits is None else _hit_gradients(v_hits, at)
+        if v_rays is not None:
+            v_rays += _ray_gradients(record, g, at, q).view(v_rays.shape)
+        weighted = g * c
+        if q is None:
+            return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j]).sum(0) for i, j in UPPER)]
+        weighted, along = weighted + q * u, q * c
+        return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j] + along[i] * u[j]).sum(0) for i, j in UPPER)]
+
+    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+        raise NotImplementedError
+
+    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = found[:, : self.SUMS]
+        # Rows that were not rendered have no sums, and any shape.
+        shapes = torch.where((found == 0).all(1, keepdim=True), 1.0, shapes)
+        quats, scales = shapes[:, 3:7], shapes[:, 7:]
+        products = found.new_empty(len(found), 3, 3)
+        for column, (i, j) in enumerate(UPPER, start=4):
+            products[:, i, j] = products[:, j, i] = found[:, column]
+        with torch.enable_grad():
+            leaf = quats.detach().requires_grad_()
+            rotation = _rotations(leaf).permute(2, 0, 1)
+            v_rotation = -rotation.detach() @ (scales[:, :, None] * products / scales[:, None, :])
+            (v_quats,) = torch.autograd.grad(rotation, leaf, v_rotation)
+        v_means = (rotation.detach() @ (found[:, 1:4] / scales)[..., None])[..., 0]
+        v_scales = products.diagonal(dim1=1, dim2=2) / scales
+        v_opacities = torch.where(opacities > 0, found[:, 0] / opacities, 0.0)
+        return found.new_zeros(len(found), 2), torch.cat([v_means, v_quats, v_scales], -1), v_opacities
+
+    def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
+        """Returns what features add to colors [D, P], and sets the last feature of hits to zero."""
+        added = feature.new_zeros(len(feature), len(weight))
+        if settings.hits:
+            feature[-1] = 0.0
+            added[-1] = (weight * at[1].abs()).sum(1)
+        if settings.normals:
+            added[:3] = feature[:3] @ (weight * _turned(feature[:3], pixels)).T
+        return added
+
+    def see_vjp(
+        self, feature: Tensor, v_color: Tensor, at: At, pixels: Pixels, settings: CompositingSettings
+    ) -> tuple[Tensor, Tensor]:
+        turned = torch.zeros_like(at[1])
+        if settings.hits:
+            feature[-1] = 0.0
+        v_weight = v_color @ feature
+        if settings.hits:
+            v_weight += v_color[:, -1:] * at[1].abs()
+        if settings.normals:
+            turned = _turned(feature[:3], pixels)
+            v_weight += turned * (v_color[:, :3] @ feature[:3])
+        return v_weight, turned
+
+
+def _turned(normals: Tensor, rays: Pixels) -> Tensor:
+    """-2 where normals [3, K] point along rays [6, P], which negates them; else 0. [P, K]"""
+    assert isinstance(rays, Tensor)
+    return torch.where(rays[3:].T @ normals > 0, -2.0, 0.0).to(normals.dtype)
+
+
+def _orthogonal(at: At) -> At:
+    """Takes the part along u from c that rounding left."""
+    c, t, u = at
+    return torch.addcmul(c, (u * c).sum(0) / (u * u).sum(0).clamp_min(1e-30), u, value=-1), t, u
+
+
+def _hit_gradients(v: Tensor, at: At) -> Tensor:
+    """The gradient of t over |u|^2 [P, K], from that of the distance |t| of hits."""
+    _, t, u = at
+    return torch.where(t < 0, -v, v) / (u * u).sum(0).clamp_min(1e-30)
+
+
+def _ray_gradients(record: Tensor, g: Tensor, at: At, q: Tensor | None = None) -> Tensor:
+    """Gradients of the origins and directions of rays, [6, P], with those of hits if there is a q."""
+    (c, t, u), whitening = at, record[3:12].view(3, 3, -1)
+    v = -torch.einsum("ijk,ipk->jpk", whitening, g * c if q is None else g * c + q * u)
+    v_directions = (t * v).sum(-1)
+    if q is not None:
+        v_directions -= torch.einsum("ijk,ipk->jp", whitening, q * c)
+    return torch.cat([v.sum(-1), v_directions])

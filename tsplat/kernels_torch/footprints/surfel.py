@@ -1,0 +1,95 @@
+"""The 2D Gaussian at a pixel, in vectorized PyTorch; see ``kernels/compositing/footprints/surfel.py``."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...config import ALPHA_MIN, FILTER_VARIANCE, Numerics
+from ...data import Splats
+from .interface import At, Footprint, Pixels
+
+MAGNITUDE = 1e12
+"""Largest value of the transform and the mean of a splat that is rendered."""
+
+NOTHING = -1e4
+"""Logarithm of the opacity of what is not rendered."""
+
+
+def _relative(transforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Projected centers [nnz, 2], and the upper left [nnz, 2, 2] of the transforms relative to them."""
+    m = transforms.view(-1, 3, 3)
+    centers = m[:, :2, 2] / m[:, 2:, 2]
+    return centers, m[:, :2, :2] - centers[..., None] * m[:, 2:, :2]
+
+
+class Surfel(Footprint):
+    """The 2D Gaussian at pixel centers.
+
+    `at` are where pixels are on discs, s, and zeros, where that is nearer; else zeros and offsets from the mean. [2, P,
+    K] each.
+    """
+
+    SUMS: ClassVar[int] = 10
+
+    def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
+        """Packs center q; k a, k b, k c, k d; D; t; mean; ln(opacity); clamped opacity of each row. [13, nnz]"""
+        transforms, means2d, opacities = splats.conics, splats.means2d, splats.opacities
+        valid = (transforms.abs() <= MAGNITUDE).all(-1) & (means2d.abs() <= MAGNITUDE).all(-1)
+        valid &= (transforms[:, 8] != 0) & (opacities >= ALPHA_MIN)
+        transforms = torch.where(valid[:, None], transforms, 1.0)
+        centers, m = _relative(transforms)
+        m = m.flatten(1)
+        largest = m.abs().amax(-1, keepdim=True)
+        valid &= (largest[:, 0] > 0) & (centers.abs().sum(-1) <= MAGNITUDE)
+        scaled = m / torch.where(valid[:, None], largest, 1.0)
+        z = transforms[:, 8:]
+        area = (scaled[:, :1] * m[:, 3:] - scaled[:, 1:2] * m[:, 2:3]) / z
+        values = torch.cat([centers, scaled, area, transforms[:, 6:8] / z, means2d], -1).T
+        log_opacities = torch.where(valid, torch.where(valid, opacities, 1.0).log(), NOTHING)
+        most = torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0)
+        return torch.cat([torch.where(valid, values, 0.0), log_opacities[None], most[None]])
+
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+        columns, lines = pixels
+        x, y, a, b, c, d, area, t0, t1, mean_x, mean_y, log_opacity, _ = record
+        dx, dy = (columns[:, None] - x)[None], (lines[:, None] - y)[:, None]
+        p = torch.stack([d * dx - b * dy, a * dy - c * dx]).flatten(1, 2)
+        w = area - t0 * p[0] - t1 * p[1]
+        s = p / w
+        offset_x, offset_y = (columns[:, None] - mean_x)[None], (lines[:, None] - mean_y)[:, None]
+        size = (*offset_y.shape[:1], *offset_x.shape[1:])
+        offsets = torch.stack([offset_x.expand(size), offset_y.expand(size)]).flatten(1, 2)
+        on_disc, on_image = (s * s).sum(0), (offsets * offsets).sum(0) / FILTER_VARIANCE
+        is_nearer = on_disc <= on_image
+        exponent = log_opacity - 0.5 * torch.where(is_nearer, on_disc, on_image)
+        exponent = torch.where(w == 0, NOTHING, exponent)
+        return (torch.where(is_nearer, s, 0.0), torch.where(is_nearer, 0.0, offsets)), exponent
+
+    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+        """Sums over pixels of g; of g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0 and |s|^2 s_1, and offsets."""
+        (s, offsets), g = at, g.flatten(0, 1)
+        x, y = weighted = g * s
+        square = (s * s).sum(0)
+        squares = [(x * s[0]).sum(0), (x * s[1]).sum(0), (y * s[1]).sum(0)]
+        return [g.sum(0), *weighted.sum(1), *squares, *(weighted * square).sum(1), *(g * offsets).sum(1)]
+
+    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+        return list((g.flatten(0, 1) * at[1] / FILTER_VARIANCE).abs().sum(1))
+
+    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # Rows that were not rendered have no sums, and any transform.
+        transforms = torch.where((found[:, :8] == 0).all(1, keepdim=True), 1.0, shapes)
+        centers, m = _relative(transforms)
+        a, b, c, d = m.flatten(1).T[..., None]
+        det = a * d - b * c
+        inverse = torch.where(det != 0, 1 / torch.where(det != 0, det, 1.0), 0.0)
+        _, x, y, xx, xy, yy, x_cubed, y_cubed, *_ = found.unbind(-1)
+        first, second = torch.stack([xx, xy, x], -1), torch.stack([xy, yy, y], -1)
+        third = -torch.stack([x_cubed, y_cubed, xx + yy], -1)
+        z = transforms[:, 8:]
+        u, v = first - transforms[:, 6:7] / z * third, second - transforms[:, 7:8] / z * third
+        row_x, row_y = (d * u - c * v) * inverse, (a * v - b * u) * inverse
+        row_z = third / z - centers[:, :1] * row_x - centers[:, 1:] * row_y
+        v_opacities = torch.where(opacities > 0, found[:, 0] / opacities, 0.0)
+        return found[:, 8:10] / FILTER_VARIANCE, torch.cat([row_x, row_y, row_z], -1), v_opacities
