@@ -16,7 +16,7 @@ from torch import Tensor
 from ..arguments import kind_of
 from ..config import Capacities
 from ..stages.backend import launchers
-from ..stages.capacity import any_overflow, deferred, graph_room, needed_by, note_call
+from ..stages.capacity import UNKNOWN, any_overflow, deferred, graph_room, needed_by, note_call
 from ..stages.compilation import is_plain_call
 from ..stages.settings import PLAIN
 from .calls import ReplayedCall, Replays, Runner
@@ -186,7 +186,8 @@ class Kinds:
         by_kernels = launchers(device, arguments.get("backend", "auto")).__name__ == "tsplat.kernels"
         kind.works = by_kernels and len(listed.bands) == 1
         n = listed.n_intersections
-        kind.room = graph_room(Capacities(*[n] * 4)) if capacity is None else Capacities(*[capacity] * 4)
+        counted = graph_room(Capacities(n, n, UNKNOWN * n, n))
+        kind.room = counted if capacity is None else Capacities(*[capacity] * 4)
         return rendered
 
     def _trace(self, kind: Kind, arguments: dict[str, Any]) -> TracedCall | None:
