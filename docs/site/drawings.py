@@ -216,7 +216,7 @@ LAYERS = (
     ("stages",),
     ("kernels", "kernels_torch"),
     ("triton_cpu", "gpu_driver", "data"),
-    ("arguments", "support"),
+    ("arguments", "support", "formulas"),
     ("config", "errors", "precision"),
 )
 PURPOSES = {
@@ -226,7 +226,7 @@ PURPOSES = {
     "reference": "dense oracle", "passes": "calls replayed",
     "stages": "autograd, checks, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
     "triton_cpu": "Triton on CPUs", "gpu_driver": "Triton on GPUs", "data": "tensors, settings",
-    "arguments": "checks", "support": "files, progress",
+    "arguments": "checks", "support": "files, progress", "formulas": "rotations",
     "config": "constants", "errors": "typed errors", "precision": "no autocast",
 }  # fmt: skip
 
