@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -83,6 +84,55 @@ def _adam_kernel(
         tl.store(parameter + place, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
 
 
+class AdamTable:
+    """The table of parameters and their moments, [N, ...] contiguous, of one device and dtype, for steps of all of them.
+
+    Args:
+        constants: Of each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps. They are
+            rounded to the parameter's dtype. beta2 rounded to fp32 is too coarse to be subtracted from 1.
+
+    Attributes:
+        words: [n_parameters, WORDS] int64, on the device.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        exp_avgs: Sequence[Tensor],
+        exp_avg_sqs: Sequence[Tensor],
+        constants: Sequence[Sequence[float]],
+    ) -> None:
+        self._first = first = parameters[0]
+        self._block, self._rounds = block_size(first, BLOCK), block_size(first, 1, CPU_ROUNDS)
+        rows, self._n_programs = bytearray(), 0
+        for parameter, *others, values in zip(parameters, gradients, exp_avgs, exp_avg_sqs, constants, strict=True):
+            addresses = [tensor.data_ptr() for tensor in (parameter, *others)]
+            width = math.prod(parameter.shape[1:])
+            rows += ROW.pack(self._n_programs, parameter.numel(), width, *addresses, *values)
+            self._n_programs += programs(parameter.numel(), self._block * self._rounds)
+        self._host = self.words = torch.frombuffer(rows, dtype=torch.int64).view(len(parameters), ROW.size // 8)
+        if first.is_cuda:
+            self._host = self._host.pin_memory()
+            self.words = self._host.to(first.device, non_blocking=True)
+        # For the emulator, which follows addresses only into tensors that it is told of.
+        self.words.pointees = [*parameters, *gradients, *exp_avgs, *exp_avg_sqs]
+
+    def change(self, constants: Sequence[Sequence[float]]) -> None:
+        """Changes the constants for the next step. The device must have taken over those of the one before."""
+        self._host.numpy()[:, -len(constants[0]) :].view(np.float64)[...] = constants
+        if self.words is not self._host:
+            self.words.copy_(self._host, non_blocking=True)
+
+    def step(self, visible: Tensor | None) -> None:
+        """Updates parameters and moments; see :func:`adam_step`."""
+        n = len(self.words)
+        _adam_kernel.launch(
+            self._n_programs, table=self.words, visible=visible, n_parameters=n, search_steps=n.bit_length(),
+            FP64=self._first.dtype == torch.float64, BLOCK=self._block, ROUNDS=self._rounds,
+        )  # fmt: skip
+
+
 def adam_step(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -91,26 +141,9 @@ def adam_step(
     constants: Sequence[Sequence[float]],
     visible: Tensor | None,
 ) -> None:
-    """Updates parameters and their moments, [N, ...] contiguous, of one device and dtype.
+    """Updates parameters and their moments; see :class:`AdamTable`.
 
     Args:
-        constants: Of each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps. They are
-            rounded to the parameter's dtype. beta2 rounded to fp32 is too coarse to be subtracted from 1.
         visible: [N] bool; rows that are false stay as they are. None to update all.
     """
-    first = parameters[0]
-    block, rounds = block_size(first, BLOCK), block_size(first, 1, CPU_ROUNDS)
-    rows, n_programs = bytearray(), 0
-    for parameter, *others, values in zip(parameters, gradients, exp_avgs, exp_avg_sqs, constants, strict=True):
-        addresses = [tensor.data_ptr() for tensor in (parameter, *others)]
-        rows += ROW.pack(n_programs, parameter.numel(), math.prod(parameter.shape[1:]), *addresses, *values)
-        n_programs += programs(parameter.numel(), block * rounds)
-    table = torch.frombuffer(rows, dtype=torch.int64)
-    if first.is_cuda:
-        table = table.pin_memory().to(first.device, non_blocking=True)
-    # For the emulator, which follows addresses only into tensors that it is told of.
-    table.pointees = [*parameters, *gradients, *exp_avgs, *exp_avg_sqs]
-    _adam_kernel.launch(
-        n_programs, table=table, visible=visible, n_parameters=len(parameters),
-        search_steps=len(parameters).bit_length(), FP64=first.dtype == torch.float64, BLOCK=block, ROUNDS=rounds,
-    )  # fmt: skip
+    AdamTable(parameters, gradients, exp_avgs, exp_avg_sqs, constants).step(visible)

@@ -287,6 +287,11 @@ def part_order(parts: int, isect_offsets: Tensor) -> Tensor | None:
     return (tiles[:, None] + firsts).flatten()
 
 
+def to_device(values: Tensor, like: Tensor) -> Tensor:
+    """Returns values of the CPU on the device of a tensor, for which nothing waits."""
+    return values.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else values
+
+
 def vendor(tensor: Tensor) -> Vendor:
     """Returns the vendor of the tensor's device, or "none" for CPU tensors."""
     if not tensor.is_cuda:

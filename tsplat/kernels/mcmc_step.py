@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device_math import load_tuple, matvec3, matvec3_transposed, rotation, store_tuple
-from .launch import Int, kernel
+from .launch import Int, kernel, to_device
 
 BLOCK = 256
 """At least the threads of a program: lanes of values that several threads had would be read after they are written."""
@@ -23,7 +23,8 @@ def _mcmc_noise_kernel(
     log_scales,  # [N, 3]
     opacity_logits,  # [N]
     samples,  # [N, 3]
-    n: "Int", scaler: tl.float64, t: tl.float64, k: tl.float64,
+    scaler,  # [] fp64
+    n: "Int", t: tl.float64, k: tl.float64,
     FP64: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype = tl.float64 if FP64 else tl.float32
@@ -31,7 +32,7 @@ def _mcmc_noise_kernel(
     mask = gaussian < n
     transparency = 1.0 - tl.sigmoid(tl.load(opacity_logits + gaussian, mask=mask, other=0.0).to(dtype))
     gate = tl.sigmoid(tl.full([], k, dtype) * (transparency - tl.full([], 1.0 - t, dtype)))
-    gate *= tl.full([], scaler, dtype)
+    gate *= tl.load(scaler).to(dtype)
     q = load_tuple(quats + gaussian * 4, 1, 4, mask)
     w = q[0].to(dtype)
     x = q[1].to(dtype)
@@ -80,7 +81,7 @@ def mcmc_noise(
     log_scales: Tensor,
     opacity_logits: Tensor,
     samples: Tensor,
-    scaler: float,
+    scaler: float | Tensor,
     t: float,
     k: float,
 ) -> None:
@@ -90,8 +91,11 @@ def mcmc_noise(
         means, quats, log_scales: [N, 3], [N, 4] of any norm, [N, 3]. Contiguous, as all tensors.
         opacity_logits: [N] or [N, 1].
         samples: [N, 3] from a standard normal distribution.
-        scaler, t, k: The noise of a Gaussian of opacity o is multiplied by scaler sigmoid(k (t - o)).
+        scaler, t, k: The noise of a Gaussian of opacity o is multiplied by scaler sigmoid(k (t - o)). Replays read a
+            scaler, [] fp64 on the device, again.
     """
+    if not isinstance(scaler, Tensor):
+        scaler = to_device(torch.tensor(scaler, dtype=torch.float64, device="cpu"), means)
     _mcmc_noise_kernel.launch_elementwise(
         len(means),
         BLOCK,

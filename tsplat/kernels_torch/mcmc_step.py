@@ -10,7 +10,7 @@ def mcmc_noise(
     log_scales: Tensor,
     opacity_logits: Tensor,
     samples: Tensor,
-    scaler: float,
+    scaler: float | Tensor,
     t: float,
     k: float,
 ) -> None:

@@ -110,21 +110,23 @@ class Adam(torch.optim.Adam):
                 if gradient is not None:
                     yield parameter, gradient, group, self.state.get(parameter, {})
 
-    def _advance(
-        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
-        """Counts a step of a parameter, and returns it with its gradient, its moments and the step's constants."""
+    def _begin(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        """Makes the moments of a parameter if its state is empty, and returns the state."""
         if not state:
             self.state[parameter] = state
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        t = _count(state)
-        beta1, beta2 = group["betas"]
-        rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
+        return state
+
+    def _advance(
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
+        """Counts a step of a parameter, and returns it with its gradient, its moments and the step's constants."""
+        constants = _next_constants(group, self._begin(parameter, state))
         if gradient.dtype != parameter.dtype or not gradient.is_contiguous():
             gradient = gradient.to(parameter.dtype).contiguous()
-        return parameter, gradient, state["exp_avg"], state["exp_avg_sq"], [1 - beta1, beta2, 1 - beta2, *rates]
+        return parameter, gradient, state["exp_avg"], state["exp_avg_sq"], constants
 
 
 @torch.no_grad()
@@ -180,6 +182,65 @@ def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> 
                 f"params: expected contiguous {name} {list(shape)} as the parameter, found "
                 f"{list(moment.shape)} with strides {moment.stride()}"
             )
+
+
+class RepeatedStep:
+    """A step of optimizers whose parameters, gradients and moments stay where they are, with rates that change.
+
+    Launches are those of :func:`step_all`, and can be replayed. Only for kernels of Triton.
+
+    Args:
+        optimizers: Of parameters of one device and dtype, as their gradients, which are contiguous. Those without a
+            gradient stay as they are.
+    """
+
+    def __init__(self, optimizers: Iterable[Adam]) -> None:
+        from ..kernels.adam import AdamTable
+
+        self._given = [
+            (optimizer, parameter, group, optimizer._begin(parameter, state))
+            for optimizer in optimizers
+            for parameter, _, group, state in optimizer._with_gradients()
+        ]
+        self._tensors = [
+            (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
+            for _, parameter, _, state in self._given
+        ]
+        self._table = AdamTable(*zip(*self._tensors), [[0.0] * 6] * len(self._given))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it reads and writes."""
+        return [self._table.words, *[tensor for tensors in self._tensors for tensor in tensors]]
+
+    def is_current(self) -> bool:
+        """Returns whether parameters, gradients, moments and groups are still those that it updates."""
+        return all(
+            optimizer.param_groups[0] is group
+            and group["params"][0] is parameter
+            and parameter.grad is gradient
+            and optimizer.state.get(parameter) is state
+            and state["exp_avg"] is exp_avg
+            and state["exp_avg_sq"] is exp_avg_sq
+            for (optimizer, parameter, group, state), (_, gradient, exp_avg, exp_avg_sq) in zip(
+                self._given, self._tensors
+            )
+        )
+
+    def advance(self) -> None:
+        """Counts a step, and computes its rates."""
+        self._table.change([_next_constants(group, state) for _, _, group, state in self._given])
+
+    def launch(self, visible: Tensor | None) -> None:
+        """Updates parameters and moments, after :meth:`advance`."""
+        self._table.step(visible)
+
+
+def _next_constants(group: dict[str, Any], state: dict[str, Any]) -> list[float]:
+    """Counts a step of a parameter, and returns its constants, as :class:`.kernels.adam.AdamTable` takes them."""
+    t = _count(state)
+    beta1, beta2 = group["betas"]
+    return [1 - beta1, beta2, 1 - beta2, group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
 
 
 def _count(state: dict[str, Any]) -> float:

@@ -123,7 +123,7 @@ class Trace:
         if isinstance(tree, Tensor):
             memory = Memory.of(tree)
             if memory.storage not in self.made:
-                self.others.setdefault(memory.storage, tree.detach())
+                self.others.setdefault(memory.storage, tree.detach() if tree.requires_grad else tree)
             return memory
         if isinstance(tree, dict):
             return {name: self.use(value) for name, value in tree.items()}

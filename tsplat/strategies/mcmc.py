@@ -113,10 +113,7 @@ class MCMCStrategy(Strategy):
             ArgumentError: An argument is invalid, or opacities are not finite in a step that refines. Nothing has been
                 changed.
         """
-        if not math.isfinite(lr * self.noise_lr):
-            raise ArgumentError(f"lr: expected a finite learning rate and noise_lr, found {lr} and {self.noise_lr}")
-        for name in ("noise_opacity_t", "noise_opacity_k"):
-            check_finite(name, getattr(self, name))
+        scaler = self.noise_scaler(step, lr)
         if self.refines(step):
             ranks = None if shard is None else shard.ranks
             self._check(params, optimizers, state, ranks)
@@ -130,11 +127,22 @@ class MCMCStrategy(Strategy):
                 print(f"Step {step}: Relocated {n_moved} GSs.")
                 n = len(params["means"]) if shard is None else shard.n_total
                 print(f"Step {step}: Added {n_added} GSs. Now having {n} GSs.")
-        if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
+        if scaler is not None:
             inject_noise_to_position(
-                params, optimizers, state, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k,
+                params, optimizers, state, scaler, self.noise_opacity_t, self.noise_opacity_k,
                 generator=self.generator, first=0 if shard is None else shard.first, backend=backend,
             )  # fmt: skip
+
+    def noise_scaler(self, step: int, lr: float) -> float | None:
+        """Returns the factor of the noise of a step, or None if it has none.
+
+        Raises ArgumentError if the noise would not be finite; see :meth:`step_post_backward`.
+        """
+        if not math.isfinite(lr * self.noise_lr):
+            raise ArgumentError(f"lr: expected a finite learning rate and noise_lr, found {lr} and {self.noise_lr}")
+        for name in ("noise_opacity_t", "noise_opacity_k"):
+            check_finite(name, getattr(self, name))
+        return lr * self.noise_lr if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter else None
 
     def _check(self, params: Parameters, optimizers: Optimizers, state: State, ranks: RankGroup | None) -> None:
         """Raises before the first change what a refinement or its noise would raise."""

@@ -301,11 +301,21 @@ def inject_noise_to_position(
     Raises:
         ArgumentError: `scaler`, `t` or `k` is not finite.
     """
-    n = check_shapes(params)
+    check_shapes(params)
     for name, value in (("scaler", scaler), ("t", t), ("k", k)):
         check_finite(name, value)
+    add_noise(params, draw_key(generator), scaler, t, k, first, backend)
+
+
+def add_noise(
+    params: Parameters, key: int | Tensor, scaler: float | Tensor, t: float, k: float, first: int, backend: Backend
+) -> None:
+    """Adds the noise of :func:`inject_noise_to_position` for the key of its random numbers.
+
+    Replays of the kernels of Triton read the key, [] int64, and the scaler, [] fp64, again if they are tensors.
+    """
     means = params["means"]
-    samples = standard_normal(draw_key(generator), row_indices(n, first, means), means).contiguous()
+    samples = standard_normal(key, row_indices(len(means), first, means), means).contiguous()
     moved, *others = (plain(n, params[n].detach()).contiguous() for n in ("means", "quats", "scales", "opacities"))
     launchers(means.device, backend).mcmc_noise(moved, *others, samples, scaler, t, k)
     if moved.data_ptr() != means.data_ptr():

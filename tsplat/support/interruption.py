@@ -1,7 +1,7 @@
 """Signals that end a run, Ctrl-C and those that schedulers send before they kill a job, and how to postpone them."""
 
+import _signal
 import contextlib
-import inspect
 import os
 import signal
 import threading
@@ -20,8 +20,8 @@ EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
 
 ALL_SIGNALS = tuple(sorted(signal.valid_signals()))
 
-_handler_of = inspect.unwrap(signal.getsignal)
-"""Without enumerations, which take most of the time."""
+_handler_of: Callable[[int], Any] = _signal.getsignal
+"""Without the enumerations of :mod:`signal`, which take most of the time."""
 
 REPEAT = 1.0
 """Seconds within which another signal is the same request: launchers forward what schedulers send to every process."""
@@ -85,11 +85,11 @@ class DeferredSignals:
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        found = {signum: _handler_of(signum) for signum in ALL_SIGNALS}
         self._handlers = {
             signum: handler
-            for signum, handler in found.items()
-            if callable(handler) and not isinstance(getattr(handler, "__self__", None), StopRequest)
+            for signum in ALL_SIGNALS
+            if callable(handler := _handler_of(signum))
+            and not isinstance(getattr(handler, "__self__", None), StopRequest)
         }
         try:
             self._active = True

@@ -11,6 +11,8 @@ from ..scene.capture.views import View
 from ..stages.memory import FREE_SHARE, free_memory
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
+from ..strategies.operations import add_noise
+from ..strategies.random_numbers import draw_key
 from ..strategies.sharding import Shard, count
 from .configuration import TYPICAL_EXTENT, Config
 from .parameters import Parameters
@@ -48,6 +50,35 @@ class Densification:
         if self.strategy is not None:
             self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
 
+    def repeats(self, step: int) -> bool:
+        """Whether the strategy does nothing in a step, or only adds noise."""
+        strategy = self.strategy
+        return strategy is None or (
+            isinstance(strategy, MCMCStrategy)
+            and type(strategy).step_post_backward is MCMCStrategy.step_post_backward
+            and not strategy.refines(step)
+        )
+
+    def noise_scaler(self, step: int, lr: float) -> float | None:
+        """Returns the factor of the noise of a step that repeats, with the means' rate; None if it has none."""
+        strategy = self.strategy
+        return strategy.noise_scaler(step, self._noise_rate(lr)) if isinstance(strategy, MCMCStrategy) else None
+
+    def draw_key(self) -> int:
+        """Draws the key of a step's noise."""
+        return draw_key(self._generator)
+
+    def add_noise(self, key: Tensor, scaler: Tensor) -> None:
+        """Adds the strategy's noise, given its key, [] int64, and its factor, [] fp64."""
+        strategy = self.strategy
+        assert isinstance(strategy, MCMCStrategy)
+        t, k = strategy.noise_opacity_t, strategy.noise_opacity_k
+        add_noise(self._parameters.params, key, scaler, t, k, 0, self._config.backend)
+
+    def _noise_rate(self, lr: float) -> float:
+        """Returns the rate for noise, which is proportional to covariances, squared lengths, and must be a length."""
+        return lr * (TYPICAL_EXTENT / self._extent) ** 2
+
     def after_update(self, step: int, info: dict[str, Any], lr: float, n_gaussians: int) -> int:
         """To be called after the optimizer step, with the merged ``meta`` of its views and the means' rate in world
         units.
@@ -60,8 +91,7 @@ class Densification:
         if refines:
             self._limit_by_memory(n_gaussians)
         params, optimizers = self._parameters.for_strategy()
-        # Noise is proportional to covariances, squared lengths, and must be a length.
-        lr *= (TYPICAL_EXTENT / self._extent) ** 2
+        lr = self._noise_rate(lr)
         arguments = (params, optimizers, self.strategy_state, step, info)
         shard = Shard(self._ranks, n_gaussians) if self._sharded else None
         try:

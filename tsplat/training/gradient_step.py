@@ -103,44 +103,48 @@ class GradientStep:
         with torch.autograd.set_multithreading_enabled(False):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def take(self, step: int) -> str | None:
-        """Updates the parameters and clears their gradients.
+    def check(self, step: int) -> str | None:
+        """Sums gradients over ranks. Returns a warning if one is not finite, so that the update is to be skipped.
 
-        Skips the update and returns a warning if a gradient is not finite; raises DivergedError after too many of
-        these.
+        Raises DivergedError after too many of these.
         """
-        optimizers = self._parameters.optimizers
         self._sum_over_ranks()
-        for optimizer in optimizers.values():
+        if not self.scaler.is_enabled():
+            return self._check_finite(step) if self._device.type == "cpu" or step % CHECK_INTERVAL == 0 else None
+        # The scaler finds non-finite gradients and skips the update itself.
+        for optimizer in self._parameters.optimizers.values():
             self.scaler.unscale_(optimizer)
-        # With gradient scaling, the scaler finds non-finite gradients and skips the update itself.
-        checked = not self.scaler.is_enabled() and (self._device.type == "cpu" or step % CHECK_INTERVAL == 0)
-        warning = self._check_finite(step) if checked else None
-        if warning is None:
-            for name in optimizers if self._clip else ():
-                self._clip_gradient(name)
-            for group, visible in self._groups():
-                if self.scaler.is_enabled():
-                    for optimizer in group:
-                        self.scaler.step(optimizer, visible=visible)
-                else:
-                    step_all(group, visible=visible)
-        self.scaler.update()
-        self._parameters.clear_gradients()
-        return warning
+        return None
 
-    def _groups(self) -> list[tuple[list[Adam], Tensor | None]]:
-        """Optimizers, each group with the rows that it is to update, [N] bool, or None for all."""
+    def update(self) -> None:
+        """Updates the parameters with gradients that were checked."""
+        self.clip()
+        visible = self.visible()
+        for group, masked in self.groups():
+            rows = visible if masked else None
+            if self.scaler.is_enabled():
+                for optimizer in group:
+                    self.scaler.step(optimizer, visible=rows)
+            else:
+                step_all(group, visible=rows)
+        self.scaler.update()
+
+    def groups(self) -> list[tuple[list[Adam], bool]]:
+        """Optimizers, each group with whether it updates only the rows of :meth:`visible`."""
         parameters = self._parameters
         optimizers = {name: found for name, found in parameters.optimizers.items() if name not in parameters.frozen}
-        gradient = parameters.params["means"].grad
-        if not self._visible_only or gradient is None:
-            return [([*optimizers.values()], None)]
+        if not self._visible_only:
+            return [([*optimizers.values()], False)]
         own: list[Adam] = []
         others: list[Adam] = []
         for name, optimizer in optimizers.items():
             (own if name in parameters.gaussian_names else others).append(optimizer)
-        return [(own, gradient.ne(0).any(-1)), (others, None)]
+        return [(own, True), (others, False)] if others else [(own, True)]
+
+    def visible(self) -> Tensor | None:
+        """Rows of Gaussians to update, [N] bool; None for all."""
+        gradient = self._parameters.params["means"].grad
+        return gradient.ne(0).any(-1) if self._visible_only and gradient is not None else None
 
     def _sum_over_ranks(self) -> None:
         if self._ranks.world_size == 1:
@@ -166,6 +170,11 @@ class GradientStep:
                 f"step {step}; check the learning rates and the data"
             )
         return f"step {step} was skipped, as the gradients of {names} are not finite" if names else None
+
+    def clip(self) -> None:
+        """Limits the norms of gradients."""
+        for name in self._parameters.optimizers if self._clip else ():
+            self._clip_gradient(name)
 
     def _clip_gradient(self, name: str) -> None:
         gradient = self._parameters.params[name].grad

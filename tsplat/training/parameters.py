@@ -103,15 +103,16 @@ class Parameters:
             tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         return Gaussians(**tensors, **self._flags)
 
-    @torch.no_grad()
-    def limit_shapes(self, step: int) -> None:
-        """Shortens needles by `max_elongation` after some steps, and keeps the third axes of 2D Gaussians flat."""
-        log_scales = self.params["scales"].detach()
+    def flatten(self) -> None:
+        """Keeps the third axes of 2D Gaussians flat."""
         if self._flags["surfels"] and "scales" not in self.frozen:
-            log_scales[:, 2] = FLAT
+            self.params["scales"].detach()[:, 2] = FLAT
+
+    def limit_needles(self, step: int) -> None:
+        """Shortens needles by `max_elongation` after some steps."""
         limit = self._config.max_elongation
         if limit and limits_needles(step, self._config.steps):
-            shorten_needles(log_scales, self.params["means"].detach(), self._cameras, limit)
+            shorten_needles(self.params["scales"].detach(), self.params["means"].detach(), self._cameras, limit)
 
     def for_strategy(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
         """The Gaussians' parameters and their optimizers, as new dictionaries."""

@@ -18,11 +18,10 @@ from ..scene.capture.views import Color, StoredView, View
 from ..scene.extents import camera_positions, median_depth, scene_scale
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
-from ..stages.backend import launchers
 from ..stages.process_group import RankGroup
 from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
-from .configuration import TYPICAL_EXTENT, Config
+from .configuration import Config
 from .densification import Densification, merge_info
 from .exposure_gains import gains_of_held_out
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
@@ -31,6 +30,7 @@ from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters, check_geometry, own_rows
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
+from .update_pass import UpdatePass
 from .view_gradients import ViewGradients
 
 PREFETCHED = 8
@@ -200,21 +200,11 @@ class Trainer:
         views, backgrounds = zip(*(self._by_kind(drawn) if self.sharded else drawn), strict=True)
         if self._cache is not None:
             self._prefetch(self._cache, views)
-        figures, metas = self._view_gradients.compute(self.step, views, backgrounds)
-        loss_scale = self._gradient_step.scaler.get_scale()
-        self._regularize(loss_scale)
-        warning = self._gradient_step.take(self.step)
-        self._parameters.center_exposures()
-        if self._gains is not None:
-            self._gains.update(self.ranks)
-        if self._densification.strategy is not None and warning is None:
-            gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
-            key = self._densification.key
-            if self._densification.strategy.refines(self.step):
-                self._view_gradients.release_memory()
-            info = merge_info(metas, self._views[views[0]], loss_scale, config.views_per_step, gather, key)
-            self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
-        self._parameters.limit_shapes(self.step)
+        figures, metas = self._view_gradients.compute(self.step, views, backgrounds, self.n_gaussians)
+        warning = self._gradient_step.check(self.step)
+        if warning is not None or not self._update_by_pass(means_lr):
+            self._update(metas, self._views[views[0]], means_lr, skipped=warning is not None)
+        self._parameters.limit_needles(self.step)
         gaussians = self.gaussians
         mean_loss, mean_psnr = (self.ranks.all_reduce(figures) / config.views_per_step).unbind()
         if self.step % CHECK_INTERVAL == 0:
@@ -223,6 +213,40 @@ class Trainer:
         waited = None if self._cache is None else self._cache.waited
         state = (mean_loss, mean_psnr, gaussians, self.n_gaussians, warning, waited)
         return Progress(self.step, config.steps, *state)
+
+    def _update_by_pass(self, means_lr: float) -> bool:
+        """Does what :meth:`_update` does, by a pass, if there is one; returns whether it did."""
+        if not self._densification.repeats(self.step):
+            return False
+        scaler = self._densification.noise_scaler(self.step, means_lr)
+        adds_noise = scaler is not None
+        owners = self._parameters, self._gradient_step, self._densification, self._gains
+        update = self._view_gradients.update(
+            adds_noise=adds_noise, make=lambda capture: UpdatePass(*owners, adds_noise=adds_noise, capture=capture)
+        )
+        if update is None:
+            return False
+        update.take(scaler)
+        self._parameters.clear_gradients()
+        return True
+
+    def _update(self, metas: list[dict[str, Any]], view: View, means_lr: float, *, skipped: bool) -> None:
+        """Updates the parameters with their gradients, unless that is skipped, and lets the strategy change them."""
+        loss_scale = self._gradient_step.scaler.get_scale()
+        if not skipped:
+            self._gradient_step.update()
+        self._parameters.clear_gradients()
+        self._parameters.center_exposures()
+        if self._gains is not None:
+            self._gains.update(self.ranks)
+        if self._densification.strategy is not None and not skipped:
+            gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
+            key = self._densification.key
+            if self._densification.strategy.refines(self.step):
+                self._view_gradients.release_memory()
+            info = merge_info(metas, view, loss_scale, self.config.views_per_step, gather, key)
+            self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
+        self._parameters.flatten()
 
     def _find_extent(self, views: Sequence[View], own: Gaussians) -> float:
         depth = median_depth([view.camera for view in views], own.means)
@@ -246,23 +270,6 @@ class Trainer:
             return self.config.backdrop
         r, g, b = torch.rand(3, generator=self._background_generator, dtype=torch.float32, device="cpu").tolist()
         return r, g, b
-
-    def _regularize(self, loss_scale: float) -> None:
-        """Adds the gradients of the mean opacity and the mean scale, over the Gaussians of all ranks."""
-        scale_weight = self.config.scale_weight * TYPICAL_EXTENT / self.extent
-        weights = {"opacities": self.config.opacity_weight, "scales": scale_weight}
-        if not any(weights.values()):
-            return
-        # Gradients of replicated Gaussians are summed over ranks later.
-        factor = loss_scale / self.n_gaussians / (1 if self.sharded else self.ranks.world_size)
-        parameters = [self._parameters.params[name] for name in weights]
-        gradients = [self._parameters.gradient(name) if weight else None for name, weight in weights.items()]
-        launchers(self.device, self.config.backend).mcmc_regularization(
-            *(parameter.detach() for parameter in parameters),
-            *gradients,
-            factor * weights["opacities"],
-            factor * weights["scales"] / 3,
-        )
 
     def _check_finite(self, gaussians: Gaussians, mean_loss: Tensor) -> None:
         # Non-finite Gaussians are not rendered, so that the loss alone would not show them.

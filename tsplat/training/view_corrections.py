@@ -139,16 +139,16 @@ class ViewGains:
 
     def observe(self, index: int, change: Tensor) -> None:
         """Adds what :meth:`estimate` has returned to the changes until the next update."""
-        self._changes[index] += change
+        self._changes[index].add_(change)
 
     def discard(self) -> None:
         """Forgets the estimates since the last update."""
         self._changes.zero_()
 
-    def update(self, ranks: RankGroup) -> None:
-        """Adds the estimates of all ranks since the last update. A collective call."""
+    def update(self, ranks: RankGroup | None = None) -> None:
+        """Adds the estimates since the last update, of all ranks if there are others. A collective call."""
         if self.known:
             return
-        self.logs += ranks.all_reduce(self._changes)
+        self.logs += self._changes if ranks is None else ranks.all_reduce(self._changes)
         self.logs -= self.logs.mean(0)
         self.discard()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,15 +16,17 @@ from ..rendering import kind_of_call, render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
+from ..stages.backend import launchers
 from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
-from .configuration import Config
+from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points
 from .gradient_step import GradientStep
 from .losses import GeometryLoss, loss, psnr
 from .parameters import Parameters
+from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
 
@@ -96,6 +98,8 @@ class ViewGradients:
         n = config.views_per_step
         known = ranks.all_gather_object(gains_of_points(views) if config.gains and ranks.rank == 0 else None)[0]
         self.gains = ViewGains(len(views), gaussians.means.detach(), n, known) if config.gains else None
+        scale_weight = config.scale_weight * TYPICAL_EXTENT / extent
+        self._regularization = {"opacities": config.opacity_weight, "scales": scale_weight}
         self.received_rows = 0
         reason, no_graphs = self._without_passes(), self._without_graphs()
         if config.graph == "on" and (no_graphs or reason):
@@ -103,15 +107,32 @@ class ViewGradients:
         by_graphs = config.graph != "off" and not no_graphs
         self._passes = None if reason else ViewPasses(self._differentiate, by_graphs=by_graphs)
 
-    def compute(self, step: int, views: Sequence[int], backgrounds: Sequence[Color]) -> tuple[Tensor, list[Meta]]:
-        """Renders this rank's views and computes the gradients of their losses; again if a capacity was too small.
+    def compute(
+        self, step: int, views: Sequence[int], backgrounds: Sequence[Color], n_gaussians: int
+    ) -> tuple[Tensor, list[Meta]]:
+        """Renders this rank's views and computes the gradients of their losses and of the regularization.
 
-        A GPU then still computes the backward pass while this waits for the forward pass. `views` are the indices of
-        the views of all ranks, `backgrounds` RGB in [0, 1] of each. Returns sums of loss and PSNR over this rank's
-        views, [2], and the ``meta`` of each rendering.
+        `views` are the indices of the views of all ranks, `backgrounds` RGB in [0, 1] of each, `n_gaussians` those of
+        all ranks. Returns sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
         """
         if self._passes is not None and (found := self._replay(self._passes, step, views[0], backgrounds[0])):
             return found
+        found = self._compute(step, views, backgrounds)
+        regularized = [name for name, weight in self._regularization.items() if weight]
+        self._regularize(n_gaussians, {name: self._parameters.gradient(name) for name in regularized})
+        return found
+
+    def update(self, *, adds_noise: bool, make: Callable[[Capture], UpdatePass]) -> UpdatePass | None:
+        """Returns what updates the parameters with the last gradients by a pass; see :meth:`.ViewPasses.update`."""
+        return None if self._passes is None else self._passes.update(adds_noise=adds_noise, make=make)
+
+    def _compute(
+        self, step: int, views: Sequence[int], backgrounds: Sequence[Color]
+    ) -> tuple[Tensor, list[Meta]]:
+        """Does what :meth:`compute` does, without passes and regularization; again if a capacity was too small.
+
+        A GPU then still computes the backward pass while this waits for the forward pass.
+        """
         with deferred() as calls:
             found = self._accumulate(step, views, backgrounds, self._capacity)
         if self._passes is not None:
@@ -122,6 +143,20 @@ class ViewGradients:
         if self.gains is not None:
             self.gains.discard()
         return self._accumulate(step, views, backgrounds, None)
+
+    def _regularize(self, n_gaussians: int, gradients: Mapping[str, Tensor | None]) -> None:
+        """Adds to gradients those of the mean opacity and the mean scale, over the Gaussians of all ranks."""
+        if not any(self._regularization.values()):
+            return
+        # Gradients of replicated Gaussians are summed over ranks later.
+        factor = self._gradient_step.scaler.get_scale() / n_gaussians / (1 if self._sharded else self._ranks.world_size)
+        weights = self._regularization
+        launchers(self._device, self._config.backend).mcmc_regularization(
+            *[self._parameters.params[name].detach() for name in weights],
+            *[gradients[name] if weight else None for name, weight in weights.items()],
+            factor * weights["opacities"],
+            factor * weights["scales"] / 3,
+        )
 
     def release_memory(self) -> None:
         """Releases memory that is kept between steps. The next step allocates it again."""
@@ -290,7 +325,7 @@ class ViewGradients:
         for parameter, gradient in zip(self._parameters.params.values(), found.gradients, strict=True):
             parameter.grad = gradient
         self._observe(index, found.gain_change)
-        return found.figures.clone(), [{"n_cameras": 1}]
+        return found.figures, [{"n_cameras": 1}]
 
     def _differentiate(self, kind: Kind, inputs: ViewInputs, room: Capacities) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
@@ -299,9 +334,16 @@ class ViewGradients:
             compared = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
         image, image_loss, change = compared
         parameters = [*self._parameters.params.values()]
-        gradients = torch.autograd.grad(image_loss, parameters, allow_unused=True)
+        differentiated = torch.autograd.grad(image_loss, parameters, allow_unused=True)
+        # Where they stay, as updates read them contiguous.
+        gradients = [None if gradient is None else gradient.contiguous() for gradient in differentiated]
+        weighted = {
+            name: torch.zeros_like(parameter) if gradient is None and self._regularization.get(name) else gradient
+            for (name, parameter), gradient in zip(self._parameters.params.items(), gradients, strict=True)
+        }
+        self._regularize(len(parameters[0]), weighted)
         needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
-        return ViewResults(_figures(image_loss, image, inputs.pixels), needed, change, gradients)
+        return ViewResults(_figures(image_loss, image, inputs.pixels), needed, change, [*weighted.values()])
 
 
 def _needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:

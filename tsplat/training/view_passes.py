@@ -21,6 +21,7 @@ from ..passes.traced_functions import TracedFunction
 from ..scene.cameras import Camera
 from ..stages.capacity import graph_room
 from ..stages.compilation import is_plain_call
+from .update_pass import Capture, UpdatePass
 
 KINDS_MAX = 32
 """Kinds of views whose passes are kept."""
@@ -83,7 +84,11 @@ on anything else that changes but the tensors that are given to :meth:`ViewPasse
 
 
 class _Replay:
-    """A pass with memory of its own, also for the tensors of a view, which is captured if there is a recorder."""
+    """A pass with memory of its own, also for the tensors of a view, which is captured if there is a recorder.
+
+    Attributes:
+        update: What updates the parameters with its gradients.
+    """
 
     def __init__(
         self, traced: TracedFunction, given: list[Tensor], state: list[Tensor], recorder: GraphRecorder | None
@@ -93,6 +98,7 @@ class _Replay:
         if recorder is not None:
             _, self._run = recorder.record(self._run)
         self._traced, self._addresses = traced, [tensor.data_ptr() for tensor in state]
+        self.update: UpdatePass | None = None
 
     def fits(self, traced: TracedFunction, state: list[Tensor]) -> bool:
         """Returns whether it replays a pass with this state."""
@@ -133,6 +139,7 @@ class ViewPasses:
         self._replays: dict[Hashable, _Replay] = {}
         self._works = True
         self._recorder: GraphRecorder | None = None
+        self._last: _Replay | None = None
 
     def results(self, kind: Hashable, inputs: ViewInputs, state: list[Tensor]) -> ViewResults | None:
         """Returns the results of a view, which the next call may replace; None if the stages have to compute them.
@@ -142,6 +149,7 @@ class ViewPasses:
         Waits for the device, to know whether lists had room. `kind` is all that the computation depends on but tensors,
         and `state` the tensors that stay where they are from view to view.
         """
+        self._last = None
         known = self._kinds.get(kind)
         if not self._works or known is None or not is_plain_call():
             return None
@@ -157,17 +165,45 @@ class ViewPasses:
                 known.traced = TracedFunction(lambda: self._compute(kind, inputs, known.room).tensors(), tensors)
                 found: Sequence[Tensor | None] = known.traced.take_first()
             else:
-                found = self._replay(kind, known.traced, given, state).results(given)
+                self._last = self._replay(kind, known.traced, given, state)
+                found = self._last.results(given)
         except Exception as error:  # what cannot be traced or captured is computed by the stages
-            self._works, self._kinds, self._replays = False, {}, {}
-            logging.getLogger("tsplat").warning("tsplat: training without passes: %s", error)
+            self._give_up(error)
             return None
         results = ViewResults.of(found)
         *needed, overflow = results.needed.tolist()
         if not overflow:
             return results
         self._kinds[kind] = _Kind(graph_room(Capacities(*needed), known.room))
+        self._last = None
         return None
+
+    def update(self, *, adds_noise: bool, make: Callable[[Capture], UpdatePass]) -> UpdatePass | None:
+        """Returns what updates the parameters with the gradients of the last view, made if there is none that fits.
+
+        None if a replay has not computed these, as only its gradients stay where they are.
+        """
+        replay = self._last
+        if replay is None:
+            return None
+        if replay.update is None or not replay.update.fits(adds_noise=adds_noise):
+            replay.update = make(self._capture)
+        return replay.update
+
+    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Returns what replays a bound pass, which is captured if there is a recorder."""
+        if self._recorder is None:
+            return run
+        try:
+            return self._recorder.record(run)[1]
+        except Exception as error:
+            self._give_up(error)
+            return run
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends the use of passes, with a warning."""
+        self._works, self._kinds, self._replays, self._last = False, {}, {}, None
+        logging.getLogger("tsplat").warning("tsplat: training without passes: %s", error)
 
     def _replay(self, kind: Hashable, traced: TracedFunction, given: list[Tensor], state: list[Tensor]) -> _Replay:
         """Returns what replays a pass."""
@@ -187,7 +223,7 @@ class ViewPasses:
         """Releases the memory of passes, as before Gaussians are added, which needs most. Graphs stay: PyTorch cannot
         capture into a pool of memory whose last graph is gone."""
         if not self._by_graphs:
-            self._replays = {}
+            self._replays, self._last = {}, None
 
     def learn(self, kind: Hashable, needed: Callable[[], Capacities]) -> None:
         """Learns what the lists of a view of a kind needed, if that is not known."""

@@ -1,0 +1,87 @@
+"""What a step without refinement does with the gradients of a view, as one pass: Adam, gains, noise, and flat axes."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ops.adam import RepeatedStep
+from ..passes.traced_functions import TracedFunction
+from .densification import Densification
+from .gradient_step import GradientStep
+from .parameters import Parameters
+from .view_corrections import ViewGains
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Returns what replays what a function launches."""
+
+
+class UpdatePass:
+    """Updates parameters whose gradients stay where they are. The first update is computed while it is traced.
+
+    Rates, the key of random numbers and the factor of the noise change from step to step. They lie in memory that the
+    pass reads again. Each is written there when the device has taken over the one before, as steps wait for a view.
+
+    Args:
+        adds_noise: Whether the strategy adds noise.
+        capture: Returns what replays the pass.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        gradient_step: GradientStep,
+        densification: Densification,
+        gains: ViewGains | None,
+        *,
+        adds_noise: bool,
+        capture: Capture,
+    ) -> None:
+        self._parameters = parameters
+        self._gradient_step = gradient_step
+        self._densification = densification
+        self._gains = gains
+        self._adds_noise = adds_noise
+        self._capture = capture
+        self._steps = [(RepeatedStep(group), masked) for group, masked in gradient_step.groups()]
+        means = parameters.params["means"]
+        self._host = self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=means.is_cuda)
+        if means.is_cuda:
+            self._numbers = self._host.to(means.device)
+        self._run: Callable[[], None] | None = None
+
+    def fits(self, *, adds_noise: bool) -> bool:
+        """Returns whether it is the update of a step, whose gradients are those that it was made for."""
+        return adds_noise == self._adds_noise and all(step.is_current() for step, _ in self._steps)
+
+    def take(self, scaler: float | None) -> None:
+        """Updates the parameters, given the factor of the noise."""
+        for step, _ in self._steps:
+            step.advance()
+        if scaler is not None:
+            self._host.numpy()[0] = self._densification.draw_key()
+            self._host.numpy().view(np.float64)[1] = scaler
+            if self._numbers is not self._host:
+                self._numbers.copy_(self._host, non_blocking=True)
+        if self._run is not None:
+            self._run()
+            return
+        tensors = [self._numbers, *[tensor for step, _ in self._steps for tensor in step.tensors]]
+        _, run = TracedFunction(self._update, tensors).bind(tensors)
+        self._run = self._capture(run)
+
+    @torch.no_grad()
+    def _update(self) -> list[Tensor | None]:
+        parameters, gradient_step = self._parameters, self._gradient_step
+        gradient_step.clip()
+        visible = gradient_step.visible()
+        for step, masked in self._steps:
+            step.launch(visible if masked else None)
+        if self._gains is not None:
+            self._gains.update()
+        if self._adds_noise:
+            key, scaler = self._numbers[0], self._numbers[1].view(torch.float64)
+            self._densification.add_noise(key, scaler)
+        parameters.flatten()
+        return []
