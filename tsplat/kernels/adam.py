@@ -85,7 +85,9 @@ def _adam_kernel(
 
 
 class AdamTable:
-    """The table of parameters and their moments, [N, ...] contiguous, of one device and dtype, for steps of all of them.
+    """The table of parameters and their moments, for steps of all of them.
+
+    They are [N, ...] contiguous, of one device and dtype.
 
     Args:
         constants: Of each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps. They are

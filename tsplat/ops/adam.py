@@ -190,8 +190,8 @@ class RepeatedStep:
     Launches are those of :func:`step_all`, and can be replayed. Only for kernels of Triton.
 
     Args:
-        optimizers: Of parameters of one device and dtype, as their gradients, which are contiguous. Those without a
-            gradient stay as they are.
+        optimizers: Of parameters of one device. Gradients are contiguous, and of the dtypes of parameters. Parameters
+            without a gradient stay as they are.
     """
 
     def __init__(self, optimizers: Iterable[Adam]) -> None:
@@ -202,16 +202,22 @@ class RepeatedStep:
             for optimizer in optimizers
             for parameter, _, group, state in optimizer._with_gradients()
         ]
-        self._tensors = [
+        self._tensors: list[tuple[Any, ...]] = [
             (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
             for _, parameter, _, state in self._given
         ]
-        self._table = AdamTable(*zip(*self._tensors), [[0.0] * 6] * len(self._given))
+        rows: dict[torch.dtype, list[int]] = {}
+        for i, (parameter, *_) in enumerate(self._tensors):
+            rows.setdefault(parameter.dtype, []).append(i)
+        self._tables = []
+        for of_dtype in rows.values():
+            p, g, m, v = zip(*[self._tensors[i] for i in of_dtype])
+            self._tables.append((AdamTable(p, g, m, v, [[0.0] * 6] * len(p)), of_dtype))
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that it reads and writes."""
-        return [self._table.words, *[tensor for tensors in self._tensors for tensor in tensors]]
+        return [*[table.words for table, _ in self._tables], *[each for tensors in self._tensors for each in tensors]]
 
     def is_current(self) -> bool:
         """Returns whether parameters, gradients, moments and groups are still those that it updates."""
@@ -229,11 +235,14 @@ class RepeatedStep:
 
     def advance(self) -> None:
         """Counts a step, and computes its rates."""
-        self._table.change([_next_constants(group, state) for _, _, group, state in self._given])
+        constants = [_next_constants(group, state) for _, _, group, state in self._given]
+        for table, rows in self._tables:
+            table.change([constants[i] for i in rows])
 
     def launch(self, visible: Tensor | None) -> None:
         """Updates parameters and moments, after :meth:`advance`."""
-        self._table.step(visible)
+        for table, _ in self._tables:
+            table.step(visible)
 
 
 def _next_constants(group: dict[str, Any], state: dict[str, Any]) -> list[float]:

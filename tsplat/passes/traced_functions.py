@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..stages.tracing import Memory, Trace, storage_of
+from ..stages.tracing import Memory, Trace, storage_of, without_gradient
 from .arenas import Bases, View, add_arena, add_output, lives_of, whole
 from .replay import Pass, vendor_of
 
@@ -22,7 +22,7 @@ class TracedFunction:
     Args:
         function: Returns tensors, or None. Does not read values of tensors.
         inputs: The tensors that it reads and that other calls may have elsewhere. Others that it does not make are
-            constants, such as the window of SSIM. It changes neither.
+            constants, such as the window of SSIM. It may change both.
 
     Raises:
         UnsupportedError: The function reads values, or returns a view of a tensor that it does not make.
@@ -60,6 +60,6 @@ class TracedFunction:
         """Allocates memory. Returns results, and what computes them from inputs of the same kind."""
         memory = [torch.empty(o.shape, dtype=o.dtype, device=self._device) for o in self._outputs]
         memory.append(torch.empty(self._scratch[1], dtype=torch.uint8, device=self._device))
-        bases = [*(tensor.detach() for tensor in inputs), *self._constants, *memory]
+        bases = [*map(without_gradient, inputs), *self._constants, *memory]
         results = [None if view is None else whole(view, bases) for view in self._results]
         return results, self._pass.bind([bases[i] for i in self._pass.used])

@@ -123,7 +123,7 @@ class Trace:
         if isinstance(tree, Tensor):
             memory = Memory.of(tree)
             if memory.storage not in self.made:
-                self.others.setdefault(memory.storage, tree.detach() if tree.requires_grad else tree)
+                self.others.setdefault(memory.storage, without_gradient(tree))
             return memory
         if isinstance(tree, dict):
             return {name: self.use(value) for name, value in tree.items()}
@@ -270,6 +270,11 @@ def _tensors(tree: Any) -> list[Tensor]:
         return [tree]
     values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
     return [tensor for value in values for tensor in _tensors(value)]
+
+
+def without_gradient(tensor: Tensor) -> Tensor:
+    """Returns a tensor that needs no gradient, with this memory: itself, with its attributes, if it needs none."""
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def storage_of(tensor: Tensor) -> int:

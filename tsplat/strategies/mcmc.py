@@ -142,7 +142,9 @@ class MCMCStrategy(Strategy):
             raise ArgumentError(f"lr: expected a finite learning rate and noise_lr, found {lr} and {self.noise_lr}")
         for name in ("noise_opacity_t", "noise_opacity_k"):
             check_finite(name, getattr(self, name))
-        return lr * self.noise_lr if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter else None
+        return (
+            lr * self.noise_lr if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter else None
+        )
 
     def _check(self, params: Parameters, optimizers: Optimizers, state: State, ranks: RankGroup | None) -> None:
         """Raises before the first change what a refinement or its noise would raise."""

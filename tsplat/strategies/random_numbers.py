@@ -4,9 +4,8 @@ Ranks with equal generators therefore agree on them, however Gaussians are shard
 """
 
 import math
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +20,6 @@ STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 
 PAIR = torch.arange(2, device="cpu")
 """What is added to twice a counter."""
 
-Values = TypeVar("Values", Tensor, np.ndarray)
-
 BLOCK = 2**15
 """Samples that are drawn at a time, where memory or the cache of a CPU limits them."""
 
@@ -36,14 +33,13 @@ def draw_key(generator: torch.Generator | None) -> int:
     return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
 
 
-def random_bits(key: int | Values, counters: Values) -> Values:
-    """Returns 64 random bits for each counter, [...] int64 -> [...] int64. A key may be a tensor, [] int64."""
-    bits: Any = counters * STEP + key
+def random_bits(key: Any, counters: Any) -> Any:
+    """Returns 64 random bits for each counter, [...] int64 -> [...] int64, of tensors or of arrays."""
+    bits = counters * STEP + key
     for shift, factor in MIX:
         bits = bits ^ _shifted(bits, shift)
         bits *= factor
-    mixed: Values = bits ^ _shifted(bits, 31)
-    return mixed
+    return bits ^ _shifted(bits, 31)
 
 
 def _shifted(bits: Any, n: int) -> Any:
@@ -55,7 +51,8 @@ def _shifted(bits: Any, n: int) -> Any:
 
 def uniform(key: int, counters: Tensor) -> Tensor:
     """Returns a number from 0 to less than 1 for each counter, fp64."""
-    return _shifted(random_bits(key, counters), 11).double().mul_(2.0**-53)
+    bits: Tensor = _shifted(random_bits(key, counters), 11)
+    return bits.double().mul_(2.0**-53)
 
 
 def standard_normal(key: int | Tensor, counters: Tensor, like: Tensor, columns: int = 3) -> Tensor:

@@ -1,6 +1,6 @@
 """Signals that end a run, Ctrl-C and those that schedulers send before they kill a job, and how to postpone them."""
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import os
 import signal

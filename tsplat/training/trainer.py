@@ -30,7 +30,6 @@ from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters, check_geometry, own_rows
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
-from .update_pass import UpdatePass
 from .view_gradients import ViewGradients
 
 PREFETCHED = 8
@@ -219,11 +218,7 @@ class Trainer:
         if not self._densification.repeats(self.step):
             return False
         scaler = self._densification.noise_scaler(self.step, means_lr)
-        adds_noise = scaler is not None
-        owners = self._parameters, self._gradient_step, self._densification, self._gains
-        update = self._view_gradients.update(
-            adds_noise=adds_noise, make=lambda capture: UpdatePass(*owners, adds_noise=adds_noise, capture=capture)
-        )
+        update = self._view_gradients.update_pass(adds_noise=scaler is not None)
         if update is None:
             return False
         update.take(scaler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -105,7 +105,7 @@ class ViewGradients:
         if config.graph == "on" and (no_graphs or reason):
             raise UnsupportedError(f"graph: not implemented {no_graphs or reason}; use auto or off")
         by_graphs = config.graph != "off" and not no_graphs
-        self._passes = None if reason else ViewPasses(self._differentiate, by_graphs=by_graphs)
+        self._passes = None if reason else ViewPasses(self._differentiate, self._make_update, by_graphs=by_graphs)
 
     def compute(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], n_gaussians: int
@@ -118,17 +118,15 @@ class ViewGradients:
         if self._passes is not None and (found := self._replay(self._passes, step, views[0], backgrounds[0])):
             return found
         found = self._compute(step, views, backgrounds)
-        regularized = [name for name, weight in self._regularization.items() if weight]
-        self._regularize(n_gaussians, {name: self._parameters.gradient(name) for name in regularized})
+        weighted = [name for name, weight in self._regularization.items() if weight]
+        self._regularize(n_gaussians, {name: self._parameters.gradient(name) for name in weighted})
         return found
 
-    def update(self, *, adds_noise: bool, make: Callable[[Capture], UpdatePass]) -> UpdatePass | None:
-        """Returns what updates the parameters with the last gradients by a pass; see :meth:`.ViewPasses.update`."""
-        return None if self._passes is None else self._passes.update(adds_noise=adds_noise, make=make)
+    def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
+        """Returns the pass that updates the parameters with the last gradients; None if there is none."""
+        return None if self._passes is None else self._passes.update_pass(adds_noise=adds_noise)
 
-    def _compute(
-        self, step: int, views: Sequence[int], backgrounds: Sequence[Color]
-    ) -> tuple[Tensor, list[Meta]]:
+    def _compute(self, step: int, views: Sequence[int], backgrounds: Sequence[Color]) -> tuple[Tensor, list[Meta]]:
         """Does what :meth:`compute` does, without passes and regularization; again if a capacity was too small.
 
         A GPU then still computes the backward pass while this waits for the forward pass.
@@ -333,17 +331,16 @@ class ViewGradients:
             images, _, meta = self._render(inputs.camera, inputs.background, room, kind.degree)
             compared = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
         image, image_loss, change = compared
-        parameters = [*self._parameters.params.values()]
-        differentiated = torch.autograd.grad(image_loss, parameters, allow_unused=True)
-        # Where they stay, as updates read them contiguous.
-        gradients = [None if gradient is None else gradient.contiguous() for gradient in differentiated]
-        weighted = {
-            name: torch.zeros_like(parameter) if gradient is None and self._regularization.get(name) else gradient
-            for (name, parameter), gradient in zip(self._parameters.params.items(), gradients, strict=True)
-        }
-        self._regularize(len(parameters[0]), weighted)
+        parameters = self._parameters.params
+        found = torch.autograd.grad(image_loss, [*parameters.values()], allow_unused=True)
+        gradients = [None if gradient is None else gradient.contiguous() for gradient in found]  # as updates read them
+        self._regularize(len(parameters["means"]), dict(zip(parameters, gradients)))
         needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
-        return ViewResults(_figures(image_loss, image, inputs.pixels), needed, change, [*weighted.values()])
+        return ViewResults(_figures(image_loss, image, inputs.pixels), needed, change, gradients)
+
+    def _make_update(self, adds_noise: bool, capture: Capture) -> UpdatePass:
+        owners = self._parameters, self._gradient_step, self._densification, self.gains
+        return UpdatePass(*owners, adds_noise=adds_noise, capture=capture)
 
 
 def _needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:

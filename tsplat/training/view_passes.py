@@ -1,12 +1,13 @@
 """What a training step computes for a view, by passes and by CUDA graphs of these: rendering, loss and gradients.
 
 The first view of a kind runs the stages, which tells how many intersections there are. The second is traced while it is
-computed, and later ones replay one pass. On a GPU, the third is captured in a CUDA graph, which reads its view from
-tensors of its own and the parameters where they lie. When a strategy has replaced these, it is captured again; when it
-has changed their number, the next view is traced before.
+computed, and later ones replay one pass. What updates the parameters is traced with the first replay. On a GPU, the
+third is captured in a CUDA graph, which reads its view from tensors of its own and the parameters where they lie. When
+a strategy has replaced these, it is captured again; when it has changed their number, the next view is traced before.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -88,12 +89,14 @@ class _Replay:
 
     Attributes:
         update: What updates the parameters with its gradients.
+        like: A tensor on its device.
     """
 
     def __init__(
         self, traced: TracedFunction, given: list[Tensor], state: list[Tensor], recorder: GraphRecorder | None
     ) -> None:
         self._given = [tensor.clone() for tensor in given]
+        self.like = self._given[0]
         self._results, self._run = traced.bind([*self._given, *state])
         if recorder is not None:
             _, self._run = recorder.record(self._run)
@@ -129,11 +132,15 @@ class ViewPasses:
 
     Args:
         compute: Computes the results.
+        make_update: Returns the pass of an update, with noise or without, given what captures it.
         by_graphs: Whether CUDA graphs replay passes.
     """
 
-    def __init__(self, compute: Compute, *, by_graphs: bool) -> None:
+    def __init__(
+        self, compute: Compute, make_update: Callable[[bool, Capture], UpdatePass], *, by_graphs: bool
+    ) -> None:
         self._compute = compute
+        self._make_update = make_update
         self._by_graphs = by_graphs
         self._kinds: dict[Hashable, _Kind] = {}
         self._replays: dict[Hashable, _Replay] = {}
@@ -178,8 +185,8 @@ class ViewPasses:
         self._last = None
         return None
 
-    def update(self, *, adds_noise: bool, make: Callable[[Capture], UpdatePass]) -> UpdatePass | None:
-        """Returns what updates the parameters with the gradients of the last view, made if there is none that fits.
+    def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
+        """Returns the pass that updates the parameters with the gradients of the last view.
 
         None if a replay has not computed these, as only its gradients stay where they are.
         """
@@ -187,15 +194,16 @@ class ViewPasses:
         if replay is None:
             return None
         if replay.update is None or not replay.update.fits(adds_noise=adds_noise):
-            replay.update = make(self._capture)
+            replay.update = self._make_update(adds_noise, functools.partial(self._capture, replay.like))
         return replay.update
 
-    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns what replays a bound pass, which is captured if there is a recorder."""
+    def _capture(self, like: Tensor, run: Callable[[], None]) -> Callable[[], None]:
+        """Returns what replays a bound pass, which is captured if there is a recorder, on the GPU of a tensor."""
         if self._recorder is None:
             return run
         try:
-            return self._recorder.record(run)[1]
+            with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
+                return self._recorder.record(run)[1]
         except Exception as error:
             self._give_up(error)
             return run
