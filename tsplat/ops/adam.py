@@ -195,8 +195,6 @@ class RepeatedStep:
     """
 
     def __init__(self, optimizers: Iterable[Adam]) -> None:
-        from ..kernels.adam import AdamTable
-
         self._given = [
             (optimizer, parameter, group, optimizer._begin(parameter, state))
             for optimizer in optimizers
@@ -211,8 +209,11 @@ class RepeatedStep:
             rows.setdefault(parameter.dtype, []).append(i)
         self._tables = []
         for of_dtype in rows.values():
-            p, g, m, v = zip(*[self._tensors[i] for i in of_dtype])
-            self._tables.append((AdamTable(p, g, m, v, [[0.0] * 6] * len(p)), of_dtype))
+            columns = zip(*[self._tensors[i] for i in of_dtype])
+            table = launchers(self._tensors[0][0].device, "triton").adam.AdamTable(
+                *columns, [[0.0] * 6] * len(of_dtype)
+            )
+            self._tables.append((table, of_dtype))
 
     @property
     def tensors(self) -> list[Tensor]:
