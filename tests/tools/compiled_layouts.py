@@ -164,7 +164,10 @@ def check(target: Target, case: tuple[str, str, str], compiler: str) -> str:
         return f"refused: {words}"
     if eager is None:
         return f"refused when eager only: {refused}"
-    same = len(eager) == len(found) and all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(eager, found))
+    same = len(eager) == len(found) and all(
+        a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+        for a, b in zip(eager, found)
+    )
     return "equal" if same else "WRONG"
 
 

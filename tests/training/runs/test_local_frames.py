@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from statistics import mean
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from tsplat.scene import (
     read_model,
     write_plan,
 )
+from tsplat.scene.rotation import axis_rotations, rotation_matrix
 from tsplat.training import RunConfig, Trainer, evaluate, evaluate_run, merge_blocks, preset, read_newest, resume, train
 from tsplat.training.runs.scene_record import BEFORE_FRAMES, read_scene, with_relative_lengths
+from tsplat.training.runs.start import initial_gaussians
 from tsplat.viewing import read_cameras, render
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -73,6 +76,23 @@ def read_newest_frame(run):
     return read_capture(read_newest(run)[1].config.scene, test_every=4, frame="local").frame
 
 
+def test_turned_scenes_start_with_turned_gaussians(capture, tmp_path):
+    def axes(name, **changes):
+        scene = read_capture(write(tmp_path / name, capture, **changes), test_every=4, frame="local")
+        quats = initial_gaussians(CONFIG, scene).quats
+        assert torch.equal(quats, quats[:1].expand_as(quats))
+        return rotation_matrix(quats[0].tolist())
+
+    turn = axis_rotations((20.0, -65.0, 110.0))
+    plain, turned = axes("plain"), axes("turned", unit=37.0, rotation=turn.numpy())
+    # Isotropic Gaussians: the order and the signs of axes do not matter.
+    agreement = (plain.T @ turn.T @ turned).abs()
+    torch.testing.assert_close(agreement, agreement.round(), atol=1e-3, rtol=0)
+    assert agreement.round().sum(0).tolist() == agreement.round().sum(1).tolist() == [1, 1, 1]
+    # The table top is level.
+    assert plain[1].abs().max() > 0.999
+
+
 def test_runs_and_their_models_are_in_the_frame_of_the_files(capture, tmp_path, capsys):
     config = dataclasses.replace(CONFIG, scene=write(tmp_path, capture, 500.0, (800.0, 0.0, -1700.0)))
     run = tmp_path / "run"
@@ -103,12 +123,19 @@ def test_runs_resume_in_their_frame_with_equal_bits(capture, tmp_path):
         assert torch.equal(tensor, other.local_tensors()[name]), name
 
 
+@pytest.mark.slow
 def test_georeferenced_runs_say_where_they_are(capture, plain, tmp_path, capsys):
     config = dataclasses.replace(CONFIG, scene=write(tmp_path, capture, 1.0, UTM))
     run = tmp_path / "run"
     metrics = train(config, run)
     assert "note" in (text := capsys.readouterr().out) and "single precision cannot hold" in text
-    assert metrics["psnr"] == pytest.approx(plain[1]["psnr"], abs=0.3)
+    # Rounding is amplified by Adam: means of three seeds.
+    seeds = [dataclasses.replace(config, seed=seed) for seed in (1, 2)]
+    found = [metrics, *(train(other, tmp_path / f"far {other.seed}") for other in seeds)]
+    scene = write(tmp_path / "plain", capture)
+    near = [dataclasses.replace(other, scene=scene) for other in seeds]
+    expected = [plain[1], *(train(other, tmp_path / f"near {other.seed}") for other in near)]
+    assert mean(one["psnr"] for one in found) == pytest.approx(mean(one["psnr"] for one in expected), abs=0.3)
     world = torch.tensor(json.loads((run / "world.json").read_text()), dtype=torch.float64)
     torch.testing.assert_close(-world[:3, 3], torch.tensor(UTM, dtype=torch.float64), atol=4.0, rtol=0)
     # What is far in the model is near in the files.

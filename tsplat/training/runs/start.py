@@ -15,6 +15,7 @@ import torch
 from ...arguments import check_size
 from ...errors import ArgumentError
 from ...scene.capture.views import Capture
+from ...scene.dominant_axes import dominant_axes
 from ...scene.editing.joining import merge_models
 from ...scene.gaussians import Gaussians
 from ...stages.process_group import RankGroup
@@ -72,7 +73,9 @@ def initial_gaussians(
         rows = slice(max(own.start - n, 0), max(own.stop - n, 0))
         gaussians = merge_models([gaussians, sky.map(operator.itemgetter(rows))])
     if config.primitive == "3dgs":
-        return gaussians
+        # Scales change along these axes before rotations do, so that a turned scene has to have turned ones.
+        quat = gaussians.quats.new_tensor(dominant_axes(capture.points) or (1.0, 0.0, 0.0, 0.0))
+        return dataclasses.replace(gaussians, quats=quat.repeat(len(gaussians), 1))
     key = draw_key(torch.Generator().manual_seed(config.seed))
     indices = row_indices(len(gaussians), own.start, gaussians.means)
     quats = standard_normal(key, indices, gaussians.means, columns=4)
