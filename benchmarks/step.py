@@ -26,7 +26,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -36,7 +35,6 @@ from benchmarks.gpu_timing import counting, graphs, gsplat_kernels, gsplat_step,
 from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
 from emulator.timing.model import GPUS
-from tsplat.passes import kinds
 from tsplat.stages import capacity
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +53,7 @@ def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, coun
     """Executes a training step on the emulator, whose call of rasterization is replayed; returns it, its launches with
     predicted times, and its operators."""
     predictor, operators = counting.Predictor(gpus), counting.Operators()
-    kinds.forget()
+    host.forget()
     with host.emulated_gpu() as gpu:
         step = counting.Step(scene)
         step.warm_up()
@@ -66,8 +64,7 @@ def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, coun
         def enter(phase: str) -> None:
             predictor.phase = operators.phase = phase
 
-        replays = mock.patch.object(kinds, "is_plain_call", return_value=True)  # what counts operators is a mode
-        with operators, replays, capacity.deferred():
+        with operators, host.replaying(), capacity.deferred():
             step.run(enter)
     return step, predictor, operators
 
