@@ -94,7 +94,8 @@ def ascend(axes: Floats, normals: Floats, weights: Floats, power: int, steps: in
 def agreement(axes: Floats, normals: Floats, weights: Floats, power: int) -> Floats:
     """Returns the weighted mean of the sums of powers of cosines between axes [S, 3, 3] and normals [M, 3], [S]."""
     sums: Floats = weights @ _power(_cosines(axes, normals), power)
-    return sums.reshape(-1, 3).sum(-1) / weights.sum()
+    means: Floats = sums.reshape(-1, 3).sum(-1) / weights.sum()
+    return means
 
 
 def _cosines(axes: Floats, normals: Floats) -> Floats:
