@@ -47,7 +47,7 @@ def check_choice(
 
 
 def _equals(value: object, other: object) -> bool:
-    """Whether a value is equal to a scalar; tensors and arrays are not."""
+    """Returns whether a value is equal to a scalar; tensors and arrays are not."""
     return value is other or (getattr(value, "ndim", 0) == 0 and not isinstance(value, Tensor) and value == other)
 
 

@@ -21,7 +21,7 @@ BACKENDS: Final = get_args(Backend)
 RASTERIZE_MODES: Final = get_args(RasterizeMode)
 RENDER_MODES: Final = get_args(RenderMode)
 HIT_MODES: Final = ("d", "Ed", "RGB-d", "RGB-Ed")
-"""Those whose last channel is a distance along the rays of pixels."""
+"""Render modes whose last channel is a distance along the rays of pixels."""
 VALIDATE: Final = get_args(Validate)
 CAMERA_MODELS: Final = get_args(CameraModel)
 TILE_SIZES: Final = (4, 8, 16)
@@ -228,7 +228,7 @@ class Unscented(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CameraSettings:
-    """What the cameras of a call share.
+    """Settings that all cameras of a call share.
 
     Attributes:
         width, height: Image size in pixels.

@@ -1,4 +1,4 @@
-"""What the stages hand to each other: settings, and tensors that belong together.
+"""Arguments and results of the stages: settings, and tensors that belong together.
 
 Sizes: B scenes, N Gaussians each, C cameras each, I = B C images, nnz projected Gaussians, M intersections, D channels.
 A *row* is a Gaussian projected by a camera. Packed tensors have rows for visible Gaussians only, ordered by camera,
@@ -196,8 +196,8 @@ class ProjectedGradients(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What compositing blends: features [G, D] of any float dtype, or None if only depth is rendered, and the index of
-    each row's features [nnz] int64, or None for the identity."""
+    """The values that compositing blends: features [G, D] of any float dtype, or None if only depth is rendered, and
+    the index of each row's features [nnz] int64, or None for the identity."""
 
     values: Tensor | None
     ids: Tensor | None
@@ -338,7 +338,7 @@ class Splats(NamedTuple):
         return cls(projected.means2d, projected.conics, projected.opacities, features.values, depths, features.ids)
 
     def with_own_colors(self) -> "Splats":
-        """The same with ``colors`` [nnz, D]."""
+        """Returns splats whose ``colors`` are gathered, [nnz, D], without ``color_ids``."""
         ids = self.color_ids
         return self if ids is None or self.colors is None else self._replace(colors=self.colors[ids], color_ids=None)
 

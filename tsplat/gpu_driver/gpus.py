@@ -21,7 +21,7 @@ class Device:
 
     number: int
     target: GPUTarget
-    """What Triton compiles for."""
+    """The target that Triton compiles for."""
     driver: CudaDriver | HipDriver
     current_stream: Callable[[int], int]
     """From the number of a GPU to the handle of PyTorch's current stream there."""

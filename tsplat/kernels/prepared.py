@@ -15,7 +15,7 @@ from .. import triton_cpu
 from ..errors import BackendError
 
 Vendor = Literal["nvidia", "amd", "none"]
-"""Who made a GPU; none for CPUs."""
+"""Vendor of a GPU; "none" for CPUs."""
 
 Values = tuple[Any, ...]
 Run = Callable[[int, Values], None]

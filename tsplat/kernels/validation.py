@@ -20,7 +20,7 @@ BLOCK = 128
 
 @triton.jit
 def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr):
-    """Whether N consecutive values are within bounds. In a loop, as there can be many features."""
+    """Returns whether N consecutive values are within bounds. In a loop, as there can be many features."""
     if N >= ROW:
         return row_within(pointer, N, mask, MAGNITUDE_MAX)
     valid = mask
@@ -35,7 +35,7 @@ def _signal_within(
     signal, gaussian, mask, n_gaussians, n_cameras,
     WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, MAGNITUDE_MAX: tl.constexpr,
 ):  # fmt: skip
-    """Whether the values of a signal are within bounds, for all cameras."""
+    """Returns whether the values of a signal are within bounds, for all cameras."""
     if signal is None:
         return mask
     elif PER_CAMERA:

@@ -145,7 +145,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
 def _bounds(
     sharp: Triple, det: Tensor, opacities: Tensor | None, settings: ProjectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """Whether rows are opaque and large enough to be visible [nnz], and radii [nnz, 2]."""
+    """Returns whether rows are opaque and large enough to be visible [nnz], and radii [nnz, 2]."""
     numerics = settings.numerics
     visible = torch.ones_like(det, dtype=torch.bool)
     extend = torch.full_like(det, numerics.extend)

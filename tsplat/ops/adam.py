@@ -60,7 +60,7 @@ class Adam(torch.optim.Adam):
         self._backend = backend
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles consist of."""
+        """Returns the state that copies and pickles contain."""
         return {**super().__getstate__(), "_backend": self._backend}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

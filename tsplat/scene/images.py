@@ -198,7 +198,7 @@ def _orientation(image: Any) -> int:
 
 
 def _has_metadata_behind_pixels(file: BinaryIO) -> bool:
-    """Whether a PNG has chunks behind its pixels that may have an EXIF orientation, or is damaged."""
+    """Returns whether a PNG has chunks behind its pixels that may have an EXIF orientation, or is damaged."""
     position, pixels = file.tell(), False
     file.seek(len(PNG))
     try:

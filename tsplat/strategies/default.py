@@ -80,7 +80,7 @@ class DefaultStrategy(Strategy):
         return {"grad2d": None, "count": None, "radii": None, "scene_scale": scene_scale}
 
     def refines(self, step: int) -> bool:
-        """Whether Gaussians are added or removed in this step."""
+        """Returns whether Gaussians are added or removed in this step."""
         return (
             self.refine_start_iter < step < self.refine_stop_iter
             and step % self.refine_every == 0

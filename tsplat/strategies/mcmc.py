@@ -67,7 +67,7 @@ class MCMCStrategy(Strategy):
         return {"binoms": binomial_table()}
 
     def refines(self, step: int) -> bool:
-        """Whether Gaussians are relocated or added in this step."""
+        """Returns whether Gaussians are relocated or added in this step."""
         return self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0
 
     def step_pre_backward(

@@ -169,7 +169,7 @@ def _write(path: Path, descriptor: int, is_locked: bool) -> Identity:
 
 
 def _is_file_of(path: Path, descriptor: int) -> bool:
-    """Whether a descriptor is of the file that has a path now."""
+    """Returns whether a descriptor is of the file that has a path now."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -35,14 +35,14 @@ def kernel() -> str | None:
 
 
 def shares_ids(process: Identity) -> bool:
-    """Whether ids of processes mean the same to this process and to another one."""
+    """Returns whether ids of processes mean the same to this process and to another one."""
     if "ids" not in process:  # of an earlier version
         return bool(process.get("machine") == socket.gethostname())
     return (process["machine"], process.get("kernel"), process["ids"]) == (socket.gethostname(), kernel(), _ids())
 
 
 def is_running(process: Identity) -> bool:
-    """Whether a process that shares its ids with this one runs: not a later one with its id, nor one that ended
+    """Returns whether a process that shares its ids with this one runs: not a later one with its id, nor one that ended
     unnoticed."""
     pid = process["pid"]
     if os.name != "posix":

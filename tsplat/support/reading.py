@@ -21,7 +21,7 @@ JSON_BYTES_MAX, JSON_VALUES_MAX = 64 << 20, 3_000_000
 
 
 def is_special(mode: int) -> bool:
-    """Whether a mode of ``os.stat`` is that of a pipe, a socket or a device: neither a file nor a folder."""
+    """Returns whether a mode of ``os.stat`` is that of a pipe, a socket or a device: neither a file nor a folder."""
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
@@ -59,7 +59,7 @@ def raise_if_read(path: str | os.PathLike[str]) -> None:
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a path is relative and does not lead out of the folder that it is relative to."""
+    """Returns whether a path is relative and does not lead out of the folder that it is relative to."""
     return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 

@@ -51,7 +51,7 @@ class Densification:
             self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
 
     def repeats(self, step: int) -> bool:
-        """Whether the strategy does nothing in a step, or only adds noise."""
+        """Returns whether the strategy does nothing in a step, or only adds noise."""
         strategy = self.strategy
         return strategy is None or (
             isinstance(strategy, MCMCStrategy)

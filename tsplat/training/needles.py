@@ -23,7 +23,7 @@ BLOCK = 2**17
 
 
 def limits_needles(step: int, steps: int) -> bool:
-    """Whether needles are shortened after a step, counted from 0, of a run."""
+    """Returns whether needles are shortened after a step, counted from 0, of a run."""
     return (step + 1) % max(1, steps // LIMITS) == 0
 
 

@@ -36,7 +36,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """What observers of a run learn before its first step in this process.
+    """The information that observers of a run get before its first step in this process.
 
     Attributes:
         step: Number of steps taken.

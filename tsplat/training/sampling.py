@@ -27,7 +27,7 @@ class ViewSampler:
         return self._remaining[-n:][::-1]
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` takes, as JSON values."""
+        """Returns the state that :meth:`restore` takes, as JSON values."""
         return {"n": self._n, "left": list(self._remaining), "generator": generator_state(self._generator)}
 
     def restore(self, state: dict[str, Any]) -> None:

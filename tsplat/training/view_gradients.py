@@ -271,7 +271,7 @@ class ViewGradients:
         return min(self._sh_degree, max(self._first_degree, step // self._sh_interval))
 
     def _observes(self, step: int) -> bool:
-        """Whether gains are estimated."""
+        """Returns whether gains are estimated."""
         return self.gains is not None and not self.gains.known and step >= GAINS_START * self._config.steps
 
     def _autocasting(self) -> torch.autocast:
@@ -280,7 +280,7 @@ class ViewGradients:
     # --- passes
 
     def _without_passes(self) -> str:
-        """Why gradients cannot be computed by passes, as the end of a sentence; empty if they can."""
+        """Returns why gradients cannot be computed by passes, as the end of a sentence; empty if they can."""
         config = self._config
         if self._ranks.world_size > 1 or config.views_per_step > 1:
             return "for several views in a step"
@@ -294,7 +294,7 @@ class ViewGradients:
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 
     def _without_graphs(self) -> str:
-        """Why CUDA graphs cannot replay passes, as the end of a sentence; empty if they can."""
+        """Returns why CUDA graphs cannot replay passes, as the end of a sentence; empty if they can."""
         if self._device.type != "cuda":
             return f"on {self._device.type}"
         return "with capacity off" if self._capacity is None else ""

@@ -10,7 +10,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
 TARGET = GPUTarget("hip", "gfx942", 64)
-"""What the frontend compiles for. TTIR does not depend on it, and AMD's backend allows products of any size."""
+"""Target of the frontend. TTIR does not depend on it, and AMD's backend allows products of any size."""
 
 
 def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> str:

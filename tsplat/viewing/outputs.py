@@ -24,7 +24,7 @@ RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard", "w
 
 
 def is_of_run(folder: Path) -> bool:
-    """Whether a folder is that of a run or of a demo."""
+    """Returns whether a folder is that of a run or of a demo."""
     return is_run(folder) or (folder / RECORD).is_file()
 
 
@@ -34,7 +34,7 @@ def _indices(path: Path) -> tuple[Path, ...]:
 
 
 def _are_same(one: Path, other: Path) -> bool:
-    """Whether two paths are those of one file or folder, which may have several names."""
+    """Returns whether two paths are those of one file or folder, which may have several names."""
     try:
         return one == other or one.samefile(other)
     except OSError:

@@ -51,7 +51,7 @@ FOLDER = Path(__file__).parent / "web_viewer"
 
 @dataclasses.dataclass(frozen=True)
 class ScenePage:
-    """What a page contains.
+    """A summary of the contents of a page.
 
     Attributes:
         n_gaussians: Number of Gaussians.
@@ -67,7 +67,7 @@ class ScenePage:
 
 
 def is_page(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is that of an HTML file."""
+    """Returns whether a name is that of an HTML file."""
     return Path(path).suffix.lower() in SUFFIXES
 
 

@@ -277,7 +277,7 @@ def coefficients_vjp(p, lens, intrinsics, v_u, v_v, CAMERA: tl.constexpr):
 
 @triton.jit
 def _in_front(p):
-    """Whether a point is in front of the camera, and the point, or one on the axis."""
+    """Returns whether a point is in front of the camera, and the point, or one on the axis."""
     front = p[2] > 0.0
     return front, (tl.where(front, p[0], 0.0), tl.where(front, p[1], 0.0), tl.where(front, p[2], 1.0))
 

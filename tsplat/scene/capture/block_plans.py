@@ -86,7 +86,7 @@ class BlockPlan:
         return points.double() @ points.new_tensor(self.axes[:2], dtype=torch.float64).T
 
     def contains(self, block: int, points: Tensor, *, expanded: bool = False) -> Tensor:
-        """Whether a block contains points [P, 3], world frame, with its margin if `expanded`. [P] bool"""
+        """Returns whether a block contains points [P, 3], world frame, with its margin if `expanded`. [P] bool"""
         low, high = (
             torch.tensor(corner, dtype=torch.float64, device="cpu") for corner in self.box(block, expanded=expanded)
         )

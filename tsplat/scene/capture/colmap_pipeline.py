@@ -298,7 +298,7 @@ def _reason(log: Sequence[str]) -> str:
 
 
 def _is_full(database: Path) -> bool:
-    """Whether a database cannot grow, as on a full disk, of which COLMAP and SQLite do not tell."""
+    """Returns whether a database cannot grow, as on a full disk, of which COLMAP and SQLite do not tell."""
     size = database.stat().st_size if database.exists() else 0
     probe = database.with_name("probe")
     try:

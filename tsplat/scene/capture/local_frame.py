@@ -191,7 +191,7 @@ def move_points(points: Tensor, transform: Tensor) -> Tensor:
 
 
 def _is_scaled_only(transform: Tensor) -> bool:
-    """Whether a similarity transform turns nothing, so that it can be applied without rounding."""
+    """Returns whether a similarity transform turns nothing, so that it can be applied without rounding."""
     return torch.equal(transform[:3, :3], transform[0, 0] * torch.eye(3, dtype=torch.float64, device="cpu"))
 
 

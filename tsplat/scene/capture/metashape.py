@@ -44,7 +44,7 @@ def find_cameras_file(folder: Path) -> Path | None:
 
 
 def _is_cameras(path: Path) -> bool:
-    """Whether a file begins like one of Metashape's."""
+    """Returns whether a file begins like one of Metashape's."""
     if not path.is_file():
         return False
     with open_file(path) as file:

@@ -158,7 +158,7 @@ def _list(values: Iterable[object]) -> str:
 
 
 def _has_photographs(folder: Path, masks: Path | None) -> bool:
-    """Whether a subfolder may have photographs: it is not hidden, and holds neither masks nor a scene."""
+    """Returns whether a subfolder may have photographs: it is not hidden, and holds neither masks nor a scene."""
     if folder.name.startswith(".") or (folder / "sparse").is_dir():
         return False
     return masks is None or folder.resolve() != masks.resolve()

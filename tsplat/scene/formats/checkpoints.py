@@ -103,7 +103,7 @@ def open_model(
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is the folder of a run, of its checkpoints, or of a single checkpoint."""
+    """Returns whether a path is the folder of a run, of its checkpoints, or of a single checkpoint."""
     path = Path(path)
     return (path / "checkpoints").is_dir() or (path / LATEST).is_file() or (path / MANIFEST).is_file()
 
@@ -219,7 +219,7 @@ def read_raw_checkpoint(
 
 
 def is_intact(path: Path) -> bool:
-    """Whether a checkpoint has all its files, with the hashes of its manifest."""
+    """Returns whether a checkpoint has all its files, with the hashes of its manifest."""
     try:
         with checkpoint_errors(path):
             _verify_files(path, read_manifest(path)["files"])

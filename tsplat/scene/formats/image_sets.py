@@ -110,7 +110,7 @@ def write_files(folder: Path, index: str, files: Iterable[tuple[str, bytes]], ol
 
 
 def _may_hold(path: Path, content: bytes | None) -> bool:
-    """Whether a file has a content, or cannot be read."""
+    """Returns whether a file has a content, or cannot be read."""
     try:
         return content is not None and path.read_bytes() == content
     except FileNotFoundError:
@@ -240,7 +240,7 @@ class Meta:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name is that of a file without its folder, on any system."""
+    """Returns whether a name is that of a file without its folder, on any system."""
     with contextlib.suppress(UnicodeEncodeError):
         os.fsencode(name)
         return name not in ("", ".", "..") and name == os.path.basename(name) and not set(name) & {"\\", "\0"}

@@ -108,7 +108,7 @@ def is_png_folder(folder: Path) -> bool:
 
 
 def _is_parameter(meta: Meta, name: str) -> bool:
-    """Whether ``meta.json`` describes a parameter as :func:`write_png_images` does; SOG names files."""
+    """Returns whether ``meta.json`` describes a parameter as :func:`write_png_images` does; SOG names files."""
     values = meta.part(name).values
     return "shape" in values and "files" not in values
 

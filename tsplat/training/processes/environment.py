@@ -28,7 +28,7 @@ def is_launched() -> bool:
 
 
 def is_restarted() -> bool:
-    """Whether torchrun started this rank again, after another one failed or a machine was lost."""
+    """Returns whether torchrun started this rank again, after another one failed or a machine was lost."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 

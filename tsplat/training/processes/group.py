@@ -19,7 +19,7 @@ from ..configuration import RunConfig
 from .environment import is_launched
 
 TIMEOUT = timedelta(minutes=10)
-"""How long ranks wait for each other at the start."""
+"""Maximum time that ranks wait for each other at the start."""
 
 SUSPENSION = timedelta(days=7)
 """Timeout of collectives, which counts the time in which a job is suspended. A dead rank is noticed by its missing

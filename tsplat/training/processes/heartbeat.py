@@ -63,7 +63,7 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
 
 
 def _is_of_backend(error: RuntimeError) -> bool:
-    """Whether Gloo or NCCL has raised an error."""
+    """Returns whether Gloo or NCCL has raised an error."""
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 

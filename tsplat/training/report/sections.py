@@ -192,7 +192,7 @@ def distributions(gaussians: Gaussians | None) -> Values | None:
 
 
 def configuration(config: Config | None) -> Values | None:
-    """What differs from the preset, and all settings."""
+    """Returns the settings that differ from the preset, and all settings; None without a configuration."""
     if config is None:
         return None
     values, name = _flatten(to_json(config)), _preset_name(config)

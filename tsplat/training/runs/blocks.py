@@ -170,7 +170,7 @@ def _is_started(run: Path) -> bool:
 
 
 def _is_finished(run: Path) -> bool:
-    """Whether the results of a run are those of its last step."""
+    """Returns whether the results of a run are those of its last step."""
     if not ((run / CONFIG).is_file() and (run / METRICS).is_file()):
         return False
     steps: int = read_config(run / CONFIG).steps

@@ -81,7 +81,7 @@ def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[N
 
 
 def _occupied(folder: Path) -> str | None:
-    """Why a new run must not be written into a folder; None if it may be."""
+    """Returns why a new run must not be written into a folder; None if it may be."""
     if has_checkpoints(folder):
         return f"{folder}: contains the checkpoints of another run; resume it, or choose another folder"
     foreign = sorted(name for name in RUN_RESULTS if os.path.lexists(folder / name))
@@ -91,7 +91,7 @@ def _occupied(folder: Path) -> str | None:
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Whether a run has saved a checkpoint, valid or not. One whose first write was interrupted has not."""
+    """Returns whether a run has saved a checkpoint, valid or not. One whose first write was interrupted has not."""
     path = folder / "checkpoints"
     return path.is_dir() and bool(find_checkpoints(path))
 

@@ -142,7 +142,7 @@ class RunLoop:
             self.history.record_test(step, found.psnr, self.trainer.n_gaussians)
 
     def is_stopped(self) -> bool:
-        """Whether a signal asked any rank to stop. A collective call."""
+        """Returns whether a signal asked any rank to stop. A collective call."""
         return self.trainer.ranks.any([self._stop.is_set], self.trainer.device)[0]
 
     def raise_if_stopped(self) -> None:

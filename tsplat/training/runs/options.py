@@ -247,7 +247,7 @@ def run_config(options: Options | Resume) -> RunConfig:
 
 
 def view_options(options: Options | Resume) -> ViewOptions | None:
-    """How to show the training; None for not at all.
+    """Returns the options of the live view; None without one.
 
     Raises ArgumentError for an invalid port, or an option of the view without ``--view``.
     """

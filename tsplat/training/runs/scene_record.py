@@ -165,7 +165,7 @@ def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
 
 
 def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds about the scene, as JSON values."""
+    """Returns the entries of a checkpoint about the scene, as JSON values."""
     return {"relative": relative_path(config.scene, folder), **description}
 
 
@@ -240,7 +240,7 @@ def _photograph_differences(recorded: dict[str, Any] | None, found: dict[str, An
 
 
 def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two cameras differ by more than other hardware may compute."""
+    """Returns whether two cameras differ by more than other hardware may compute."""
     is_close = all(
         np.allclose(old.get(name, 0.0), new.get(name, 0.0), rtol=CAMERA_TOLERANCE, atol=CAMERA_TOLERANCE)
         for name in ("viewmat", "K", "distortion")

@@ -105,7 +105,7 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
 
 
 def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) -> bool:
-    """Whether torchrun has restarted the ranks of a run with these settings that has saved a checkpoint.
+    """Returns whether torchrun has restarted the ranks of a run with these settings that has saved a checkpoint.
 
     A collective call under torchrun. Ranks of a machine that joins later are not restarted, but the others are. An
     attempt to start a run in the folder of another one is restarted, too, and must not resume that one.

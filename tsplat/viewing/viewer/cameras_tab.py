@@ -193,7 +193,7 @@ class CamerasTab:
 
 
 def _is_at(pose: Pose, camera: Camera, tolerance: float) -> bool:
-    """Whether a pose is that of a camera, up to rounding on the way to a page and back."""
+    """Returns whether a pose is that of a camera, up to rounding on the way to a page and back."""
     viewmat = camera.viewmat.to(pose.viewmat)
     apart = pose.viewmat[:3, :3].T @ pose.viewmat[:3, 3] - viewmat[:3, :3].T @ viewmat[:3, 3]
     turned = (pose.viewmat[:3, :3] - viewmat[:3, :3]).abs().max()

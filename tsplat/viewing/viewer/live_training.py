@@ -241,7 +241,7 @@ class LiveTraining:
         return result
 
     def is_training_thread(self) -> bool:
-        """Whether the caller is the thread that trains."""
+        """Returns whether the caller is the thread that trains."""
         return self._thread == threading.get_ident()
 
     @property

@@ -64,7 +64,7 @@ def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
 
 
 def _is_upload(client: Any, content: dict[str, Any], tell: Callable[[str], object]) -> bool:
-    """Whether a file, or a part of one, goes to a control that takes files, and is not too large."""
+    """Returns whether a file, or a part of one, goes to a control that takes files, and is not too large."""
     uploads, uuid = client.gui._current_file_upload_states, content["transfer_uuid"]
     if "content" in content:
         upload = uploads.get(uuid)
@@ -137,7 +137,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_image(value: Any) -> bool:
-    """Whether bytes are a small JPEG, or none, which means that the page could not draw."""
+    """Returns whether bytes are a small JPEG, or none, which means that the page could not draw."""
     from PIL import Image
 
     if not isinstance(value, bytes) or not value:

@@ -49,7 +49,7 @@ N_SAMPLES, N_NEWEST = 24, 3
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How to render.
+    """Settings of the renderer.
 
     Attributes:
         show: Color, depth divided by alpha, depth, alpha, or the normals, centers or ellipses of the Gaussians.

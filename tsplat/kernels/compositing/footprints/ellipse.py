@@ -32,7 +32,7 @@ def _pack(mean, c, visible):
 
 @triton.jit
 def _is_large(c, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
-    """Whether the bounding box of the ellipse where alpha is ALPHA_MIN may touch more than LARGE tiles."""
+    """Returns whether the bounding box of the ellipse where alpha is ALPHA_MIN may touch more than LARGE tiles."""
     level = 2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))
     det = det2(c)
     # In tiles, the extent is 2 sqrt(level c / det) / TILE, and it touches up to one tile more, rounded up.
@@ -63,7 +63,7 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
 
 @triton.jit
 def reaches_rectangle(bound, low_x, high_x, low_y, high_y):
-    """Whether the form is at most the level anywhere in a rectangle, relative to the mean."""
+    """Returns whether the form is at most the level anywhere in a rectangle, relative to the mean."""
     a, b, c, _, _, level, slope_x, slope_y = bound
     # The minimum of the form over a rectangle is on one of the two lines through it nearest to the mean.
     x = tl.minimum(tl.maximum(low_x, 0.0), high_x)

@@ -26,7 +26,7 @@ from .interface import Footprint, rendered_shape
 LOG2_E = tl.constexpr(math.log2(math.e))
 HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 SHARPNESS = tl.constexpr(1 / FILTER_VARIANCE)
-"""Of the low-pass filter."""
+"""Inverse variance of the low-pass filter."""
 
 MAGNITUDE = tl.constexpr(1e12)
 """Largest value of the transform and the mean of a splat that is rendered: products stay finite in fp32."""
@@ -67,7 +67,7 @@ def _pack(mean, shape, visible):
 
 @triton.jit
 def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
-    """Whether the box of three standard deviations around the disc may touch more than LARGE tiles."""
+    """Returns whether the box of three standard deviations around the disc may touch more than LARGE tiles."""
     _, _, m = _relative(shape)
     along = shape[6] * shape[6] + shape[7] * shape[7] - shape[8] * shape[8]
     inverse = 1.0 / along

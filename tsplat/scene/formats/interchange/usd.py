@@ -43,7 +43,7 @@ ANTIALIASED = "tsplat_antialiased"
 
 
 def is_usd(start: bytes, suffix: str) -> bool:
-    """Whether a file is one of OpenUSD, by its first 64 bytes and the ending of its name."""
+    """Returns whether a file is one of OpenUSD, by its first 64 bytes and the ending of its name."""
     size = int.from_bytes(start[26:28], "little")
     return start[:4] in MAGICS or suffix in SUFFIXES or (start[:4] == ZIP and b".usd" in start[30 : 30 + size])
 
