@@ -58,6 +58,6 @@ def test_keys_come_from_the_generator_of_the_cpu_whatever_the_default_device():
 def test_arrays_have_the_random_numbers_of_tensors(key, dtype):
     counters = torch.cat([torch.arange(1000), 2**31 + torch.arange(10), 2**61 + torch.arange(10)])
     like = torch.zeros(1, dtype=dtype)
-    found = random_numbers._polar_of_arrays(torch.tensor(key), counters, random_numbers.PAIR, like)
-    for one, other in zip(found, random_numbers._polar(key, counters, random_numbers.PAIR, like), strict=True):
+    found = random_numbers._polar_of_arrays(torch.tensor(key), counters, random_numbers.OFFSETS, like)
+    for one, other in zip(found, random_numbers._polar(key, counters, random_numbers.OFFSETS, like), strict=True):
         assert one.dtype == dtype and torch.equal(one, other)

@@ -113,18 +113,18 @@ class AdamTable:
             width = math.prod(parameter.shape[1:])
             rows += ROW.pack(self._n_programs, parameter.numel(), width, *addresses, *values)
             self._n_programs += programs(parameter.numel(), self._block * self._rounds)
-        self._host = self.words = torch.frombuffer(rows, dtype=torch.int64).view(len(parameters), ROW.size // 8)
+        self._on_cpu = self.words = torch.frombuffer(rows, dtype=torch.int64).view(len(parameters), ROW.size // 8)
         if first.is_cuda:
-            self._host = self._host.pin_memory()
-            self.words = self._host.to(first.device, non_blocking=True)
+            self._on_cpu = self._on_cpu.pin_memory()
+            self.words = self._on_cpu.to(first.device, non_blocking=True)
         # For the emulator, which follows addresses only into tensors that it is told of.
         self.words.pointees = [*parameters, *gradients, *exp_avgs, *exp_avg_sqs]
 
     def change(self, constants: Sequence[Sequence[float]]) -> None:
         """Changes the constants for the next step. The device must have taken over those of the one before."""
-        self._host.numpy()[:, -len(constants[0]) :].view(np.float64)[...] = constants
-        if self.words is not self._host:
-            self.words.copy_(self._host, non_blocking=True)
+        self._on_cpu.numpy()[:, -len(constants[0]) :].view(np.float64)[...] = constants
+        if self.words is not self._on_cpu:
+            self.words.copy_(self._on_cpu, non_blocking=True)
 
     def step(self, visible: Tensor | None) -> None:
         """Updates parameters and moments; see :func:`adam_step`."""

@@ -17,8 +17,8 @@ from .sharding import count, select_smallest
 STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 """Increment, and shifts and factors, of SplitMix64 (Steele et al., 2014), as signed numbers."""
 
-PAIR = torch.arange(2, device="cpu")
-"""What is added to twice a counter."""
+OFFSETS = torch.arange(2, device="cpu")
+"""Numbers that are added to twice a counter, for two numbers each."""
 
 BLOCK = 2**15
 """Samples that are drawn at a time, where memory or the cache of a CPU limits them."""
@@ -64,16 +64,16 @@ def standard_normal(key: int | Tensor, counters: Tensor, like: Tensor, columns: 
         return torch.cat([standard_normal(key, block, like, columns) for block in torch.split(counters, BLOCK)])
     if counters.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
         key = key if isinstance(key, Tensor) else torch.tensor(key, device="cpu")
-        radii, angles = _polar_of_arrays(key, counters, PAIR, like.detach())
+        radii, angles = _polar_of_arrays(key, counters, OFFSETS, like.detach())
     else:
-        radii, angles = _polar(key, counters, PAIR.to(counters.device), like)
+        radii, angles = _polar(key, counters, OFFSETS.to(counters.device), like)
     radii.log_().mul_(-2).sqrt_()
     return torch.cat([radii * angles.cos(), radii.mul_(angles.sin_())], 1)[:, :columns]
 
 
-def _polar(key: Any, counters: Any, pair: Any, like: Any) -> tuple[Any, Any]:
+def _polar(key: Any, counters: Any, offsets: Any, like: Any) -> tuple[Any, Any]:
     """Returns numbers above 0 up to 1, and angles in radians, [n, 2] of the dtype of `like`, two for each counter."""
-    bits = random_bits(key, 2 * counters[:, None] + pair)
+    bits = random_bits(key, 2 * counters[:, None] + offsets)
     high, low = _shifted(bits, 33) + 1, bits & 2**32 - 1
     if isinstance(like, Tensor):
         radii, angles = high.to(like.dtype), low.to(like.dtype)

@@ -46,9 +46,9 @@ class UpdatePass:
         self._capture = capture
         self._steps = [(RepeatedStep(group), masked) for group, masked in gradient_step.groups()]
         means = parameters.params["means"]
-        self._host = self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=means.is_cuda)
+        self._on_cpu = self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=means.is_cuda)
         if means.is_cuda:
-            self._numbers = self._host.to(means.device)
+            self._numbers = self._on_cpu.to(means.device)
         self._run: Callable[[], None] | None = None
 
     def fits(self, *, adds_noise: bool) -> bool:
@@ -60,10 +60,10 @@ class UpdatePass:
         for step, _ in self._steps:
             step.advance()
         if scaler is not None:
-            self._host.numpy()[0] = self._densification.draw_key()
-            self._host.numpy().view(np.float64)[1] = scaler
-            if self._numbers is not self._host:
-                self._numbers.copy_(self._host, non_blocking=True)
+            self._on_cpu.numpy()[0] = self._densification.draw_key()
+            self._on_cpu.numpy().view(np.float64)[1] = scaler
+            if self._numbers is not self._on_cpu:
+                self._numbers.copy_(self._on_cpu, non_blocking=True)
         if self._run is not None:
             self._run()
             return
