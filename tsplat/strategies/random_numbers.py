@@ -17,7 +17,7 @@ from .sharding import count, select_smallest
 STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 """Increment, and shifts and factors, of SplitMix64 (Steele et al., 2014), as signed numbers."""
 
-OFFSETS = torch.arange(2, device="cpu")
+OFFSETS = torch.arange(2, dtype=torch.int64, device="cpu")
 """Numbers that are added to twice a counter, for two numbers each."""
 
 BLOCK = 2**15
@@ -63,7 +63,7 @@ def standard_normal(key: int | Tensor, counters: Tensor, like: Tensor, columns: 
     if counters.device.type == "cpu" and len(counters) > BLOCK:  # five times faster than memory
         return torch.cat([standard_normal(key, block, like, columns) for block in torch.split(counters, BLOCK)])
     if counters.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
-        key = key if isinstance(key, Tensor) else torch.tensor(key, device="cpu")
+        key = key if isinstance(key, Tensor) else torch.tensor(key, dtype=torch.int64, device="cpu")
         radii, angles = _polar_of_arrays(key, counters, OFFSETS, like.detach())
     else:
         radii, angles = _polar(key, counters, OFFSETS.to(counters.device), like)
