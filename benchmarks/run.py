@@ -27,6 +27,7 @@ import tsplat
 from benchmarks import machine
 from benchmarks.cases import COMPARED, CPU_CASES, EMULATED_CASES, GARDEN, GPU_CASES, KETTLE, SCENES, Case, load
 from benchmarks.timing_worker import forward, forward_backward
+from benchmarks.worktrees import ROOT, worktree
 from tsplat.config import Backend
 
 EMULATED = "sm_80"
@@ -126,20 +127,15 @@ def compare(ref: str, threads: int, repeats: int, only: str) -> None:
 
     Both run twice, in turn, and the smaller time counts, as other processes may slow down either.
     """
-    current = Path(__file__).parents[1]
-    with tempfile.TemporaryDirectory() as folder:
-        path, base = Path(folder) / "scenes.pt", Path(folder) / "base"
+    with tempfile.TemporaryDirectory() as folder, worktree(ref) as base:
+        path = Path(folder) / "scenes.pt"
         scenes = {case.name: load(case, torch.device("cpu")) for case in COMPARED if only in case.name}
         torch.save({name: scene for name, scene in scenes.items() if scene is not None}, path)
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", base, ref], cwd=current, check=True)
-        try:
-            rounds = [(root, _times(root, path, threads, repeats)) for root in (base, current) * 2]
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", base], cwd=current, check=True)
+        rounds = [(root, _times(root, path, threads, repeats)) for root in (base, ROOT) * 2]
     what = "CPU time" if threads == 1 else "wall time"
     print(f"{threads} thread{'s' if threads > 1 else ''}, {what} in ms{'scene':>13} {ref:>29} {'here':>9}")
     for key in rounds[0][1]:
-        before, after = (min(times[key] for root, times in rounds if root == where) for where in (base, current))
+        before, after = (min(times[key] for root, times in rounds if root == where) for where in (base, ROOT))
         print(f"{key[0]:32} {key[1]:20} {before:9.1f} {after:9.1f}  {before / after:.1f} times as fast")
 
 

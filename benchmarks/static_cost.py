@@ -31,6 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .launches import CHANNELS, Launch, kernels_are_interpreted, shipped_launches
+from .worktrees import ROOT, worktree
 
 __all__ = ["BUDGETS", "TARGETS", "cost", "kernels_are_interpreted", "shipped_launches"]
 
@@ -252,19 +253,13 @@ def write_budgets(records: list[dict[str, Any]]) -> None:
 
 def compare(ref: str, arguments: list[str]) -> None:
     """Prints what differs from another commit, in a temporary checkout of it."""
-    here = Path(__file__).parents[1]
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        there = Path(folder) / "base"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", there, ref], cwd=here, check=True)
-        try:
-            for root in (there, here):
-                command = [sys.executable, "-m", "benchmarks.static_cost", "--json", *arguments]
-                environment = os.environ | {"PYTHONPATH": str(root)}
-                output = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, check=True).stdout
-                results.append({(r["kernel"], r["variant"], r["target"]): r for r in json.loads(output)})
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", there], cwd=here, check=True)
+    with worktree(ref) as there:
+        for root in (there, ROOT):
+            command = [sys.executable, "-m", "benchmarks.static_cost", "--json", *arguments]
+            environment = os.environ | {"PYTHONPATH": str(root)}
+            output = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, check=True).stdout
+            results.append({(r["kernel"], r["variant"], r["target"]): r for r in json.loads(output)})
     before, after = results
     for key in sorted(before.keys() | after.keys()):
         old, new = (side.get(key, {}) for side in (before, after))

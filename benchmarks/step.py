@@ -34,10 +34,10 @@ from benchmarks import report
 from benchmarks.gpu_timing import counting, graphs, gsplat_kernels, gsplat_step, host, peer, scenes
 from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
+from benchmarks.worktrees import ROOT, worktree
 from emulator.timing.model import GPUS
 from tsplat.stages import capacity
 
-ROOT = Path(__file__).parents[1]
 SCENES = ("cloud", "kettle-400x300", "garden-648x420", "garden-1296x840")
 MODES = ("eager", "capacity", "graph")
 RECORDED = ["eager", "graph"]
@@ -213,20 +213,16 @@ def line(found: dict[str, Any]) -> str:
 
 def base_records(ref: str, arguments: list[str]) -> list[dict[str, Any]]:
     """Returns the records of another commit's tsplat, run by the present benchmarks and emulator."""
-    with tempfile.TemporaryDirectory() as folder:
-        there, root, file = Path(folder) / "base", Path(folder) / "root", Path(folder) / "records.jsonl"
+    with tempfile.TemporaryDirectory() as folder, worktree(ref) as there:
+        root, file = Path(folder) / "root", Path(folder) / "records.jsonl"
         root.mkdir()
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", there, ref], cwd=ROOT, check=True)
-        try:
-            (root / "tsplat").symlink_to(there / "tsplat")
-            if not (there / "tsplat" / "gpu_driver").exists():  # which the emulator needs
-                (there / "tsplat" / "gpu_driver").symlink_to(ROOT / "tsplat" / "gpu_driver")
-            for name in ("benchmarks", "emulator", "tests"):
-                (root / name).symlink_to(ROOT / name)
-            command = [sys.executable, "-m", "benchmarks.step", *arguments, "--json", str(file)]
-            subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
+        (root / "tsplat").symlink_to(there / "tsplat")
+        if not (there / "tsplat" / "gpu_driver").exists():  # which the emulator needs
+            (there / "tsplat" / "gpu_driver").symlink_to(ROOT / "tsplat" / "gpu_driver")
+        for name in ("benchmarks", "emulator", "tests"):
+            (root / name).symlink_to(ROOT / name)
+        command = [sys.executable, "-m", "benchmarks.step", *arguments, "--json", str(file)]
+        subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
         found = [json.loads(text) for text in file.read_text().splitlines()]
     return [{"implementation": f"tsplat {ref}"} | found for found in found]
 

@@ -11,7 +11,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tsplat.rendering import render
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
 from tsplat.training import Trainer, preset
 
-ROOT = Path(__file__).parents[1]
 N, WIDTH, HEIGHT, VIEWS = 60, 32, 24, 6
 STEPS = 30_000
 """Of the run, of which the first are timed: before Gaussians are added."""
@@ -67,13 +65,10 @@ def timed(root: Path) -> float:
 
 def compare(ref: str, rounds: int) -> None:
     """Times another commit and this one in turn, and prints the best times of both."""
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / "base"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", base, ref], cwd=ROOT, check=True)
-        try:
-            found = [(timed(base), timed(ROOT)) for _ in range(rounds)]
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", base], cwd=ROOT, check=True)
+    from benchmarks.worktrees import ROOT, worktree  # not in the processes that are timed, which run this file
+
+    with worktree(ref) as base:
+        found = [(timed(base), timed(ROOT)) for _ in range(rounds)]
     before, now = map(min, zip(*found))
     print(f"{ref} {before:.3f} ms, this commit {now:.3f} ms, ratio {now / before:.3f}")
 

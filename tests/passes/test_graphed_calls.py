@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.support import scenes
 from tests.support.graphs import FakeRecorder
 from tsplat import ArgumentError, UnsupportedError, graphed, rasterization, rasterization_2dgs
+from tsplat.arguments import plain
 from tsplat.passes import graphed_calls as graphs
 
 launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
@@ -35,6 +36,7 @@ STRUCTURE = scenes.Structure(n=60, cameras=2, width=40, height=30, sh_degree=2, 
 def captures(monkeypatch):
     """Returns what recorded each call."""
     made: list[FakeRecorder] = []
+    plain("a tensor", torch.zeros(1))  # which the first call of the function finds, before one is captured
     monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda: made.append(FakeRecorder()) or made[-1])
     return made
 

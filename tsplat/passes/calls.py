@@ -19,7 +19,7 @@ from torch import Tensor
 from ..stages.autograd import Gradients, apply, once_differentiable
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, scratch_memory, whole
-from .replayed_meta import Kept, Source, later
+from .replayed_meta import Kept, Source, later, tensor_of
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
 
@@ -104,6 +104,24 @@ class Replays:
         return bases
 
 
+class _Differentiation(NamedTuple):
+    """What both nodes of a call have in common.
+
+    Attributes:
+        runner: Runs its passes.
+        ids: The rows that are packed, [nnz] int64, or None.
+        kept: See :class:`Forward`.
+    """
+
+    runner: Runner
+    ids: Tensor | None
+    kept: Kept | None
+
+    def run(self, backward: BackwardPass, saved: Sequence[Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Runs a backward pass; see :meth:`Replays.differentiate`. Other tensors may follow those that it reads."""
+        return self.runner.differentiate(backward, saved[: len(backward.saved)], given, self.kept)
+
+
 class ReplayedCall:
     """A call whose forward pass has run.
 
@@ -121,8 +139,7 @@ class ReplayedCall:
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        base = self._bases[view.base]
-        return view.of(base if self._kept is None or base is not None else self._kept.memory)
+        return tensor_of(view, self._bases, self._kept)
 
     def results(self, *, packed: bool) -> tuple[Any, ...]:
         """Returns what the rendering function returns."""
@@ -155,19 +172,19 @@ class ReplayedCall:
     ) -> tuple[Tensor, Tensor | None]:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
         is one."""
-        runner, bases, inputs = self._runner, self._bases, [*self._tensors, leaf]
-        traced, kept = runner.traced, self._kept
+        traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, leaf]
+        common = _Differentiation(self._runner, ids, self._kept)
         links: list[Tensor | None] = []
         carrier = None
         if traced.of_centers is not None:
             own = [inputs[i] for i in traced.of_centers.inputs]
             saved = [bases[i] for i in traced.of_centers.saved]
-            centers, carrier = apply(_Centers, runner, [centers], ids, kept, saved, *own)
+            centers, carrier = apply(_Centers, common, [centers], saved, *own)
             links = [centers, carrier]
         links += [None if i == ABSGRAD else inputs[i] for i in traced.of_images.inputs]
         roots = [images[i] for i in traced.differentiable]
         saved = [bases[i] for i in traced.of_images.saved]
-        for i, image in zip(traced.differentiable, apply(_Images, runner, roots, ids, kept, saved, centers, *links)):
+        for i, image in zip(traced.differentiable, apply(_Images, common, roots, saved, centers, *links)):
             images[i] = image
         return centers, carrier
 
@@ -177,35 +194,30 @@ class _Centers(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        runner: Runner,
-        outputs: list[Tensor],
-        ids: Tensor | None,
-        kept: Kept | None,
-        saved: list[Tensor],
-        *inputs: Tensor,
+        ctx: Any, common: _Differentiation, outputs: list[Tensor], saved: list[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(*saved, *inputs)  # also those that are not read, see ``once_differentiable``
-        ctx.runner, ctx.ids, ctx.kept = runner, ids, kept
+        ctx.common, traced = common, common.runner.traced
         ctx.set_materialize_grads(False)
-        return outputs[0], runner.traced.zero.expand(runner.traced.v_carrier.shape)
+        return outputs[0], traced.zero.expand(traced.v_carrier.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_centers: Tensor | None, v_carrier: Tensor | None) -> Gradients:
-        traced: TracedCall = ctx.runner.traced
+        common: _Differentiation = ctx.common
+        traced = common.runner.traced
         assert traced.of_centers is not None and traced.v_centers is not None
         dense, _ = traced.v_centers
         if v_centers is None:
             v_centers = dense.zeros(traced.device)
-        elif ctx.ids is not None:
+        elif common.ids is not None:
             packed, v_centers = v_centers, dense.zeros(traced.device)
-            _set_rows(v_centers, ctx.ids, packed, on_gpu=traced.on_gpu)
+            _set_rows(v_centers, common.ids, packed, on_gpu=traced.on_gpu)
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
         given = {dense.base: v_centers, traced.v_carrier.base: v_carrier}
-        found = ctx.runner.differentiate(traced.of_centers, saved[: len(traced.of_centers.saved)], given, ctx.kept)
-        return None, None, None, None, None, *_gradients(traced.of_centers, found, given)
+        found = common.run(traced.of_centers, saved, given)
+        return None, None, None, *_gradients(traced.of_centers, found, given)
 
 
 class _Images(torch.autograd.Function):
@@ -214,29 +226,28 @@ class _Images(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        runner: Runner,
+        common: _Differentiation,
         outputs: list[Tensor],
-        ids: Tensor | None,
-        kept: Kept | None,
         saved: list[Tensor],
         centers: Tensor,
         *links: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*saved, *links)  # also those that are not read, see ``once_differentiable``
-        ctx.runner, ctx.ids, ctx.kept = runner, ids, kept
-        ctx.centers = centers if ABSGRAD in runner.traced.of_images.inputs else None
+        ctx.common = common
+        ctx.centers = centers if ABSGRAD in common.runner.traced.of_images.inputs else None
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], *v: Tensor | None) -> Gradients:
-        traced: TracedCall = ctx.runner.traced
+        common: _Differentiation = ctx.common
+        traced = common.runner.traced
         backward = traced.of_images
         images = zip(traced.v_images, v, strict=True)
         given = {o.base: o.zeros(traced.device) if each is None else each for o, each in images}
-        found = ctx.runner.differentiate(backward, saved[: len(backward.saved)], given, ctx.kept)
-        packed = functools.partial(_packed, ids=ctx.ids, on_gpu=traced.on_gpu)
+        found = common.run(backward, saved, given)
+        packed = functools.partial(_packed, ids=common.ids, on_gpu=traced.on_gpu)
         v_links: list[Tensor | None] = []
         crossing: tuple[int, ...] = ()  # what the other pass reads as well
         if traced.v_centers is not None:
@@ -248,7 +259,7 @@ class _Images(torch.autograd.Function):
                 ctx.centers.absgrad = packed(gradient)
             of_leaf = i == traced.n_inputs
             v_links.append(None if i == ABSGRAD else packed(gradient) if of_leaf else gradient)
-        return None, None, None, None, None, None, *v_links
+        return None, None, None, None, *v_links
 
 
 def _aligned(values: Tensor) -> Tensor:

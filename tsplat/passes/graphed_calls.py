@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import threading
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.cuda_graphs import GraphRecorder
-from ..stages.backend import choose
 from ..stages.compilation import is_plain_call
 from ..stages.settings import PLAIN
 from .calls import Runner
@@ -92,7 +90,7 @@ class Graphed:
         arguments = {"packed": False, **given, **kwargs}
         means = arguments.get("means")
         found = None
-        if isinstance(means, Tensor) and can_capture(means):
+        if isinstance(means, Tensor) and is_plain_call() and means.device.type in RECORDERS:
             with self._lock:
                 if means.shape != self._size:
                     self._kinds.clear()
@@ -155,19 +153,6 @@ class _GraphedKinds(Kinds):
 def _addresses(tensors: list[Tensor]) -> list[int | None]:
     """Returns the addresses of tensors; None for those that graphs cannot read in place."""
     return [None if t.is_inference() or not t.is_contiguous() else t.data_ptr() for t in tensors]
-
-
-def can_capture(means: Tensor) -> bool:
-    """Returns whether calls on these means can be captured in a graph."""
-    if not is_plain_call() or means.device.type not in RECORDERS or not means.numel():
-        return False
-    return _is_compiled(means.device)
-
-
-@functools.cache
-def _is_compiled(device: torch.device) -> bool:
-    """Returns whether Triton's kernels run on a device."""
-    return choose(device)[0] == "triton"
 
 
 def _check_values(arguments: dict[str, Any]) -> None:

@@ -45,11 +45,11 @@ def specializations(tensors: list[Tensor]) -> list[Any] | None:
     return found + [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else found
 
 
-def vendor_of(tensor: Tensor) -> str:
-    """Returns the vendor of the GPU, or of the emulated one, that kernels run on, or "none"."""
+def runs_on_gpu(tensor: Tensor) -> bool:
+    """Returns whether kernels on a tensor run on a GPU, or an emulated one."""
     from ..kernels import launch
 
-    return launch.vendor(tensor)
+    return launch.vendor(tensor) != "none"
 
 
 class Pass:

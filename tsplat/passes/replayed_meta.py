@@ -30,6 +30,12 @@ class Kept:
         self.memory, self.values = memory, list[Tensor]()
 
 
+def tensor_of(view: View, bases: list[Any], kept: Kept | None) -> Tensor:
+    """Returns the tensor of a view, whose base is None if it is the arena that is kept."""
+    base = bases[view.base]
+    return view.of(kept.memory if base is None and kept is not None else base)
+
+
 class Source(NamedTuple):
     """What values of ``meta`` are made of.
 
@@ -52,8 +58,7 @@ class Source(NamedTuple):
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        base = self.bases[view.base]
-        return view.of(self.kept.memory if base is None and self.kept is not None else base)
+        return tensor_of(view, self.bases, self.kept)
 
 
 @functools.lru_cache(maxsize=64)

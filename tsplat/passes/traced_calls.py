@@ -30,7 +30,7 @@ from .arenas import (
     lives_of,
     tensors_of,
 )
-from .replay import Pass, vendor_of
+from .replay import Pass, runs_on_gpu
 
 EXTRA_IMAGES = ("render_extra_signals", "normals", "render_distort")
 """Values of ``meta`` that may be images."""
@@ -169,7 +169,7 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
     return _Record(
         trace.steps, n_forward, min(marks, default=len(trace.steps)), inputs, images, n_images, in_meta, values,
         rendered._replace(intersections=rendered.intersections.whole), rendered.intersections, call.needed, v_images,
-        found, v_centers, v_rows, list(zeros.values()), vendor_of(centers) != "none",
+        found, v_centers, v_rows, list(zeros.values()), runs_on_gpu(centers),
     )  # fmt: skip
 
 

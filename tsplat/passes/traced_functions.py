@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..stages.tracing import Memory, Trace, storage_of, without_gradient
 from .arenas import Bases, View, add_arena, add_output, lives_of, whole
-from .replay import Pass, vendor_of
+from .replay import Pass, runs_on_gpu
 
 
 class TracedFunction:
@@ -46,7 +46,7 @@ class TracedFunction:
                 self._outputs.append(add_output(bases, result))
         self._scratch = add_arena(bases, lives_of(trace.steps, bases).values())
         self._results: list[View | None] = [None if result is None else bases.view(result) for result in results]
-        self._pass = Pass(trace.steps, bases, on_gpu=vendor_of(inputs[0]) != "none")
+        self._pass = Pass(trace.steps, bases, on_gpu=runs_on_gpu(inputs[0]))
         self._device = inputs[0].device
         self._first: list[Tensor | None] | None = results
 
@@ -58,7 +58,7 @@ class TracedFunction:
 
     def bind(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor | None], Callable[[], None]]:
         """Allocates memory. Returns results, and what computes them from inputs of the same kind."""
-        memory = [torch.empty(o.shape, dtype=o.dtype, device=self._device) for o in self._outputs]
+        memory = [output.allocate(self._device) for output in self._outputs]
         memory.append(torch.empty(self._scratch[1], dtype=torch.uint8, device=self._device))
         bases = [*map(without_gradient, inputs), *self._constants, *memory]
         results = [None if view is None else whole(view, bases) for view in self._results]
