@@ -7,7 +7,8 @@ import torch
 
 from tests.support.training_scenes import gray
 from tsplat.scene import View
-from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy, Strategy
+from tsplat.strategies.operations import remove
 from tsplat.training import Config, Trainer, fit
 from tsplat.training import densification as densification_module
 
@@ -106,3 +107,39 @@ def test_loss_scale_is_divided_out(scene):
         gradients.append(strategy_state(trainer)["strategy/grad2d"])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-9)
     assert gradients[0].max() > 0
+
+
+class Pruning(Strategy):
+    """A strategy with the hooks of gsplat's base class only."""
+
+    def __init__(self):
+        self.received = []
+
+    def refines(self, step):
+        return step == 2
+
+    def step_post_backward(self, params, optimizers, state, step, info):
+        self.received.append((step, set(info) >= {"radii", "means2d"}))
+        if self.refines(step):
+            remove(params, optimizers, state, torch.arange(len(params["means"])) == 0)
+
+
+class Listening(MCMCStrategy):
+    """A strategy that overrides a hook of one that reads nothing."""
+
+    def step_post_backward(self, params, optimizers, state, step, info, **others):
+        self.received.append((step, set(info) >= {"radii", "means2d"}))
+        super().step_post_backward(params, optimizers, state, step, info, **others)
+
+
+@pytest.mark.parametrize("cls", [Pruning, Listening])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_hooks_of_own_strategies_are_called_in_every_step_with_what_was_rendered(scene, cls, backend):
+    gaussians, views = scene
+    strategy = cls()
+    strategy.received = []
+    trainer = Trainer(gray(gaussians), views, Config(steps=4, strategy=strategy, backend=backend))
+    for _ in range(4):
+        trainer.advance()
+    assert strategy.received == [(step, True) for step in range(4)]
+    assert trainer.n_gaussians == len(trainer.gaussians) == len(gaussians) - (cls is Pruning)

@@ -1,18 +1,31 @@
 """The interface of densification strategies."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self, cast
 
+import torch
+from torch import Tensor
+
+from ..config import Backend
 from ..errors import ArgumentError
-from .gaussian_parameters import Optimizers, Parameters, check_parameters
+from .gaussian_parameters import Optimizers, Parameters, State, check_parameters
 
 
 @dataclasses.dataclass
 class Strategy:
-    """Base class of densification strategies; its hooks do nothing. Same as gsplat 1.5.3.
+    """Base class of densification strategies; its hooks do nothing. The hooks are those of gsplat 1.5.3.
 
     A training loop calls :meth:`check_sanity` once, :meth:`step_pre_backward` before each backward pass and
-    :meth:`step_post_backward` after it.
+    :meth:`step_post_backward` after it. By the attributes and the other methods, :class:`tsplat.training.Trainer` knows
+    what a strategy needs; a strategy for it overrides those that differ.
+
+    Attributes:
+        arguments: Keyword arguments of :meth:`step_post_backward`, among `lr`, the learning rate of the means; `shard`,
+            without which scenes cannot be sharded; and `backend`.
+        key_for_gradient: Entry of `info` whose gradient is used.
+        absgrad: Whether `info` must have absolute gradients, see :func:`tsplat.rasterization`.
+        cap_max: Maximum number of Gaussians, which a trainer lowers to what fits in memory; None for no limit.
+        generator: Random generator; that of a trainer, or PyTorch's global one, if None.
 
     Example::
 
@@ -29,6 +42,45 @@ class Strategy:
         strategy.check_sanity(params, optimizers)
         state = strategy.initialize_state(scene_scale=1.0)
     """
+
+    # Without annotations, these are no fields, which subclasses may have in their own order.
+    arguments = cast("tuple[str, ...]", ())
+    key_for_gradient = "means2d"
+    absgrad = False
+    cap_max = cast("int | None", None)
+    generator = cast("torch.Generator | None", None)
+
+    @property
+    def reads_rendering(self) -> bool:
+        """Whether hooks must be called in every step, with what was rendered. Otherwise only in those that refine."""
+        return True
+
+    def initialize_state(self, scene_scale: float = 1.0) -> State:
+        """Returns an empty state. `scene_scale` is the extent of the scene, in world units."""
+        return {}
+
+    def refines(self, step: int) -> bool:
+        """Returns whether Gaussians are added, moved or removed in this step."""
+        return False
+
+    def expected_growth(self) -> float | None:
+        """Returns the number of Gaussians after the last refinement over that before the first; None if unknown."""
+        return None
+
+    def noise_scaler(self, step: int, lr: float) -> float | None:
+        """Returns the factor of the noise of a step, given the learning rate of the means; None for no noise."""
+        return None
+
+    def add_noise(self, params: Parameters, key: Tensor, scaler: Tensor, backend: Backend) -> None:
+        """Adds the noise of a step, given the key of its random numbers, [] int64, and its factor, [] fp64."""
+
+    def for_surfels(self) -> Self:
+        """Returns the strategy with the constants for 2D Gaussians."""
+        return self
+
+    def with_noise(self, factor: float) -> Self:
+        """Returns the strategy with its noise multiplied by a factor."""
+        return self
 
     def check_sanity(self, params: Parameters, optimizers: Optimizers) -> None:
         """Checks parameters and optimizers before training.

@@ -1,7 +1,7 @@
 """Adaptive density control, the strategy of 3D Gaussian Splatting (Kerbl et al., 2023, section 5.2)."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -68,6 +68,8 @@ class DefaultStrategy(Strategy):
     cap_max: int | None = None
     generator: torch.Generator | None = None
 
+    arguments = ("shard",)
+
     def initialize_state(self, scene_scale: float = 1.0) -> State:
         """Returns a state without statistics.
 
@@ -86,6 +88,10 @@ class DefaultStrategy(Strategy):
             and step % self.refine_every == 0
             and step % self.reset_every >= self.pause_refine_after_reset
         )
+
+    def for_surfels(self) -> Self:
+        """Returns the strategy with the constants of 2DGS."""
+        return dataclasses.replace(self, key_for_gradient="gradient_2dgs", absgrad=False, prune_opa=0.05)
 
     def step_pre_backward(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]

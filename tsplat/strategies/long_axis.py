@@ -45,6 +45,10 @@ class LongAxisStrategy(MCMCStrategy):
         """Returns the initial state: that of :class:`MCMCStrategy`, and `n_initial`, 0 until the first refinement."""
         return {**super().initialize_state(scene_scale), "n_initial": 0}
 
+    def expected_growth(self) -> float | None:
+        """Returns `growth`."""
+        return self.growth
+
     def _check(self, params: Parameters, optimizers: Optimizers, state: State, ranks: RankGroup | None) -> None:
         super()._check(params, optimizers, state, ranks)
         if not 1 <= self.growth < math.inf:

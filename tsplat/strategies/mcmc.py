@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .gaussian_parameters import (
     check_parameters,
     opacities_of,
 )
-from .operations import inject_noise_to_position, relocate, sample_add
+from .operations import add_noise, inject_noise_to_position, relocate, sample_add
 from .relocation import binomial_table, check_binoms
 from .rows import follow_replaced
 from .sharding import RowOrder, Shard, count, reshard
@@ -59,6 +59,14 @@ class MCMCStrategy(Strategy):
     noise_opacity_k: float = 100.0
     generator: torch.Generator | None = None
 
+    arguments = ("lr", "shard", "backend")
+
+    @property
+    def reads_rendering(self) -> bool:
+        """Whether a subclass overrides a hook."""
+        hooks, own = ((cls.step_pre_backward, cls.step_post_backward) for cls in (type(self), MCMCStrategy))
+        return hooks != own
+
     def initialize_state(self, scene_scale: float = 1.0) -> State:
         """Returns the initial state: `binoms`, [51, 51] fp64 binomial coefficients.
 
@@ -69,6 +77,10 @@ class MCMCStrategy(Strategy):
     def refines(self, step: int) -> bool:
         """Returns whether Gaussians are relocated or added in this step."""
         return self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0
+
+    def expected_growth(self) -> float | None:
+        """Returns the growth by 5 % in each refinement."""
+        return float(1.05 ** ((self.refine_stop_iter - self.refine_start_iter) / self.refine_every))
 
     def step_pre_backward(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]
@@ -145,6 +157,14 @@ class MCMCStrategy(Strategy):
         return (
             lr * self.noise_lr if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter else None
         )
+
+    def add_noise(self, params: Parameters, key: Tensor, scaler: Tensor, backend: Backend) -> None:
+        """Adds noise to the means; see :func:`.operations.inject_noise_to_position`."""
+        add_noise(params, key, scaler, self.noise_opacity_t, self.noise_opacity_k, 0, backend)
+
+    def with_noise(self, factor: float) -> Self:
+        """Returns the strategy with `noise_lr` multiplied by a factor."""
+        return dataclasses.replace(self, noise_lr=self.noise_lr * factor)
 
     def _check(self, params: Parameters, optimizers: Optimizers, state: State, ranks: RankGroup | None) -> None:
         """Raises before the first change what a refinement or its noise would raise."""

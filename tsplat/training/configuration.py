@@ -13,7 +13,7 @@ from ..config import Backend
 from ..errors import ArgumentError, FileError
 from ..scene.capture.photographs import CameraKind, check_test_every
 from ..scene.capture.views import Color
-from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy, Strategy
 from ..support.reading import read_json
 
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
@@ -42,7 +42,7 @@ FROZEN_NAMES: dict[str, tuple[str, ...]] = {
 TYPICAL_EXTENT = 4.0
 """Extent of the scenes, in their unit, for which the weight of scales and the scale of noise are given."""
 
-STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {
+STRATEGIES: dict[str, type[Strategy]] = {
     "default": DefaultStrategy,
     "mcmc": MCMCStrategy,
     "long-axis": LongAxisStrategy,
@@ -152,7 +152,7 @@ class Config:
     parallel: Parallel = "shard"
     max_gaussians: int = 1_000_000
     freeze: tuple[Part, ...] = ()
-    strategy: DefaultStrategy | MCMCStrategy | None = None
+    strategy: Strategy | None = None
 
     @property
     def backdrop(self) -> Color:

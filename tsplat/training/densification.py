@@ -1,17 +1,17 @@
 """Densification during training: applies a strategy to the Gaussians, within the memory of all ranks."""
 
-import dataclasses
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import UnsupportedError
 from ..scene.capture.views import View
 from ..stages.memory import FREE_SHARE, free_memory
 from ..stages.process_group import RankGroup
-from ..strategies import MCMCStrategy
-from ..strategies.operations import add_noise
+from ..strategies import Strategy
 from ..strategies.random_numbers import draw_key
 from ..strategies.sharding import Shard, count
 from .configuration import TYPICAL_EXTENT, Config
@@ -30,18 +30,23 @@ class Densification:
     """
 
     def __init__(self, parameters: Parameters, config: Config, extent: float, ranks: RankGroup, sharded: bool) -> None:
-        self.strategy = None
+        self.strategy: Strategy | None = None
         self.strategy_state: dict[str, Any] = {}
         self._parameters = parameters
         self._config = config
         self._ranks = ranks
         self._sharded = sharded
         self._extent = extent
-        self.key: str = getattr(config.strategy, "key_for_gradient", "means2d")
         self._generator = torch.Generator().manual_seed(config.seed)
         if config.strategy is not None:
             self._generator = config.strategy.generator or self._generator
-            self.strategy = dataclasses.replace(config.strategy, generator=self._generator)
+            self.strategy = copy.copy(config.strategy)
+            self.strategy.generator = self._generator
+            if sharded and "shard" not in self.strategy.arguments:
+                raise UnsupportedError(
+                    f"strategy: {type(self.strategy).__name__} does not take a shard of the Gaussians; use "
+                    "parallel='replicate', or let its step_post_backward take `shard`"
+                )
             self.strategy.check_sanity(*parameters.for_strategy())
             self.strategy_state = self.strategy.initialize_state(extent)
 
@@ -53,16 +58,11 @@ class Densification:
     def repeats(self, step: int) -> bool:
         """Returns whether the strategy does nothing in a step, or only adds noise."""
         strategy = self.strategy
-        return strategy is None or (
-            isinstance(strategy, MCMCStrategy)
-            and type(strategy).step_post_backward is MCMCStrategy.step_post_backward
-            and not strategy.refines(step)
-        )
+        return strategy is None or not (strategy.reads_rendering or strategy.refines(step))
 
     def noise_scaler(self, step: int, lr: float) -> float | None:
         """Returns the factor of the noise of a step that repeats, with the means' rate; None if it has none."""
-        strategy = self.strategy
-        return strategy.noise_scaler(step, self._noise_rate(lr)) if isinstance(strategy, MCMCStrategy) else None
+        return None if self.strategy is None else self.strategy.noise_scaler(step, self._noise_rate(lr))
 
     def draw_key(self) -> int:
         """Draws the key of a step's noise."""
@@ -70,10 +70,8 @@ class Densification:
 
     def add_noise(self, key: Tensor, scaler: Tensor) -> None:
         """Adds the strategy's noise, given its key, [] int64, and its factor, [] fp64."""
-        strategy = self.strategy
-        assert isinstance(strategy, MCMCStrategy)
-        t, k = strategy.noise_opacity_t, strategy.noise_opacity_k
-        add_noise(self._parameters.params, key, scaler, t, k, 0, self._config.backend)
+        assert self.strategy is not None
+        self.strategy.add_noise(self._parameters.params, key, scaler, self._config.backend)
 
     def _noise_rate(self, lr: float) -> float:
         """Returns the rate for noise, which is proportional to covariances, squared lengths, and must be a length."""
@@ -91,14 +89,11 @@ class Densification:
         if refines:
             self._limit_by_memory(n_gaussians)
         params, optimizers = self._parameters.for_strategy()
-        lr = self._noise_rate(lr)
-        arguments = (params, optimizers, self.strategy_state, step, info)
         shard = Shard(self._ranks, n_gaussians) if self._sharded else None
+        known = {"lr": self._noise_rate(lr), "shard": shard, "backend": self._config.backend}
+        arguments = {name: known[name] for name in strategy.arguments}
         try:
-            if isinstance(strategy, MCMCStrategy):
-                strategy.step_post_backward(*arguments, lr=lr, shard=shard, backend=self._config.backend)
-            else:
-                strategy.step_post_backward(*arguments, shard=shard)
+            strategy.step_post_backward(params, optimizers, self.strategy_state, step, info, **arguments)
         finally:  # a strategy may have replaced parameters before an error, such as too little memory
             self._parameters.params.update(params)
         return count(self._ranks if self._sharded else None, len(params["means"]))[1] if refines else n_gaussians

@@ -45,9 +45,7 @@ many steps to recover; until then, Gaussians are too faint to have gradients, an
 
 def for_surfels(config: RunConfig) -> RunConfig:
     """Returns a configuration for 2D Gaussians, with the constants of 2DGS: losses, and what is cloned and pruned."""
-    strategy = config.strategy
-    if isinstance(strategy, DefaultStrategy):
-        strategy = dataclasses.replace(strategy, key_for_gradient="gradient_2dgs", absgrad=False, prune_opa=0.05)
+    strategy = config.strategy and config.strategy.for_surfels()
     return dataclasses.replace(
         config, primitive="2dgs", strategy=strategy, antialiased=False, normal_weight=config.normal_weight or 0.05
     )

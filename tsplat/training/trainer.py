@@ -234,12 +234,13 @@ class Trainer:
         self._parameters.center_exposures()
         if self._gains is not None:
             self._gains.update(self.ranks)
-        if self._densification.strategy is not None and not skipped:
+        strategy = self._densification.strategy
+        if strategy is not None and not skipped:
             gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
-            key = self._densification.key
-            if self._densification.strategy.refines(self.step):
+            if strategy.refines(self.step):
                 self._view_gradients.release_memory()
-            info = merge_info(metas, view, loss_scale, self.config.views_per_step, gather, key)
+            n, key = self.config.views_per_step, strategy.key_for_gradient
+            info = merge_info(metas, view, loss_scale, n, gather, key)
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
         self._parameters.flatten()
 

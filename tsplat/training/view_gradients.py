@@ -19,7 +19,6 @@ from ..scene.gaussians import Gaussians
 from ..stages.backend import launchers
 from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
 from ..stages.process_group import RankGroup
-from ..strategies import MCMCStrategy
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points
@@ -251,6 +250,7 @@ class ViewGradients:
         Losses of depths and normals depend on the step. Returns as :func:`render_views`.
         """
         needs_depth = self.geometry_loss.needs_depth(step / self._config.steps)
+        strategy = self._densification.strategy
         images, alphas, meta = render_views(
             self._parameters.gaussians(),
             [camera],
@@ -258,7 +258,7 @@ class ViewGradients:
             background=background,
             sh_degree=degree,
             render_mode="RGB+ED" if needs_depth else "RGB",
-            absgrad=getattr(self._densification.strategy, "absgrad", False),
+            absgrad=strategy is not None and strategy.absgrad,
             group=self._ranks.group if self._sharded else None,
             backend=self._config.backend,
             capacity=capacity,
@@ -286,7 +286,7 @@ class ViewGradients:
             return "for several views in a step"
         if config.backend not in ("auto", "triton") or self._autocast is torch.float16:
             return "with another backend than Triton, or fp16"
-        if not isinstance(config.strategy, MCMCStrategy | None):
+        if config.strategy is not None and config.strategy.reads_rendering:
             return f"with {type(config.strategy).__name__}, which reads what was rendered"
         learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]
         if learned or config.depth_weight or config.normal_weight or config.distortion_weight:

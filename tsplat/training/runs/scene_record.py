@@ -21,7 +21,6 @@ from ...scene.capture.local_frame import LocalFrame, frame_from_json
 from ...scene.capture.normalization import normalize_capture
 from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture
-from ...strategies import MCMCStrategy
 from ..configuration import TYPICAL_EXTENT, RunConfig
 
 NAMED_MAX = 5
@@ -158,9 +157,7 @@ def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
     `extent` is that of the scene.
     """
     ratio = extent / TYPICAL_EXTENT
-    strategy = config.strategy
-    if isinstance(strategy, MCMCStrategy):
-        strategy = dataclasses.replace(strategy, noise_lr=strategy.noise_lr * ratio**2)
+    strategy = config.strategy and config.strategy.with_noise(ratio**2)
     return dataclasses.replace(config, scale_weight=config.scale_weight * ratio, strategy=strategy)
 
 

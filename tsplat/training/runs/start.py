@@ -19,7 +19,6 @@ from ...scene.dominant_axes import dominant_axes
 from ...scene.editing.joining import merge_models
 from ...scene.gaussians import Gaussians
 from ...stages.process_group import RankGroup
-from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...viewing.outputs import CONFIG
 from ..configuration import FOUND_OUT, RunConfig, read_config
@@ -132,10 +131,10 @@ def check_minutes(minutes: float, config: RunConfig) -> None:
     """Raises ArgumentError unless the time is positive and the strategy says how many Gaussians it adds."""
     if not 0 < minutes < math.inf:
         raise ArgumentError(f"minutes: expected a positive number, found {minutes}")
-    if isinstance(config.strategy, DefaultStrategy):
+    if config.strategy is not None and config.strategy.expected_growth() is None:
         raise ArgumentError(
-            "minutes: how many Gaussians adaptive adds, and thus how much time a step takes, is not known before; give "
-            "steps, or use another preset"
+            f"minutes: how many Gaussians {type(config.strategy).__name__} adds, and thus how much time a step takes, "
+            "is not known before; give steps, or use another preset than adaptive"
         )
 
 
@@ -173,10 +172,6 @@ def plan(
 def _final_count(config: RunConfig, n: int) -> float:
     """The number of Gaussians after the last refinement of n initial ones."""
     strategy = config.strategy
-    growth = 1.0
-    if isinstance(strategy, LongAxisStrategy):
-        growth = strategy.growth
-    elif isinstance(strategy, MCMCStrategy):
-        growth = 1.05 ** ((strategy.refine_stop_iter - strategy.refine_start_iter) / strategy.refine_every)
+    growth = None if strategy is None else strategy.expected_growth()
     cap = config.max_gaussians if strategy is None or strategy.cap_max is None else strategy.cap_max
-    return max(n, min(config.max_gaussians, cap, growth * n))
+    return max(n, min(config.max_gaussians, cap, (growth or 1.0) * n))
