@@ -42,7 +42,11 @@ def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) 
             raise UnsupportedError("normal_prior: expected pinhole cameras without distortion; undistort photographs")
     elif config.antialiased:
         raise ArgumentError("antialiased: 2D Gaussians have no blur to compensate for; use antialiased=False")
-    elif getattr(config.strategy, "key_for_gradient", "") == "means2d" or getattr(config.strategy, "absgrad", False):
+    elif (
+        (strategy := config.strategy) is not None
+        and strategy.reads_rendering
+        and (strategy.key_for_gradient == "means2d" or strategy.absgrad)
+    ):
         raise ArgumentError(
             "strategy: 2D Gaussians are densified by gradients of their centers; use key_for_gradient='gradient_2dgs' "
             "and absgrad=False"
