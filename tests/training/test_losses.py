@@ -11,7 +11,7 @@ from tsplat import ArgumentError, ShapeError, depth_to_normals
 from tsplat.rendering import render_views
 from tsplat.scene import Camera, View, intrinsics, look_at
 from tsplat.training import Config, fit, loss, psnr, ssim
-from tsplat.training.losses import GeometryLoss, depth_error, prior_depth_error
+from tsplat.training.losses import depth_error, prior_depth_error, view_losses
 
 
 def ssim_by_windows(x, y, pad=0):
@@ -157,20 +157,28 @@ def rendered():
     return View(torch.zeros(5, 4, 3, dtype=torch.uint8), camera), meta.pop("images"), meta.pop("alphas"), meta
 
 
+def add(progress, images, alphas, meta, view, surfels, **weights):
+    """The sum of the losses of a view after a fraction of the run, and whether they need depth."""
+    losses = [loss for loss in view_losses(Config(**weights), 1.0, surfels, {}) if progress >= loss.start]
+    return sum(loss(images, alphas, meta, view) for loss in losses), any(loss.needs_depth for loss in losses)
+
+
 def test_losses_of_2d_gaussians_are_those_of_the_paper(rendered):
     view, images, alphas, meta = rendered
     normals, surface = meta["render_normals"][0], meta["surf_normals"]
     cosines = [[alphas[0, i, j, 0] * (normals[i, j] @ surface[i, j]) for j in range(4)] for i in range(5)]
     by_normals, by_distortion = 0.05 * (1 - torch.tensor(cosines)), 0.2 * meta["render_distort"][0, ..., 0]
-    geometry = GeometryLoss(0.0, 0.05, 0.2, surfels=True)
-    assert geometry(0.05, images, alphas, meta, view) == 0 and not geometry.needs_depth(0.05)
-    torch.testing.assert_close(geometry(0.2, images, alphas, meta, view), by_distortion.mean())
-    assert not geometry.needs_depth(0.2) and geometry.needs_depth(0.24)
-    torch.testing.assert_close(geometry(0.24, images, alphas, meta, view), (by_normals + by_distortion).mean())
+    weights = dict(surfels=True, normal_weight=0.05, distortion_weight=0.2)
+    assert add(0.05, images, alphas, meta, view, **weights) == (0, False)
+    expected = {0.2: (by_distortion.mean(), False), 0.24: ((by_normals + by_distortion).mean(), True)}
+    for progress, (value, needs_depth) in expected.items():
+        found, is_needed = add(progress, images, alphas, meta, view, **weights)
+        torch.testing.assert_close(found, value)
+        assert is_needed == needs_depth
     masked = dataclasses.replace(view, mask=normals[..., 0] > 0.3)
-    found = geometry(1.0, images, alphas.requires_grad_(), meta, masked)
+    found, _ = add(1.0, images, alphas.requires_grad_(), meta, masked, **weights)
     torch.testing.assert_close(found, ((by_normals + by_distortion) * masked.mask).mean())
-    assert not found.requires_grad and GeometryLoss(0.0, 0.0, 0.0, True)(1.0, images, alphas, meta, masked) == 0
+    assert not found.requires_grad and not view_losses(Config(), 1.0, True, {})
 
 
 def test_a_depth_prior_is_fitted_by_least_squares(rendered):
@@ -190,13 +198,13 @@ def test_a_depth_prior_is_fitted_by_least_squares(rendered):
     expected = (1 / depth[known] - fitted[:, 0]).abs().mean()
     torch.testing.assert_close(prior_depth_error(depth, noisy, covered), expected)
     with_prior = dataclasses.replace(view, depth_prior=noisy)
-    geometry = GeometryLoss(0.4, 0.0, 0.0, surfels=False)
-    torch.testing.assert_close(geometry(0.0, images, alphas, meta, with_prior), 0.4 * expected)
-    assert geometry.needs_depth(0.0) and geometry(0.0, images, alphas, meta, view) == 0
+    weights = dict(surfels=False, depth_weight=0.4)
+    torch.testing.assert_close(add(0.0, images, alphas, meta, with_prior, **weights)[0], 0.4 * expected)
+    assert add(0.0, images, alphas, meta, view, **weights) == (0, True)
     mask = torch.rand(5, 4, generator=torch.Generator().manual_seed(0)) > 0.4
     masked = dataclasses.replace(with_prior, mask=mask)
     expected = 0.4 * prior_depth_error(depth, noisy, covered & mask)
-    torch.testing.assert_close(geometry(0.0, images, alphas, meta, masked), expected)
+    torch.testing.assert_close(add(0.0, images, alphas, meta, masked, **weights)[0], expected)
     depth.requires_grad_()
     gradient = torch.autograd.grad(prior_depth_error(depth, noisy, covered), depth)[0]
     assert gradient.isfinite().all() and not gradient[~known].any() and gradient[known].any()
@@ -234,6 +242,6 @@ def test_a_normal_prior_is_in_the_camera_frame(rendered, surfels):
     by_depth = depth_to_normals(images[0, ..., 3:], to_world, view.camera.K) * alphas[0]
     normals = meta["render_normals"][0] if surfels else by_depth
     expected = sum(1 - (R @ normals[i, j]) @ prior[i, j] for i in range(5) for j in range(4) if i != 2) / 20
-    geometry = GeometryLoss(0.0, 0.5, 0.0, surfels)
-    torch.testing.assert_close(geometry(0.1, images, alphas, meta, with_prior), 0.5 * expected)
-    assert geometry(0.1, images, alphas, meta, view) == 0 and geometry.needs_depth(0.1) == (not surfels)
+    weights = dict(surfels=surfels, normal_weight=0.5)
+    torch.testing.assert_close(add(0.1, images, alphas, meta, with_prior, **weights)[0], 0.5 * expected)
+    assert add(0.1, images, alphas, meta, view, **weights) == (0, not surfels)

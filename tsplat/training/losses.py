@@ -1,7 +1,7 @@
 """Training losses and image metrics; images are [..., H, W, C] with values in [0, 1]."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -11,10 +11,7 @@ from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
 from ..precision import differentiable, inverse
 from ..scene.capture.views import View
 from ..stages.depth_maps import depth_to_normals
-from .configuration import DepthKind
-
-NORMAL_START, DISTORTION_START = 7 / 30, 1 / 10
-"""Fractions of the run after which 2DGS adds its losses: 7,000 and 3,000 of 30,000 steps."""
+from .configuration import Config, DepthKind
 
 
 def psnr(image: Tensor, target: Tensor) -> Tensor:
@@ -45,71 +42,130 @@ def loss(image: Tensor, target: Tensor) -> Tensor:
     return l1_ssim_loss(image, target)
 
 
-@dataclasses.dataclass(frozen=True)
-class GeometryLoss:
-    """Losses of depths and normals, as means over pixels, where those that a view masks out count as zero.
-
-    Normal consistency and distortion are those of 2D Gaussians (Huang et al., "2D Gaussian Splatting", 2024, section
-    5.2).
+class Loss(Protocol):
+    """A term of the loss of a view, besides that of its colors. :func:`view_losses` lists all of them.
 
     Attributes:
-        depth_weight: Weight of :func:`depth_error` and :func:`prior_depth_error`, in world units.
-        normal_weight: Weight of 1 - n . N alpha, for rendered normals n and those of the depth map N, of 2D Gaussians
-            and not before :data:`NORMAL_START`; and of 1 - n . N for the normals N of a prior.
-        distortion_weight: Weight of the distortion, in 1 / world units; not before :data:`DISTORTION_START`.
-        surfels: Whether Gaussians are 2D. The normals of 3D Gaussians are those of the depth map.
-        depth_kind: What priors of depth are, see :class:`.configuration.Config`.
-        prior_scales: By the names of views, the last scale with which their priors of depth fit; none for metric ones.
+        weight: The loss is left out where it is not positive.
+        start: Fraction of the run after which the loss is added.
+        needs_depth: Whether expected depth must be rendered, on all ranks, whatever their views.
     """
 
-    depth_weight: float
-    normal_weight: float
-    distortion_weight: float
-    surfels: bool
-    depth_kind: DepthKind = "inverse"
-    prior_scales: dict[str, Tensor] = dataclasses.field(default_factory=dict, compare=False)
+    weight: float
+    start: float = 0.0
+    needs_depth: bool = False
 
-    def needs_depth(self, progress: float) -> bool:
-        """Whether expected depth must be rendered, after a fraction of the run: on all ranks, whatever their views."""
-        return self.depth_weight > 0 or (self.normal_weight > 0 and (not self.surfels or progress >= NORMAL_START))
-
-    def __call__(self, progress: float, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
-        """The loss of a view, [], after a fraction of the run from 0 to 1; 0.0 if there is none.
+    def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
+        """Returns the weighted loss of a view, []; 0.0 if the view has nothing to compare with.
 
         Images, alphas and meta are those of :func:`tsplat.rendering.render_views` for the view alone, with depth behind
-        colors if it is needed. There is no gradient of alphas.
+        colors if a loss needs it. Pixels that the view masks out count as zero.
         """
+
+
+def view_losses(config: Config, extent: float, surfels: bool, prior_scales: dict[str, Tensor]) -> list[Loss]:
+    """Returns the losses whose weight is positive, in the order in which they are added.
+
+    Args:
+        config: Settings with the weights.
+        extent: Extent of the scene, in world units.
+        surfels: Whether Gaussians are 2D.
+        prior_scales: Filled by :class:`DepthLoss`.
+    """
+    depth, normal, distortion = config.depth_weight * extent, config.normal_weight, config.distortion_weight / extent
+    losses: list[Loss] = [
+        DepthLoss(depth, config.depth_kind, prior_scales),
+        NormalConsistencyLoss(normal if surfels else 0.0),
+        PriorNormalLoss(normal, surfels),
+        DistortionLoss(distortion),
+    ]
+    return [loss for loss in losses if loss.weight > 0]
+
+
+@dataclasses.dataclass
+class DepthLoss(Loss):
+    """:func:`depth_error` of sparse points, and :func:`prior_depth_error`, with a weight in world units.
+
+    Attributes:
+        kind: What priors of depth are, see :class:`.configuration.Config`.
+        prior_scales: By the names of views, the last scale with which their priors fit; none for metric ones.
+    """
+
+    weight: float
+    kind: DepthKind
+    prior_scales: dict[str, Tensor]
+    needs_depth = True
+
+    def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
         total: Any = 0.0
-        terms = []
-        alpha = alphas[0].detach()
-        if self.depth_weight > 0:
-            depth = images[0, ..., 3]
-            if view.sparse is not None and len(view.sparse):
-                total = total + self.depth_weight * depth_error(depth, view.sparse)
-            if view.depth_prior is not None:
-                covered = alpha[..., 0] > 0.5 if view.mask is None else (alpha[..., 0] > 0.5) & view.mask
-                confidence = view.depth_confidence
-                error, scale = _fit_prior(depth, view.depth_prior, covered, self.depth_kind, confidence)
-                if scale is not None:
-                    self.prior_scales[view.name] = scale
-                total = total + self.depth_weight * error
-        if self.normal_weight > 0 and self.surfels and progress >= NORMAL_START:
-            terms.append(self.normal_weight * (1 - (meta["render_normals"][0] * meta["surf_normals"] * alpha).sum(-1)))
-        if self.normal_weight > 0 and view.normal_prior is not None:
-            # To the world frame, without a product of matrices, which autocast would round.
-            prior = (view.normal_prior[..., None] * view.camera.viewmat[:3, :3]).sum(-2)
-            if self.surfels:
-                normals = meta["render_normals"][0]
-            else:
-                camtoworld = differentiable(inverse, view.camera.viewmat)
-                normals = depth_to_normals(images[0, ..., 3:], camtoworld, view.camera.K) * alpha
-            known = prior.square().sum(-1) > 0
-            terms.append(self.normal_weight * torch.where(known, 1 - (normals * prior).sum(-1), 0.0))
-        if self.distortion_weight > 0 and progress >= DISTORTION_START:
-            terms.append(self.distortion_weight * meta["render_distort"][0, ..., 0])
-        for term in terms:
-            total = total + (term if view.mask is None else torch.where(view.mask, term, 0.0)).mean()
+        depth = images[0, ..., 3]
+        if view.sparse is not None and len(view.sparse):
+            total = total + self.weight * depth_error(depth, view.sparse)
+        if view.depth_prior is not None:
+            covered = alphas[0, ..., 0].detach() > 0.5
+            covered = covered if view.mask is None else covered & view.mask
+            error, scale = _fit_prior(depth, view.depth_prior, covered, self.kind, view.depth_confidence)
+            if scale is not None:
+                self.prior_scales[view.name] = scale
+            total = total + self.weight * error
         return total
+
+
+@dataclasses.dataclass
+class NormalConsistencyLoss(Loss):
+    """Mean of 1 - n . N alpha, for rendered normals n of 2D Gaussians and those of the depth map N.
+
+    Huang et al., "2D Gaussian Splatting", 2024, section 5.2. There is no gradient of alpha.
+    """
+
+    weight: float
+    start = 7 / 30  # 7,000 of 30,000 steps
+    needs_depth = True
+
+    def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
+        alpha = alphas[0].detach()
+        cosines = (meta["render_normals"][0] * meta["surf_normals"] * alpha).sum(-1)
+        return _masked_mean(self.weight * (1 - cosines), view)
+
+
+@dataclasses.dataclass
+class PriorNormalLoss(Loss):
+    """Mean of 1 - n . N, for rendered normals n, of 3D Gaussians those of the depth map, and those of a prior N."""
+
+    weight: float
+    surfels: bool
+
+    def __post_init__(self) -> None:
+        self.needs_depth = not self.surfels
+
+    def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
+        if view.normal_prior is None:
+            return 0.0
+        # To the world frame, without a product of matrices, which autocast would round.
+        prior = (view.normal_prior[..., None] * view.camera.viewmat[:3, :3]).sum(-2)
+        if self.surfels:
+            normals = meta["render_normals"][0]
+        else:
+            camtoworld = differentiable(inverse, view.camera.viewmat)
+            normals = depth_to_normals(images[0, ..., 3:], camtoworld, view.camera.K) * alphas[0].detach()
+        known = prior.square().sum(-1) > 0
+        return _masked_mean(self.weight * torch.where(known, 1 - (normals * prior).sum(-1), 0.0), view)
+
+
+@dataclasses.dataclass
+class DistortionLoss(Loss):
+    """Mean distortion of 2D Gaussians (Huang et al., 2024, section 5.1), with a weight in 1 / world units."""
+
+    weight: float
+    start = 1 / 10  # 3,000 of 30,000 steps
+
+    def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
+        return _masked_mean(self.weight * meta["render_distort"][0, ..., 0], view)
+
+
+def _masked_mean(term: Tensor, view: View) -> Tensor:
+    """Returns the mean over pixels [H, W], where those that a view masks out count as zero. []"""
+    return (term if view.mask is None else torch.where(view.mask, term, 0.0)).mean()
 
 
 def prior_depth_error(

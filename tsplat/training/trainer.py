@@ -153,7 +153,7 @@ class Trainer:
     @property
     def prior_scales(self) -> dict[str, Tensor]:
         """By the names of this rank's views, the last scale with which their priors of depth fit inverse depths."""
-        return self._view_gradients.geometry_loss.prior_scales
+        return self._view_gradients.prior_scales
 
     def known_gains(self, views: Sequence[View]) -> Tensor | None:
         """Gains of held-out views, [V, 3], by their own points; None unless those of training views are known, too."""

@@ -23,7 +23,7 @@ from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points
 from .gradient_step import GradientStep
-from .losses import GeometryLoss, loss, psnr
+from .losses import Loss, loss, psnr, view_losses
 from .parameters import Parameters
 from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
@@ -59,7 +59,7 @@ class ViewGradients:
 
     Attributes:
         gains: The gains of the views, or None.
-        geometry_loss: The losses of depths and normals.
+        prior_scales: By the names of this rank's views, the last scale with which their priors of depth fit.
         received_rows: Number of rows of projected Gaussians that this rank received, including its own. 0 unless
             sharded.
     """
@@ -92,8 +92,8 @@ class ViewGradients:
         self._first_degree = max(ranks.all_gather_object(used_degree(gaussians)))
         on_gpu = self._device.type == "cuda" and config.backend != "reference"
         self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and on_gpu) else None
-        weights = (config.depth_weight * extent, config.normal_weight, config.distortion_weight / extent)
-        self.geometry_loss = GeometryLoss(*weights, gaussians.surfels, config.depth_kind)
+        self.prior_scales: dict[str, Tensor] = {}
+        self._losses = view_losses(config, extent, gaussians.surfels, self.prior_scales)
         n = config.views_per_step
         known = ranks.all_gather_object(gains_of_points(views) if config.gains and ranks.rank == 0 else None)[0]
         self.gains = ViewGains(len(views), gaussians.means.detach(), n, known) if config.gains else None
@@ -191,7 +191,7 @@ class ViewGradients:
             images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
             target = view.pixels
             image, image_loss, change = self._compare(index, images, target, view.mask, observes=self._observes(step))
-            total = image_loss + self.geometry_loss(step / self._config.steps, images, alphas, meta, view)
+            total = image_loss + sum((loss(images, alphas, meta, view) for loss in self._losses_of(step)), 0.0)
         self._densification.before_backward(step, meta)
         self._observe(index, change)
         self._gradient_step.backward(total / self._config.views_per_step)
@@ -249,7 +249,7 @@ class ViewGradients:
 
         Losses of depths and normals depend on the step. Returns as :func:`render_views`.
         """
-        needs_depth = self.geometry_loss.needs_depth(step / self._config.steps)
+        needs_depth = any(loss.needs_depth for loss in self._losses_of(step))
         strategy = self._densification.strategy
         images, alphas, meta = render_views(
             self._parameters.gaussians(),
@@ -270,6 +270,10 @@ class ViewGradients:
     def _degree(self, step: int) -> int:
         return min(self._sh_degree, max(self._first_degree, step // self._sh_interval))
 
+    def _losses_of(self, step: int) -> list[Loss]:
+        """Returns the losses of a step besides those of colors."""
+        return [loss for loss in self._losses if step / self._config.steps >= loss.start]
+
     def _observes(self, step: int) -> bool:
         """Returns whether gains are estimated."""
         return self.gains is not None and not self.gains.known and step >= GAINS_START * self._config.steps
@@ -289,7 +293,7 @@ class ViewGradients:
         if config.strategy is not None and config.strategy.reads_rendering:
             return f"with {type(config.strategy).__name__}, which reads what was rendered"
         learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]
-        if learned or config.depth_weight or config.normal_weight or config.distortion_weight:
+        if learned or self._losses:
             return f"with {learned[0] if learned else 'losses of depths and normals'}"
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 

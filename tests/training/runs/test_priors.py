@@ -101,10 +101,8 @@ def test_training_follows_a_prior(capture, kind, is_flat):
 
     @torch.no_grad()
     def measure():
-        each = [
-            trainer._view_gradients.geometry_loss(0.1, *render_views(trainer.gaussians, [v.camera], **options), v)
-            for v in views
-        ]
+        (loss,) = trainer._view_gradients._losses_of(20)
+        each = [loss(*render_views(trainer.gaussians, [v.camera], **options), v) for v in views]
         return sum(map(float, each))
 
     before = measure()
