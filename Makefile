@@ -7,6 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 INTERPRET = TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreter tests/kernels
 MINUTES ?= 5
 SEQUENCES ?= 1000
+TRAINERS ?= 20
 # The oldest versions that pyproject.toml allows, and the newest.
 VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0
 # What depends on them: the compiler for CPUs and what it makes of all kernels; code for GPUs, and the instructions that
@@ -64,9 +65,10 @@ docs: $(INSTALLED) ## build the documentation site, docs/_build/html/index.html;
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site -d docs/_build/doctrees . docs/_build/html
 	@echo docs/_build/html/index.html
 
-fuzz: $(INSTALLED) ## check random scenes for MINUTES=5, failures are saved under tests/cases; and SEQUENCES=1000 of calls
+fuzz: $(INSTALLED) ## check random scenes for MINUTES=5, failures are saved under tests/cases; SEQUENCES=1000 of calls; and TRAINERS=20
 	$(BIN)/python -m tests.tools.fuzz --minutes $(MINUTES)
 	$(BIN)/python -m tests.tools.call_sequences --count $(SEQUENCES)
+	$(BIN)/python -m tests.tools.interrupted_trainers --count $(TRAINERS)
 
 compile: $(INSTALLED) ## compile every variant of the kernels for GPUs: no spills, instructions within budgets
 	TSPLAT_COMPILE=all $(PYTEST) tests/kernels/test_compile.py

@@ -1,15 +1,25 @@
 """Compare torch.compile with eager calls for tensors of all layouts: `python -m tests.tools.compiled_layouts`.
 
-One input of a function at a time, or the gradients of its outputs, have a layout. The input is a leaf, a view of one, a
-view that is made in the graph, or a tensor of another class. Calls give equal bits, or refuse the tensor in words.
+Every input of a function, and the gradients of its outputs, has each layout with several origins: as a leaf, a
+parameter, a view of a leaf, or a view that is made in the graph. All inputs of a call have one, but few inputs have a
+layout that changes values, so that something is left to compare. Tensors of other classes and of inference mode,
+which are refused, come one at a time. Calls give equal bits, or refuse a tensor in words; the tensor at fault is named.
+Cases of all backends, compilers and functions take turns. `--log FILE` continues after a crash or an end.
 """
 
 import argparse
 import collections
+import functools
+import itertools
+import math
+import os
+import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +31,19 @@ from tsplat import l1_and_ssim, l1_ssim_loss, rasterization
 
 SUMMED = ("expanded", "one value", "last axis of one value", "overlapping", "negative of one value")
 """Layouts whose gradients are sums, which Inductor adds in another order where the view is made in its graph."""
+CHANGING = (*SUMMED, "zero")
+"""Layouts that change values."""
 
-ORIGINS = ("leaf", "view", "in the graph", "parameter", "subclass", "inference")
+ORIGINS = ("leaf", "view", "in the graph", "parameter")
+REFUSED = ("subclass", "inference")
+"""Origins whose tensors are refused, but by eager calls that need no gradient of them."""
+NOT_TRACED = ("zero", "shared memory", "of NumPy, columns first")
+"""Layouts that Dynamo cannot make in a graph."""
+
+BACKENDS, COMPILERS = ("torch", "triton"), ("aot_eager", "inductor")
+
+Choices = dict[str, tuple[str, str]]
+"""Layouts and origins by the names of tensors; "v" stands for the gradients of outputs."""
 
 
 class Subclass(Tensor):
@@ -80,28 +101,63 @@ def targets(backend: str) -> dict[str, Target]:
     }
 
 
-def cases(target: Target) -> Iterator[tuple[str, str, str]]:
-    """Names of a tensor, a layout and an origin; or "v0", ... for gradients of outputs."""
-    for name in target.tensors:
-        for layout in (*LAYOUTS, *MORE):
-            for origin in ORIGINS[:3]:
-                yield name, layout, origin
-        for origin in ORIGINS[3:]:
-            yield name, "contiguous", origin
-            yield name, "columns of a table", origin
-    for layout in (*LAYOUTS, *MORE):
-        yield "v", layout, "leaf"
-    yield "shared", "contiguous", "leaf"
-    yield "shared", "contiguous", "view"
+def cases(target: Target, compiler: str, rounds: int, third: int) -> list[Choices]:
+    """Returns cases in which each tensor has each layout once a round, from another origin each time.
+
+    Of the tensors that are refused, a third is chosen.
+    """
+    names, layouts = [*target.tensors], [layout for layout in (*LAYOUTS, *MORE) if layout not in CHANGING]
+
+    def choice(i: int, layout: str, k: int) -> tuple[str, str]:
+        in_graph = layout not in NOT_TRACED and (compiler == "aot_eager" or layout not in SUMMED)
+        possible = ORIGINS if in_graph else tuple(origin for origin in ORIGINS if origin != "in the graph")
+        return layout, possible[(i + [*LAYOUTS, *MORE].index(layout) + k) % len(possible)]
+
+    changed = [(i, layout, k) for i in range(len(names)) for layout in CHANGING for k in range(rounds)]
+    n = rounds * len((*LAYOUTS, *MORE))
+    taken = collections.Counter[tuple[int, str]]()
+    changed = [entry for i in range(2) for entry in changed[i::2]]
+    found = []
+    for place in range(n):
+        choices: Choices = {}
+        for i, name in enumerate(names):
+            if own := [entry for entry in changed[place::n] if entry[0] == i]:
+                choices[name] = choice(*own[0])
+                continue
+            least = min(taken[i, layout] for layout in layouts)
+            free = [layout for layout in layouts if taken[i, layout] == least]
+            layout = free[7 * (i + place) % len(free)]
+            choices[name] = choice(i, layout, taken[i, layout])
+            taken[i, layout] += 1
+        choices["v"] = layouts[place % len(layouts)], "leaf"
+        found.append(choices)
+    found += [{"v": (layout, "leaf")} for layout in CHANGING]
+    found += [{"shared": ("contiguous", origin)} for origin in ("leaf", "view")]
+    for i, (layout, origin) in enumerate(itertools.product((*LAYOUTS, *MORE), REFUSED)):
+        if i % 3 == third:
+            found.append({names[i % len(names)]: (layout, origin)})
+    return found
 
 
-def run(target: Target, case: tuple[str, str, str], compiler: str | None) -> list[Tensor]:
+def in_turn(backends: Sequence[str], compilers: Sequence[str], rounds: int) -> Iterator[tuple[str, str, str, Choices]]:
+    """Backends, compilers, names of targets and their cases, such that any first part has about as many of each."""
+    lists = []
+    for (backend, compiler), name in itertools.product(itertools.product(backends, compilers), targets(backends[0])):
+        of_target = cases(targets(backend)[name], compiler, rounds, len(lists) % 3)
+        random.Random(0).shuffle(of_target)
+        lists.append([(backend, compiler, name, choices) for choices in of_target])
+    # Targets with many tensors have many cases, so that each list advances in proportion to its length.
+    order = [((i + 0.5) / len(part), n, case) for n, part in enumerate(lists) for i, case in enumerate(part)]
+    yield from (case for _, _, case in sorted(order, key=lambda entry: entry[:2]))
+
+
+def run(target: Target, choices: Choices, compiler: str | None) -> list[Tensor | None]:
     """Outputs and gradients."""
-    chosen, layout, origin = case
     leaves, given = {}, {}
-    inside: Callable[[Tensor], Tensor] | None = None
+    inside: dict[str, Callable[[Tensor], Tensor]] = {}
     tensors = {name: t.clone() for name, t in target.tensors.items()}
-    if chosen == "shared":  # all tensors are parts of one
+    if "shared" in choices:  # all tensors are parts of one
+        origin = choices["shared"][1]
         members = {name: t for name, t in tensors.items() if origin == "leaf" or name in target.differentiable}
         whole = torch.cat([t.flatten() for t in members.values()])
         if origin == "view":
@@ -112,15 +168,17 @@ def run(target: Target, case: tuple[str, str, str], compiler: str | None) -> lis
             leaves["whole"] = whole
     for name, t in tensors.items():
         needs = name in target.differentiable and "whole" not in leaves
-        if chosen != name:
+        if name not in choices:
             given[name] = t.requires_grad_(needs) if needs else t
             if needs:
                 leaves[name] = t
             continue
+        layout, origin = choices[name]
         if origin in ("view", "in the graph"):
             leaf = t.requires_grad_(needs)
             given[name] = lay_out(leaf, layout) if origin == "view" else leaf
-            inside = (lambda t: lay_out(t, layout)) if origin == "in the graph" else None
+            if origin == "in the graph":
+                inside[name] = functools.partial(lay_out, layout=layout)
         elif origin == "inference":
             with torch.inference_mode():
                 given[name], needs = lay_out(t.clone(), layout), False
@@ -135,69 +193,112 @@ def run(target: Target, case: tuple[str, str, str], compiler: str | None) -> lis
             leaves[name] = leaf
 
     def function(given: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        if inside is not None:
-            given = {**given, chosen: inside(given[chosen])}
-        return target.function(**given)
+        return target.function(**{name: inside[name](t) if name in inside else t for name, t in given.items()})
 
     call = function if compiler is None else torch.compile(function, fullgraph=True, backend=compiler)
     outputs = call(given)
     v = scenes.random_like(outputs, 3)
-    if chosen == "v":
-        v = [lay_out(t, layout) if t.dim() else t for t in v]
-    gradients = torch.autograd.grad(outputs, list(leaves.values()), v)
-    return [t.as_subclass(Tensor).detach().clone() for t in (*outputs, *gradients)]
+    if "v" in choices:
+        v = [lay_out(t, choices["v"][0]) if t.dim() else t for t in v]
+    # Some layouts are those of tensors without a gradient.
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), v, allow_unused=True)
+    return [None if t is None else t.as_subclass(Tensor).detach().clone() for t in (*outputs, *gradients)]
 
 
-def check(target: Target, case: tuple[str, str, str], compiler: str) -> str:
+def is_same(found: Tensor | None, expected: Tensor | None) -> bool:
+    """Returns whether two results have equal bits, or are both NaN."""
+    if found is None or expected is None:
+        return found is expected
+    equal = (found == expected) | (found.isnan() & expected.isnan())
+    return found.dtype == expected.dtype and found.shape == expected.shape and bool(equal.all())
+
+
+def check(target: Target, choices: Choices, compiler: str) -> str:
     """Says how a compiled call compares with an eager one."""
     eager = refused = None
     try:
-        eager = run(target, case, None)
+        eager = run(target, choices, None)
     except Exception as error:
         refused = error
     try:
-        found = run(target, case, compiler)
+        torch.compiler.reset()
+        found = run(target, choices, compiler)
     except Exception as error:
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if refused is not None:
-            return f"refused by both: {words}"
-        return f"refused: {words}"
+        return f"refused by both: {words}" if refused is not None else f"refused: {words}"
     if eager is None:
         return f"refused when eager only: {refused}"
-    same = len(eager) == len(found) and all(
-        a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
-        for a, b in zip(eager, found)
-    )
-    return "equal" if same else "WRONG"
+    return "equal" if all(map(is_same, found, eager)) else "WRONG"
+
+
+def at_fault(target: Target, choices: Choices, compiler: str, found: str) -> Choices:
+    """Returns the choices without which a case is no longer found to be what it is."""
+    kind = found.partition(":")[0]
+    for name in choices:
+        fewer = {other: choice for other, choice in choices.items() if other != name}
+        if fewer and check(target, fewer, compiler).partition(":")[0] == kind:
+            choices = fewer
+    return choices
+
+
+def checked(log: Path | None) -> dict[str, str]:
+    """Cases of a log, and what was found; one that ended the process is one that was wrong."""
+    lines = log.read_text().splitlines() if log and log.exists() else []
+    return {case: found or "WRONG: ended the process" for case, _, found in (line.partition(" -> ") for line in lines)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="triton", choices=("torch", "triton"))
-    parser.add_argument("--compiler", default="aot_eager", choices=("aot_eager", "inductor"))
+    parser.add_argument("--backend", nargs="+", default=BACKENDS, choices=BACKENDS)
+    parser.add_argument("--compiler", nargs="+", default=COMPILERS, choices=COMPILERS)
     parser.add_argument("--target", help="check this function only")
-    parser.add_argument(
-        "--every", type=int, default=1, help="check one of this many cases; 3 and its multiples give leaves only"
-    )
+    parser.add_argument("--rounds", type=int, default=2, help="check each layout with this many origins, up to 4")
+    parser.add_argument("--shard", default="0/1", help="K/N: check part K of N, counted from 0")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no case later than this")
+    parser.add_argument("--log", type=Path, help="append results to this file; cases that it has are not run again")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
-    counts: collections.Counter[str] = collections.Counter()
+    shard, shards = map(int, arguments.shard.split("/"))
+    all_targets = {backend: targets(backend) for backend in arguments.backend}
+    results = checked(arguments.log)
     start = time.monotonic()
-    for name, target in targets(arguments.backend).items():
-        if arguments.target not in (None, name):
-            continue
-        for i, case in enumerate(cases(target)):
-            if i % arguments.every or (
-                arguments.compiler == "inductor" and case[1:] in [(s, ORIGINS[2]) for s in SUMMED]
-            ):
+    n_cases, equal = 0, collections.defaultdict[tuple[str, ...], set[tuple[str, str]]](set)
+    with open(arguments.log or os.devnull, "a") as log:
+        if results and not arguments.log.read_text().endswith("\n"):
+            log.write("\n")
+        for backend, compiler, name, choices in in_turn(arguments.backend, arguments.compiler, arguments.rounds):
+            label = f"{backend}, {compiler}, {name}: " + "; ".join(
+                f"{of} {layout} ({origin})" for of, (layout, origin) in choices.items()
+            )
+            # By a hash, as steps through the list would favor some functions.
+            if arguments.target not in (None, name) or zlib.crc32(label.encode()) % shards != shard:
                 continue
-            print(f"{name}: {', '.join(case)}: ", end="", flush=True)  # a crash follows the name of its case
-            torch.compiler.reset()
-            found = check(target, case, arguments.compiler)
-            counts[found.partition(":")[0]] += 1
-            print(found, flush=True)
-    print(f"{arguments.backend}, {arguments.compiler}: {dict(counts)} in {time.monotonic() - start:.0f} s")
-    return 1 if counts["WRONG"] or counts["refused when eager only"] else 0
+            n_cases += 1
+            if label not in results and time.monotonic() - start < 60 * arguments.minutes:
+                for output in (sys.stdout, log):  # a crash follows the name of its case
+                    print(label, end=" -> ", flush=True, file=output)
+                target = all_targets[backend][name]
+                results[label] = found = check(target, choices, compiler)
+                if found != "equal" and len(choices) > 1:
+                    results[label] = f"{found} | at fault: {at_fault(target, choices, compiler, found)}"
+                for output in (sys.stdout, log):
+                    print(results[label], flush=True, file=output)
+            if results.get(label) == "equal":
+                for of, choice in choices.items():
+                    equal[backend, compiler, name, of].add(choice)
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for label, found in results.items():
+        counts[", ".join(label.split(", ")[:2])][found.partition(":")[0].partition(" |")[0]] += 1
+    for kind, of_kind in sorted(counts.items()):
+        sizes = [
+            len(found)
+            for key, found in equal.items()
+            if f"{key[0]}, {key[1]}" == kind and key[3] not in ("v", "shared")
+        ]
+        print(f"{kind}: {dict(of_kind)}; {sum(sizes)} layouts with origins, {min(sizes, default=0)} or more per input")
+    print(f"{len(results)} of {n_cases} cases in {time.monotonic() - start:.0f} s")
+    total = sum(counts.values(), collections.Counter())
+    return 1 if total["WRONG"] or total["refused when eager only"] else 0
 
 
 if __name__ == "__main__":

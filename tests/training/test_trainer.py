@@ -629,3 +629,18 @@ def test_interrupted_trainers_continue_with_the_same_bits(noisy, name):
             expected.advance()
         assert_same_state(trainer.state(), expected.state())
     assert interrupted > 4
+
+
+@pytest.mark.parametrize("options", slow_after(1, [dict(gains=True), dict(precision="fp16")]))
+def test_trainers_resume_after_an_error_in_mid_step(noisy, monkeypatch, options):
+    start, views = noisy
+    config = Config(steps=6, backend="torch", **options)
+    trainer = Trainer(start, views, config)
+    take_steps(trainer, 2)
+    state = copy.deepcopy(trainer.state())
+    with monkeypatch.context() as patch:
+        patch.setattr(gradient_step.GradientStep, "groups", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.advance()
+    trainer.restore(*copy.deepcopy(state))
+    assert_same_state(take_steps(trainer, 2), take_steps(Trainer(start, views, config), 4))

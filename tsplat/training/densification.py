@@ -123,6 +123,8 @@ class Densification:
 
     def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any]) -> None:
         """Continues from a state."""
+        if self.strategy is not None:
+            self.strategy_state = self.strategy.initialize_state(self._extent)
         self.strategy_state.update(figures["strategy"])
         for name, tensor in tensors.items():
             if name.startswith("strategy/"):

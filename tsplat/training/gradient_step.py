@@ -90,7 +90,8 @@ class GradientStep:
         autocast: torch.dtype | None,
     ) -> None:
         self._device = parameters.params["means"].device
-        self.scaler = torch.amp.GradScaler(self._device.type, enabled=autocast is torch.float16)
+        self._scales = autocast is torch.float16
+        self.scaler = torch.amp.GradScaler(self._device.type, enabled=self._scales)
         self.n_skipped = 0
         self._parameters = parameters
         self._ranks = ranks
@@ -190,5 +191,7 @@ class GradientStep:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from a state."""
+        # Another scaler, as an error may have ended a step between unscaling and the update.
+        self.scaler = torch.amp.GradScaler(self._device.type, enabled=self._scales)
         self.scaler.load_state_dict(state["scaler"])
         self.n_skipped = state["skipped"]

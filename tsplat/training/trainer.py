@@ -306,6 +306,8 @@ class Trainer:
     def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any], *, is_shard: bool = False) -> None:
         """Continues from the state of a trainer with the same views and configuration, on any number of ranks.
 
+        An error may have ended the last step of this trainer, wherever it came.
+
         Args:
             tensors: With the rows of all Gaussians or, if `is_shard`, those of a sharded scene that this rank holds.
             figures: The JSON values of :meth:`state`.
@@ -330,6 +332,7 @@ class Trainer:
         if self._gains is not None:
             self._gains.logs.copy_(tensors["gains/logs"])
             self._gains.known = figures.get("gains_known", False)
+            self._gains.discard()  # of a step that an error ended
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
 

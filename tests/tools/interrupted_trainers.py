@@ -1,0 +1,180 @@
+"""Interrupt trainers at random moments, and compare the bits: `python -m tests.tools.interrupted_trainers --count 200`.
+
+Trainers of each strategy take steps that are traced, replayed and refined. A signal, or an error such as too little
+memory, comes at a random call of a function or at a random time. After a signal, a trainer continues. After an error in
+mid-step, as of a second Ctrl-C, it or another trainer resumes from the state before. Every state must be that of a
+trainer that nothing interrupts.
+"""
+
+import argparse
+import collections
+import contextlib
+import copy
+import dataclasses
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tests.support.training_scenes import make_gaussians, make_views
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from tsplat.training import Config, RunConfig, Trainer
+from tsplat.training.presets import for_surfels
+
+STEPS = 18
+REFINED = dict(refine_start_iter=3, refine_every=5, refine_stop_iter=14)
+STRATEGIES = {
+    "long axis": LongAxisStrategy(**REFINED, cap_max=70),
+    "mcmc": MCMCStrategy(**REFINED, cap_max=70),
+    "default": DefaultStrategy(**REFINED, reset_every=7, grow_grad2d=1e-6),
+    "none": None,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gains": dict(gains=True, opacity_weight=0.01, scale_weight=0.01),
+    "visible": dict(visible_adam="on", clip_gradients=1e-3),
+    "corrections": dict(exposure=True, pose_refinement=True),
+    "two views": dict(views_per_step=2, random_background=True),
+    "torch": dict(backend="torch"),
+    "2dgs": {},
+    "fp16": dict(precision="fp16"),
+}
+KINDS = ("signal", "timer", "second signal", "too little memory")
+CALLS_MAX = 14
+"""Base-two logarithm of the calls of functions in which an interrupt comes: a traced step has about so many."""
+
+
+def make_trainer(strategy: str, variant: str) -> Trainer:
+    """Returns a trainer of 60 Gaussians, half of which are so faint that they move or go."""
+    chosen = STRATEGIES[strategy]
+    config = Config(steps=STEPS, strategy=chosen, **{"backend": "triton", **VARIANTS[variant]})
+    if variant == "2dgs":
+        if isinstance(chosen, DefaultStrategy):
+            config = dataclasses.replace(config, strategy=dataclasses.replace(chosen, key_for_gradient="gradient_2dgs"))
+        config = dataclasses.replace(for_surfels(RunConfig(**vars(config))), normal_weight=0.0)
+    gaussians = make_gaussians(60, sh_degree=1)
+    logits = torch.where(torch.arange(60) % 2 == 0, -5.0, 1.0)
+    start = dataclasses.replace(gaussians, opacity_logits=logits, means=gaussians.means + 0.05)
+    return Trainer(start.as_surfels() if variant == "2dgs" else start, make_views(gaussians), config)
+
+
+State = tuple[dict[str, torch.Tensor], dict[str, Any]]
+
+
+def states(strategy: str, variant: str) -> list[State]:
+    """Returns the states before and after each step of a trainer that nothing interrupts."""
+    trainer = make_trainer(strategy, variant)
+    found = [copy.deepcopy(trainer.state())]
+    while trainer.step < STEPS:
+        trainer.advance()
+        found.append(copy.deepcopy(trainer.state()))
+    return found
+
+
+def is_same(found: State, expected: State) -> bool:
+    """Returns whether two states have equal bits."""
+    return (
+        found[1] == expected[1]
+        and found[0].keys() == expected[0].keys()
+        and all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
+    )
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupting(kind: str, rng: random.Random) -> Iterator[None]:
+    """Interrupts its body at a random moment, unless the body ends before it."""
+    at, n_calls = int(2 ** rng.uniform(0, CALLS_MAX)), 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal n_calls
+        if event not in ("call", "c_return"):
+            return
+        n_calls += 1
+        if n_calls == at:
+            if kind == "signal":
+                signal.raise_signal(signal.SIGINT)
+                return
+            sys.setprofile(None)
+            raise KeyboardInterrupt if kind == "second signal" else MemoryError("of this test")
+
+    previous = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        if kind == "timer":
+            signal.setitimer(signal.ITIMER_REAL, 2 ** rng.uniform(-13, -4))
+        else:
+            sys.setprofile(count)
+        yield
+    finally:
+        sys.setprofile(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def run(strategy: str, variant: str, expected: list[State], rng: random.Random) -> tuple[collections.Counter[str], str]:
+    """Returns what interrupted a trainer how often, and what was wrong, if anything."""
+    trainer, counts = make_trainer(strategy, variant), collections.Counter[str]()
+    before, kept = copy.deepcopy(trainer.state()), []
+    while trainer.step < STEPS:
+        kind, step = rng.choice((*KINDS, "nothing")), trainer.step
+        where = f"{kind} in step {step}"
+        try:
+            with interrupting(kind, rng) if kind != "nothing" else contextlib.nullcontext():
+                trainer.advance()
+        except (KeyboardInterrupt, MemoryError) as error:
+            counts[kind] += 1
+            kept.append(error)  # as a notebook keeps it, with all frames
+            if kind in ("second signal", "too little memory"):
+                counts["resumed"] += 1
+                if rng.random() < 0.5:
+                    trainer = make_trainer(strategy, variant)
+                trainer.restore(*copy.deepcopy(before))
+        except Exception as error:
+            return counts, f"{where}: {type(error).__name__}: {error}"
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            counts["modes changed"] += 1
+            torch.set_grad_enabled(True)
+        before = copy.deepcopy(trainer.state())
+        if not is_same(before, expected[trainer.step]):
+            return counts, f"{where}: other bits at step {trainer.step}"
+    return counts, ""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--count", type=int, default=200, help="trainers of each strategy")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first")
+    parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=[*STRATEGIES])
+    options = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")
+    failed = 0
+    for strategy in options.strategy:
+        start, counts, wrong = time.monotonic(), collections.Counter[str](), 0
+        expected: dict[str, list[State]] = {}
+        for seed in range(options.seed, options.seed + options.count):
+            variant = [*VARIANTS][seed % len(VARIANTS)]
+            if variant not in expected:
+                expected[variant] = states(strategy, variant)
+            found, error = run(strategy, variant, expected[variant], random.Random(seed))
+            counts += found
+            if error:
+                wrong += 1
+                print(f"{strategy}, {variant}, seed {seed}: {error}", flush=True)
+        print(
+            f"{strategy}: {options.count} trainers, {wrong} wrong, {dict(counts)}, {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+        failed += wrong
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
