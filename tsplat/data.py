@@ -379,14 +379,15 @@ class RenderBuffers(NamedTuple):
 
 
 class SplatGradients(NamedTuple):
-    """Gradients of :class:`Splats`, made of ``sums`` [nnz, columns]; ``absgrad`` [nnz, 2] is of means2d, or None."""
+    """Gradients of :class:`Splats`; ``absgrad`` [nnz, 2] is of means2d, or None. ``sums`` [nnz, columns] is what bands
+    add to; None if there are no more bands."""
 
     v_means2d: Tensor
     v_conics: Tensor
     v_opacities: Tensor
     v_features: Tensor
     absgrad: Tensor | None
-    sums: Tensor
+    sums: Tensor | None
 
 
 def sum_by_id(values: Tensor, ids: Tensor, n: int, *, unique: bool = False) -> Tensor:

@@ -283,7 +283,9 @@ def composite_bwd(
             if settings.absgrad:
                 out += footprint.slopes(record, g.view(shape), at)
             v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
-    sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1]) if v_splats is None else v_splats.sums
+    sums = None if v_splats is None else v_splats.sums
+    if sums is None:
+        sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1])
     _sum_slots(v_slots, order, sums)
     return _finish(sums, splats, settings)
 

@@ -175,9 +175,9 @@ def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(chunk, cut_lis
     cut_lists(chunk)
     found, original = [], compositing.sum_slots
 
-    def recorded(v_slots, slot_starts, order, large, *rest, **options):
+    def recorded(slots, layer, order, large, *rest, **options):
         found.append(large.clone())
-        original(v_slots, slot_starts, order, large, *rest, **options)
+        original(slots, layer, order, large, *rest, **options)
 
     monkeypatch.setattr(compositing, "sum_slots", recorded)
     structure = scenes.Structure(n=30, cameras=2, channels=9, width=45, height=37, size=1.5, seed=8)

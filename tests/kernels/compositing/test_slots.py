@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+import tsplat
 from tests.kernels.compositing.test_lists import HEIGHT, WIDTH, _intersections, _list_parts, _splats
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
@@ -82,9 +83,9 @@ def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monke
     options = dict(tile_size=tile_size, absgrad=True, backend="triton")
     original, counts = compositing.sum_slots, []
 
-    def recorded(v_slots, slot_starts, *rest, **options):
-        counts.append((int(slot_starts[-1]), len(v_slots)))
-        original(v_slots, slot_starts, *rest, **options)
+    def recorded(slots, *rest, **options):
+        counts.append((int(slots.slot_starts[-1]), len(slots.v_slots)))
+        original(slots, *rest, **options)
 
     monkeypatch.setattr(compositing, "sum_slots", recorded)
     expected, _ = run(scene, **options)
@@ -122,3 +123,69 @@ def test_spans_of_large_gaussians_give_the_same_sums_in_a_kernel_of_their_own(ti
 def _size(size):
     """Arguments of ``new_full`` that fill memory of a size with values that would show."""
     return size[0] if len(size) == 1 and not isinstance(size[0], int) else size, -(2**30)
+
+
+@pytest.fixture
+def in_layers(monkeypatch):
+    """Splits slots into layers of about 3000 bytes. Returns the numbers of layers of calls."""
+    from tsplat.kernels.compositing import slots
+
+    found, find = [], slots._find_layers
+    monkeypatch.setattr(slots, "LAYER_BYTES", 3000)
+    monkeypatch.setattr(slots, "LAYERS_MAX", 7)
+    monkeypatch.setattr(slots, "_find_layers", lambda n, *rest: (found.append(n), find(n, *rest))[1])
+    yield found
+    assert min(found) > 2
+
+
+def _images_and_gradients(function, scene, **options):
+    scene = scene | {name: scene[name].clone().requires_grad_() for name in ("means", "quats", "opacities", "colors")}
+    images = [t for t in function(**scene, **options)[:-1] if torch.is_tensor(t) and t.requires_grad]
+    sum(image.square().sum() for image in images).backward()
+    return {i: image for i, image in enumerate(images)} | {n: t.grad for n, t in scene.items() if torch.is_tensor(t)}
+
+
+LAYERED = {
+    "depth": (tsplat.rasterization, dict(render_mode="RGB+D", absgrad=True)),
+    "packed": (tsplat.rasterization, dict(packed=True)),
+    "rays": (tsplat.rasterization, dict(with_eval3d=True)),
+    "distortion": (tsplat.rasterization_2dgs, dict(render_mode="RGB+D", distloss=True)),
+}
+
+
+def _layered_scene(n=90):
+    structure = scenes.Structure(n=n, cameras=2, channels=3, width=45, height=37, size=1.5, seed=4)
+    scene = scenes.make(structure, torch.float32)
+    scene["scales"][::7] *= 15
+    return scene
+
+
+@pytest.mark.parametrize("case", list(LAYERED))
+def test_layers_give_the_same_bits(case, in_layers, monkeypatch):
+    from tsplat.kernels.compositing import slots
+
+    function, options = LAYERED[case]
+    scene, options = _layered_scene(), dict(packed=False, backend="triton") | options
+    if function is tsplat.rasterization_2dgs:
+        del scene["covars"], scene["camera_model"]
+    with monkeypatch.context() as whole:
+        whole.setattr(slots, "LAYERS_MAX", 1)
+        expected = _images_and_gradients(function, scene, **options)
+        assert not in_layers
+    kinds.forget()
+    for _ in range(3):  # by the stages, traced, and replayed
+        assert_same_bits(expected, _images_and_gradients(function, scene, **options))
+    assert len(in_layers) == 2
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_gaussians_without_a_slot_have_gradients_of_zero_in_every_layer(far, in_layers):
+    """Some lie behind all that is seen, some between."""
+    scene = _layered_scene()
+    hidden = torch.arange(90) % 3 == 0
+    scene["opacities"] = torch.where(hidden, 0.0, scene["opacities"])
+    if far:
+        scene["means"][hidden] *= 3
+    found = _images_and_gradients(tsplat.rasterization, scene, packed=False, backend="triton")
+    for name in ("means", "quats", "colors"):
+        assert not found[name][hidden].any() and found[name].isfinite().all()

@@ -181,7 +181,7 @@ def composite_bwd(
         v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W, 1] or None
             for zero.
         v_splats: Those due to bands before, added to and returned; or None.
-        lists: What :func:`composite_fwd` returned for the band; None to make them again.
+        lists: What :func:`composite_fwd` returned for the only band; None to make them again, if there may be more.
         rays: As for :func:`composite_fwd`, with room for their gradients.
         totals: [I, H, W], the rendered channel of the last feature; only with distortion.
     """
@@ -189,7 +189,7 @@ def composite_bwd(
     assert gaussian_major is not None
     is_first, n_intersections, n_features = v_splats is None, intersections.flatten_ids.numel(), splats.n_features
     if v_splats is None:
-        v_splats = _allocate_gradients(splats, settings, zero=n_intersections == 0)
+        v_splats = _allocate_gradients(splats, settings, zero=n_intersections == 0, has_sums=lists is None)
     if n_intersections == 0:
         return v_splats
     band = _band(splats, intersections, last_ids.shape[0], settings, rays)
@@ -203,7 +203,9 @@ def composite_bwd(
         large = torch.empty_like(splats.opacities, dtype=torch.bool)
         records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(n_features, settings.absgrad)
-    slots = assign_slots(lists, intersections, records, columns)
+    # Matrix products, and the gradients of rays, are not computed in layers.
+    is_layered = not by_matrices and (rays is None or rays.v_values is None)
+    slots = assign_slots(lists, band, records, columns, 2 + settings.distortion if is_layered else None)
     v_rays = None if rays is None else rays.v_values
     chunk_v_rays = None
     if v_rays is not None and lists.chunk_transmittances is not None:
@@ -227,13 +229,14 @@ def composite_bwd(
         **band.ray_arguments(),
         **band.tile_arguments(),
     }
-    if not by_matrices:
-        arguments["totals"] = totals
-    backward = features_bwd if by_matrices else walk_bwd
-    backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
+    if by_matrices:
+        features_bwd(splats, records, v_render_colors, slots.n_programs, band, arguments)
+    for layer in [0] if slots.layers is None else reversed(range(slots.layers.n)):
+        if not by_matrices:
+            walk_bwd(splats, records, v_render_colors, slots, layer, band, arguments | {"totals": totals})
+        sum_slots(slots, layer, gaussian_major, large, v_splats, splats, band, add=not is_first)
     if v_rays is not None:
         combine_rays(lists, chunk_v_rays, v_rays, band)
-    sum_slots(slots.v_slots, slots.slot_starts, gaussian_major, large, v_splats, splats, band, add=not is_first)
     return v_splats
 
 
@@ -245,16 +248,18 @@ def _band(
     return Band(intersections, grid, shape, settings, rays)
 
 
-def _allocate_gradients(splats: Splats, settings: CompositingSettings, *, zero: bool) -> SplatGradients:
+def _allocate_gradients(splats: Splats, settings: CompositingSettings, *, zero: bool, has_sums: bool) -> SplatGradients:
     """Returns gradients of rows to write, or zeros."""
-    n_rows, footprint = splats.opacities.numel(), FOOTPRINTS[settings.footprint]
+    n_rows, n_features = splats.opacities.numel(), splats.n_features
     allocate = splats.opacities.new_zeros if zero else splats.opacities.new_empty
-    columns = footprint.slot_columns(splats.n_features, settings.absgrad)
-    sums = allocate(n_rows, -(-columns // 4) * 4)  # padded for wide loads
-    v_features = sums[:, footprint.SUMS : footprint.SUMS + splats.n_features]
-    absgrad = allocate(n_rows, 2) if settings.absgrad else None
+    columns = FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad)
     return SplatGradients(
-        allocate(n_rows, 2), allocate(splats.conics.shape), allocate(n_rows), v_features, absgrad, sums
+        allocate(n_rows, 2),
+        allocate(splats.conics.shape),
+        allocate(n_rows),
+        allocate(n_rows, n_features),
+        allocate(n_rows, 2) if settings.absgrad else None,
+        allocate(n_rows, -(-columns // 4) * 4) if has_sums else None,  # padded for wide loads
     )
 
 

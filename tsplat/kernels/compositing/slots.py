@@ -4,8 +4,12 @@ An intersection has a slot for each part of its tile that composited it: where i
 stopped before. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so those of a
 Gaussian are contiguous. Two kernels count the slots of intersections, and write the rows and slots of entries.
 
-After the walk, two kernels add the slots of each Gaussian to its row of ``sums`` in a fixed order: the sums of the
-footprint, the gradients of features, and two sums for absgrad. The second also turns them into gradients.
+After the walk, two kernels add the slots of each Gaussian in a fixed order: the sums of the footprint, the gradients of
+features, and two sums for absgrad. The second also turns them into gradients.
+
+Many slots take much memory, so a CPU computes them in **layers**: ranges of Gaussians by depth, the last ones first.
+Gaussian-major order is that of depth, so the slots of a layer follow each other, and so do its entries in each list. A
+walk leaves the state of its pixels to the walk of the layer in front. All bits are those of one layer.
 """
 
 import math
@@ -27,6 +31,11 @@ LN_2 = tl.constexpr(math.log(2.0))
 
 GROUP, LANES, UNROLL = 16, 64, 8
 """Spans per program of ``_span_sum_kernel``, lanes of ``_row_sum_kernel``, and how often both unroll their loops."""
+
+LAYER_BYTES, LAYERS_MAX = 2**22, 4
+"""A CPU computes slots in layers of about this many bytes, but not in more layers than this: each costs about a percent
+of the time of a call. GPUs have one layer. Programs wait there for the longest list of each: four layers were predicted
+to double the time of the backward pass."""
 
 
 @triton.jit
@@ -109,14 +118,56 @@ def _part_entries_kernel(
     tl.store(slot_starts + index, tl.load(starts + first, mask=is_span, other=0), mask=is_span)
 
 
+@kernel
+def _layers_kernel(
+    slot_starts,  # [S + 1] int32
+    span_starts,  # [nnz + 1] int32
+    entries,  # [K] int64, see ``PartSlots``
+    offsets,  # [lists + 1] int32
+    layer_rows,  # [layers + 1] int32, output
+    splits,  # [layers + 1, lists] int32, output
+    n_rows: "Int", n_lists: "Int", n_layers: "Int", layer_size: "Int", row_steps: "Int", entry_steps: "Int",
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Finds the first Gaussian of each layer, and where it begins in each list, see ``Layers``. One lane for each.
+
+    A layer begins with the first Gaussian whose first slot is not less than a multiple of ``layer_size``.
+    """
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    layer, own_list = index // n_lists, index % n_lists
+    mask = layer <= n_layers
+    low, high = layer * 0, layer * 0 + n_rows
+    for _ in range(row_steps):
+        middle = (low + high) // 2
+        start = tl.load(slot_starts + tl.load(span_starts + middle, mask=mask, other=0), mask=mask, other=0)
+        is_before = (start < layer * layer_size) & (middle < n_rows)
+        low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
+    low = tl.where(layer == n_layers, n_rows, low)  # the last layer also has those without a slot behind all others
+    tl.store(layer_rows + layer, low, mask=mask & (own_list == 0))
+    start = tl.load(slot_starts + tl.load(span_starts + low, mask=mask, other=0), mask=mask, other=0)
+    first = tl.load(offsets + own_list)
+    low, high = first, tl.load(offsets + own_list + 1)
+    end = high
+    for _ in range(entry_steps):
+        middle = (low + high) // 2
+        slot = (tl.load(entries + middle) >> 32).to(tl.int32)
+        is_before = (slot < start) & (middle < end)
+        low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
+    tl.store(splits + index, low - first, mask=mask)
+
+
 @triton.jit
-def _large_spans(slot_starts, positions, rows, large, span, n_spans):
-    """First slot and number of slots of each span; the number is 0 for Gaussians that are not large."""
+def _large_spans(slot_starts, positions, rows, large, layer_rows, layer, span, n_spans):
+    """First slot and number of slots of each span; the number is 0 for Gaussians that are not large, or not in the
+    layer."""
     mask = span < n_spans
     start = tl.load(slot_starts + span, mask=mask, other=0)
     end = tl.load(slot_starts + span + 1, mask=mask, other=0)
-    row = tl.load(rows + tl.load(positions + span, mask=mask, other=0), mask=mask, other=0)
-    return start.to(tl.int64), tl.where(tl.load(large + row, mask=mask, other=0) != 0, end - start, 0)
+    position = tl.load(positions + span, mask=mask, other=0)
+    is_summed = tl.load(large + tl.load(rows + position, mask=mask, other=0), mask=mask, other=0) != 0
+    if layer_rows is not None:
+        is_summed &= (position >= tl.load(layer_rows + layer)) & (position < tl.load(layer_rows + layer + 1))
+    return start.to(tl.int64), tl.where(is_summed, end - start, 0)
 
 
 @kernel
@@ -126,19 +177,24 @@ def _span_sum_kernel(
     positions,  # [S] int32
     rows,  # [nnz] int32
     large,  # [nnz] bool
-    n_spans: "Int", width: "Int", blocks: "Int",
+    layer_rows,  # [layers + 1] int32, see ``Layers``, or None if there is one layer
+    layer: "Int", first_slot: "Int", n_spans: "Int", width: "Int", blocks: "Int",
     GROUP: tl.constexpr, UNROLL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Adds the slots of each span of large Gaussians, COLUMNS columns of them, into its first slot."""
     program = tl.program_id(0)
     span = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    _start, lengths = _large_spans(slot_starts, positions, rows, large, span, n_spans)
+    _start, lengths = _large_spans(slot_starts, positions, rows, large, layer_rows, layer, span, n_spans)
     longest = tl.max(lengths)
     if longest > 1:
         # Loaded again in the layout of slots.
-        start, length = _large_spans(slot_starts, positions, rows, large, span[:, None], n_spans)
+        start, length = _large_spans(
+            slot_starts, positions, rows, large, layer_rows, layer, span[:, None], n_spans
+        )  # fmt: skip
         column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         remaining = tl.where(column < width, length, 0)
+        if layer_rows is not None:
+            start -= first_slot
         address = v_slots + start * width + column
         total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
         for base in range(0, longest, UNROLL):
@@ -156,16 +212,19 @@ def _row_sum_kernel(
     large,  # [nnz] bool
     shapes,  # [nnz, FOOTPRINT.SHAPE]
     opacities,  # [nnz]
-    sums,  # [nnz, SUMS_WIDTH], output, added to if ADD
+    layer_rows,  # [layers + 1] int32, see ``Layers``, or None if there is one layer
+    sums,  # [nnz, SUMS_WIDTH], output, added to if ADD; or None
     v_means2d,  # [nnz, 2], output
     v_shapes,  # [nnz, FOOTPRINT.SHAPE], output
     v_opacities,  # [nnz], output
+    v_features,  # [nnz, FEATURES], output
     absgrad,  # [nnz, 2], output of the last two columns, or None
-    n_rows: "Int", blocks: "Int",
-    FOOTPRINT: tl.constexpr, WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr, LANES: tl.constexpr, FINISHED: tl.constexpr, ADD: tl.constexpr, SPANS_SUMMED: tl.constexpr,
+    layer: "Int", first_slot: "Int", n_rows: "Int", blocks: "Int",
+    FOOTPRINT: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr, FINISHED: tl.constexpr, ADD: tl.constexpr,
+    SPANS_SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """Sums the slots of Gaussians, COLUMNS columns of them, in their rows, and makes gradients of the sums.
+    """Sums the slots of the Gaussians of a layer, COLUMNS columns of them, and makes gradients of the sums.
 
     One lane per Gaussian and column; then FINISHED lanes, one per Gaussian, for mean, shape and opacity.
     """
@@ -174,59 +233,86 @@ def _row_sum_kernel(
     SUMS: tl.constexpr = FOOTPRINT.SUMS
     program, lane = tl.program_id(0), tl.arange(0, LANES)
     group = (program // blocks).to(tl.int64) * GROUP
-    index = group + lane // COLUMNS
-    column = program % blocks * COLUMNS + lane % COLUMNS
-    mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
-    first = tl.load(span_starts + index, mask=mask, other=0)
-    last = tl.load(span_starts + index + 1, mask=mask, other=0)
-    row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
-    is_large = tl.load(large + row, mask=mask, other=0) != 0
-    start = tl.load(slot_starts + first, mask=mask, other=0)
-    end = tl.load(slot_starts + last, mask=mask, other=0)
-    total = tl.zeros([LANES], sums.dtype.element_ty)
-    if ADD:
-        total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
-    length = tl.where(is_large, 0, end - start)
-    address = v_slots + start.to(tl.int64) * WIDTH + column
-    for base in range(0, tl.max(length), UNROLL):
-        for k in tl.static_range(UNROLL):
-            total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
-    count = tl.where(is_large, last - first, 0)
-    if SPANS_SUMMED:
-        for base in range(0, tl.max(count), UNROLL):
+    if layer_rows is not None:
+        v_slots += tl.cast(first_slot, tl.int64) * -WIDTH
+        group += tl.load(layer_rows + layer)
+        n_rows = tl.load(layer_rows + layer + 1)
+    if group < n_rows:  # a layer has fewer Gaussians than there are programs for
+        index = group + lane // COLUMNS
+        column = program % blocks * COLUMNS + lane % COLUMNS
+        mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
+        first = tl.load(span_starts + index, mask=mask, other=0)
+        last = tl.load(span_starts + index + 1, mask=mask, other=0)
+        row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
+        is_large = tl.load(large + row, mask=mask, other=0) != 0
+        start = tl.load(slot_starts + first, mask=mask, other=0)
+        end = tl.load(slot_starts + last, mask=mask, other=0)
+        total = tl.zeros([LANES], v_slots.dtype.element_ty)
+        if ADD:
+            total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
+        length = tl.where(is_large, 0, end - start)
+        address = v_slots + start.to(tl.int64) * WIDTH + column
+        for base in range(0, tl.max(length), UNROLL):
             for k in tl.static_range(UNROLL):
-                here = base + k < count
-                end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
-                total += tl.load(v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0)
-                start = end
-    else:
-        for span in range(tl.max(count)):
-            end = tl.load(slot_starts + first + span + 1, mask=span < count, other=0)
-            length = tl.where(span < count, end - start, 0)
-            address = v_slots + start.to(tl.int64) * WIDTH + column
-            added = tl.zeros([LANES], total.dtype)
-            for base in range(0, tl.max(length), UNROLL):
+                total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
+        count = tl.where(is_large, last - first, 0)
+        if SPANS_SUMMED:
+            for base in range(0, tl.max(count), UNROLL):
                 for k in tl.static_range(UNROLL):
-                    added += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
-            total += added
-            start = end
-    tl.store(sums + row * SUMS_WIDTH + column, total, mask=mask)
-    if absgrad is not None:
-        axis = column - (WIDTH - 2)
-        tl.store(absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
-    if program % blocks == 0:
-        own, found = group + tl.arange(0, FINISHED), ()
-        is_own = (own < group + GROUP) & (own < n_rows)
-        for k in tl.static_range(SUMS):
-            lanes = tl.minimum(tl.arange(0, FINISHED) * COLUMNS + k, LANES - 1)
-            found = found + (tl.gather(total, lanes, 0),)
-        own_row = tl.load(rows + own, mask=is_own, other=0).to(tl.int64)
-        shape = load_tuple(shapes + own_row * SHAPE, 1, SHAPE, is_own)
-        opacity = tl.load(opacities + own_row, mask=is_own, other=1.0)
-        v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
-        store_tuple(v_means2d + own_row * 2, 1, v_mean, is_own)
-        store_tuple(v_shapes + own_row * SHAPE, 1, v_shape, is_own)
-        tl.store(v_opacities + own_row, v_opacity, mask=is_own)
+                    here = base + k < count
+                    end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
+                    total += tl.load(
+                        v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0
+                    )
+                    start = end
+        else:
+            for span in range(tl.max(count)):
+                end = tl.load(slot_starts + first + span + 1, mask=span < count, other=0)
+                length = tl.where(span < count, end - start, 0)
+                address = v_slots + start.to(tl.int64) * WIDTH + column
+                added = tl.zeros([LANES], total.dtype)
+                for base in range(0, tl.max(length), UNROLL):
+                    for k in tl.static_range(UNROLL):
+                        added += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
+                total += added
+                start = end
+        if sums is not None:
+            tl.store(sums + row * SUMS_WIDTH + column, total, mask=mask)
+        feature = column - SUMS
+        tl.store(v_features + row * FEATURES + feature, total, mask=mask & (feature >= 0) & (feature < FEATURES))
+        if absgrad is not None:
+            axis = column - (WIDTH - 2)
+            tl.store(absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
+        if program % blocks == 0:
+            own, found = group + tl.arange(0, FINISHED), ()
+            is_own = (own < group + GROUP) & (own < n_rows)
+            for k in tl.static_range(SUMS):
+                lanes = tl.minimum(tl.arange(0, FINISHED) * COLUMNS + k, LANES - 1)
+                found = found + (tl.gather(total, lanes, 0),)
+            own_row = tl.load(rows + own, mask=is_own, other=0).to(tl.int64)
+            shape = load_tuple(shapes + own_row * SHAPE, 1, SHAPE, is_own)
+            opacity = tl.load(opacities + own_row, mask=is_own, other=1.0)
+            v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
+            store_tuple(v_means2d + own_row * 2, 1, v_mean, is_own)
+            store_tuple(v_shapes + own_row * SHAPE, 1, v_shape, is_own)
+            tl.store(v_opacities + own_row, v_opacity, mask=is_own)
+
+
+class Layers(NamedTuple):
+    """The layers that slots are computed in.
+
+    Attributes:
+        n, size: Their number, and about how many slots each has. The memory of a layer begins with slot layer * size.
+        rows: [layers + 1] int32, the first Gaussian of each, by its position in ``GaussianMajor``, and nnz.
+        splits: [layers + 1, lists] int32, first entry of each in each list, counted from the list's first.
+        carried: [I, height, width, values], where a walk leaves the state of pixels to the next one.
+    """
+
+    n: int
+    size: int
+    rows: Tensor
+    splits: Tensor
+    carried: Tensor
 
 
 class PartSlots(NamedTuple):
@@ -235,9 +321,11 @@ class PartSlots(NamedTuple):
     Attributes:
         entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
-        v_slots: [K or M, columns], uninitialized if programs write each slot once, otherwise zero.
+        v_slots: [slots, columns] of all entries or of a layer, uninitialized if programs write each slot once,
+            otherwise zero.
         order: The order in which programs take lists, or tiles if they composite whole tiles, int64; or None.
         together, n_programs: Number of parts of a tile that a program composites, and of programs.
+        layers: See :class:`Layers`; None if there is one layer.
     """
 
     entries: Tensor
@@ -246,28 +334,73 @@ class PartSlots(NamedTuple):
     order: Tensor | None
     together: int
     n_programs: int
+    layers: Layers | None = None
 
 
-def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor, columns: int) -> PartSlots:
+def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_carried: int | None) -> PartSlots:
     """Assigns a slot to each entry that needs one, and allocates slots; intersections must have ``gaussian_major``.
 
     If ``ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile, which share a
     slot for each intersection.
+
+    Args:
+        n_carried: Number of values of a pixel that a walk leaves to that of the layer in front; None for one layer.
     """
+    intersections = band.intersections
     isect_offsets, gaussian_major = intersections.isect_offsets, intersections.gaussian_major
     assert gaussian_major is not None
     n_lists = lists.offsets.numel() - 1
     together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
+    layers = None
     if together > 1:
         entries, slot_starts = _shared_entries(lists, intersections, gaussian_major), gaussian_major.place_starts
-        v_slots, order = records.new_zeros(intersections.flatten_ids.numel(), columns), longest_first(isect_offsets)
+        order, allocate, n_slots = longest_first(isect_offsets), records.new_zeros, intersections.flatten_ids.numel()
+        n_layers = min(-(-n_slots * columns * records.itemsize // LAYER_BYTES), LAYERS_MAX)
+        most = band.grid.tiles_per_image
+        size = -(-n_slots // max(n_layers, 1))
+        # Only lists that were made by depth have known keys.
+        if n_carried is not None and intersections.keys is not None and n_slots > size + most:
+            camera = band.settings.camera
+            carried = records.new_empty(band.grid.n_images, camera.height, camera.width, n_carried)
+            layers = _find_layers(n_layers, size, lists, entries, gaussian_major, carried)
+            n_slots = size + most
     else:
         ends, order = lists.offsets[1:] if lists.ends is None else lists.ends, lists.order
         entries, slot_starts = _entries(lists, intersections, gaussian_major, ends)
         allocate = records.new_zeros if lists.ends is None else records.new_empty
-        v_slots = allocate(lists.n_entries, columns)  # fewer may do, but only the device knows how many
+        n_slots = lists.n_entries  # fewer may do, but only the device knows how many
     n_programs = programs(lists.n_chunks + n_lists // together, 1)
-    return PartSlots(entries, slot_starts, v_slots, order, together, n_programs)
+    return PartSlots(entries, slot_starts, allocate(n_slots, columns), order, together, n_programs, layers)
+
+
+def _find_layers(
+    n_layers: int,
+    size: int,
+    lists: PartLists,
+    entries: Tensor,
+    gaussian_major: GaussianMajor,
+    carried: Tensor,
+) -> Layers:
+    """Finds where layers begin if the place of an intersection is its slot."""
+    n_lists, span_starts = lists.offsets.numel() - 1, gaussian_major.span_starts
+    layer_rows, splits = lists.offsets.new_empty(n_layers + 1), lists.offsets.new_empty(n_layers + 1, n_lists)
+    _layers_kernel.launch_elementwise(
+        splits.numel(),
+        BLOCK,
+        slot_starts=gaussian_major.place_starts,
+        span_starts=span_starts,
+        entries=entries,
+        offsets=lists.offsets,
+        layer_rows=layer_rows,
+        splits=splits,
+        n_rows=span_starts.numel() - 1,
+        n_lists=n_lists,
+        n_layers=n_layers,
+        layer_size=size,
+        row_steps=span_starts.numel().bit_length(),
+        entry_steps=lists.n_entries.bit_length(),
+    )
+    return Layers(n_layers, size, layer_rows, splits, carried)
 
 
 def _shared_entries(lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor) -> Tensor:
@@ -320,8 +453,8 @@ def _entries(
 
 
 def sum_slots(
-    v_slots: Tensor,
-    slot_starts: Tensor,
+    slots: PartSlots,
+    layer: int,
     gaussian_major: GaussianMajor,
     large: Tensor,
     v_splats: SplatGradients,
@@ -330,16 +463,25 @@ def sum_slots(
     *,
     add: bool,
 ) -> None:
-    """Stores the sum of the slots [K, columns] of each Gaussian in its row of sums [nnz, width], or adds it there, and
-    writes the gradients that follow from sums.
+    """Writes the gradients of the Gaussians of a layer, which follow from the sums of their slots.
 
-    The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, by a
-    kernel of its own if images have enough tiles for a large one. As a span lies within a tile row, bits do not depend
-    on the split into bands. Overwrites slots.
+    If there are several bands, sums are stored in ``v_splats``, or added there. The slots of a Gaussian are added one
+    after the other. Those of large ones [nnz] are first summed span by span, by a kernel of its own if images have
+    enough tiles for a large one. As a span lies within a tile row, bits do not depend on the split into bands.
+    Overwrites slots.
     """
-    rows, n_spans, width = gaussian_major.rows, slot_starts.numel() - 1, v_slots.shape[1]
+    rows, n_spans, width = gaussian_major.rows, slots.slot_starts.numel() - 1, slots.v_slots.shape[1]
     unroll = 1 if is_compiled_for_cpu(large) else UNROLL  # a Gaussian has few slots there, as parts share them
-    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": rows, "large": large}
+    layers = slots.layers
+    arguments = {
+        "v_slots": slots.v_slots,
+        "slot_starts": slots.slot_starts,
+        "rows": rows,
+        "large": large,
+        "layer_rows": None if layers is None else layers.rows,
+        "layer": layer,
+        "first_slot": 0 if layers is None else layer * layers.size,
+    }
     spans_first = band.grid.tiles_per_image > LARGE.value
     if is_compiled_for_cpu(large) and spans_first:
         spans_first = large.numpy().nonzero()[0].size > 0  # any() takes ten times as long
@@ -370,12 +512,14 @@ def sum_slots(
         v_means2d=v_splats.v_means2d,
         v_shapes=v_splats.v_conics,
         v_opacities=v_splats.v_opacities,
+        v_features=v_splats.v_features,
         absgrad=v_splats.absgrad,
         n_rows=rows.numel(),
         blocks=blocks,
         FOOTPRINT=band.footprint,
+        FEATURES=splats.n_features,
         WIDTH=width,
-        SUMS_WIDTH=v_splats.sums.shape[1],
+        SUMS_WIDTH=0 if v_splats.sums is None else v_splats.sums.shape[1],
         COLUMNS=columns,
         UNROLL=unroll,
         LANES=LANES,

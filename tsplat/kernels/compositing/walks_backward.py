@@ -12,6 +12,7 @@ from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .records import load_record
+from .slots import PartSlots
 from .walk_steps import OPACITY, Band, blend_vjp, inverse_transmittance, load_entry, load_range, part_pixels
 
 
@@ -31,34 +32,44 @@ def _composite_bwd_kernel(
     totals,  # [I, height, width], sums of the last feature, if DISTORTION
     v_render_colors,  # [I, height, width, FEATURES + DISTORTION], of any strides
     v_render_alphas,  # [I, height, width], or None for zero
-    v_slots,  # [K, COLUMNS], output
+    v_slots,  # [slots, COLUMNS], output
+    splits,  # [layers + 1, lists] int32, see ``Layers``; None if there is one layer
+    carried,  # [I, height, width, 2 + DISTORTION], read unless the layer is the last, output; or None
     rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
     origins,  # [I, 3] or None
     v_rays,  # [I, 6, height, width], output, or None
     chunk_v_rays,  # [n_chunks, 6, WIDTH HEIGHT], output, or None
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_chunks: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
+    n_chunks: "Int", layer: "Int", first_slot: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
     FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
     ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr,
     AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
-    APPROX: tl.constexpr, AMD: tl.constexpr, DISTORTION: tl.constexpr,
+    APPROX: tl.constexpr, AMD: tl.constexpr, DISTORTION: tl.constexpr, CONTINUED: tl.constexpr,
 ):  # fmt: skip
     """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
 
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
+    Walks a layer, from where the layer behind it has ended if CONTINUED.
     """
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY + FEATURES
     BLOCKS: tl.constexpr = HEIGHT // BLOCK_HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
+    STATE: tl.constexpr = 2 + DISTORTION
+    if splits is not None:
+        v_slots += tl.cast(first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     for part in range(TOGETHER):
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
             program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
         )
+        if splits is not None:
+            n_lists = tiles * ((TILE // WIDTH) * (TILE // HEIGHT))
+            split = splits + layer.to(tl.int64) * n_lists + index
+            begin, range_end = tl.load(split), tl.load(split + n_lists)
         pixels = ()
         v_pixels = ()
         v_colors = ()
@@ -107,6 +118,11 @@ def _composite_bwd_kernel(
                         state, added = distortion_of_chunks(state, z_behind, distortion_behind, end_transmittance)
                         end_behind += added
                     end_behind *= inverse_transmittance(end_transmittance, APPROX)
+            if CONTINUED:
+                end_transmittance = tl.load(carried + pixel * STATE, mask=inside, other=1.0)
+                end_behind = tl.load(carried + pixel * STATE + 1, mask=inside, other=0.0)
+                if DISTORTION:
+                    state = state[:2] + (tl.load(carried + pixel * STATE + 2, mask=inside, other=0.0),)
             end_last = tl.load(last_ids + pixel, mask=inside, other=0)
             pixels = pixels + (center,)
             if v_rays is not None:
@@ -172,6 +188,16 @@ def _composite_bwd_kernel(
                         else:
                             tl.store(out + k, sums[k])
                 record = next_record
+        if splits is not None:
+            if layer > 0:
+                for block in tl.static_range(BLOCKS):
+                    _image, _center, inside, pixel, _own = part_pixels(
+                        index, block, grid, None, None, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
+                    )
+                    tl.store(carried + pixel * STATE, transmittance[block], mask=inside)
+                    tl.store(carried + pixel * STATE + 1, behind[block], mask=inside)
+                    if DISTORTION:
+                        tl.store(carried + pixel * STATE + 2, states[block][2], mask=inside)
         if v_rays is not None:
             for block in tl.static_range(BLOCKS):
                 image, _center, inside, pixel, own = part_pixels(
@@ -187,7 +213,8 @@ def walk_bwd(
     splats: Splats,
     records: Tensor,
     v_render_colors: Tensor,
-    n_programs: int,
+    slots: PartSlots,
+    layer: int,
     band: Band,
     arguments: dict[str, Any],
 ) -> None:
@@ -196,14 +223,21 @@ def walk_bwd(
     Args:
         splats, v_render_colors: As for ``composite_bwd``.
         records: With all channels.
-        n_programs: Number of programs, see ``PartSlots``.
+        slots, layer: Of which layer; 0 if there is one.
         arguments: As for ``walk_fwd``.
     """
-    shape, settings = band.shape, band.settings
+    shape, settings, layers = band.shape, band.settings, slots.layers
     folds = approximate(records) and shape.width * shape.height % 32 == 0
+    is_last = layers is None or layer == layers.n - 1
+    if slots.together > 1 and not is_last:
+        slots.v_slots.zero_()
     _composite_bwd_kernel.launch(
-        n_programs,
+        slots.n_programs,
         **arguments,
+        splits=None if layers is None else layers.splits,
+        carried=None if layers is None else layers.carried,
+        layer=layer,
+        first_slot=0 if layers is None else layer * layers.size,
         v_render_colors=v_render_colors,
         channel_stride=v_render_colors.stride(3),
         image_stride=v_render_colors.stride(0),
@@ -212,9 +246,10 @@ def walk_bwd(
         **Band.walk_arguments(settings, shape, records, normals=True, hits=True),
         COLORS=splats.n_colors,
         FEATURES=splats.n_features,
-        COLUMNS=arguments["v_slots"].shape[1],
+        COLUMNS=slots.v_slots.shape[1],
         BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
         FOLD=folds,
         AHEAD=walk_ahead(records),
         DISTORTION=settings.distortion,
+        CONTINUED=not is_last,
     )
