@@ -161,9 +161,24 @@ def plain(name: str, tensor: Tensor) -> Tensor:
     if problem:
         raise UnsupportedError(f"{name}: {problem}")
     if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
-        return tensor.clone()
+        return standing_for(tensor.clone(), tensor)
     _plain_keys.add(keys)
     return plain(name, tensor)
+
+
+def standing_for(tensor: Tensor, given: Tensor) -> Tensor:
+    """Returns what an operation uses in place of a given tensor. :func:`set_absgrad` gives its values to both."""
+    if tensor is not given:
+        tensor.stands_for = given  # type: ignore[attr-defined]
+    return tensor
+
+
+def set_absgrad(centers: Tensor, absgrad: Tensor) -> None:
+    """Sets ``.absgrad`` of centers, and of the tensor that a caller passed, in the dtype of each."""
+    tensor: Tensor | None = centers
+    while tensor is not None:
+        tensor.absgrad = absgrad.to(tensor.dtype)  # type: ignore[attr-defined]
+        tensor = getattr(tensor, "stands_for", None)
 
 
 def kind_of(value: object) -> Any:

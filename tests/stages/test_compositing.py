@@ -158,6 +158,62 @@ def test_absgrad_sums_absolute_gradients_over_pixels(backend):
             assert_exact("absgrad", meta["means2d"].absgrad, expected)
 
 
+def composite_discs(means2d, backend):
+    """Of three, by absolute gradients: sums of 2D Gaussians so small that only their blur is seen."""
+    rows = torch.full((1, 3, 3), 0.0), torch.zeros_like(means2d, dtype=torch.float32)
+    transforms = torch.diag_embed(torch.tensor([0.01, 0.01, 1.0])).repeat(1, 3, 1, 1)
+    transforms[..., :2, 2] = means2d.detach().float()
+    lists = torch.zeros(1, 1, 1, dtype=torch.int32), torch.arange(3, dtype=torch.int32)
+    opacities = torch.full((1, 3), 0.5, requires_grad=True)
+    return tsplat.rasterize_to_pixels_2dgs(
+        means2d, transforms, torch.eye(3)[None], opacities, *rows, 4, 4, 4, *lists, absgrad=True, backend=backend
+    )
+
+
+def composite_ellipses(means2d, backend, dtype=torch.float32):
+    """Of three, by absolute gradients."""
+    conics = torch.tensor([0.1, 0.02, 0.1], dtype=dtype).expand(1, 3, 3)
+    lists = torch.zeros(1, 1, 1, dtype=torch.int32), torch.arange(3, dtype=torch.int32)
+    opacities = torch.full((1, 3), 0.5, requires_grad=True)
+    return tsplat.rasterize_to_pixels(
+        means2d, conics, torch.eye(3)[None], opacities, 4, 4, 4, *lists, absgrad=True, backend=backend
+    )
+
+
+PASSED = {
+    "fp16": lambda t: t.half(),
+    "bf16": lambda t: t.bfloat16(),
+    "without a gradient": lambda t: t.half().detach(),
+    "negative": lambda t: torch._neg_view(-t),
+    "negative fp16": lambda t: torch._neg_view(-t.half()),
+    "transposed": lambda t: t.mT.contiguous().mT,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("composite", [composite_ellipses, composite_discs])
+@pytest.mark.parametrize("kind", PASSED)
+def test_absgrad_is_set_on_the_tensor_that_the_caller_passed(backend, composite, kind):
+    """Also where kernels take a copy of it."""
+    given = torch.tensor([[[2.5, 2.25], [1.5, 1.75], [1.0, 1.0]]], requires_grad=True)
+    passed = PASSED[kind](given)
+    images, plain = composite(passed, backend), given.detach().clone().requires_grad_()
+    expected = composite(plain, backend)
+    v = scenes.random_like(expected[:2], 0)
+    torch.autograd.backward(images[:2], v)
+    torch.autograd.backward(expected[:2], v)
+    assert plain.absgrad.all()
+    assert passed.absgrad.dtype == passed.dtype
+    assert torch.equal(passed.absgrad, plain.absgrad.to(passed.dtype))
+
+
+def test_absgrad_is_set_on_the_tensor_that_the_caller_passed_with_others_in_fp64():
+    given = torch.tensor([[[2.5, 2.25], [1.5, 1.75], [1.0, 1.0]]], requires_grad=True)
+    composite_ellipses(given, "torch", torch.float64)[0].sum().backward()
+    assert given.absgrad.dtype == torch.float32
+    assert given.absgrad.all()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_masked_tiles_have_background_and_no_gradient(backend):
     scene = scenes.make(scenes.Structure(n=20, cameras=1, seed=6), torch.float64)

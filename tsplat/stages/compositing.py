@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import set_absgrad
 from ..data import (
     CompositingSettings,
     GaussianMajor,
@@ -159,7 +160,7 @@ class _Composite(torch.autograd.Function):
             v_backgrounds = torch.stack(sums) if sums else weighted.new_zeros(0, n_colors)
         if ctx.absgrad_target is not None:
             assert v_splats.absgrad is not None
-            ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)
+            set_absgrad(ctx.absgrad_target, v_splats.absgrad.view(means2d.shape))
         v_means2d = v_splats.v_means2d if means2d.dim() == 2 else v_splats.v_means2d.view(means2d.shape)
         v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, v_depths, None, v_backgrounds, None)
         return None, None, None, None, *v_inputs, *_ray_gradients(rays)

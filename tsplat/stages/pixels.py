@@ -18,6 +18,7 @@ from ..arguments import (
     check_tile_lists,
     check_tile_size,
     compute_dtype,
+    standing_for,
 )
 from ..config import Backend, CameraSettings, Numerics, NumericsName
 from ..data import CompositingSettings, Intersections, Rays, Splats
@@ -252,6 +253,5 @@ def rasterize_to_pixels(
     rays = None if subpixel_offset is None else lists.positions(subpixel_offset, dtype)
     footprint = "ellipse" if rays is None else "shifted"
     settings = lists.settings(check_numerics(numerics), backend, absgrad=absgrad, footprint=footprint)
-    return lists.composite(
-        means2d.to(dtype), conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings, rays
-    )  # fmt: skip
+    centers = standing_for(means2d.to(dtype), means2d)
+    return lists.composite(centers, conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings, rays)

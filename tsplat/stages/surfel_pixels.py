@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import check_bool, check_numerics, check_tensor, compute_dtype
+from ..arguments import check_bool, check_numerics, check_tensor, compute_dtype, standing_for
 from ..config import Backend, NumericsName
 from ..data import CompositingSettings, Features, Intersections, ProjectedGaussians, Splats
 from ..errors import UnsupportedError
@@ -194,9 +194,8 @@ def rasterize_to_pixels_2dgs(
     preset = check_numerics(numerics)
     settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", distortion=True)
     features = torch.cat([normals.to(dtype), colors.to(dtype)], -1).reshape(-1, n_colors + 3)
-    flat = Splats(
-        means2d.to(dtype), transforms, opacities.to(dtype).reshape(-1), features[:, :-1], features[:, -1]
-    )  # fmt: skip
+    centers = standing_for(means2d.to(dtype), means2d)
+    flat = Splats(centers, transforms, opacities.to(dtype).reshape(-1), features[:, :-1], features[:, -1])
     backgrounds = None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors)
     images = composite_surfels(flat, backgrounds, *arranged, settings)
     return tuple(image.contiguous() for image in images.view((*lists.images, lists.height, lists.width)))
