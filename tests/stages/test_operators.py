@@ -239,8 +239,9 @@ LAYOUTS = [
 @pytest.mark.parametrize("case", LAYOUTS, ids=", ".join)
 def test_layouts_do_not_change_bits_in_graphs(case):
     """Samples of what ``python -m tests.tools.compiled_layouts`` checks."""
-    name, *layout = case
-    assert compiled_layouts.check(compiled_layouts.targets("torch")[name], tuple(layout), "aot_eager") == "equal"
+    name, tensor, *choice = case
+    target = compiled_layouts.targets("torch")[name]
+    assert compiled_layouts.check(target, {tensor: tuple(choice)}, "aot_eager") == "equal"
 
 
 def test_tensors_that_share_memory_and_others_do_not_mix():
