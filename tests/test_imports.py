@@ -64,7 +64,7 @@ MODULES = {
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
 OPTIONAL = {
     "fast_simplification", "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy",
-    "skimage", "tensorboard", "torchmetrics", "torchvision", "tyro", "wandb", "zstandard",
+    "skimage", "tensorboard", "torchmetrics", "torchvision", "wandb", "zstandard",
 }  # fmt: skip
 USES_TRITON = {"gpu_driver", "kernels", "passes", "stages", "triton_cpu", "cli"}
 

@@ -162,7 +162,6 @@ OPTIONAL = ("imageio_ffmpeg", "tensorboard", "torchmetrics", "torchvision")
         (["demo", "--out", "run"], "matplotlib", "matplotlib", "train"),
         (["demo", "--out", "run"], "rich", "rich", "train"),
         (["prepare", "photos", "--out", "scene"], "pycolmap", "pycolmap", "train"),
-        (["train", "scene", "--out", "run"], "tyro", "tyro", "train"),
         (["train", "scene", "--out", "run"], "pycolmap", "pycolmap", "train"),
         (["train", "scene", "--out", "run"], "scipy", "scipy", "train"),
         (["train", "scene", "--out", "run", "--tensorboard"], "tensorboard", "tensorboard", "train"),
@@ -408,7 +407,6 @@ def test_command_runs_the_command_line():
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["train", "--resume", "run"]])
 def test_help_in_a_narrow_terminal(words, monkeypatch, capsys):
-    pytest.importorskip("tyro")
     monkeypatch.setenv("COLUMNS", "40")
     with pytest.raises(SystemExit, match="0"):
         cli.main([*words, "--help"])

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_han
 MODULES = (
     "matplotlib.figure", "scipy.spatial", "tests.support.train_worker", "torch._dynamo",
     "torch.distributed.checkpoint", "torch.distributed.launcher.api", "tsplat.cli.commands", "tsplat.kernels",
-    "tsplat.triton_cpu", "tyro",
+    "tsplat.triton_cpu",
 )  # fmt: skip
 """What ranks need; see :class:`tests.support.forks.Forks`."""
 

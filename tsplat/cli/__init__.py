@@ -27,7 +27,7 @@ WRITE_ELSEWHERE = ("convert", "export", "edit", "render", "mesh", "report", "blo
 """Commands that replace no file that they read. Others update those of a run."""
 
 HELP_WIDTH_MIN = 40
-"""Columns of help in a narrower terminal; wrapping all options of ``tsplat train`` to one column takes minutes."""
+"""Columns of help in a narrower terminal."""
 
 
 def main(argv: list[str] | None = None) -> int:

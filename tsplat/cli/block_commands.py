@@ -44,7 +44,7 @@ def train(arguments: Namespace) -> int:
     """``tsplat blocks train``: indices of blocks, then options of ``tsplat train``."""
     from ..training import train_blocks
     from ..training.runs.context import require_extras
-    from ..training.runs.options import Options, parse, run_config, view_options
+    from .train_options import parse
 
     rest = list(arguments.rest)
     chosen = []
@@ -54,24 +54,21 @@ def train(arguments: Namespace) -> int:
     for k in chosen:
         plan.check_block(k)
 
-    def parsed(steps: int | None = None) -> Options:
+    def parsed(steps: int | None = None) -> Namespace:
         if {"--resume", "--out", "--block", "--view"} & {word.partition("=")[0] for word in rest}:
             raise ArgumentError(
                 "--resume, --out, --block, --view: not with tsplat blocks train; to train one block by itself: tsplat "
                 f"train SCENE --block {arguments.plan}:K --out {arguments.plan}/block_K"
             )
-        options = parse([arguments.scene or plan.scene, "--out", str(arguments.plan), *rest], steps)
-        assert isinstance(options, Options)
-        view_options(options)  # none without --view
-        return options
+        return parse([arguments.scene or plan.scene, "--out", str(arguments.plan), *rest], steps)
 
     options = parsed()
-    require_extras(run_config(options))
+    require_extras(options.settings)
     status = launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
     print_note(rest)
-    config = run_config(options) if options.minutes is None else lambda n: run_config(parsed(n))
+    config = options.settings if options.minutes is None else lambda n: parsed(n).settings
     train_blocks(
         arguments.plan,
         config,

@@ -235,30 +235,29 @@ def train(arguments: Namespace) -> int:
     from ..training.processes.launcher import ranks_and_gpus
     from ..training.runs.context import require_extras
     from ..training.runs.live_view import check_view
-    from ..training.runs.options import Resume, parse, run_config, view_options
+    from .train_options import parse
 
     options = parse(arguments.rest)
-    view = view_options(options)
-    require_extras(None if isinstance(options, Resume) else options, view=view is not None)
-    check_view(view, ranks_and_gpus(options.ranks, options.gpus)[0])
+    require_extras(options.settings, view=options.view is not None)
+    check_view(options.view, ranks_and_gpus(options.ranks, options.gpus)[0])
     status = launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
-    if isinstance(options, Resume):
-        names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes")
-        resume(options.run, view=view, **options_of(options, *names))
-        _print_next("view", options.run)
+    if options.resume is not None:
+        names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes", "view")
+        resume(options.resume, **options_of(options, *names))
+        _print_next("view", options.resume)
     else:
         print_note(arguments.rest)
-        config = run_config(options) if options.minutes is None else lambda n: run_config(parse(arguments.rest, n))
-        run_train(config, options.out, minutes=options.minutes, stop_after=options.stop_after, view=view)
+        config = options.settings if options.minutes is None else lambda n: parse(arguments.rest, n).settings
+        run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
         _print_next("view", options.out)
     return 0
 
 
 def print_note(words: Sequence[str]) -> None:
     """Prints, on one rank, a note about the number of steps of `tsplat train` with these arguments, if there is one."""
-    from ..training.runs.options import note_steps
+    from .train_options import note_steps
 
     note = note_steps(words)
     if note and os.environ.get("RANK", "0") == "0":

@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 class PrintCompletion(argparse.Action):
     """Prints a script that completes command lines in a shell, and exits.
 
-    `train` is the parser of the options of ``tsplat train``, see :func:`tsplat.training.runs.options.parse`.
+    `train` is the parser of the options of ``tsplat train``, see :func:`.train_options.parse`.
     """
 
     def __init__(self, option_strings: Sequence[str], train: argparse.ArgumentParser, **keywords: Any) -> None:
@@ -26,7 +26,7 @@ class PrintCompletion(argparse.Action):
         require("shtab")
         import shtab
 
-        from ..training.runs.options import list_options
+        from .train_options import list_options
 
         self._train.add_argument("scene", type=path)
         for option, choices in list_options().items():

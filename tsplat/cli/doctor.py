@@ -11,7 +11,7 @@ from ..scene.cameras import Camera, rasterization_arguments
 from ..stages.backend import choose, cpu_compiler_problem, gpu_driver, triton_is_interpreted, triton_problem
 
 CORE = ("torch", "triton", "numpy", "einops")
-OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
+OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors")
 
 
 def doctor(_arguments: Namespace) -> int:

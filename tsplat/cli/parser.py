@@ -1,21 +1,19 @@
-"""The arguments of the subcommands; :mod:`tsplat.training.runs.options` has those of ``tsplat train``."""
+"""The arguments of the subcommands; :mod:`.train_options` has those of ``tsplat train``."""
 
 import argparse
 import functools
-import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
-from .. import ArgumentError, __version__
+from .. import __version__
 from ..scene.capture.colmap import PINHOLE_MODELS
 from ..scene.capture.structure_from_motion import MATCHINGS
 from ..scene.formats.models import WRITERS
 from ..scene.meshes.depth_frames import DepthKind
 from ..scene.meshes.extraction import TRUNCATION
 from ..scene.meshes.mesh_files import WRITERS as MESHES
-from ..support.suggestions import suggest, suggest_option
+from ..viewing.view_options import ViewOptions
 from . import block_commands, commands, model_commands
 from .argument_types import (
     amount,
@@ -34,6 +32,7 @@ from .argument_types import (
 from .completion import PrintCompletion
 from .doctor import doctor
 from .mesh_command import mesh
+from .parsing import Parser, add_settings
 
 BACKENDS = ("auto", "triton", "torch")
 MODEL = (
@@ -51,27 +50,6 @@ COUNT: dict[str, Any] = {"type": count, "metavar": "N"}
 SIZE: dict[str, Any] = {"type": size, "metavar": "N"}
 VECTOR: dict[str, Any] = {"type": number, "nargs": 3, "metavar": ("X", "Y", "Z")}
 BOX: dict[str, Any] = {"type": number, "nargs": 6, "metavar": ("X0", "Y0", "Z0", "X1", "Y1", "Z1")}
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser, with those of its subcommands, that raises ArgumentError where argparse would exit."""
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self.commands: dict[str, Parser] = {}
-        self._words: list[str] = []
-
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        self._words = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        if choice is not None:
-            hint = suggest([choice[1]], re.findall(r"[\w-]+", choice[2]))
-        else:
-            hint = suggest_option(self._words, self._option_string_actions)
-        raise ArgumentError(f"{message}{hint}; see {self.prog} --help")
 
 
 def build_parser() -> Parser:
@@ -203,9 +181,9 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     add("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
     add("--force", action="store_true", help=FORCE)
     _add_memory(parser)
-    add("--address", default="127.0.0.1", metavar="IP", help="address to listen at (127.0.0.1)")
-    add("--port", type=port, default=8080, metavar="N", help="port, or the next free one (8080)")
-    add("--open", action="store_true", help="open the page in a web browser")
+    add_settings(
+        parser, ViewOptions(), names=("address", "port", "open"), address={"metavar": "IP"}, port={"type": port}
+    )
     _add_backend(parser)
 
 

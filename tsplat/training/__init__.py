@@ -2,6 +2,7 @@
 
 from ..scene.formats.checkpoints import CheckpointError
 from ..support.interruption import Interrupted
+from ..viewing.view_options import ViewOptions
 from .configuration import Config, RunConfig, read_config
 from .evaluation import Evaluation, Score, evaluate
 from .history import History
@@ -11,7 +12,7 @@ from .presets import preset
 from .runs.blocks import BlockError, merge_blocks, train_blocks
 from .runs.demo import DemoSize, demo
 from .runs.fit import fit
-from .runs.live_view import LiveView, ViewOptions
+from .runs.live_view import LiveView
 from .runs.run_checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
 from .runs.train import evaluate_run, resume, train
 from .trainer import Trainer, scene_extent

@@ -22,9 +22,8 @@ from tsplat.scene import (
     write_plan,
 )
 from tsplat.training import Config, RunConfig, Trainer, evaluate, preset, read_newest, resume, train
-from tsplat.training.configuration import FROZEN_NAMES, from_json, to_json
+from tsplat.training.configuration import FROZEN_NAMES
 from tsplat.training.runs.initial_models import read_initial_model
-from tsplat.training.runs.options import parse, run_config
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -222,24 +221,3 @@ def test_degrees_of_the_initial_gaussians_are_used_from_the_first_step(capture, 
 def test_invalid_settings(values, message):
     with pytest.raises(ArgumentError, match=message):
         RunConfig(**values)
-
-
-def test_options_and_configurations_name_models_and_frozen_parts(tmp_path):
-    words = ["scene", "--out", "run", "--steps", "300"]
-    found = run_config(parse([*words, "--init", "a.ply", "--freeze", "positions", "--init", "b", "--freeze", "colors"]))
-    expected = dict(scene="scene", init=("a.ply", "b"), freeze=("positions", "colors"))
-    assert found == dataclasses.replace(preset("refine", 300), **expected)
-    assert from_json(json.loads(json.dumps(to_json(found))), "file") == found
-    (tmp_path / "config.json").write_text(json.dumps(to_json(found)))
-    assert run_config(parse(["--config", str(tmp_path / "config.json"), "--out", "run"])) == found
-    standard = run_config(parse([*words, "--init", "a.ply", "--preset", "standard"]))
-    assert standard == dataclasses.replace(preset("standard", 300), scene="scene", init=("a.ply",))
-    all_but_poses = [word for part in FROZEN_NAMES for word in ("--freeze", part)]
-    assert run_config(parse([*words, "--init", "a.ply", *all_but_poses, "--pose-refinement"])).pose_refinement
-    for others, message in (
-        (["--freeze", "positions"], "--freeze: positions cannot stay as they are with a strategy"),
-        (["--init", "a.ply", "--start-opacity", "0.3"], "--start-opacity: not with --init"),
-        (["--init", "a.ply", "--freeze", "means"], "--freeze"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            parse([*words, *others])

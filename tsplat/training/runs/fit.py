@@ -5,10 +5,11 @@ from contextlib import closing, nullcontext
 
 from ...scene.capture.views import View
 from ...scene.gaussians import Gaussians
+from ...viewing.view_options import ViewOptions
 from ..configuration import Config
 from ..observers import OnStep
 from ..trainer import Trainer
-from .live_view import LiveView, ViewOptions
+from .live_view import LiveView
 
 
 def fit(

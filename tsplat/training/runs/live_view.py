@@ -1,7 +1,6 @@
 """Shows a training in web browsers while it runs."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,33 +12,15 @@ from ...scene.gaussians import Gaussians
 from ...support.extras import require
 from ...support.interruption import StopRequest
 from ...viewing.trajectories import cameras_of_views
+from ...viewing.view_options import ViewOptions
 from ...viewing.viewer import LiveTraining, Viewer, frame_model
-from ...viewing.viewer.server import ADDRESS, MODULES, PORT, check_address, open_in_browser, print_address
+from ...viewing.viewer.server import MODULES, check_address, open_in_browser, print_address
 from ..configuration import Config
 from ..history import History
 from ..observers import Observer, Progress, RunStart
 from ..trainer import Trainer
 from .record import RunRecord
 from .run_photographs import views_of_model
-
-
-@dataclasses.dataclass(frozen=True)
-class ViewOptions:
-    """How to show a training in web browsers.
-
-    Attributes:
-        address: Address to listen at; "0.0.0.0" for all.
-        port: Port to listen at; the next free one where it is taken.
-        open: Whether to open the page in a web browser on this computer.
-        paused: Whether to wait for the page before the first step.
-        stay: Whether :meth:`LiveView.finish` keeps the viewer open until Ctrl-C.
-    """
-
-    address: str = ADDRESS
-    port: int = PORT
-    open: bool = False
-    paused: bool = False
-    stay: bool = False
 
 
 def check_view(options: ViewOptions | None, world_size: int) -> None:

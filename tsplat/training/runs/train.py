@@ -23,6 +23,7 @@ from ...support.progress import stage_display
 from ...viewing.devices import reserve_threads
 from ...viewing.outputs import CAMERAS, CONFIG, METRICS, RUN_FILES, check_output
 from ...viewing.trajectories import describe_cameras
+from ...viewing.view_options import ViewOptions
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
@@ -41,7 +42,7 @@ from .initial_models import (
     read_initial_model,
     relative_models,
 )
-from .live_view import ViewOptions, check_view, shown
+from .live_view import check_view, shown
 from .loop import RunLoop, print_setup, score_views
 from .metric_logs import TensorBoardLog, WandbLog
 from .priors import note_fits, read_priors

@@ -23,6 +23,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...support.extras import require
+from ..view_options import ADDRESS, PORT
 from .folder import Folder
 from .guard import Guard
 from .live_training import LiveTraining
@@ -33,11 +34,8 @@ from .viewed_models import ViewedModel
 MODULES = ("viser", "PIL", "matplotlib", "scipy")
 """Optional modules that the viewer needs."""
 
-PORT = 8080
 FAREWELL_SECONDS = 0.3
 """Time for a last message to reach the pages."""
-
-ADDRESS = "127.0.0.1"
 
 
 class Viewer:

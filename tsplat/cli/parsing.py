@@ -1,0 +1,145 @@
+"""The parser of all commands, and options for the fields of a dataclass."""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Container, Sequence
+from types import NoneType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from .. import ArgumentError
+from ..support.suggestions import suggest, suggest_option
+
+T = TypeVar("T")
+
+NOUNS: dict[type, str] = {int: "an integer", float: "a number", str: "a text"}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser, with those of its subcommands, that raises ArgumentError where argparse would exit."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.commands: dict[str, Parser] = {}
+        self._words: list[str] = []
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice is not None:
+            hint = suggest([choice[1]], re.findall(r"[\w-]+", choice[2]))
+        else:
+            hint = suggest_option(self._words, self._option_string_actions)
+        raise ArgumentError(f"{message}{hint}; see {self.prog} --help")
+
+
+class Switch(argparse.Action):
+    """Sets a value to true by the first name of an option, and to false by the second."""
+
+    def __call__(self, _parser: Any, namespace: Any, _values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, option == self.option_strings[0])
+
+
+def add_settings(
+    parser: argparse._ActionsContainer,
+    settings: Any,
+    prefix: str = "",
+    names: Container[str] | None = None,
+    **changes: dict[str, Any],
+) -> None:
+    """Adds an option for each field of a dataclass, by its annotation, with the help of the docstring.
+
+    Fields that are dataclasses themselves get groups of options, such as ``--strategy.cap-max``. Fields of types that
+    options cannot have get none.
+
+    Args:
+        parser: Where to add the options.
+        settings: The dataclass; its values are the defaults.
+        prefix: Start of the names of the options.
+        names: Fields with an option; None for all.
+        changes: By the names of fields, other arguments of `add_argument`.
+    """
+    kinds, texts = get_type_hints(type(settings)), _attributes(type(settings))
+    for field in dataclasses.fields(settings):
+        name, value = prefix + field.name, getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            add_settings(parser.add_argument_group(f"{field.name} options"), value, f"{name}.")
+            continue
+        keywords = _keywords(kinds[field.name])
+        if keywords is None or (names is not None and field.name not in names):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        strings = [option]
+        if kinds[field.name] is bool:
+            group, dot, last = option.removeprefix("--").rpartition(".")
+            strings.append(f"--{group}{dot}no-{last}")
+        default = "none" if value in ("", None, ()) else value
+        repeatable = "repeatable; " if keywords.get("action") == "append" else ""
+        keywords["help"] = f"{texts.get(field.name, '')} ({repeatable}default: {default})".strip().replace("%", "%%")
+        value = list(value) if isinstance(value, tuple) else value
+        parser.add_argument(*strings, dest=name, default=value, **keywords | changes.get(field.name, {}))
+
+
+def settings_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, settings: T, prefix: str = "") -> T:
+    """Returns a dataclass with the values of the options that :func:`add_settings` has added for it."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        name, value = prefix + field.name, getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            values[field.name] = settings_of(parser, arguments, value, f"{name}.")
+        elif hasattr(arguments, name):
+            found = getattr(arguments, name)
+            if isinstance(found, list):
+                found = None if found and set(found) == {None} else tuple(found)
+            values[field.name] = found
+    try:
+        return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+    except ArgumentError as error:
+        name, separator, rest = f"{prefix}{error}".partition(":")
+        parser.error(f"--{name.replace('_', '-')}{separator}{rest}")
+
+
+def _keywords(kind: Any) -> dict[str, Any] | None:
+    """Returns the arguments of `add_argument` for a type, which may be optional; None for types without options."""
+    is_optional = NoneType in get_args(kind)
+    if is_optional:
+        (kind,) = (other for other in get_args(kind) if other is not NoneType)
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is bool:
+        return {"action": Switch, "nargs": 0}
+    if origin is Literal:
+        return {"choices": inner}
+    if origin is tuple and inner[-1] is Ellipsis:
+        found = _keywords(inner[0])
+        return None if found is None else {"action": "append", **found}
+    if origin is tuple:
+        return {"nargs": len(inner), "type": _reader(inner[0], is_optional), "metavar": inner[0].__name__.upper()}
+    return {"type": _reader(kind, is_optional), "metavar": kind.__name__.upper()} if kind in NOUNS else None
+
+
+def _reader(kind: Callable[[str], Any], is_optional: bool) -> Callable[[str], Any]:
+    """Returns what reads a value of a type, or the word None if it is optional."""
+
+    def read(text: str) -> Any:
+        try:
+            return None if is_optional and text == "None" else kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"expected {NOUNS[kind]}, found {text!r}") from error  # type: ignore[index]
+
+    return read
+
+
+def _attributes(cls: type) -> dict[str, str]:
+    """Returns the descriptions of attributes by name, of a class and of those that it derives from."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        for entry in re.split(r"^ {4}(?=\w)", re.split(r"\n(?=\S)", section)[0], flags=re.MULTILINE)[1:]:
+            names, _, text = entry.partition(":")
+            found |= dict.fromkeys(names.split(", "), " ".join(text.split()).replace("`", ""))
+    return found

@@ -1,0 +1,206 @@
+"""Options of ``tsplat train``: a preset or configuration file, and an option for every setting."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..training.configuration import FROZEN_NAMES, DeviceType, RunConfig, read_config
+from ..training.presets import DEFAULT_PRESET, INIT_PRESET, PRESETS, for_surfels, preset
+from ..viewing.view_options import ViewOptions
+from .argument_types import count, number, path, port
+from .parsing import Parser, Switch, add_settings, settings_of
+
+CPU_STEPS = 1500
+"""Default number of steps without a GPU, where 7,000 of photographs in their size may take an hour."""
+
+PROGRAM = "tsplat train"
+
+PRESET_HELP = (
+    "settings to start from. standard splits Gaussians, up to --max-gaussians, with learning rates for the number of "
+    "steps; mcmc relocates and adds Gaussians as gsplat does; adaptive clones, splits and prunes Gaussians by their "
+    "gradients; fixed keeps their number; refine, the default with --init, keeps it too, and has the low learning "
+    "rates of the end of a run"
+)
+
+
+def default_steps(device: DeviceType) -> int:
+    """The number of steps of a run for which none is given: fewer without a GPU."""
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    return RunConfig.steps if on_gpu else CPU_STEPS
+
+
+def note_steps(arguments: Sequence[str]) -> str | None:
+    """Returns a note about the default number of steps of a run without a GPU; None for other runs."""
+    known = _first_pass(arguments)
+    given = (known.steps, known.config, known.minutes, known.resume)
+    if any(value is not None for value in given) or default_steps(known.device) != CPU_STEPS:
+        return None
+    return (
+        f"note: without a GPU, training takes {CPU_STEPS:,} steps; to train longer, use --steps {RunConfig.steps} or "
+        "--minutes M"
+    )
+
+
+def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.Namespace:
+    """Parses the arguments of `tsplat train`; exits after printing help.
+
+    `steps_given` is the number of steps of a run without `--steps` and `--config`, None for the default. Raises
+    ArgumentError for an unknown option or an invalid value.
+
+    Returns:
+        The options, with `resume`, the run to resume or None, and `view`, :class:`ViewOptions` or None; of a new run
+        also with `settings`, its :class:`RunConfig`.
+    """
+    known = _first_pass(arguments)
+    if known.resume is not None:
+        return _resume(arguments)
+    words = list(_spelled(arguments))
+    steps = steps_given or default_steps(known.device)
+    if known.steps is not None:
+        steps = int(known.steps) if known.steps.isdecimal() and 0 < int(known.steps) < 10**9 else 1  # reported below
+    base = read_config(known.config) if known.config else preset(known.preset, steps)
+    if known.primitive == "2dgs" and base.primitive != "2dgs":
+        base = for_surfels(base)
+    parser = _run_parser(base, known.preset, is_from_file=known.config is not None)
+    if base.strategy is None and (option := next((word for word in words if word.startswith("--strategy.")), None)):
+        parser.error(f"{option}: the preset {known.preset} has no strategy; use another")
+    options: argparse.Namespace = parser.parse_intermixed_args(words)
+    options.settings = settings = settings_of(parser, options, base)
+    if not settings.scene:
+        parser.error("SCENE: expected a folder of photographs")
+    if not options.out:
+        parser.error("--out: expected a folder to write to")
+    for name in ("start_opacity", "start_scale") if settings.init else ():
+        if getattr(settings, name) != getattr(base, name):
+            parser.error(f"--{name.replace('_', '-')}: not with --init, whose models have their own")
+    if options.minutes is not None and (known.steps or known.config):
+        other = "--steps" if known.steps else "--config, whose schedules are those of its number of steps"
+        parser.error(f"--minutes: chooses the number of steps, and cannot be combined with {other}")
+    return _with_view(parser, options)
+
+
+def list_options() -> dict[str, tuple[str, ...]]:
+    """Returns all options of `tsplat train`, and the values to choose from of those that have a choice."""
+    parsers = [_resume_parser(), *(_run_parser(preset(name), name) for name in PRESETS)]
+    actions = (action for parser in parsers for action in parser._actions if action.dest != "help")
+    return {name: tuple(map(str, action.choices or ())) for action in actions for name in action.option_strings}
+
+
+def _first_pass(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the arguments that decide on the defaults of others."""
+    first = Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
+    first.add_argument("--preset", choices=(*PRESETS, "default"))
+    first.add_argument("--init", action="append")
+    first.add_argument("--device", default="auto")
+    first.add_argument("--primitive")
+    for name in ("--steps", "--minutes"):
+        first.add_argument(name)
+    for name in ("--config", "--resume"):
+        first.add_argument(name, type=path)
+    known: argparse.Namespace = first.parse_known_args(arguments)[0]
+    if known.preset == "default":
+        first.error(f"--preset: default was renamed to adaptive; without --preset it is {DEFAULT_PRESET}")
+    known.preset = known.preset or (INIT_PRESET if known.init else DEFAULT_PRESET)
+    return known
+
+
+def _spelled(words: Sequence[str]) -> Iterator[str]:
+    """Yields words with hyphens for underscores in the names of options, and None for each number of a color."""
+    for before, word in zip(["", *words], words, strict=False):
+        option, *value = word.split("=", 1) if word.startswith("--") else [word]
+        yield "=".join([option.replace("_", "-") if word.startswith("--") else option, *value])
+        if (before, word) == ("--background", "None"):
+            yield from (word, word)
+
+
+def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> Parser:
+    """Returns the parser of a new run, with the defaults of a preset or of a configuration file."""
+    required = "(from the configuration file)" if is_from_file else "(required)"
+    parser = Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [-h] [OPTIONS] SCENE",
+        description=f"Train on photographs with cameras. To resume a run, see: {PROGRAM} --resume RUN --help",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("scene", nargs="?", default=base.scene, metavar="SCENE", help=f"folder of photographs with cameras {required}")
+    add("--out", default="", metavar="RUN", help="folder to write the run to (required)")
+    add("--preset", choices=PRESETS, default=preset, help=f"{PRESET_HELP} (default: {preset})")
+    config = "settings to start from, as the config.json of another run; replaces the preset (default: none)"
+    add("--config", type=path, metavar="config.json", help=config)
+    minutes = "instead of --steps: time for the steps, of which as many are taken as fit by the time that a few take"
+    add("--minutes", type=number, metavar="M", help=minutes)
+    _add_shared(parser, "stop after this number of steps, with the schedules of the full run")
+    folder = {"metavar": "DIR"}
+    add_settings(
+        parser, base, names=vars(base).keys() - {"scene"},
+        init={"metavar": "MODEL"}, freeze={"metavar": "|".join(FROZEN_NAMES)}, block={"metavar": "PLAN:K"},
+        depth_prior=folder, depth_confidence=folder, normal_prior=folder,
+    )  # fmt: skip
+    parser.set_defaults(resume=None)
+    return parser
+
+
+def _resume_parser() -> Parser:
+    parser = Parser(prog=PROGRAM, allow_abbrev=False)
+    add = parser.add_argument
+    run = "the run's folder or one of its checkpoints"
+    add("--resume", type=path, required=True, metavar="RUN", help=run)
+    add("--steps", type=count, metavar="N", help="extend the run to N steps in total")
+    step = "step or folder name of the checkpoint to continue from (the newest)"
+    add("--checkpoint", metavar="STEP", help=step)
+    add("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
+    changes = "accept photographs, cameras and points that have changed"
+    add("--accept-changes", action="store_true", help=changes)
+    add("--force", action="store_true", help="accept parameters that look activated already")
+    _add_shared(parser, "stop after N steps in total")
+    parser.set_defaults(settings=None)
+    return parser
+
+
+def _add_shared(parser: Parser, stop_after: str) -> None:
+    """Adds the options of new runs and of those that are resumed."""
+    add = parser.add_argument
+    add("--stop-after", type=count, metavar="N", help=stop_after)
+    add("--ranks", type=int, default=1, metavar="N", help="number of processes on this machine that train together (1)")
+    add("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each, such as 0,1 (as --device)")
+    switch: dict[str, Any] = {"action": Switch, "nargs": 0, "default": False}
+    add("--view", "--no-view", **switch, help="show the training in a web browser")
+    close = "close the page after the last step, also in a terminal, where it stays open otherwise"
+    add("--view-close", "--no-view-close", **switch, help=close)
+    add_settings(parser, ViewOptions(), "view_", port={"type": port}, address={"metavar": "IP"})
+
+
+def _resume(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _resume_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        option = rest[0].partition("=")[0]
+        if option not in list_options():
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(
+            f"{option}: a run is resumed with the settings that it was started with, on which its schedules depend; "
+            f"to stop earlier: --stop-after N; to train with other settings: {PROGRAM} --config "
+            f"{options.resume / 'config.json'} --out NEW_RUN {option} ..."
+        )
+    return _with_view(parser, options)
+
+
+def _with_view(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
+    """Returns options with `view`, :class:`ViewOptions` or None, of which those of the view are consistent."""
+    view = settings_of(parser, options, ViewOptions(), "view_")
+    if options.view_close and (view.stay or not options.view):
+        parser.error("--view-close: only with --view, and not with --view-stay")
+    if not options.view:
+        for name, value in vars(view).items():
+            if value != getattr(ViewOptions, name):
+                parser.error(f"--view-{name}: only with --view")
+        options.view = None
+        return options
+    in_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    options.view = replace(view, stay=view.stay or (in_terminal and not options.view_close))
+    return options

@@ -1,0 +1,24 @@
+"""Where a viewer listens, and how it shows a training."""
+
+import dataclasses
+
+ADDRESS, PORT = "127.0.0.1", 8080
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewOptions:
+    """How to show models, or a training, in web browsers.
+
+    Attributes:
+        address: Address to listen at; 0.0.0.0 lets other computers in.
+        port: Port to listen at, or the next free one.
+        open: Open the page in a web browser on this computer.
+        paused: Wait for the page before the first step of a training.
+        stay: After the last step of a training, keep the page open until Ctrl-C.
+    """
+
+    address: str = ADDRESS
+    port: int = PORT
+    open: bool = False
+    paused: bool = False
+    stay: bool = False
