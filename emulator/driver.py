@@ -18,6 +18,7 @@ from triton.runtime.cache import get_cache_manager
 from tsplat.gpu_driver import Device, DriverError, LoadedKernel
 from tsplat.gpu_driver.cuda import CudaDriver
 from tsplat.gpu_driver.hip import HipDriver
+from tsplat.gpu_driver.kernels import leaves
 
 from .launch import KernelSource, Made, launch_of
 from .library import library
@@ -71,7 +72,7 @@ class Launcher:
     ) -> None:  # fmt: skip
         if not grid_x * grid_y * grid_z:
             return
-        given = [value for value, is_constant in zip(values, self._is_constant) if not is_constant]
+        given = [leaf for value, constant in zip(values, self._is_constant) if not constant for leaf in leaves(value)]
         plain = [
             b"" if kind == "constexpr" else value.data_ptr() if isinstance(value, Tensor) else value
             for value, kind in zip(given, self._loaded.types)

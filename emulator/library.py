@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tsplat.gpu_driver.kernels import leaves
+
 from . import build
 from .launch import KernelSource, Made
 
@@ -89,8 +91,10 @@ class Library:
         target = metadata["target"]
         target = target if isinstance(target, GPUTarget) else GPUTarget(**target)
         known = _Metadata(metadata["name"], target)
-        types = [kind for kind in src.signature.values() if kind != "constexpr"]
-        constants = {src.fn.arg_names[path[0]]: value for path, value in (src.constants or {}).items()}
+        types = [leaf for kind in src.signature.values() for leaf in leaves(kind) if leaf != "constexpr"]
+        constants = {
+            src.fn.arg_names[path[0]]: value for path, value in (src.constants or {}).items() if len(path) == 1
+        }
         shown = ",".join(f"{name}={value}" for name, value in constants.items() if isinstance(value, (int, bool, str)))
         key = f"{known.name}[{shown}] #{metadata['hash'][:6]}"
         self._by_binary[_digest(binary.read_bytes())] = KernelSource(known, files, types, key, str(src.fn.module))

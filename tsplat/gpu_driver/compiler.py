@@ -52,6 +52,7 @@ def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping
     try:
         backend, bind = _binder(kernel, target)
         bound, specialization, options = bind(**given)
+        specialization = [_unspecialized(found) for found in specialization]
         options, signature, constants, attributes = kernel._pack_args(backend, given, bound, specialization, options)
         source = ASTSource(kernel, signature, constants, attributes)
     except (AttributeError, TypeError, ValueError) as error:
@@ -67,6 +68,24 @@ def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping
             f"{kernel.__name__}: Triton {triton.__version__} cannot compile it for {name_of(target)} ({reason}); if "
             "the GPU is newer than this Triton, install a newer PyTorch and Triton"
         ) from error
+
+
+def _unspecialized(specialization: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Returns the types and attributes of an argument without what follows from the values of a bundle's integers.
+
+    Triton specializes on these whatever a kernel's parameters say, for example makes a constant of 1.
+    """
+    kinds, attributes = specialization
+    if not isinstance(kinds, tuple):
+        return specialization
+    fields = [_unspecialized(field) for field in zip(kinds, attributes, strict=True)]
+    fields = [
+        ("i32", None) if kind == "constexpr" and attribute is not None
+        else (kind, attribute if isinstance(kind, tuple) or kind.startswith("*") else None)
+        for kind, attribute in fields
+    ]  # fmt: skip
+    kinds, attributes = (tuple.__new__(type(kinds), found) for found in zip(*fields, strict=True))
+    return kinds, attributes
 
 
 @functools.cache

@@ -127,7 +127,7 @@ class LoadedKernel:
         enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
         stream = self._stream(self._number)
         if hooked:
-            launched = self._launch_metadata((n_programs, *others), stream, values)
+            launched = LazyDict({"name": self.needs.name, "function": self.function, "stream": stream})
             if enter is not None:
                 enter(launched)
         # Frames wait in a list, whose operations are atomic: threads may launch at once.
@@ -205,24 +205,17 @@ class LoadedKernel:
                 found.append(memory)
         return found
 
-    def _launch_metadata(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> LazyDict:
-        """Returns what Triton tells hooks about a launch."""
-        found = LazyDict({"name": self.needs.name, "function": self.function, "stream": stream})
-        source = self._compiled.src
-        if source.fn.launch_metadata is not None:
-            given = iter(values)
-            arguments = {
-                parameter.name: source.constants[(i,)] if parameter.is_constexpr else next(given) or None
-                for i, parameter in enumerate(source.fn.params)
-            }
-            found.add(source.fn.launch_metadata, (grid, self._compiled.metadata, arguments))
-        return found
-
 
 def _types(compiled: CompiledKernel) -> list[str]:
     """Returns the types of a kernel's arguments that are not constants of its source."""
     source = compiled.src
-    return [kind for kind, parameter in zip(source.signature.values(), source.fn.params) if not parameter.is_constexpr]
+    pairs = zip(source.signature.values(), source.fn.params)
+    return [leaf for kind, parameter in pairs if not parameter.is_constexpr for leaf in leaves(kind)]
+
+
+def leaves(argument: Any) -> list[Any]:
+    """Returns an argument, or its type, or the values of a bundle, or their types."""
+    return [leaf for field in argument for leaf in leaves(field)] if isinstance(argument, tuple) else [argument]
 
 
 def _format(name: str, kind: Any) -> str:

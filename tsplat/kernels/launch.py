@@ -98,11 +98,14 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     for a CPU, and otherwise ``block``. Both raise a ValueError for a tensor that is not contiguous although the kernel
     needs it.
 
-    Numbers that are not constants are annotated, with ``"Int"`` (quoted, as Triton would resolve the name) or
-    ``tl.float64``: kernels do not specialize on their values.
+    An argument can be a *bundle*: a NamedTuple of tensors, None, integers and bundles that belong together, whose
+    fields the kernel reads by name. It is annotated with the name of its type. Numbers that are neither constants nor
+    in a bundle are annotated as well, with ``"Int"`` (quoted, as Triton would resolve the names) or ``tl.float64``.
+    Kernels do not specialize on the values of numbers.
 
     Args:
-        strided: Names of tensor arguments that need not be contiguous, because the kernel is passed their strides.
+        strided: Names of tensors that need not be contiguous, because the kernel is passed their strides; that of a
+            tensor in a bundle is "bundle.field".
     """
     if function is None:
         return lambda decorated: kernel(decorated, strided=strided)
@@ -157,7 +160,8 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
         observe(kernel, n_programs, arguments)
     if INTERPRETED:
         for name, value in arguments.items():
-            _check_contiguous(kernel, name, value)
+            for leaf_name, leaf in leaves(name, value):
+                _check_contiguous(kernel, leaf_name, leaf)
         kernel[(n_programs,)](**arguments)
         return
     key, values = _key_and_values(kernel, made_by, gpu, arguments)
@@ -173,8 +177,18 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
 _launch_untraced = untraced(launch_on_device)
 
 
+def leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Returns an argument, or the values of a bundle in the order in which they are passed, with their names."""
+    if not isinstance(value, tuple):
+        return [(name, value)]
+    names = getattr(value, "_fields", range(len(value)))
+    return [leaf for field, entry in zip(names, value) for leaf in leaves(f"{name}.{field}", entry)]
+
+
 def _first_tensor(arguments: dict[str, Any]) -> Tensor:
-    return next(value for value in arguments.values() if isinstance(value, Tensor))
+    return next(
+        leaf for name, value in arguments.items() for _, leaf in leaves(name, value) if isinstance(leaf, Tensor)
+    )
 
 
 def _key_and_values(
@@ -187,25 +201,28 @@ def _key_and_values(
     """
     key, values = [kernel.number, gpu], []
     for parameter in kernel.params:
-        name = parameter.name
-        value = arguments[name]
+        value = arguments[parameter.name]
         if parameter.is_constexpr:
             key += value, value.__class__
-        elif isinstance(value, Tensor):
-            _check_contiguous(kernel, name, value)
-            address = value.data_ptr()
-            key.append(value.dtype)
-            if gpu is not None:
-                key.append(not address % 16)
-            if made_by == "amd":
-                key.append(value.untyped_storage().nbytes() <= SMALL_STORAGE)
-            values.append(address)
-        elif value is None:
-            key.append(None)
-            values.append(b"")  # which takes no space among the arguments of compiled code
-        else:
-            key.append(bool(parameter.annotation_type) or -(2**31) <= value < 2**31)
-            values.append(value)
+            continue
+        if isinstance(value, tuple):
+            key.append(value.__class__)
+        for name, leaf in leaves(parameter.name, value):
+            if isinstance(leaf, Tensor):
+                _check_contiguous(kernel, name, leaf)
+                address = leaf.data_ptr()
+                key.append(leaf.dtype)
+                if gpu is not None:
+                    key.append(not address % 16)
+                if made_by == "amd":
+                    key.append(leaf.untyped_storage().nbytes() <= SMALL_STORAGE)
+                values.append(address)
+            elif leaf is None:
+                key.append(None)
+                values.append(b"")  # which takes no space among the arguments of compiled code
+            else:
+                key.append(bool(parameter.annotation_type) or -(2**31) <= leaf < 2**31)
+                values.append(leaf)
     if gpu is not None:
         key += [arguments.get(name, default) for name, default in OPTIONS.items()]
     return tuple(key), tuple(values)

@@ -160,7 +160,7 @@ class Trace:
                 return True
             kernel, arguments = observed.pop()
             names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
-            given = [arguments.get(name) for name in names]
+            given = [leaf for name in names for _, leaf in launch.leaves(name, arguments[name])]
             resolved = [g if isinstance(g, Tensor) else value for g, value in zip(given, values, strict=True)]
             with torch._C.DisableTorchFunction():
                 self.steps.append(Launch(run, n_programs, self.use(tuple(resolved))))

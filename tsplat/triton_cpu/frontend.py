@@ -13,8 +13,15 @@ TARGET = GPUTarget("hip", "gfx942", 64)
 """Target of the frontend. TTIR does not depend on it, and AMD's backend allows products of any size."""
 
 
-def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> str:
-    """Returns the TTIR of a kernel, for types such as "*fp32" or "constexpr" by parameter, after Triton's passes."""
+def make_ttir(
+    kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any]
+) -> str:
+    """Returns the TTIR of a kernel after Triton's passes.
+
+    Args:
+        signature: Types, such as "*fp32" or "constexpr", or tuples of them, by parameter.
+        constants: By the index of the parameter, followed by those of fields of tuples.
+    """
     source = ASTSource(kernel, dict(signature), dict(constants))
     backend = make_backend(TARGET)
     context = triton._C.libtriton.ir.context()

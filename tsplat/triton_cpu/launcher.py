@@ -172,36 +172,59 @@ class Launcher:
         key: list[Any] = [os.environ.get("TSPLAT_CPU")]
         packed: list[Any] = []
         for value, constant, annotation in zip(values, self.constants, self.annotations):
-            if constant or value is None:
+            if constant:
                 key.append(value if value is None or type(value) is int else _constant_key(value))
-                packed += [] if constant else [b""]
-            elif isinstance(value, Tensor):
-                if value.device.type != "cpu":
-                    raise TypeError(f"{self.kernel.__name__}: expected tensors on the CPU, found one on {value.device}")
-                pointer = value.data_ptr()
-                if not pointer and value.numel():
-                    raise TypeError(f"{self.kernel.__name__}: a tensor {list(value.shape)} has no memory")
-                key.append(value.dtype)
-                packed.append(pointer)
             else:
-                key.append(annotation or _scalar_type(value, self.kernel.__name__))
-                packed.append(value)
+                self._add(value, annotation, key, packed)
         kernel = self.compiled.get(tuple(key))
         return kernel if kernel is not None else self.compile(tuple(key), values), packed
 
-    def signature(self, values: list[Any]) -> tuple[dict[str, str], dict[str, Any]]:
-        """Returns Triton's signature of a specialization, and its constants."""
-        types, constants = {}, {}
-        for name, value, constant, annotation in zip(self.names, values, self.constants, self.annotations):
-            if constant or value is None:
-                types[name], constants[name] = "constexpr", value
-            elif isinstance(value, Tensor):
-                if value.dtype not in POINTERS:
-                    raise TypeError(f"{self.kernel.__name__}: {name}: tensors of {value.dtype} are not supported")
-                types[name] = POINTERS[value.dtype]
+    def _add(self, value: Any, annotation: str | None, key: list[Any], packed: list[Any]) -> None:
+        """Appends what code depends on of an argument that is not a constant, and the argument, to key and packed."""
+        if isinstance(value, tuple):
+            key.append(type(value))
+            for field in value:
+                self._add(field, annotation, key, packed)
+        elif isinstance(value, Tensor):
+            if value.device.type != "cpu":
+                raise TypeError(f"{self.kernel.__name__}: expected tensors on the CPU, found one on {value.device}")
+            pointer = value.data_ptr()
+            if not pointer and value.numel():
+                raise TypeError(f"{self.kernel.__name__}: a tensor {list(value.shape)} has no memory")
+            key.append(value.dtype)
+            packed.append(pointer)
+        else:
+            key.append(None if value is None else annotation or _scalar_type(value, self.kernel.__name__))
+            packed.append(b"" if value is None else value)
+
+    def signature(self, values: list[Any]) -> tuple[dict[str, Any], dict[tuple[int, ...], Any]]:
+        """Returns Triton's signature of a specialization, where a tuple has tuples of types, and its constants, by the
+        index of the parameter, followed by those of fields."""
+        types: dict[str, Any] = {}
+        constants: dict[tuple[int, ...], Any] = {}
+        for i, (name, value, constant, annotation) in enumerate(
+            zip(self.names, values, self.constants, self.annotations)
+        ):
+            if constant:
+                types[name], constants[(i,)] = "constexpr", value
             else:
-                types[name] = annotation or _scalar_type(value, self.kernel.__name__)
+                types[name] = self._type(name, value, annotation, (i,), constants)
         return types, constants
+
+    def _type(
+        self, name: str, value: Any, annotation: str | None, path: tuple[int, ...], constants: dict[tuple[int, ...], Any]
+    ) -> Any:
+        if isinstance(value, tuple):
+            kinds = [self._type(name, field, annotation, (*path, i), constants) for i, field in enumerate(value)]
+            return tuple.__new__(type(value), kinds)
+        if value is None:
+            constants[path] = None
+            return "constexpr"
+        if isinstance(value, Tensor):
+            if value.dtype not in POINTERS:
+                raise TypeError(f"{self.kernel.__name__}: {name}: tensors of {value.dtype} are not supported")
+            return POINTERS[value.dtype]
+        return annotation or _scalar_type(value, self.kernel.__name__)
 
     def compile(self, key: tuple[Any, ...], values: list[Any]) -> CompiledKernel:
         """Loads machine code from the cache on disk, or compiles it and puts it there."""
@@ -213,7 +236,8 @@ class Launcher:
             code, symbol = object_code(self.kernel, types, constants)
             formats = [
                 "0s" if kind == "constexpr" else SCALARS.get(kind, "Q")
-                for kind, constant in zip(types.values(), self.constants) if not constant
+                for kinds, constant in zip(types.values(), self.constants) if not constant
+                for kind in _leaves(kinds)
             ]  # fmt: skip
             kernel = CompiledKernel(machine.load(code, symbol, host_target()), formats)
             self.compiled[key] = kernel
@@ -230,11 +254,11 @@ class Launcher:
 
 
 def object_code(
-    kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]
+    kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any]
 ) -> tuple[bytes, str]:
     """Returns the object file of a specialization, and the name of its entry point."""
     target = host_target()
-    values = sorted((name, _constant_key(value)) for name, value in constants.items())
+    values = sorted((path, _constant_key(value)) for path, value in constants.items())
     versions = triton.__version__, machine.version(), machine.triple(), cache.package_hash()
     parts = (kernel.cache_key, sorted(signature.items()), values, *versions, target)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
@@ -251,7 +275,9 @@ def object_code(
     return code, symbol
 
 
-def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any], symbol: str) -> str:
+def llvm_ir(
+    kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any], symbol: str
+) -> str:
     """Returns the LLVM IR of a specialization."""
     name = kernel.__name__
     try:
@@ -262,6 +288,11 @@ def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: M
         reason = f"{type(error).__name__}: {error}"
         raise UnsupportedOperationError("(frontend)", name, triton.__version__, reason) from error
     return translate(ttir, symbol, name, triton.__version__, machine.triple(), host_target())
+
+
+def _leaves(kind: Any) -> list[str]:
+    """Returns the types in an entry of a signature."""
+    return [leaf for field in kind for leaf in _leaves(field)] if isinstance(kind, tuple) else [kind]
 
 
 def _constant_key(value: Any) -> tuple[str, str]:
