@@ -31,6 +31,7 @@ from tsplat.data import (
 from tsplat.kernels import launch
 from tsplat.kernels.compositing import lists as part_lists
 from tsplat.kernels.prepared import OPTIONS
+from tsplat.triton_cpu.launcher import Launcher
 
 CHANNELS = (1, 3, 4, 8, 16, 64)
 
@@ -39,33 +40,25 @@ N, WIDTH, HEIGHT = 300, 320, 256
 IMAGES = (1, 4, 8)
 """Numbers of images whose tiles of 16 are composited in parts of each size."""
 
-TYPES = {
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.int16: "*i16",
-    torch.int8: "*i8",
-    torch.bool: "*i1",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A kernel call of a launcher: Triton types of its arguments, values of constants and None, and compiler options.
+    """A kernel call of a launcher: Triton types of its arguments, values of constants and None by their path, compiler
+    options, and the arguments, those in bundles and of constants by "bundle.field".
 
     `passes` is the number of passes over the channels, if the kernel learns their number at run time.
     """
 
     kernel: JITFunction[Any]
-    signature: dict[str, str]
-    constants: dict[str, Any]
+    signature: dict[str, Any]
+    constants: dict[tuple[int, ...], Any]
     options: dict[str, Any]
+    arguments: dict[str, Any] = dataclasses.field(repr=False, compare=False)
     passes: int = 1
 
-
-def _integer_type(value: int) -> str:
-    return "i32" if -(2**31) <= value < 2**31 else "i64"
+    def find(self, name: str, default: Any = None) -> Any:
+        """Returns the value of an argument or of a field of a bundle."""
+        return next((value for key, value in self.arguments.items() if key.rpartition(".")[2] == name), default)
 
 
 @contextlib.contextmanager
@@ -77,20 +70,14 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         arguments: dict[str, Any] = called[-1]
         values = {k: v for k, v in arguments.items() if k in kernel.arg_names}
         options = {k: v for k, v in arguments.items() if k in OPTIONS and OPTIONS[k] is not v}
-        signature, constants = {}, {}
-        for parameter in kernel.params:
-            name, value = parameter.name, values[parameter.name]
-            if parameter.is_constexpr or value is None:
-                signature[name], constants[name] = "constexpr", value
-            elif isinstance(value, Tensor):
-                signature[name] = TYPES[value.dtype]
-            else:
-                signature[name] = parameter.annotation_type or _integer_type(value)
+        launcher = Launcher(kernel)
+        signature, constants = launcher.signature(launcher.bind((), values))
+        flat = dict(leaf for name, value in values.items() for leaf in launch.leaves(name, value))
         passes = 1
         if kernel.__name__.startswith("_features"):
             width = values["CHANNELS"] * values.get("BLOCKS", 1)
             passes = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
-        launches.append(Launch(kernel, signature, constants, options, passes))
+        launches.append(Launch(kernel, signature, constants, options, flat, passes))
 
     with (
         mock.patch.object(launch, "launch_on_device", record),
@@ -163,7 +150,9 @@ def _projection(vendor: str) -> Labeled:
                 kernels.projection_bwd(gaussians, cameras, row_of, radii, v, settings, needs)
             label = f"{'antialiased' if antialiased else 'classic'}{name}"
             label += f" {model}" if model != "pinhole" else ""
-            yield from ((label, call) for call in launches)
+            yield from (
+                (f"{label} visible" if call.find("visible_out") is not None else label, call) for call in launches
+            )
         colors, per_camera = (torch.ones(1, N, 3), False), (torch.ones(1, 1, N, 3), True)
         with recorded(vendor) as launches:
             for signals in ([colors], [per_camera], [colors, colors]):
@@ -266,11 +255,11 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
             settings = dataclasses.replace(settings, absgrad=absgrad)
             kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, None, settings, parts)
     for call in launches:
-        extra = " absgrad" if call.constants.get("ABSGRAD") else ""
-        extra += " image only" if call.constants.get("last_ids", 0) is None else ""
-        if "WIDTH" in call.constants and "HEIGHT" in call.constants:
-            extra += f" part {call.constants['WIDTH']}x{call.constants['HEIGHT']}"
-        if call.signature.get("chunk_lists", "constexpr") != "constexpr":
+        extra = " absgrad" if call.find("ABSGRAD") else ""
+        extra += " image only" if call.find("last_ids", 0) is None else ""
+        if call.find("WIDTH") and call.find("HEIGHT"):
+            extra += f" part {call.find('WIDTH')}x{call.find('HEIGHT')}"
+        if call.find("chunk_lists") is not None:
             extra += " chunks"
         yield f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton._utils import find_paths_if
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -62,9 +63,8 @@ def parse_target(text: str) -> GPUTarget:
 
 
 def compile_launch(call: Launch, target: GPUTarget) -> Any:
-    aligned = {
-        (i,): [["tt.divisibility", 16]] for i, kind in enumerate(call.signature.values()) if kind.startswith("*")
-    }
+    pointers = find_paths_if(tuple(call.signature.values()), lambda _, kind: kind.startswith("*"))
+    aligned = {path: [["tt.divisibility", 16]] for path in pointers}
     source = ASTSource(call.kernel, signature=call.signature, constexprs=call.constants, attrs=aligned)
     return triton.compile(source, target=target, options=call.options)
 
@@ -164,11 +164,10 @@ def walk_per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> fl
 
 def per_32(call: Launch, n_instructions: int) -> float:
     """Instructions per 32 lanes of output, given those of a program."""
-    constants = call.constants
     warps: int = call.options.get("num_warps", 4)
     shapes = (("BLOCK",), ("LANES",), ("ROWS", "COLUMNS"), ("GROUP", "COLUMNS"), ("WIDTH", "HEIGHT"))
-    shape = next(names for names in shapes if all(name in constants for name in names))
-    lanes: int = math.prod(constants[name] for name in shape)
+    shape = next(names for names in shapes if all(call.find(name) for name in names))
+    lanes: int = math.prod(call.find(name) for name in shape)
     return n_instructions * warps * 32 / lanes
 
 

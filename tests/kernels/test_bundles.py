@@ -1,4 +1,4 @@
-"""Bundles as arguments of kernels: NamedTuples of tensors, None, numbers and other bundles, on CPUs and emulated GPUs."""
+"""Bundles as arguments of kernels: NamedTuples of tensors, None, integers and other bundles."""
 
 from typing import Any, NamedTuple
 
@@ -90,6 +90,6 @@ def test_bundles_on_emulated_gpus(target, code, prepared):
 
 def test_tensors_of_bundles_are_checked(prepared):
     out = torch.zeros(8)[::2]
+    rows = Rows(torch.ones(4), Range(0, 4), 1)
     with pytest.raises(ValueError, match=r"_apply_kernel: out \(4,\) has strides \(2,\)"):
-        rows = Rows(torch.ones(4), Range(0, 4), 1)
         _apply_kernel.launch(1, rows=rows, out=out, RULE=Rule(squared, False), BLOCK=4)

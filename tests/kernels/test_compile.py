@@ -56,7 +56,7 @@ VARIANTS = {
         r"D=3 and depth tile [48] absgrad part \w+",
     )),
     "features": r"D=16 tile 16 part 8x8 chunks",
-    "projection": r"classic|antialiased (covars|fisheye)|distorted (pinhole|ftheta)",
+    "projection": r"classic( visible)?|antialiased (covars|fisheye)|distorted (pinhole|ftheta)",
     "sh": r"degree [04]",
     "pack": r"D=(3 and depth|16) tile \d+",
     "sum": r"D=(3|16) tile 16",

@@ -538,7 +538,7 @@ def test_kernels_for_gpus_do_not_spill(target):
     n, size, vendor = 300, (64, 48), "nvidia" if target.startswith("cuda") else "amd"
     ones = torch.ones
     camera = CameraSettings(*size)
-    projection = ProjectionSettings(camera, packed=True)
+    projection = ProjectionSettings(camera, packed=True, surfels=True)
     gaussians = Gaussians3D(ones(1, n, 3), ones(1, n, 4), ones(1, n, 3), None, ones(1, n))
     cameras = Cameras(ones(1, 1, 4, 4), ones(1, 1, 3, 3))
     starts = torch.arange(n + 1, dtype=torch.int32)
@@ -548,11 +548,11 @@ def test_kernels_for_gpus_do_not_spill(target):
     splats = Splats(ones(n, 2), ones(n, 9), ones(n), ones(n, 7), None)
     settings = CompositingSettings(camera, 16, 32, True, PRESETS["gsplat-1.5"], "triton", "surfel", True)
     with recorded(vendor) as launches, pytest.MonkeyPatch.context() as patch:
-        projected = kernels.surfels_fwd(gaussians, cameras, projection)
+        projected = kernels.projection_fwd(gaussians, cameras, projection)
         found = (projected.means2d, projected.depths, projected.conics, None, projected.depths, projected.normals)
         v = ProjectedGradients(*found)
         needs = Cameras(True, False, False, False)
-        kernels.surfels_bwd(gaussians, cameras, projected.row_of, projected.radii, v, projection, needs)
+        kernels.projection_bwd(gaussians, cameras, projected.row_of, projected.radii, v, projection, needs)
         for cut in (lists.CUT, 0):
             patch.setattr(lists, "CUT", cut)
             intersections = Intersections(0, offsets, ones(n, dtype=torch.int32), order, ones(n, dtype=torch.int16))

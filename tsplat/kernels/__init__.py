@@ -6,7 +6,6 @@ from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows, unread_spans
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
-from .projection.surfels import surfels_bwd, surfels_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
 from .validation import prepare
 
@@ -25,8 +24,6 @@ __all__ = [
     "projection_fwd",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
-    "surfels_bwd",
-    "surfels_fwd",
     "tile_alphas",
     "tile_columns",
     "tile_intersections",

@@ -7,7 +7,6 @@ from .intersection import limit_starts, tile_columns, tile_intersections, tile_l
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
-from .surfel_projection import surfels_bwd, surfels_fwd
 from .validation import prepare
 
 __all__ = [
@@ -25,8 +24,6 @@ __all__ = [
     "projection_fwd",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
-    "surfels_bwd",
-    "surfels_fwd",
     "tile_alphas",
     "tile_columns",
     "tile_intersections",

@@ -1,7 +1,11 @@
-"""Indices of rows that launchers share."""
+"""Rows of projections: their indices, and which of them are kept."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from ..data import Gaussians3D
 
 
 def visible_rows(
@@ -38,3 +42,14 @@ def gaussians_and_images(dense_ids: Tensor, n_gaussians: int, n_cameras: int) ->
     """Flat indices into [B, N] and [B, C] from flat indices into [B, C, N]."""
     images = dense_ids // max(n_gaussians, 1)
     return images // n_cameras * n_gaussians + dense_ids % max(n_gaussians, 1), images
+
+
+def flat_scenes(gaussians: Gaussians3D) -> Gaussians3D:
+    """Flattens the leading dimensions of the tensors of Gaussians, [..., N, ...] -> [B N, ...]."""
+    last = gaussians.means.dim() - 2
+    return Gaussians3D(*[None if t is None else t.flatten(0, last) for t in gaussians])  # type: ignore[arg-type]
+
+
+def all_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Rows in which every tensor is finite. [nnz] bool"""
+    return torch.stack([tensor[..., None].flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)

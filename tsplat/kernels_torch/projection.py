@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +12,16 @@ from ..config import ALPHA_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
 from ..formulas.rotations import Triple, rotation_rows
 from .camera_models import Row, project_points
-from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
+from .indices import (
+    all_finite,
+    flat_scenes,
+    gaussians_and_images,
+    keep_visible,
+    packed_ids,
+    packed_rows,
+    visible_rows,
+)
+from .surfel_projection import surfels_bwd, surfels_fwd
 from .unscented import unscented
 
 POSE = (*[[(i, j) for j in range(3)] for i in range(3)], [(i, 3) for i in range(3)])
@@ -101,6 +109,8 @@ def _finish(sharp: Triple, eps2d: float, compensate: bool, floor: float) -> tupl
 
 
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
+    if settings.surfels:
+        return surfels_fwd(gaussians, cameras, settings)
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = gaussians.means.shape[-2]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
@@ -172,6 +182,8 @@ def projection_bwd(
     settings: ProjectionSettings,
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
+    if settings.surfels:
+        return surfels_bwd(gaussians, cameras, row_of, radii, v_projected, needs)
     means = gaussians.means
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = means.shape[-2]
@@ -217,17 +229,6 @@ def projection_bwd(
     return Gaussians3D(**v_gaussians), type(cameras)(**v_cameras)  # type: ignore[arg-type]
 
 
-def flat_scenes(gaussians: Gaussians3D) -> Gaussians3D:
-    """Flattens the leading dimensions of the tensors of Gaussians, [..., N, ...] -> [B N, ...]."""
-    last = gaussians.means.dim() - 2
-    return Gaussians3D(*[None if t is None else t.flatten(0, last) for t in gaussians])  # type: ignore[arg-type]
-
-
 def _of_images(cameras: Cameras, images: Tensor) -> Cameras:
     """Picks the camera of each row."""
     return type(cameras)(*[None if t is None else t.flatten(0, 1)[images] for t in cameras])  # type: ignore[arg-type]
-
-
-def all_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Rows in which every tensor is finite. [nnz] bool"""
-    return torch.stack([tensor[..., None].flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)

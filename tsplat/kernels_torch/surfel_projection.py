@@ -12,8 +12,15 @@ from torch import Tensor
 from ..config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
 from ..formulas.rotations import rotation_matrices
-from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
-from .projection import all_finite, flat_scenes
+from .indices import (
+    all_finite,
+    flat_scenes,
+    gaussians_and_images,
+    keep_visible,
+    packed_ids,
+    packed_rows,
+    visible_rows,
+)
 
 
 class SurfelRows(NamedTuple):
@@ -96,7 +103,6 @@ def surfels_bwd(
     row_of: Tensor | None,
     radii: Tensor,
     v_projected: ProjectedGradients,
-    _settings: ProjectionSettings,
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
     all_poses, _ = cameras.pinhole()

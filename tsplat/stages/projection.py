@@ -56,8 +56,7 @@ class _Project(torch.autograd.Function):
         colors = clamped = None
         with full_precision():
             launch = launchers(device, settings.backend)
-            forward = launch.surfels_fwd if settings.surfels else launch.projection_fwd
-            projected: ProjectedGaussians = forward(gaussians, cameras, settings)
+            projected: ProjectedGaussians = launch.projection_fwd(gaussians, cameras, settings)
             dense_ids, radii = projected.dense_ids, projected.radii
             if coeffs is not None:
                 colors, clamped = launch.spherical_harmonics_fwd(
@@ -83,8 +82,7 @@ class _Project(torch.autograd.Function):
         *v_rows, v_colors = v
         given = ProjectedGradients(**{f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v_rows) if t is not None})
         v_centers = v_coeffs = None
-        backward = ctx.launch.surfels_bwd if settings.surfels else ctx.launch.projection_bwd
-        v_gaussians, v_cameras = backward(gaussians, cameras, row_of, radii, given, settings, needs)
+        v_gaussians, v_cameras = ctx.launch.projection_bwd(gaussians, cameras, row_of, radii, given, settings, needs)
         if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
             v_means, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
                 gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,

@@ -13,9 +13,7 @@ TARGET = GPUTarget("hip", "gfx942", 64)
 """Target of the frontend. TTIR does not depend on it, and AMD's backend allows products of any size."""
 
 
-def make_ttir(
-    kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any]
-) -> str:
+def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any]) -> str:
     """Returns the TTIR of a kernel after Triton's passes.
 
     Args:

@@ -23,6 +23,8 @@ from .target import host_target
 from .translate import translate
 
 Parameters = ParamSpec("Parameters")
+Constants = dict[tuple[int, ...], Any]
+"""Constants by the index of their parameter, followed by those of fields of tuples."""
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
 POINTERS = {
@@ -197,11 +199,11 @@ class Launcher:
             key.append(None if value is None else annotation or _scalar_type(value, self.kernel.__name__))
             packed.append(b"" if value is None else value)
 
-    def signature(self, values: list[Any]) -> tuple[dict[str, Any], dict[tuple[int, ...], Any]]:
+    def signature(self, values: list[Any]) -> tuple[dict[str, Any], Constants]:
         """Returns Triton's signature of a specialization, where a tuple has tuples of types, and its constants, by the
         index of the parameter, followed by those of fields."""
         types: dict[str, Any] = {}
-        constants: dict[tuple[int, ...], Any] = {}
+        constants: Constants = {}
         for i, (name, value, constant, annotation) in enumerate(
             zip(self.names, values, self.constants, self.annotations)
         ):
@@ -212,7 +214,12 @@ class Launcher:
         return types, constants
 
     def _type(
-        self, name: str, value: Any, annotation: str | None, path: tuple[int, ...], constants: dict[tuple[int, ...], Any]
+        self,
+        name: str,
+        value: Any,
+        annotation: str | None,
+        path: tuple[int, ...],
+        constants: dict[tuple[int, ...], Any],
     ) -> Any:
         if isinstance(value, tuple):
             kinds = [self._type(name, field, annotation, (*path, i), constants) for i, field in enumerate(value)]
@@ -253,9 +260,7 @@ class Launcher:
                 )
 
 
-def object_code(
-    kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any]
-) -> tuple[bytes, str]:
+def object_code(kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Constants) -> tuple[bytes, str]:
     """Returns the object file of a specialization, and the name of its entry point."""
     target = host_target()
     values = sorted((path, _constant_key(value)) for path, value in constants.items())
@@ -275,9 +280,7 @@ def object_code(
     return code, symbol
 
 
-def llvm_ir(
-    kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Mapping[tuple[int, ...], Any], symbol: str
-) -> str:
+def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, Any], constants: Constants, symbol: str) -> str:
     """Returns the LLVM IR of a specialization."""
     name = kernel.__name__
     try:

@@ -1,11 +1,6 @@
-"""Projection of 3D Gaussians to the image plane, forward and backward.
+"""Projection of Gaussians to the image plane, forward and backward, by a `Projector` for each kind of projection.
 
-EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001) as used by 3D Gaussian Splatting (Kerbl et al., 2023):
-Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean. Pinhole cameras clamp x/z and
-y/z in it to the image plus a margin, but not in the projected mean. Or the unscented transform, see `unscented.py`.
-
-Forward: one lane per output row. Packed output takes two passes, `_projection_visible_kernel` to find visible rows and
-`_projection_fwd_kernel` to write them.
+Forward: one lane per output row. Packed output takes two passes, one to find visible rows and one to write them.
 Backward: one lane per Gaussian, which loops over the cameras of its scene and recomputes the forward pass, so that
 gradients are summed in registers in a fixed order. Gradients of view matrices are summed over a block and written once
 per block and image. Gradients that overflow although the incoming ones are finite are zeroed, for that Gaussian only.
@@ -19,341 +14,196 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
 from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
-from ..device_math import (
-    add,
-    add_where,
-    bounds,
-    compensation,
-    compensation_vjp,
-    conic,
-    conic_vjp,
-    constant,
-    covariance,
-    covariance_vjp,
-    det2,
-    finite,
-    load_tuple,
-    matvec3_transposed,
-    normalize4,
-    normalize_vjp,
-    own_gaussians,
-    rotation,
-    rotation_vjp,
-    size_of,
-    store_tuple,
-)
+from ..device_math import add_where, constant, finite, load_tuple, own_gaussians, size_of, store_tuple
 from ..launch import Int, block_size, indices_of, kernel, programs
-from .camera_models import (
-    add_entry_times,
-    find_rows,
-    load_camera,
-    project_point_vjp,
-    row_times_vjp,
-    screen_covariance_vjp,
-    to_screen,
-)
 from .camera_sums import CameraSums
+from .ewa import EWA
 from .lens_models import load_lens
+from .projector import Constants, Projector
 from .shutters import load_path
-from .unscented import _projection_unscented_bwd_kernel, constants, depths_of, unscented
+from .surfels import SURFEL
+from .unscented import UNSCENTED
 
 BLOCK = 128
 
 
-@triton.jit
-def _load_covariance(quats, scales, covars, gaussian, mask):
-    """Upper triangle of the world-space covariance."""
-    if covars is not None:
-        return load_tuple(covars + gaussian * 6, 1, 6, mask)
-    else:
-        unit, _ = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
-        return covariance(rotation(unit), load_tuple(scales + gaussian * 3, 1, 3, mask))
+def _projector(settings: ProjectionSettings) -> Projector:
+    if settings.surfels:
+        return SURFEL
+    return EWA if settings.unscented is None else UNSCENTED
 
 
 @triton.jit
-def _project(
-    means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width, height,
-    eps2d, near, far, radius_clip,
-    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
-    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
-):  # fmt: skip
-    """Projects one row per lane.
-
-    Every comparison is written so that NaN fails it.
-
-    Returns:
-        Whether the row is visible; radii along x and y; mean; depth; conic; compensation (or 1); opacity (or 1) times
-        compensation.
-    """
-    mean = load_tuple(means + gaussian * 3, 1, 3, mask)
-    if len(UNSCENTED) == 0:
-        sigma = _load_covariance(quats, scales, covars, gaussian, mask)
-        w, t, intrinsics = load_camera(viewmats, Ks, image)
-        p, mean2d, _, _, _, sharp, blurred = to_screen(
-            mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
-        )
-        visible = mask
-    else:
-        unit, _ = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
-        scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
-        w, t, intrinsics = load_camera(viewmats, Ks, image)
-        coefficients = load_lens(lens, image, N_LENS)
-        path = load_path(shutter, image)
-        mean2d, p, sharp, seen, _ = unscented(
-            mean, rotation(unit), scale, (w, t), path, coefficients, intrinsics, width, height, CAMERA, READOUT,
-            UNSCENTED,
-        )  # fmt: skip
-        blur = constant(eps2d, sharp[0])
-        blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
-        visible = mask & seen
-    depth, z = depths_of(p, CAMERA, UNSCENTED)
-    det = det2(blurred)
-    inverse = conic(blurred, det)
-    visible = (
-        visible
-        & (z >= constant(near, det))
-        & (z <= constant(far, det))
-        & (det > 0.0)
-        & finite(det)
-        & finite(size_of(inverse))
-    )
-    if valid is not None:
-        visible = visible & (tl.load(valid + gaussian, mask=mask, other=0) != 0)
-    rho = constant(1.0, det)
-    if COMPENSATE:
-        rho = compensation(det2(sharp), det, FLOOR)
-    opacity = rho
-    if opacities is not None:
-        given = tl.load(opacities + gaussian, mask=mask, other=0.0)
-        opacity = rho * given
-        # The unscented transform always culls by the compensated opacity.
-        bounded = opacity
-        if not COMPENSATE and len(UNSCENTED) > 0:
-            bounded = given * compensation(det2(sharp), det, FLOOR)
-        if OPACITY_AWARE:
-            visible = visible & (bounded >= constant(ALPHA_MIN, bounded))
-        radius_x, radius_y = bounds(blurred, det, bounded, ALPHA_MIN, EXTEND, OPACITY_AWARE)
-    else:
-        radius_x, radius_y = bounds(blurred, det, None, ALPHA_MIN, EXTEND, OPACITY_AWARE)
-    radius_min = constant(radius_clip, det)
-    visible = visible & ((radius_x > radius_min) | (radius_y > radius_min))
-    # NaN, of negative definite covariances, would become the bound.
-    radius_x = tl.minimum(radius_x, RADIUS_MAX)
-    radius_y = tl.minimum(radius_y, RADIUS_MAX)
-    visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
-    visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
-    return visible, radius_x, radius_y, mean2d, depth, inverse, rho, opacity
-
-
-@kernel
-def _projection_visible_kernel(
-    means,  # [B, N, 3]
-    quats,  # [B, N, 4] or None
-    scales,  # [B, N, 3] or None
-    covars,  # [B, N, 6] or None
-    opacities,  # [B, N] or None
-    viewmats,  # [B, C, 4, 4]
-    Ks,  # [B, C, 3, 3]
-    lens,  # [B, C, N_LENS] or None
-    shutter,  # [B, C, 20] or None
-    valid,  # [B, N] bool or None
-    visible_out,  # [B, C, N] int8, output
-    row_of,  # [B, C, N] int32, output: -1; the next kernel writes the visible ones
-    n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
-    eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
-    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = row < n_rows
-    image = row // n_gaussians
-    gaussian = image // n_cameras * n_gaussians + row % n_gaussians
-    image = tl.where(mask, image, 0)
-    visible, _, _, _, _, _, _, _ = _project(
-        means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width,
-        height, eps2d, near, far, radius_clip, CAMERA, N_LENS, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
-        OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
-    )  # fmt: skip
-    tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
-    tl.store(row_of + row, tl.full([BLOCK], -1, tl.int32), mask=mask)
+def _load_camera(cameras, image, C: tl.constexpr):
+    """The camera of an image, as a `Projector` gets it."""
+    v = cameras.viewmats + image * 16
+    k = cameras.Ks + image * 9
+    rotation_rows = load_tuple(v, 1, 3) + load_tuple(v + 4, 1, 3) + load_tuple(v + 8, 1, 3)
+    intrinsics = (tl.load(k), tl.load(k + 4), tl.load(k + 2), tl.load(k + 5))
+    lens = load_lens(cameras.lens, image, C.N_LENS)
+    return rotation_rows, load_tuple(v + 3, 4, 3), intrinsics, lens, load_path(cameras.shutter, image)
 
 
 @kernel
 def _projection_fwd_kernel(
-    means,  # [B, N, 3]
-    quats,  # [B, N, 4] or None
-    scales,  # [B, N, 3] or None
-    covars,  # [B, N, 6] or None
-    opacities,  # [B, N] or None
-    viewmats,  # [B, C, 4, 4]
-    Ks,  # [B, C, 3, 3]
-    lens,  # [B, C, N_LENS] or None
-    shutter,  # [B, C, 20] or None
-    valid,  # [B, N] bool or None
-    dense_ids,  # [nnz] int64, or None if not packed
-    row_of,  # [B, C, N] int32, output: packed row of each entry; None if not packed
-    radii,  # [nnz, 2] int32, output
-    means2d,  # [nnz, 2], output
-    depths,  # [nnz], output
-    conics,  # [nnz, 3], output
-    compensations,  # [nnz], output, or None
-    opacities_out,  # [nnz], output, or None
-    n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
+    gaussians: "Gaussians3D",
+    cameras: "Cameras",
+    projected: "ProjectedGaussians",  # output but for dense_ids; with row_of only to find visible rows
+    visible_out,  # [B, C, N] int8, output, or None
+    n_rows: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
-    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
+    PROJECTOR: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    # The Gaussian and the image of each row.
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
     dense_id = row
-    if dense_ids is not None:
-        dense_id = tl.load(dense_ids + row, mask=mask, other=0)
-        tl.store(row_of + dense_id, row.to(tl.int32), mask=mask)
-    image = dense_id // n_gaussians
-    gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
+    if projected.dense_ids is not None:
+        dense_id = tl.load(projected.dense_ids + row, mask=mask, other=0)
+        tl.store(projected.row_of + dense_id, row.to(tl.int32), mask=mask)
+    image = dense_id // projected.n_gaussians
+    gaussian = image // projected.n_cameras * projected.n_gaussians + dense_id % projected.n_gaussians
     image = tl.where(mask, image, 0)
-    visible, radius_x, radius_y, mean2d, depth, conic_, rho, opacity = _project(
-        means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width,
-        height, eps2d, near, far, radius_clip, CAMERA, N_LENS, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
-        OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
-    )  # fmt: skip
-    tl.store(radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
-    tl.store(radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
-    store_tuple(means2d + row * 2, 1, mean2d, mask, visible)
-    store_tuple(conics + row * 3, 1, conic_, mask, visible)
-    tl.store(depths + row, tl.where(visible, depth, 0.0), mask=mask)
-    if compensations is not None:
-        tl.store(compensations + row, tl.where(visible, rho, 0.0), mask=mask)
-    if opacities_out is not None:
-        tl.store(opacities_out + row, tl.where(visible, opacity, 0.0), mask=mask)
+
+    own = PROJECTOR.load(gaussians, gaussian, mask)
+    opacity = None
+    if gaussians.opacities is not None:
+        opacity = tl.load(gaussians.opacities + gaussian, mask=mask, other=0.0)
+    camera = _load_camera(cameras, image, C)
+    seen, depth, z, mean2d, radii, shape, normal, rho, opacity = PROJECTOR.project(
+        own, camera, opacity, (width, height, eps2d), C
+    )
+
+    # Culling. Every comparison is written so that NaN fails it.
+    visible = mask & seen & (z >= constant(near, z)) & (z <= constant(far, z)) & finite(size_of(shape))
+    if gaussians.valid is not None:
+        visible = visible & (tl.load(gaussians.valid + gaussian, mask=mask, other=0) != 0)
+    radius_min = constant(radius_clip, z)
+    visible = visible & ((radii[0] > radius_min) | (radii[1] > radius_min))
+    # NaN, of negative definite covariances, would become the bound.
+    radius_x = tl.minimum(radii[0], C.RADIUS_MAX)
+    radius_y = tl.minimum(radii[1], C.RADIUS_MAX)
+    visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
+    visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
+
+    if visible_out is not None:
+        tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
+        tl.store(projected.row_of + row, tl.full([BLOCK], -1, tl.int32), mask=mask)
+    else:
+        tl.store(projected.radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
+        tl.store(projected.radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
+        store_tuple(projected.means2d + row * 2, 1, mean2d, mask, visible)
+        store_tuple(projected.conics + row * len(shape), 1, shape, mask, visible)
+        tl.store(projected.depths + row, tl.where(visible, depth, 0.0), mask=mask)
+        if projected.compensations is not None:
+            tl.store(projected.compensations + row, tl.where(visible, rho, 0.0), mask=mask)
+        if projected.opacities is not None:
+            tl.store(projected.opacities + row, tl.where(visible, opacity, 0.0), mask=mask)
+        if projected.normals is not None:
+            store_tuple(projected.normals + row * 3, 1, normal, mask, visible)
+
+
+@triton.jit
+def _find_rows(row_of, radii, dense_id, mask):
+    """Rows of indices into [B, C, N], and whether they are visible."""
+    if row_of is not None:
+        row = tl.load(row_of + dense_id, mask=mask, other=-1).to(tl.int64)
+        return row, row >= 0
+    else:
+        return dense_id, tl.load(radii + dense_id * 2, mask=mask, other=0) > 0
 
 
 @kernel
 def _projection_bwd_kernel(
-    means,  # [B, N, 3]
-    quats,  # [B, N, 4] or None
-    scales,  # [B, N, 3] or None
-    covars,  # [B, N, 6] or None
-    opacities,  # [B, N] or None
-    viewmats,  # [B, C, 4, 4]
-    Ks,  # [B, C, 3, 3]
-    lens,  # None, as the shutter
-    shutter,
+    gaussians: "Gaussians3D",
+    cameras: "Cameras",
     row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
     radii,  # [nnz, 2] int32
-    v_means2d,  # [nnz, 2] or None
-    v_depths,  # [nnz] or None
-    v_conics,  # [nnz, 3] or None
-    v_compensations,  # [nnz] or None
-    v_opacities_out,  # [nnz] or None
-    v_means,  # [B, N, 3], output
-    v_quats,  # [B, N, 4], output, or None
-    v_scales,  # [B, N, 3], output, or None
-    v_covars,  # [B, N, 6], output, or None
-    v_opacities,  # [B, N], output, or None
-    v_viewmats,  # [blocks, I, 12], output, or None
-    v_lens,  # None, as v_shutter
-    v_shutter,
+    v_projected: "ProjectedGradients",
+    v_gaussians: "Gaussians3D",  # output
+    sums: "CameraSums",  # output
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
-    CAMERA: tl.constexpr, N_LENS: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
-    FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
+    PROJECTOR: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    SHAPE: tl.constexpr = PROJECTOR.SHAPE
+    GRADIENTS: tl.constexpr = PROJECTOR.GRADIENTS
     batch, block, n, gaussian, mask = own_gaussians(n_gaussians, BLOCK)
-    mean = load_tuple(means + gaussian * 3, 1, 3, mask)
-    sigma = _load_covariance(quats, scales, covars, gaussian, mask)
-
-    zero = tl.zeros([BLOCK], mean[0].dtype)
-    v_mean, v_sigma = (zero,) * 3, (zero,) * 6
-    v_opacity = zero
+    own = PROJECTOR.load(gaussians, gaussian, mask)
+    given_opacity = None
+    if C.COMPENSATE and gaussians.opacities is not None:
+        given_opacity = tl.load(gaussians.opacities + gaussian, mask=mask, other=0.0)
+    zero = tl.zeros([BLOCK], own[0][0].dtype)
+    total, v_opacity = (zero,) * GRADIENTS, zero
     seen = tl.zeros([BLOCK], tl.int1)
     clean = mask
-    for camera in range(n_cameras):
-        image = batch * n_cameras + camera
-        row, visible = find_rows(row_of, radii, image * n_gaussians + n, mask)
+    for camera_index in range(n_cameras):
+        image = batch * n_cameras + camera_index
+        row, visible = _find_rows(row_of, radii, image * n_gaussians + n, mask)
         seen = seen | visible
-        w, t, intrinsics = load_camera(viewmats, Ks, image)
-        p, _, jacobian, t0, t1, sharp, blurred = to_screen(
-            mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
-        )
-        det = det2(blurred)
+        camera = _load_camera(cameras, image, C)
 
-        v_conic, v_mean2d, v_depth = (zero,) * 3, (zero,) * 2, zero
-        if v_conics is not None:
-            v_conic = load_tuple(v_conics + row * 3, 1, 3, visible)
-        if v_means2d is not None:
-            v_mean2d = load_tuple(v_means2d + row * 2, 1, 2, visible)
-        if v_depths is not None:
-            v_depth = tl.load(v_depths + row, mask=visible, other=0.0)
-        incoming = size_of(v_conic) + size_of(v_mean2d) + tl.abs(v_depth)
-        v_own_opacity = zero
-        v_cov2d = conic_vjp(blurred, det, v_conic)
-        if COMPENSATE:
-            rho = compensation(det2(sharp), det, FLOOR)
-            v_rho = zero
-            if v_compensations is not None:
-                v_rho += tl.load(v_compensations + row, mask=visible, other=0.0)
-            if v_opacities_out is not None:
-                v_row = tl.load(v_opacities_out + row, mask=visible, other=0.0)
-                v_rho += v_row * tl.load(opacities + gaussian, mask=mask, other=0.0)
-                v_own_opacity = v_row * rho
-                incoming += tl.abs(v_row)
+        # The gradients of the row, and whether they are finite.
+        v_mean2d, v_depth, v_shape, v_normal, v_row, v_rho = None, None, None, None, None, None
+        incoming = zero
+        if v_projected.v_means2d is not None:
+            v_mean2d = load_tuple(v_projected.v_means2d + row * 2, 1, 2, visible)
+            incoming += size_of(v_mean2d)
+        if v_projected.v_depths is not None:
+            v_depth = tl.load(v_projected.v_depths + row, mask=visible, other=0.0)
+            incoming += tl.abs(v_depth)
+        if v_projected.v_conics is not None:
+            v_shape = load_tuple(v_projected.v_conics + row * SHAPE, 1, SHAPE, visible)
+            incoming += size_of(v_shape)
+        if v_projected.v_normals is not None:
+            v_normal = load_tuple(v_projected.v_normals + row * 3, 1, 3, visible)
+            incoming += size_of(v_normal)
+        if v_projected.v_opacities is not None:
+            v_row = tl.load(v_projected.v_opacities + row, mask=visible, other=0.0)
+            incoming += tl.abs(v_row)
+        if v_projected.v_compensations is not None:
+            v_rho = tl.load(v_projected.v_compensations + row, mask=visible, other=0.0)
             incoming += tl.abs(v_rho)
-            v_blur = compensation_vjp(sharp, blurred, det2(sharp), det, rho, FLOOR, v_rho)
-            v_cov2d = add(v_cov2d, v_blur)
-        else:
-            if v_opacities_out is not None:
-                v_own_opacity = tl.load(v_opacities_out + row, mask=visible, other=0.0)
-                incoming += tl.abs(v_own_opacity)
-
-        v_t0, v_t1, v_cov3d = screen_covariance_vjp(t0, t1, sigma, v_cov2d)
-        row0, row1, saved = jacobian
-        v_row0 = row_times_vjp(w, v_t0)
-        v_row1 = row_times_vjp(w, v_t1)
-        v_p = project_point_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1, CAMERA)
-        v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
-        v_world = matvec3_transposed(w, v_p)
         clean = clean & finite(incoming)
-        outgoing = size_of(v_world) + size_of(v_cov3d) + tl.abs(v_own_opacity)
-        visible = visible & (finite(outgoing) | (finite(incoming) == 0))
-        v_opacity += tl.where(visible, v_own_opacity, 0.0)
-        v_mean = add_where(v_mean, visible, v_world)
-        v_sigma = add_where(v_sigma, visible, v_cov3d)
-        if v_viewmats is not None:
-            out = v_viewmats + (block.to(tl.int64) * n_images + image) * 12
-            for k in tl.static_range(3):
-                v_w0 = add_entry_times(v_p[0] * mean[k], row0, 0, v_t0[k], 0, CAMERA)
-                v_w0 = add_entry_times(v_w0, row1, 0, v_t1[k], 1, CAMERA)
-                v_w1 = add_entry_times(v_p[1] * mean[k], row0, 1, v_t0[k], 0, CAMERA)
-                v_w1 = add_entry_times(v_w1, row1, 1, v_t1[k], 1, CAMERA)
-                v_w2 = add_entry_times(v_p[2] * mean[k], row0, 2, v_t0[k], 0, CAMERA)
-                v_w2 = add_entry_times(v_w2, row1, 2, v_t1[k], 1, CAMERA)
-                tl.store(out + k, tl.sum(tl.where(visible, v_w0, 0.0)))
-                tl.store(out + 4 + k, tl.sum(tl.where(visible, v_w1, 0.0)))
-                tl.store(out + 8 + k, tl.sum(tl.where(visible, v_w2, 0.0)))
-                tl.store(out + 4 * k + 3, tl.sum(tl.where(visible, v_p[k], 0.0)))
 
-    outgoing = size_of(v_mean) + size_of(v_sigma) + tl.abs(v_opacity)
-    if covars is None:
-        unit, inverse_norm = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
-        scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
-        v_rotation, v_scale = covariance_vjp(rotation(unit), scale, v_sigma)
-        v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
-        outgoing += size_of(v_quat) + size_of(v_scale)
+        v_own, v_own_opacity, v_camera, saved = PROJECTOR.vjp(
+            own, camera, given_opacity, (width, height, eps2d),
+            (v_mean2d, v_depth, v_shape, v_normal, v_row, v_rho), sums.lens is not None, sums.shutter is not None, C,
+        )  # fmt: skip
+        outgoing = size_of(v_own) + tl.abs(v_own_opacity)
+        if len(v_camera) > 0:
+            outgoing += size_of(v_camera)
+        visible = visible & (finite(outgoing) | (finite(incoming) == 0))
+        total = add_where(total, visible, v_own)
+        v_opacity += tl.where(visible, v_own_opacity, 0.0)
+
+        # Sums over the block for the camera.
+        place = block.to(tl.int64) * n_images + image
+        if sums.poses is not None:
+            for i in tl.static_range(3):
+                for j in tl.static_range(4):
+                    v_w = PROJECTOR.pose_gradient(own, saved, i, j, C)
+                    tl.store(sums.poses + place * 12 + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
+        if sums.lens is not None:
+            for k in tl.static_range(12):
+                tl.store(sums.lens + place * 12 + k, tl.sum(tl.where(visible, v_camera[k], 0.0)))
+        if sums.shutter is not None:
+            for k in tl.static_range(15):
+                v_path = v_camera[len(v_camera) - 15 + k]
+                tl.store(sums.shutter + place * 20 + k, tl.sum(tl.where(visible, v_path, 0.0)))
+
+    v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian, mask, own, total)
+    outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)
     kept = seen & (finite(outgoing) | (clean == 0))
-    store_tuple(v_means + gaussian * 3, 1, v_mean, mask, kept)
-    if v_opacities is not None:
-        tl.store(v_opacities + gaussian, tl.where(kept, v_opacity, 0.0), mask=mask)
-    if covars is not None:
-        store_tuple(v_covars + gaussian * 6, 1, v_sigma, mask, kept)
+    store_tuple(v_gaussians.means + gaussian * 3, 1, total[:3], mask, kept)
+    if v_gaussians.opacities is not None:
+        tl.store(v_gaussians.opacities + gaussian, tl.where(kept, v_opacity, 0.0), mask=mask)
+    if v_gaussians.covars is not None:
+        store_tuple(v_gaussians.covars + gaussian * 6, 1, v_covar, mask, kept)
     else:
-        store_tuple(v_quats + gaussian * 4, 1, v_quat, mask, kept)
-        store_tuple(v_scales + gaussian * 3, 1, v_scale, mask, kept)
+        store_tuple(v_gaussians.quats + gaussian * 4, 1, v_quat, mask, kept)
+        store_tuple(v_gaussians.scales + gaussian * 3, 1, v_scale, mask, kept)
 
 
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
@@ -362,33 +212,26 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = means.shape[-2]
     n_rows = n_batches * n_cameras * n_gaussians
+    projector = _projector(settings)
     arguments: dict[str, Any] = {
-        **gaussians._asdict(),
-        **cameras._asdict(),
-        **constants(settings, 0 if cameras.lens is None else cameras.lens.shape[-1]),
-        "n_gaussians": n_gaussians,
-        "n_cameras": n_cameras,
+        "gaussians": gaussians,
+        "cameras": cameras,
+        "width": settings.camera.width,
+        "height": settings.camera.height,
+        "eps2d": settings.eps2d,
         "near": settings.camera.near,
         "far": settings.camera.far,
         "radius_clip": settings.radius_clip,
-        "ALPHA_MIN": ALPHA_MIN,
-        "FOV_MARGIN": FOV_MARGIN,
-        "FLOOR": settings.numerics.compensation_floor,
-        "EXTEND": settings.numerics.extend,
-        "OPACITY_AWARE": settings.numerics.opacity_aware,
-        "RADIUS_MAX": float(RADIUS_MAX),
+        "PROJECTOR": projector,
+        "C": Constants.of(settings, cameras),
     }
     dense_ids = row_of = None
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
-        _projection_visible_kernel.launch_elementwise(
-            n_rows,
-            BLOCK,
-            visible_out=visible,
-            row_of=row_of,
-            n_rows=n_rows,
-            **arguments,
+        rows = ProjectedGaussians(n_cameras, n_gaussians, *[None] * 7, row_of=row_of)
+        _projection_fwd_kernel.launch_elementwise(
+            n_rows, BLOCK, projected=rows, visible_out=visible, n_rows=n_rows, **arguments
         )
         dense_ids = indices_of(visible)
         n_rows = dense_ids.numel()
@@ -399,24 +242,14 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         radii=torch.empty(n_rows, 2, dtype=torch.int32, device=means.device),
         means2d=means.new_empty(n_rows, 2),
         depths=means.new_empty(n_rows),
-        conics=means.new_empty(n_rows, 3),
+        conics=means.new_empty(n_rows, projector.SHAPE),
         compensations=means.new_empty(n_rows) if settings.antialiased else None,
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
         row_of=row_of,
+        normals=means.new_empty(n_rows, 3) if settings.surfels else None,
     )
     _projection_fwd_kernel.launch_elementwise(
-        n_rows,
-        BLOCK,
-        dense_ids=dense_ids,
-        row_of=row_of,
-        radii=projected.radii,
-        means2d=projected.means2d,
-        depths=projected.depths,
-        conics=projected.conics,
-        compensations=projected.compensations,
-        opacities_out=projected.opacities,
-        n_rows=n_rows,
-        **arguments,
+        n_rows, BLOCK, projected=projected, visible_out=None, n_rows=n_rows, **arguments
     )
     return projected
 
@@ -441,33 +274,28 @@ def projection_bwd(
     means = gaussians.means
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = means.shape[-2]
-    given = gaussians._asdict()
-    del given["valid"]
-    v_gaussians = {name: None if t is None else torch.empty_like(t) for name, t in given.items()}
-    blocks = programs(n_gaussians, block_size(means, BLOCK))
+    gaussians = gaussians._replace(valid=None)
+    v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians))
+    block = block_size(means, BLOCK)
+    blocks = programs(n_gaussians, block)
     sums = CameraSums.allocate(means, blocks, cameras, needs, settings.camera.model)
-    arguments: dict[str, object] = {**given, **cameras._asdict()}
-    arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians.items()}
-    backward = _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel
-    backward.launch(
+    _projection_bwd_kernel.launch(
         programs(n_batches * blocks, 1),
-        **constants(settings, 0 if cameras.lens is None else cameras.lens.shape[-1]),
-        FOV_MARGIN=FOV_MARGIN,
-        FLOOR=settings.numerics.compensation_floor,
-        BLOCK=block_size(means, BLOCK),
-        **arguments,
+        gaussians=gaussians,
+        cameras=cameras,
         row_of=row_of,
         radii=radii,
-        v_means2d=v_projected.v_means2d,
-        v_depths=v_projected.v_depths,
-        v_conics=v_projected.v_conics,
-        v_compensations=v_projected.v_compensations,
-        v_opacities_out=v_projected.v_opacities,
-        v_viewmats=sums.poses,
-        v_lens=sums.lens,
-        v_shutter=sums.shutter,
+        v_projected=v_projected,
+        v_gaussians=v_gaussians,
+        sums=sums,
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
         n_images=n_batches * n_cameras,
+        width=settings.camera.width,
+        height=settings.camera.height,
+        eps2d=settings.eps2d,
+        PROJECTOR=_projector(settings),
+        C=Constants.of(settings, cameras),
+        BLOCK=block,
     )
-    return Gaussians3D(**v_gaussians), sums.gradients(cameras)
+    return v_gaussians, sums.gradients(cameras)

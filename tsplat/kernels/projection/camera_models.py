@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from ...config import FISHEYE_SERIES
-from ..device_math import add, constant, dot, load_tuple, matvec3, symmetric_matvec3, times
+from ..device_math import constant, dot, symmetric_matvec3, times
 
 HIGHEST = tl.constexpr(FISHEYE_SERIES[-1])
 LOWER = tl.constexpr(FISHEYE_SERIES[-2::-1])
@@ -229,42 +229,3 @@ def screen_covariance_vjp(t0, t1, s, v):
         v[0] * t0[2] * t0[2] + v[1] * t0[2] * t1[2] + v[2] * t1[2] * t1[2],
     )
     return v_t0, v_t1, v_s
-
-
-@triton.jit
-def find_rows(row_of, radii, dense_id, mask):
-    """Rows of indices into [B, C, N], and whether they are visible."""
-    if row_of is not None:
-        row = tl.load(row_of + dense_id, mask=mask, other=-1).to(tl.int64)
-        return row, row >= 0
-    else:
-        return dense_id, tl.load(radii + dense_id * 2, mask=mask, other=0) > 0
-
-
-@triton.jit
-def load_camera(poses, intrinsics, image):
-    """Rotation (nine entries), translation, and intrinsics fx, fy, cx, cy of an image's camera."""
-    v = poses + image * 16
-    k = intrinsics + image * 9
-    rotation_rows = load_tuple(v, 1, 3) + load_tuple(v + 4, 1, 3) + load_tuple(v + 8, 1, 3)
-    return rotation_rows, load_tuple(v + 3, 4, 3), (tl.load(k), tl.load(k + 4), tl.load(k + 2), tl.load(k + 5))
-
-
-@triton.jit
-def to_screen(
-    mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA: tl.constexpr, FOV_MARGIN: tl.constexpr
-):  # fmt: skip
-    """Projects a Gaussian with mean and covariance sigma by the camera w, t, intrinsics.
-
-    Returns:
-        Mean in camera space; mean in pixels; the two rows of the Jacobian J and what its gradient needs; the two rows
-        of J W; screen covariance without and with eps2d on its diagonal.
-    """
-    p = add(matvec3(w, mean), t)
-    mean2d, row0, row1, saved = project_point(p, intrinsics, width, height, CAMERA, FOV_MARGIN)
-    t0 = (row_times(row0, w, 0, 0, CAMERA), row_times(row0, w, 1, 0, CAMERA), row_times(row0, w, 2, 0, CAMERA))
-    t1 = (row_times(row1, w, 0, 1, CAMERA), row_times(row1, w, 1, 1, CAMERA), row_times(row1, w, 2, 1, CAMERA))
-    sharp = screen_covariance(t0, t1, sigma)
-    blur = constant(eps2d, sharp[0])
-    blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
-    return p, mean2d, (row0, row1, saved), t0, t1, sharp, blurred

@@ -32,19 +32,18 @@ class CameraSums(NamedTuple):
         cls, means: Tensor, blocks: int, cameras: Cameras, needs: Cameras, model: CameraModel = "pinhole"
     ) -> CameraSums:
         """Allocates what the gradients that are needed take. What a kernel does not write is zero."""
-        (needs_poses, _), (poses, _) = needs.pinhole(), cameras.pinhole()
-        n_images = poses.shape[0] * poses.shape[1]
+        n_images = cameras.viewmats.shape[0] * cameras.viewmats.shape[1]
         lens = shutter = None
         if needs.lens and model in LENSES_WITH_GRADIENTS:
             lens = means.new_empty(blocks, n_images, 12)
         if needs.shutter:
             shutter = means.new_zeros(blocks, n_images, 20)
-        has_poses = needs_poses and cameras.shutter is None
+        has_poses = needs.viewmats and cameras.shutter is None
         return cls(means.new_empty(blocks, n_images, 12) if has_poses else None, lens, shutter)
 
     def gradients(self, cameras: Cameras) -> Cameras:
         """The gradients of cameras."""
-        batch = cameras.pinhole()[0].shape[:2]
+        batch = cameras.viewmats.shape[:2]
         poses, lens, shutter = (None if sums is None else sums.sum(0).view(*batch, sums.shape[2]) for sums in self)
         if poses is not None:
             poses = torch.nn.functional.pad(poses.view(*batch, 3, 4), (0, 0, 0, 1))

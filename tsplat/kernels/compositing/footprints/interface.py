@@ -1,17 +1,15 @@
 """Footprints: what a kind of splat is at a pixel. The rest of compositing knows only what a `Footprint` says.
 
-A kernel gets a footprint as a constexpr and calls its device functions. Triton does not see such calls when it hashes
-a kernel's source, so the footprint has a `cache_key` of its own, which Triton and the CPU's compiler put into the keys
-of their caches.
+A kernel gets a footprint as a constexpr and calls its device functions.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import triton
 import triton.language as tl
 
+from ...contract import Contract
 from ...device_math import where
 
 
@@ -41,7 +39,7 @@ def rendered_shape(sums, shape, N: tl.constexpr):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Footprint:
+class Footprint(Contract):
     """A kind of splat, by device functions that are differentiated by hand.
 
     A `record` holds the values of ``pack``, log2 of the opacity, the opacity clamped to alpha_max, and features. A
@@ -100,11 +98,3 @@ class Footprint:
     def slot_columns(self, n_features: int, absgrad: bool) -> int:
         """Returns the columns of slots: sums of the footprint, features, and two for absgrad."""
         return self.SUMS + n_features + 2 * absgrad
-
-    @functools.cached_property
-    def cache_key(self) -> str:
-        """Changes with the source of any function, and with that of those it calls."""
-        return "-".join(getattr(value, "cache_key", None) or repr(value) for value in vars(self).values())
-
-    def __repr__(self) -> str:
-        return self.cache_key

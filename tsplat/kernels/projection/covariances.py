@@ -1,0 +1,76 @@
+"""Device functions of Gaussians that are projected as a covariance: conic, radii and compensation, and their gradients.
+
+Tuples are laid out as in ``device_math.py``.
+"""
+
+import triton
+import triton.language as tl
+
+from ..device_math import (
+    add,
+    bounds,
+    compensation,
+    compensation_vjp,
+    conic,
+    conic_vjp,
+    constant,
+    det2,
+    finite,
+)
+
+
+@triton.jit
+def blur(sharp, eps2d):
+    """A screen covariance with eps2d on its diagonal."""
+    added = constant(eps2d, sharp[0])
+    return sharp[0] + added, sharp[1], sharp[2] + added
+
+
+@triton.jit
+def shape_of(sharp, blurred, opacity, C: tl.constexpr):
+    """What a screen covariance without and with eps2d makes visible. Every comparison is written so that NaN fails it.
+
+    Returns:
+        Whether it is seen; radii along x and y; conic; compensation (or 1); opacity (or None) times it.
+    """
+    det = det2(blurred)
+    inverse = conic(blurred, det)
+    seen = (det > 0.0) & finite(det)
+    rho = constant(1.0, det)
+    if C.COMPENSATE:
+        rho = compensation(det2(sharp), det, C.FLOOR)
+    bounded = None
+    if opacity is not None:
+        bounded = rho * opacity
+        shown = bounded
+        # The unscented transform always culls by the compensated opacity.
+        if not C.COMPENSATE and C.UNSCENTED is not None:
+            bounded = opacity * compensation(det2(sharp), det, C.FLOOR)
+        if C.OPACITY_AWARE:
+            seen = seen & (bounded >= constant(C.ALPHA_MIN, bounded))
+        return seen, bounds(blurred, det, bounded, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, shown
+    else:
+        return seen, bounds(blurred, det, None, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, None
+
+
+@triton.jit
+def shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, C: tl.constexpr):
+    """Gradients of the screen covariance and of the opacity from those of what ``shape_of`` returns; None for zero."""
+    det = det2(blurred)
+    zero = tl.zeros_like(det)
+    v_cov = (zero,) * 3
+    if v_conic is not None:
+        v_cov = conic_vjp(blurred, det, v_conic)
+    v_own_opacity = zero
+    if v_opacity is not None:
+        v_own_opacity = v_opacity
+    if C.COMPENSATE:
+        rho = compensation(det2(sharp), det, C.FLOOR)
+        v_rho = zero
+        if v_compensation is not None:
+            v_rho = v_compensation
+        if v_opacity is not None:
+            v_rho += v_opacity * opacity
+            v_own_opacity = v_opacity * rho
+        v_cov = add(v_cov, compensation_vjp(sharp, blurred, det2(sharp), det, rho, C.FLOOR, v_rho))
+    return v_cov, v_own_opacity

@@ -1,0 +1,115 @@
+"""EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001) as used by 3D Gaussian Splatting (Kerbl et al., 2023).
+
+Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean. Pinhole cameras clamp x/z and
+y/z in it to the image plus a margin, but not in the projected mean. Gradients are summed over cameras for the mean and
+for Sigma, of which those of quaternion and scales follow.
+"""
+
+import triton
+import triton.language as tl
+
+from ..device_math import (
+    add,
+    covariance,
+    covariance_vjp,
+    load_tuple,
+    matvec3,
+    matvec3_transposed,
+    normalize4,
+    normalize_vjp,
+    rotation,
+    rotation_vjp,
+)
+from .camera_models import (
+    add_entry_times,
+    project_point,
+    project_point_vjp,
+    row_times,
+    row_times_vjp,
+    screen_covariance,
+    screen_covariance_vjp,
+)
+from .covariances import blur, shape_of, shape_vjp
+from .projector import Projector
+
+
+@triton.jit
+def _load(gaussians, i, mask):
+    """Mean, and the upper triangle of the world-space covariance."""
+    mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
+    if gaussians.covars is not None:
+        return mean, load_tuple(gaussians.covars + i * 6, 1, 6, mask)
+    else:
+        unit, _ = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
+        return mean, covariance(rotation(unit), load_tuple(gaussians.scales + i * 3, 1, 3, mask))
+
+
+@triton.jit
+def _to_screen(own, camera, plane, C: tl.constexpr):
+    """Projects a mean and a covariance.
+
+    Returns:
+        Mean in camera space; mean in pixels; the two rows of the Jacobian J and what its gradient needs; the two rows
+        of J W; screen covariance without and with eps2d on its diagonal.
+    """
+    mean, sigma = own
+    w, t, intrinsics = camera[0], camera[1], camera[2]
+    width, height, eps2d = plane
+    p = add(matvec3(w, mean), t)
+    mean2d, row0, row1, saved = project_point(p, intrinsics, width, height, C.CAMERA, C.FOV_MARGIN)
+    t0 = (row_times(row0, w, 0, 0, C.CAMERA), row_times(row0, w, 1, 0, C.CAMERA), row_times(row0, w, 2, 0, C.CAMERA))
+    t1 = (row_times(row1, w, 0, 1, C.CAMERA), row_times(row1, w, 1, 1, C.CAMERA), row_times(row1, w, 2, 1, C.CAMERA))
+    sharp = screen_covariance(t0, t1, sigma)
+    return p, mean2d, (row0, row1, saved), t0, t1, sharp, blur(sharp, eps2d)
+
+
+@triton.jit
+def _project(own, camera, opacity, plane, C: tl.constexpr):
+    p, mean2d, _, _, _, sharp, blurred = _to_screen(own, camera, plane, C)
+    seen, radii, shape, rho, shown = shape_of(sharp, blurred, opacity, C)
+    return seen, p[2], p[2], mean2d, radii, shape, (), rho, shown
+
+
+@triton.jit
+def _vjp(own, camera, opacity, plane, v, LENS: tl.constexpr, PATH: tl.constexpr, C: tl.constexpr):
+    v_mean2d, v_depth, v_conic, _, v_opacity, v_compensation = v
+    w, intrinsics = camera[0], camera[2]
+    p, _, jacobian, t0, t1, sharp, blurred = _to_screen(own, camera, plane, C)
+    row0, row1, saved = jacobian
+    v_cov, v_own_opacity = shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, C)
+    # Sigma2d = T Sigma T^T with T = J W
+    v_t0, v_t1, v_sigma = screen_covariance_vjp(t0, t1, own[1], v_cov)
+    if v_mean2d is None:
+        zero = tl.zeros_like(p[0])
+        v_mean2d = (zero, zero)
+    v_row0 = row_times_vjp(w, v_t0)
+    v_row1 = row_times_vjp(w, v_t1)
+    v_p = project_point_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1, C.CAMERA)
+    if v_depth is not None:
+        v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
+    return matvec3_transposed(w, v_p) + v_sigma, v_own_opacity, (), (v_p, row0, row1, v_t0, v_t1)
+
+
+@triton.jit
+def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.constexpr):
+    """dL/dp (mean, 1)^T, and J^T times the gradient of T = J W."""
+    v_p, row0, row1, v_t0, v_t1 = saved
+    if COLUMN == 3:
+        return v_p[ROW]
+    else:
+        v_w = add_entry_times(v_p[ROW] * own[0][COLUMN], row0, ROW, v_t0[COLUMN], 0, C.CAMERA)
+        return add_entry_times(v_w, row1, ROW, v_t1[COLUMN], 1, C.CAMERA)
+
+
+@triton.jit
+def _finish(gaussians, i, mask, own, v):
+    if gaussians.covars is not None:
+        return (), (), v[3:]
+    else:
+        unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
+        scale = load_tuple(gaussians.scales + i * 3, 1, 3, mask)
+        v_rotation, v_scale = covariance_vjp(rotation(unit), scale, v[3:])
+        return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation)), v_scale, ()
+
+
+EWA = Projector(3, 9, _load, _project, _vjp, _pose_gradient, _finish)
