@@ -16,16 +16,21 @@ def specialization(kernel, arguments):
     """What Triton compiles a kernel for: https://triton-lang.org, `triton.jit`, and `do_not_specialize`."""
     key = [kernel.__name__]
     for parameter in kernel.params:
-        value = arguments.get(parameter.name)
-        if parameter.is_constexpr or value is None:
-            key.append((type(value), value))
-        elif isinstance(value, Tensor):
-            key.append((value.dtype, value.data_ptr() % 16 == 0))
-        elif parameter.annotation_type == "fp64":
-            key.append("fp64")
-        else:
-            wide = not -(2**31) <= value < 2**31
-            key.append(wide if parameter.do_not_specialize else (wide, value == 1, value % 16 == 0))
+        argument = arguments.get(parameter.name)
+        if parameter.is_constexpr:
+            key.append((type(argument), argument))
+            continue
+        for _, value in launch.leaves(parameter.name, argument):
+            if value is None:
+                key.append(None)
+            elif isinstance(value, Tensor):
+                key.append((value.dtype, value.data_ptr() % 16 == 0))
+            elif parameter.annotation_type == "fp64":
+                key.append("fp64")
+            else:
+                wide = not -(2**31) <= value < 2**31
+                is_plain = parameter.do_not_specialize or isinstance(argument, tuple)
+                key.append(wide if is_plain else (wide, value == 1, value % 16 == 0))
     return tuple(key)
 
 

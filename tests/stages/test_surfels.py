@@ -564,7 +564,7 @@ def test_kernels_for_gpus_do_not_spill(target):
     tested = {
         repr((call.kernel.__name__, call.signature, call.constants)): call
         for call in launches
-        if any(name in call.kernel.__name__ for name in ("surfels", "composite", "combine", "part_bits", "row_sum"))
+        if any(name in call.kernel.__name__ for name in ("projection", "composite", "combine", "part_bits", "row_sum"))
     }
     assert len({call.kernel.__name__ for call in tested.values()}) == 7
     for call in tested.values():
