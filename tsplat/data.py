@@ -287,6 +287,7 @@ class PartLists(NamedTuple):
         words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts words], the
             number of set bits up to the end of each word. None if a tile is one part.
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
+        n_passed: [] int64, the number of entries in front of ``ends``; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None if no list is cut.
         chunk_lists: [chunks] int32, the list of each chunk.
         chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where pixels have stopped.
@@ -301,6 +302,7 @@ class PartLists(NamedTuple):
     words: Tensor | None = None
     totals: Tensor | None = None
     ends: Tensor | None = None
+    n_passed: Tensor | None = None
     chunk_starts: Tensor | None = None
     chunk_lists: Tensor | None = None
     chunk_transmittances: Tensor | None = None

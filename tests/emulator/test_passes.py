@@ -77,6 +77,24 @@ def test_kinds(target, code, function, options, replays):
 
 
 @one_target
+def test_backward_passes_allocate_slots_for_entries_that_pixels_passed(target, code, replays, monkeypatch):
+    from tsplat.kernels import launch
+
+    monkeypatch.setattr(launch, "UNREAD", 0)  # of few entries, all have room
+    sizes, original = [], calls.scratch_memory
+    monkeypatch.setattr(calls, "scratch_memory", lambda n, device: (sizes.append(n), original(n, device))[1])
+    with tsplat_emulated(target, code, uninitialized=False):
+        kind = make(rasterization, packed=False)
+        assert_replayed(kind, replays)
+        hidden = kind.moved(1.0)
+        hidden.tensors["opacities"].data.zero_()
+        assert not differences(outcome(hidden), outcome(hidden, STAGES[rasterization]))
+    backward = replays[0]._runner.traced.of_images
+    assert backward.rows.fixed in sizes  # for no entries
+    assert backward.rows.fixed < max(sizes) < backward.scratch[1]
+
+
+@one_target
 def test_alignment_is_part_of_a_kind(target, code, replays):
     """Kernels of aligned addresses load 16 bytes at a time."""
     kind = make(rasterization, packed=False)

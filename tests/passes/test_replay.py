@@ -9,6 +9,7 @@ import torch
 from tests.support import scenes
 from tests.support.launch_recorder import LaunchRecorder
 from tsplat import UnsupportedError, rasterization
+from tsplat.passes.arenas import Bases, Life, add_arena_with_end, arrange
 from tsplat.stages.capacity import deferred
 from tsplat.stages.listing import stable_argsort
 
@@ -105,3 +106,12 @@ def test_other_threads_are_not_recorded():
     x.fill_(5.0)
     replay()
     assert torch.equal(found, torch.full((6,), 6.0)) and torch.equal(y, values() + 1) and torch.equal(image, expected)
+
+
+def test_the_end_of_an_arena_is_behind_all_that_is_needed_at_the_same_time():
+    lives = [Life(0, 64, 0, 1), Life(1, 640, 0, 2), Life(2, 64, 2, 3), Life(3, 6400, 4, 4)]
+    bases = Bases()
+    base, fixed, begin = add_arena_with_end(bases, lives, Life(4, 10**6, 2, 3))
+    assert (base, fixed, begin) == (0, 6400, 704)
+    offsets, _ = arrange(lives)
+    assert offsets[3] == 0  # other arenas have the largest first

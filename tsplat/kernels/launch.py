@@ -130,6 +130,10 @@ launched: Callable[[Run, int, Values], bool] | None = None
 """Called with what launches a kernel, its number of programs and its values, while launches are traced and observed.
 Returns whether the kernel is launched."""
 
+used_rows: Callable[[Tensor, Tensor], None] | None = None
+"""Called with a tensor of which only the first rows are used, and with their number, [] int64, while calls on a GPU are
+traced."""
+
 
 def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
     """Launches programs of a kernel; see :func:`kernel`."""

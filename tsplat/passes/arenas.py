@@ -87,26 +87,50 @@ class Life(NamedTuple):
     first: int
     last: int
 
+    def meets(self, other: Life) -> bool:
+        """Returns whether both are needed at the same time."""
+        return self.first <= other.last and other.first <= self.last
 
-def arrange(lives: Iterable[Life]) -> tuple[dict[int, int], int]:
+
+def arrange(lives: Iterable[Life], end: Life | None = None) -> tuple[dict[int, int], int]:
     """Places storages in an arena. Returns the offset of each, and the size of the arena, in bytes.
 
-    The largest come first. Each takes the lowest place that is free during its life.
+    The largest come first, but those before them that are needed at the same time as a storage at the ``end`` of the
+    arena. Each takes the lowest place that is free during its life.
     """
     placed: list[tuple[int, int, Life]] = []
     offsets: dict[int, int] = {}
-    for life in sorted(lives, key=lambda life: -life.size):
+    for life in sorted(lives, key=lambda life: (end is not None and not life.meets(end), -life.size)):
         size = -(-life.size // CACHE_LINE) * CACHE_LINE
         place = 0
-        for begin, end, other in sorted(placed, key=lambda entry: entry[0]):
-            if other.last < life.first or life.last < other.first:
+        for begin, after, other in sorted(placed, key=lambda entry: entry[0]):
+            if not life.meets(other):
                 continue
             if place + size <= begin:
                 break
-            place = max(place, end)
+            place = max(place, after)
         placed.append((place, place + size, life))
         offsets[life.storage] = place
-    return offsets, max((end for _, end, _ in placed), default=0)
+    return offsets, max((after for _, after, _ in placed), default=0)
+
+
+class Rows(NamedTuple):
+    """The tensor at the end of an arena, of which a call uses the first rows only.
+
+    Attributes:
+        n: The view of their number, [] int64.
+        fixed: Bytes of the arena that other tensors take.
+        offset, size: Of the tensor in the arena, and of a row, in bytes.
+    """
+
+    n: View
+    fixed: int
+    offset: int
+    size: int
+
+    def bytes(self, n: int) -> int:
+        """Returns the size of an arena with room for n rows."""
+        return max(self.fixed, self.offset + n * self.size)
 
 
 class Bases:
@@ -178,6 +202,19 @@ def add_arena(bases: Bases, lives: Iterable[Life]) -> tuple[int, int]:
     for storage, offset in offsets.items():
         bases.put(base, storage, offset)
     return base, size
+
+
+def add_arena_with_end(bases: Bases, lives: Sequence[Life], end: Life) -> tuple[int, int, int]:
+    """Adds a base for storages, with one more behind all those that are needed at the same time. Returns its number,
+    its size without that one, and where that one begins, in bytes."""
+    base = bases.add()
+    offsets, size = arrange(lives, end)
+    for storage, offset in offsets.items():
+        bases.put(base, storage, offset)
+    begin = max((offsets[life.storage] + life.size for life in lives if life.meets(end)), default=0)
+    begin = -(-begin // CACHE_LINE) * CACHE_LINE
+    bases.put(base, end.storage, begin)
+    return base, size, begin
 
 
 def lives_of(steps: Sequence[Step], bases: Bases) -> dict[int, Life]:

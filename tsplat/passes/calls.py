@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..stages.autograd import Gradients, apply, once_differentiable
+from ..stages.capacity import read_later
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, scratch_memory, whole
 from .replayed_meta import Kept, Source, later, tensor_of
@@ -31,11 +32,14 @@ class Forward(NamedTuple):
         needed: What lists needed: spans, intersections, entries and chunks; and 1 if they did not fit. None if the
             caller gave a capacity.
         kept: The arena that is needed later, if a later call may take its memory. Otherwise it is one of the bases.
+        n_rows: Waits for the pass, and returns how many rows the backward pass of images uses, see
+            :attr:`.BackwardPass.rows`; None if it is not known to use a part only.
     """
 
     bases: list[Any]
     needed: list[int] | None
     kept: Kept | None
+    n_rows: Callable[[], int] | None = None
 
 
 class Runner(Protocol):
@@ -46,7 +50,12 @@ class Runner(Protocol):
     def forward(self, tensors: list[Tensor]) -> Forward: ...
 
     def differentiate(
-        self, backward: BackwardPass, saved: Sequence[Tensor | None], given: dict[int, Tensor], kept: Kept | None
+        self,
+        backward: BackwardPass,
+        saved: Sequence[Tensor | None],
+        given: dict[int, Tensor],
+        kept: Kept | None,
+        n_rows: Callable[[], int] | None,
     ) -> dict[int, Tensor]: ...
 
 
@@ -68,7 +77,8 @@ class Replays:
             needed = self._read_needed(own) if traced.is_exact else None
             for replayed in rest:
                 replayed.run([bases[i] for i in replayed.used])
-        return Forward(own, needed, None)
+        rows = traced.of_images.rows
+        return Forward(own, needed, None, None if rows is None else read_later(rows.n.of(own[rows.n.base])))
 
     def _read_needed(self, bases: list[Tensor]) -> list[int]:
         """Waits for the device."""
@@ -80,7 +90,12 @@ class Replays:
         return found
 
     def differentiate(
-        self, backward: BackwardPass, saved: Sequence[Tensor | None], given: dict[int, Tensor], _kept: Kept | None
+        self,
+        backward: BackwardPass,
+        saved: Sequence[Tensor | None],
+        given: dict[int, Tensor],
+        _kept: Kept | None,
+        n_rows: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
         """Runs a backward pass.
 
@@ -89,6 +104,7 @@ class Replays:
             saved: The bases of the forward pass that it reads, ``backward.saved``; None for the arena that is kept, if
                 that is given.
             given: Gradients, by the number of the base.
+            n_rows: See :class:`Forward`.
 
         Returns:
             Bases, by number, among them ``backward.results``.
@@ -99,6 +115,8 @@ class Replays:
         bases |= {output.base: output.allocate(device) for output in backward.outputs}
         backward.clear(bases)
         base, size = backward.scratch
+        if backward.rows is not None and n_rows is not None:
+            size = backward.rows.bytes(n_rows())
         with scratch_memory(size, device) as bases[base]:
             backward.steps.run([bases[i] for i in backward.steps.used])
         return bases
@@ -110,16 +128,17 @@ class _Differentiation(NamedTuple):
     Attributes:
         runner: Runs its passes.
         ids: The rows that are packed, [nnz] int64, or None.
-        kept: See :class:`Forward`.
+        kept, n_rows: See :class:`Forward`.
     """
 
     runner: Runner
     ids: Tensor | None
     kept: Kept | None
+    n_rows: Callable[[], int] | None
 
     def run(self, backward: BackwardPass, saved: Sequence[Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`Replays.differentiate`. Other tensors may follow those that it reads."""
-        return self.runner.differentiate(backward, saved[: len(backward.saved)], given, self.kept)
+        return self.runner.differentiate(backward, saved[: len(backward.saved)], given, self.kept, self.n_rows)
 
 
 class ReplayedCall:
@@ -135,7 +154,7 @@ class ReplayedCall:
 
     def __init__(self, runner: Runner, tensors: list[Tensor]) -> None:
         self._runner, self._tensors = runner, tensors
-        self._bases, self.needed, self._kept = runner.forward(tensors)
+        self._bases, self.needed, self._kept, self._n_rows = runner.forward(tensors)
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
@@ -173,7 +192,7 @@ class ReplayedCall:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
         is one."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, leaf]
-        common = _Differentiation(self._runner, ids, self._kept)
+        common = _Differentiation(self._runner, ids, self._kept, self._n_rows)
         links: list[Tensor | None] = []
         carrier = None
         if traced.of_centers is not None:

@@ -84,8 +84,9 @@ class CapturedCall:
         _saved: Sequence[Tensor | None],
         given: dict[int, Tensor],
         kept: Kept | None,
+        _n_rows: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
-        """Runs a backward pass; see :meth:`.Replays.differentiate`."""
+        """Runs a backward pass; see :meth:`.Replays.differentiate`. The memory of a graph has room for all rows."""
         assert kept is not None
         memory, is_second = self._memory, backward is not self.traced.of_images
         with self._lock:

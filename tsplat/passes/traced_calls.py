@@ -22,8 +22,10 @@ from .arenas import (
     Bases,
     Life,
     Output,
+    Rows,
     View,
     add_arena,
+    add_arena_with_end,
     add_output,
     arrange,
     leaves,
@@ -57,6 +59,7 @@ class BackwardPass(NamedTuple):
         outputs: The bases that it allocates: of gradients, and of what the other pass reads.
         cleared: The base of these that begins with zeros, and their number; None if there are none.
         scratch: The base of the arena that does not leave it, and its size in bytes.
+        rows: The tensor at the end of this arena of which a call uses a part only, or None.
         saved: The bases of the forward pass that it reads.
     """
 
@@ -66,6 +69,7 @@ class BackwardPass(NamedTuple):
     outputs: list[Output]
     cleared: tuple[int, int] | None
     scratch: tuple[int, int]
+    rows: Rows | None
     saved: list[int]
 
     @property
@@ -102,6 +106,7 @@ class _Record(NamedTuple):
         v_centers, v_rows: Those of centers, and of what else projection returned, by its name.
         zeros: Those of ``v_centers`` and ``v_rows`` that images do not depend on.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
+        used_rows: Of storages whose first rows only are used, the number of these, and the bytes of each.
     """
 
     steps: list[Step]
@@ -121,12 +126,14 @@ class _Record(NamedTuple):
     v_rows: dict[str, Tensor]
     zeros: list[Tensor]
     on_gpu: bool
+    used_rows: dict[int, tuple[Memory, int]]
 
 
 def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> _Record:
     """Traces a function, and the gradients of all its images."""
-    trace = Trace(runs=False)
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
+    on_gpu = runs_on_gpu(inputs[0])
+    trace = Trace(runs=False, counts_rows=on_gpu)
     with deferred() as calls, trace.recording():
         *images, meta = function(**arguments | {"capacity": room, "packed": False})
     n_forward, n_images = len(trace.steps), len(images)
@@ -169,7 +176,7 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
     return _Record(
         trace.steps, n_forward, min(marks, default=len(trace.steps)), inputs, images, n_images, in_meta, values,
         rendered._replace(intersections=rendered.intersections.whole), rendered.intersections, call.needed, v_images,
-        found, v_centers, v_rows, list(zeros.values()), runs_on_gpu(centers),
+        found, v_centers, v_rows, list(zeros.values()), on_gpu, trace.used_rows,
     )  # fmt: skip
 
 
@@ -246,6 +253,7 @@ class TracedCall:
         lives = lives_of(steps, bases)
         later = {tensor.storage for step in rest for tensor in tensors_of(step)}
         later |= {storage_of(t) for t in leaves((record.rendered, *record.values.values(), record.needed), Tensor)}
+        later |= {n.storage for n, _ in record.used_rows.values()}
         self.kept = add_arena(bases, [Life(s, life.size, 0, ALWAYS) for s, life in lives.items() if s in later])
         self.scratch = add_arena(bases, [life for s, life in lives.items() if s not in later])
         self.images = [None if image is None else bases.view(image.detach()) for image in record.images]
@@ -308,12 +316,26 @@ class TracedCall:
             if self.v_centers is not None and not is_second:
                 outputs += [self.v_centers[0], self.v_carrier]
                 cleared = v_carrier, n_zeros // dtype.itemsize
-            scratch = add_arena(bases, [life for storage, life in own.items() if not bases.has(storage)])
+            inside = [life for storage, life in own.items() if not bases.has(storage)]
+            scratch, rows = _add_scratch(bases, inside, record.used_rows)
             views = [None if g is None else bases.view(g) for g in mine.values()]
             replayed = Pass(steps, bases, on_gpu=self.on_gpu)
             saved = [base for base in replayed.used if base < n_forward]
-            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, saved))
+            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, rows, saved))
         self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]
+
+
+def _add_scratch(
+    bases: Bases, lives: list[Life], used_rows: dict[int, tuple[Memory, int]]
+) -> tuple[tuple[int, int], Rows | None]:
+    """Adds the arena of a backward pass. Returns its base and size in bytes, and the tensor at its end of which a call
+    uses a part only, if there is one."""
+    end = next((life for life in lives if life.storage in used_rows), None)
+    if end is None:
+        return add_arena(bases, lives), None
+    base, fixed, begin = add_arena_with_end(bases, [life for life in lives if life is not end], end)
+    n, size = used_rows[end.storage]
+    return (base, max(fixed, begin + end.size)), Rows(bases.view(n), fixed, begin, size)
 
 
 def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Life]) -> tuple[int, int, int]:

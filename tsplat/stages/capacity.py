@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -162,12 +162,28 @@ def _call(needed: Tensor, room: Capacities, key: Key | None) -> _Call | None:
     if torch.cuda.is_current_stream_capturing():
         # Each replay updates it, and only who collects calls knows when.
         return None if _thread.deferred is None else _Call(needed, None, room, None)
-    stream = torch.cuda.current_stream(needed.device)
-    pinned = torch.empty(needed.shape, dtype=torch.int64, device="cpu", pin_memory=True)
-    needed = pinned.copy_(needed, non_blocking=True)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(stream)
-    return _Call(needed, done, room, key)
+    return _Call(*_copy_later(needed), room, key)
+
+
+def _copy_later(values: Tensor) -> tuple[Tensor, Any]:
+    """Returns a copy of values of a GPU, and the event after which it is valid."""
+    pinned = torch.empty(values.shape, dtype=torch.int64, device="cpu", pin_memory=True)
+    copy, done = pinned.copy_(values, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(values.device))
+    return copy, done
+
+
+def read_later(value: Tensor) -> Callable[[], int]:
+    """Returns what waits for a value, [] int64, and returns it. Meanwhile the device copies it."""
+    if not value.is_cuda:
+        return lambda: int(value)
+    copy, done = _copy_later(value)
+
+    def read() -> int:
+        done.synchronize()
+        return int(copy)
+
+    return read
 
 
 @contextlib.contextmanager

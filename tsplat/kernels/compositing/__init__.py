@@ -63,6 +63,7 @@ from torch import Tensor
 
 from ...config import TRANSMITTANCE_MIN
 from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderBuffers, SplatGradients, Splats, TileGrid
+from .. import launch
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_shape
 from .alphas import tile_alphas
 from .chunks import chunk_products, combine_chunks, combine_rays
@@ -156,7 +157,10 @@ def composite_fwd(
     forward = features_fwd if by_matrices else walk_fwd
     forward(splats, backgrounds, records, lists, buffers, band, arguments)
     combine_chunks(lists, chunk_last_ids, chunk_median_rows, backgrounds, buffers, band)
-    return lists._replace(ids=None, records=records if is_kept else None, large=large)
+    n_passed = None
+    if launch.used_rows is not None and lists.ends is not None and lists.n_entries > launch.UNREAD:
+        n_passed = (lists.ends - lists.offsets[:-1]).sum()
+    return lists._replace(ids=None, records=records if is_kept else None, large=large, n_passed=n_passed)
 
 
 def composite_bwd(

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...data import GaussianMajor, Intersections, PartLists, SplatGradients, Splats
+from .. import launch
 from ..device_math import load_tuple, store_tuple
 from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, programs
 from .footprints.ellipse import LARGE
@@ -370,7 +371,10 @@ def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_
         allocate = records.new_zeros if lists.ends is None else records.new_empty
         n_slots = lists.n_entries  # fewer may do, but only the device knows how many
     n_programs = programs(lists.n_chunks + n_lists // together, 1)
-    return PartSlots(entries, slot_starts, allocate(n_slots, columns), order, together, n_programs, layers)
+    v_slots = allocate(n_slots, columns)
+    if launch.used_rows is not None and together == 1 and lists.n_passed is not None:
+        launch.used_rows(v_slots, lists.n_passed)
+    return PartSlots(entries, slot_starts, v_slots, order, together, n_programs, layers)
 
 
 def _find_layers(
