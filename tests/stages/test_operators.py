@@ -244,6 +244,22 @@ def test_layouts_do_not_change_bits_in_graphs(case):
     assert compiled_layouts.check(target, {tensor: tuple(choice)}, "aot_eager") == "equal"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_have_the_strides_of_eager_calls(backend):
+    """On which the order depends in which PyTorch sums what comes back to an image of one color."""
+    target = torch.rand(2, 30, 13, 3)
+
+    def run(function):
+        color, strides = torch.tensor([0.2, 0.5, 0.9], requires_grad=True), []
+        image = color.expand(target.shape)
+        image.register_hook(lambda v: strides.append(v.stride()))
+        return torch.autograd.grad(function(image, target, backend=backend), color)[0], strides
+
+    (found, strides), (expected, expected_strides) = run(compiled(l1_ssim_loss)), run(l1_ssim_loss)
+    assert strides == expected_strides
+    assert torch.equal(found, expected)
+
+
 def test_tensors_that_share_memory_and_others_do_not_mix():
     """In calls of one graph: what autograd saves is found by its place in memory."""
     run = compiled(lambda image, target: l1_ssim_loss(image, target, backend="torch"))

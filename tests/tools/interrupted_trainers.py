@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp16": dict(precision="fp16"),
 }
 KINDS = ("signal", "timer", "second signal", "too little memory")
+EXEMPT = ("__enter__", "__exit__", "__del__")
+"""Functions in which errors that are handled would leave PyTorch's modes as they are; they allocate nothing."""
 CALLS_MAX = 14
 """Base-two logarithm of the calls of functions in which an interrupt comes: a traced step has about so many."""
 
@@ -94,9 +97,11 @@ def interrupting(kind: str, rng: random.Random) -> Iterator[None]:
     """Interrupts its body at a random moment, unless the body ends before it."""
     at, n_calls = int(2 ** rng.uniform(0, CALLS_MAX)), 0
 
-    def count(_frame: object, event: str, _argument: object) -> None:
+    def count(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal n_calls
         if event not in ("call", "c_return"):
+            return
+        if kind == "too little memory" and (event == "c_return" or frame.f_code.co_name in EXEMPT):
             return
         n_calls += 1
         if n_calls == at:
@@ -155,6 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=[*STRATEGIES])
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in the background
     failed = 0
     for strategy in options.strategy:
         start, counts, wrong = time.monotonic(), collections.Counter[str](), 0

@@ -74,7 +74,7 @@ class Operator:
         self._settings = tuple([name for name, kind in kinds.items() if kind not in ("", "Tensor")])
         self._fixed = tuple([name for name, kind in kinds.items() if not kind])
         self._recordings: dict[Any, _Recording] = {}
-        self._layouts: dict[Any, list[tuple[torch.Size, torch.dtype]]] = {}
+        self._known: dict[Any, _Sizes] = {}
         name = function.__name__.strip("_")
         own = ", ".join(
             ["Tensor?[] tensors", "bool[] needs", *(f"{kinds[setting]} {setting}" for setting in self._settings)]
@@ -166,31 +166,58 @@ class Operator:
         if recording is None:
             recording = self._record(tensors, needs, settings)[0]
         gradients = recording.run(v, [*_given(tensors), *outputs])
-        return [
-            torch.zeros_like(t, memory_format=torch.contiguous_format) if gradient is None else _own(gradient)
-            for gradient, t in zip(gradients, _needed(tensors, needs))
-        ]
+        found = self._fake_backward(v, outputs, tensors, needs, *settings)
+        for own, gradient in zip(found, gradients, strict=True):
+            own.zero_() if gradient is None else own.copy_(gradient.detach())
+        return found
 
-    def _fake_forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
-        """Returns outputs of the sizes that an eager call has. Sizes become constants of the graph."""
+    def _sizes(self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> "_Sizes":
+        """Returns the sizes of what the operators return, which are those of a call with values of no meaning."""
         device = _given(tensors)[0].device
         settings = tuple([int(value) if isinstance(value, torch.SymInt) else value for value in settings])
         shapes = [None if t is None else (tuple(map(int, t.shape)), t.dtype) for t in tensors]
         key = (tuple(shapes), tuple(needs), settings, device)
-        if key not in self._layouts:
+        if key not in self._known:
 
-            def run() -> list[tuple[torch.Size, torch.dtype]]:
+            def run() -> _Sizes:
                 examples = [None if shape is None else _example(*shape, device) for shape in shapes]
-                return _sizes(self._forward(examples, needs, *settings))
+                if not any(needs):
+                    return _Sizes(_sizes(self._forward(examples, needs, *settings)), [])
+                recording, outputs = self._record(self._lay_out(examples), needs, settings)
+                v = [torch.ones_like(output) for output in outputs[: len(recording.outputs)]]
+                gradients = recording.run(v, [*_given(examples), *outputs])
+                given = _needed(examples, needs)
+                # A copy has no gaps.
+                strides = [(t if g is None else g.detach().clone()).stride() for g, t in zip(gradients, given)]
+                return _Sizes(_sizes(outputs), strides)
 
             with ThreadPoolExecutor(1) as thread:  # which has no modes of tracing
-                self._layouts[key] = thread.submit(run).result()
-        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._layouts[key]]
+                self._known[key] = thread.submit(run).result()
+        return self._known[key]
+
+    def _fake_forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
+        """Returns outputs of the sizes that an eager call has. Sizes become constants of the graph."""
+        device = _given(tensors)[0].device
+        outputs = self._sizes(tensors, needs, settings).outputs
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs]
 
     def _fake_backward(
-        self, _v: Tensors, _outputs: list[Tensor], tensors: Tensors, needs: list[bool], *_settings: Any
+        self, _v: Tensors, _outputs: list[Tensor], tensors: Tensors, needs: list[bool], *settings: Any
     ) -> list[Tensor]:
-        return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in _needed(tensors, needs)]
+        """Returns gradients with the strides of those of an eager call, as the order of PyTorch's sums depends on
+        them."""
+        strides = self._sizes(tensors, needs, settings).strides
+        return [
+            torch.empty_strided(t.shape, of_gradient, dtype=t.dtype, device=t.device)
+            for t, of_gradient in zip(_needed(tensors, needs), strides, strict=True)
+        ]
+
+
+class _Sizes(NamedTuple):
+    """Sizes of what operators return: shapes and dtypes of outputs, and strides of gradients."""
+
+    outputs: list[tuple[torch.Size, torch.dtype]]
+    strides: list[tuple[int, ...]]
 
 
 class _Saved(NamedTuple):
