@@ -172,6 +172,40 @@ def test_meta_is_copied_and_pickled():
         assert torch.equal(other["flatten_ids"], meta["flatten_ids"]) and other["memory"] == meta["memory"]
 
 
+LAYOUTS = {
+    "channels first": lambda v: v.movedim(-1, 1).contiguous().movedim(1, -1),
+    "channels last": lambda v: v.contiguous(),
+    "one value": lambda v: v[:1, :1, :1, :1].expand(v.shape),
+    "not aligned": lambda v: torch.cat([v.new_zeros(1), v.flatten()])[1:].view(v.shape),
+}
+
+
+@pytest.mark.parametrize("options", [dict(), dict(render_mode="RGB+ED", packed=False)])
+@pytest.mark.parametrize("first", list(LAYOUTS))
+def test_gradients_of_images_of_any_strides(first, options, replays, monkeypatch):
+    """Those of a kind that have the strides of its first call are not copied."""
+    copied, original = [], calls._memory_of
+
+    def memory_of(v, view):
+        found = original(v, view)
+        copied.append(found.data_ptr() != v.data_ptr())
+        return found
+
+    monkeypatch.setattr(calls, "_memory_of", memory_of)
+    results = {}
+    for function in (STAGES[rasterization], rasterization):
+        for name in (first, first, first, *LAYOUTS):
+            scene = make()
+            image, alpha, _ = function(**scene, **options)
+            v = torch.linspace(-1, 1, image.numel()).view(image.shape)
+            torch.autograd.backward([image, alpha], [LAYOUTS[name](v), torch.ones_like(alpha)])
+            gradients = [scene[key].grad for key in ("means", "quats", "opacities", "colors")]
+            for found, expected in zip(gradients, results.setdefault(name, gradients), strict=True):
+                assert torch.equal(found, expected)
+    assert len(replays) == 6 and any(copied[:4]) == (first == "one value")
+    assert (replays[0]._runner.traced.v_views[0] is not None) == (first == "channels first")
+
+
 def test_second_derivatives_raise():
     scene = make()
     image = render_thrice(scene)[0]

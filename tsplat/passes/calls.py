@@ -263,8 +263,8 @@ class _Images(torch.autograd.Function):
         common: _Differentiation = ctx.common
         traced = common.runner.traced
         backward = traced.of_images
-        images = zip(traced.v_images, v, strict=True)
-        given = {o.base: o.zeros(traced.device) if each is None else each for o, each in images}
+        images = zip(traced.v_images, traced.v_views, v, strict=True)
+        given = {o.base: o.zeros(traced.device) if each is None else _memory_of(each, view) for o, view, each in images}
         found = common.run(backward, saved, given)
         packed = functools.partial(_packed, ids=common.ids, on_gpu=traced.on_gpu)
         v_links: list[Tensor | None] = []
@@ -279,6 +279,15 @@ class _Images(torch.autograd.Function):
             of_leaf = i == traced.n_inputs
             v_links.append(None if i == ABSGRAD else packed(gradient) if of_leaf else gradient)
         return None, None, None, None, *v_links
+
+
+def _memory_of(values: Tensor, view: View | None) -> Tensor:
+    """Returns the memory of values with the strides of a view: their own, or that of a copy. None is for C order."""
+    if view is None:
+        return values.contiguous()
+    if view.strides != values.stride():
+        values = values.new_empty(values.numel()).as_strided(view.shape, view.strides).copy_(values)
+    return values.as_strided((values.numel(),), (1,))
 
 
 def _aligned(values: Tensor) -> Tensor:

@@ -126,6 +126,9 @@ class _GraphedKinds(Kinds):
         kind.addresses = _addresses(tensors)
         return super()._render_first(kind, arguments, tensors)
 
+    def _observe_gradients(self, kind: Kind, images: tuple[Tensor | None, ...]) -> None:
+        """Gradients are copied to the memory of graphs, whatever their strides."""
+
     def _runner(self, kind: Kind, arguments: dict[str, Any], tensors: list[Tensor]) -> Runner | None:
         """Returns the captured passes of a kind of call. They are captured again if what they read in place has moved,
         which is copied from then on."""

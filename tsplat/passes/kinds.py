@@ -68,6 +68,7 @@ class Kind:
         turn: When it was called last.
         room: What its lists have room for; None before the first call.
         least: The room of the last trace, which was too small; the next one has no less. None at first.
+        v_strides: Strides of the gradients of images that the first call got, by their numbers; of others C order.
         runner: What replays its passes; None before they are traced.
         addresses: Where graphs read each tensor; None for those that are copied.
     """
@@ -76,6 +77,7 @@ class Kind:
         self.works, self.turn = works, 0
         self.room: Capacities | None = None
         self.least: Capacities | None = None
+        self.v_strides: dict[int, tuple[int, ...]] = {}
         self.runner: Runner | None = None
         self.addresses: list[int | None] = []
 
@@ -188,7 +190,14 @@ class Kinds:
         n = listed.n_intersections
         counted = graph_room(Capacities(n, n, UNKNOWN * n, n))
         kind.room = counted if capacity is None else Capacities(*[capacity] * 4)
+        self._observe_gradients(kind, rendered[:-1])
         return rendered
+
+    def _observe_gradients(self, kind: Kind, images: tuple[Tensor | None, ...]) -> None:
+        """Lets a kind learn the strides of the gradients of images, which are not copied then."""
+        for i, image in enumerate(images):
+            if image is not None and image.grad_fn is not None:
+                image.grad_fn.register_prehook(functools.partial(_note_strides, kind.v_strides, i, image.output_nr))
 
     def _trace(self, kind: Kind, arguments: dict[str, Any]) -> TracedCall | None:
         """Traces a call, with room for what its lists need; returns None if that fails."""
@@ -196,7 +205,7 @@ class Kinds:
         try:
             if arguments.get("capacity") is None:
                 kind.room = graph_room(self._measure(kind.room, arguments), kind.least)
-            return TracedCall(self._function, arguments, kind.room)
+            return TracedCall(self._function, arguments, kind.room, kind.v_strides)
         except Exception as error:  # what cannot be traced runs the stages
             kind.works = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
@@ -209,6 +218,14 @@ class Kinds:
             self._function(**arguments | {"capacity": room, "packed": False})
         needed = needed_by(calls)
         return self._measure(graph_room(needed, room), arguments) if any_overflow(calls) else needed
+
+
+def _note_strides(
+    v_strides: dict[int, tuple[int, ...]], i: int, output: int, gradients: tuple[Tensor | None, ...]
+) -> None:
+    v = gradients[output]
+    if v is not None and torch.ops.aten.is_non_overlapping_and_dense(v):
+        v_strides[i] = v.stride()
 
 
 _all: list[Kinds] = []

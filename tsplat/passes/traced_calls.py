@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -129,7 +129,12 @@ class _Record(NamedTuple):
     used_rows: dict[int, tuple[Memory, int]]
 
 
-def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> _Record:
+def _record(
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    room: Capacities,
+    v_strides: Mapping[int, tuple[int, ...]],
+) -> _Record:
     """Traces a function, and the gradients of all its images."""
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     on_gpu = runs_on_gpu(inputs[0])
@@ -141,8 +146,9 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
     extra = {n: values[n] for n in EXTRA_IMAGES if n in values and values[n].shape[:-1] == images[0].shape[:-1]}
     images += [image for image in extra.values() if all(image is not other for other in images)]
     in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}
-    roots = [image for image in images if image is not None and image.requires_grad]
-    v_images = [torch.zeros_like(root, memory_format=torch.contiguous_format) for root in roots]
+    differentiable = {i: image for i, image in enumerate(images) if image is not None and image.requires_grad}
+    roots = list(differentiable.values())
+    v_images = [_zeros_like(root, v_strides.get(i)) for i, root in differentiable.items()]
     centers = values["means2d"]
     rows = {name: getattr(rendered.projected, name) for name in set(ROWS.values())} | {"means2d": centers}
     rows = {name: row for name, row in rows.items() if row is not None and row.requires_grad}
@@ -180,6 +186,12 @@ def _record(function: Callable[..., Any], arguments: dict[str, Any], room: Capac
     )  # fmt: skip
 
 
+def _zeros_like(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """Returns zeros of the shape and dtype of a tensor, with these strides, or in C order."""
+    zeros = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+    return zeros if strides is None else zeros.as_strided(zeros.shape, strides)
+
+
 def _edges_from(roots: list[Tensor]) -> set[tuple[Any, int]]:
     """Returns the inputs of all nodes of autograd that gradients of roots reach, as nodes and numbers of outputs."""
     found: set[tuple[Any, int]] = set()
@@ -198,6 +210,7 @@ class TracedCall:
         function: The rendering function, which runs the stages.
         arguments: Of a call.
         room: What lists have room for.
+        v_strides: Strides of gradients of images, by their numbers; of others C order.
 
     Attributes:
         room: As given.
@@ -221,7 +234,7 @@ class TracedCall:
         described: The bases that ``meta`` reads.
         of_images: From the gradients of images to those of centers, and of inputs that need no more.
         of_centers: From there to the other inputs; None if these do not depend on centers.
-        v_images: The bases of the gradients of images.
+        v_images, v_views: The bases of the gradients of images, and their views; None for those in C order.
         v_centers: The base of the gradient of centers, and whether images depend on these.
         v_carrier: That of all else that goes from one backward pass to the other, an arena of the dtype of centers. It
             is the gradient of a tensor, the carrier.
@@ -229,12 +242,18 @@ class TracedCall:
         zero: The carrier, before it is expanded. Its value does not matter.
     """
 
-    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], room: Capacities) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        room: Capacities,
+        v_strides: Mapping[int, tuple[int, ...]],
+    ) -> None:
         self.room, self.is_exact = room, arguments.get("capacity") is None
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             own = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-            record = _record(function, own, room)
+            record = _record(function, own, room, v_strides)
         bases = Bases()
         self._place_forward(record, bases)
         self._describe(record, bases)
@@ -287,6 +306,7 @@ class TracedCall:
         n_forward, dtype = bases.n, record.values["means2d"].dtype
         first, second = record.steps[record.n_forward : record.split], record.steps[record.split :]
         self.v_images = [add_output(bases, v) for v in record.v_images]
+        self.v_views = [None if v.is_contiguous() else bases.view(v) for v in record.v_images]
         self.v_centers: tuple[Output, bool] | None = None
         if (v_centers := record.v_centers) is not None:
             output = add_output(bases, v_centers)
