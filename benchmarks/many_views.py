@@ -24,7 +24,7 @@ from benchmarks.shard_memory import forget_peak, memory
 from benchmarks.town import make_town, town_cameras, write_town
 from tsplat.scene import read_capture
 from tsplat.training import Trainer, preset
-from tsplat.training.runs.start import initial_gaussians
+from tsplat.training.runs.initial_gaussians import initial_gaussians
 
 WARM_UP = 10
 """Steps that are not counted."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.support.browser import open_page
 from tsplat.scene import Camera, Capture, Gaussians, intrinsics, look_at, read_capture
 from tsplat.training import Trainer, preset
-from tsplat.training.runs.start import initial_gaussians
+from tsplat.training.runs.initial_gaussians import initial_gaussians
 from tsplat.viewing import path_along, render
 from tsplat.viewing.run_cameras import complete_framing
 from tsplat.viewing.trajectories import cameras_of_views, choose_camera

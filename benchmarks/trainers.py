@@ -36,7 +36,7 @@ from tsplat.training import RunConfig, Trainer, evaluate, preset
 from tsplat.training.configuration import from_json, to_json
 from tsplat.training.presets import SCHEDULE_STEPS
 from tsplat.training.report.quality import floaters
-from tsplat.training.runs.start import initial_gaussians
+from tsplat.training.runs.initial_gaussians import initial_gaussians
 
 
 def prepared_capture() -> Capture:

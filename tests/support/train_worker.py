@@ -31,7 +31,7 @@ from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest, resume
 from tsplat.training import write_checkpoint as write
 from tsplat.training.parameters import scene_tensors
-from tsplat.training.runs import start as starts
+from tsplat.training.runs import run_settings as starts
 from tsplat.training.runs import train as runs
 
 STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "16"))

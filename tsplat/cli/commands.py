@@ -188,7 +188,7 @@ def _photographs(
     run = find_run(model)
     if run is None:
         return None
-    from ..training.runs.run_photographs import find_photographs
+    from ..training.runs.scenes import find_photographs
 
     return find_photographs(run, scene, warn)
 

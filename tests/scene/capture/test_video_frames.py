@@ -16,7 +16,7 @@ from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read
 from tsplat.scene.capture.structure_from_motion import _note_frames
 from tsplat.scene.capture.video_frames import STILL, Chosen, _measure, choose_frames, extract_frames
 from tsplat.training import Trainer, evaluate, preset
-from tsplat.training.runs.start import initial_gaussians
+from tsplat.training.runs.initial_gaussians import initial_gaussians
 from tsplat.viewing import write_frames
 
 WIDTH, HEIGHT = 96, 64

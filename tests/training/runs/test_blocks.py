@@ -18,7 +18,7 @@ from tsplat.scene.formats.checkpoints import MANIFEST, manifest_digest
 from tsplat.support.files import write_json
 from tsplat.training import BlockError, RunConfig, evaluate_run, merge_blocks, read_newest, resume, train, train_blocks
 from tsplat.training.configuration import to_json
-from tsplat.training.runs import scene_record
+from tsplat.training.runs import scenes
 
 pytestmark = [pytest.mark.xdist_group("blocks"), pytest.mark.usefixtures("no_gpu")]
 
@@ -202,7 +202,7 @@ def test_runs_of_other_blocks_are_refused(change, problem, copy, scene):
 
 
 def test_plan_and_block_are_checked_before_photographs(copy, scene, tmp_path, monkeypatch):
-    monkeypatch.setattr(scene_record, "read_capture", None)
+    monkeypatch.setattr(scenes, "read_capture", None)
     for block, out, message in (
         (f"{copy}:1", copy / "block_0", f"block: expected 0, that of the folder {copy / 'block_0'}, found 1"),
         (f"{copy}:2", tmp_path / "run", "block: expected 0 to 1, the blocks of the plan, found 2"),

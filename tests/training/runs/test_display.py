@@ -12,7 +12,7 @@ import torch
 from tests.support.training_scenes import make_gaussians
 from tsplat.scene import MissingExtraError
 from tsplat.training import Progress, RunStart
-from tsplat.training.runs.display import ProgressDisplay
+from tsplat.training.runs.logs import ProgressDisplay
 
 GAUSSIANS = make_gaussians(3)
 
@@ -42,7 +42,7 @@ def test_without_a_terminal_a_few_lines_are_printed(capsys):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_long_runs_print_a_line_every_minute_and_on_a_cpu_a_hint(device, monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr("tsplat.training.runs.display.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("tsplat.training.runs.logs.time.perf_counter", lambda: now[0])
     display = ProgressDisplay()
     gaussians = types.SimpleNamespace(means=torch.empty(0, device=device))
     with display.during(RunStart(0, 1000, lambda: now[0])):
@@ -59,7 +59,7 @@ def test_long_runs_print_a_line_every_minute_and_on_a_cpu_a_hint(device, monkeyp
 
 def test_the_share_of_waiting_for_images_is_shown(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr("tsplat.training.runs.display.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("tsplat.training.runs.logs.time.perf_counter", lambda: now[0])
     display = ProgressDisplay()
     with display.during(RunStart(0, 2, lambda: now[0])):
         for progress, waited in zip(progress_of_steps(2), (3.0, 3.5)):
@@ -82,7 +82,7 @@ def test_speed_is_that_of_the_given_clock(capsys):
 def test_slow_steps_are_all_shown_with_seconds_per_step(monkeypatch):
     terminal = use_terminal(monkeypatch)
     now = [0.0]
-    monkeypatch.setattr("tsplat.training.runs.display.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("tsplat.training.runs.logs.time.perf_counter", lambda: now[0])
     display = ProgressDisplay()
     with display.during(RunStart(0, 200, lambda: now[0])):
         for progress in progress_of_steps(7):

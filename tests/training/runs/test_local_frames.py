@@ -21,8 +21,8 @@ from tsplat.scene import (
 )
 from tsplat.scene.rotation import axis_rotations, rotation_matrix
 from tsplat.training import RunConfig, Trainer, evaluate, evaluate_run, merge_blocks, preset, read_newest, resume, train
-from tsplat.training.runs.scene_record import BEFORE_FRAMES, read_scene, with_relative_lengths
-from tsplat.training.runs.start import initial_gaussians
+from tsplat.training.runs.initial_gaussians import initial_gaussians
+from tsplat.training.runs.scenes import BEFORE_FRAMES, read_scene, with_relative_lengths
 from tsplat.viewing import read_cameras, render
 
 pytestmark = pytest.mark.usefixtures("no_gpu")

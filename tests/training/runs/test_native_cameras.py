@@ -10,7 +10,7 @@ import torch
 from tests.support.captures import sample_views, write_colmap
 from tsplat.rendering import render_views
 from tsplat.training import RunConfig, evaluate_run, read_newest, resume, train
-from tsplat.training.runs.scene_record import describe_capture, difference, read_scene
+from tsplat.training.runs.scenes import describe_capture, difference, read_scene
 from tsplat.viewing.trajectories import read_cameras
 
 for module in ("pycolmap", "PIL", "safetensors"):

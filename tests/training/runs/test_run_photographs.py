@@ -9,7 +9,7 @@ from tests.support.captures import write_scene
 from tsplat import cli
 from tsplat.scene import FileError
 from tsplat.training import RunConfig, train
-from tsplat.training.runs.run_photographs import find_photographs
+from tsplat.training.runs.scenes import find_photographs
 from tsplat.viewing import viewer
 from tsplat.viewing.viewer import ViewedModel, open_viewed
 

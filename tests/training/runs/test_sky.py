@@ -12,8 +12,7 @@ from tsplat.scene.cameras import move_camera
 from tsplat.strategies import LongAxisStrategy
 from tsplat.training import RunConfig, resume, train
 from tsplat.training.runs import train as runs
-from tsplat.training.runs.sky import RADIUS, sky_gaussians
-from tsplat.training.runs.start import initial_gaussians
+from tsplat.training.runs.initial_gaussians import SKY_RADIUS, initial_gaussians, sky_gaussians
 from tsplat.training.trainer import scene_extent
 
 
@@ -31,7 +30,7 @@ def test_sky_has_what_views_show_on_a_sphere(capture):
     offsets = sky.means - centers.mean(0)
     radius = offsets.norm(dim=-1)
     assert radius.max() < 1.001 * radius.min()
-    assert radius.min() > 0.99 * RADIUS * scene_extent(views)
+    assert radius.min() > 0.99 * SKY_RADIUS * scene_extent(views)
     assert torch.allclose(sky.sh0 * 0.28209479 + 0.5, torch.full_like(sky.sh0, 0.2), atol=1e-5)
     forward = torch.stack([view.camera.viewmat[2, :3] for view in views])
     assert ((offsets / radius[:, None] @ forward.T).amax(1) > 0.6).all()

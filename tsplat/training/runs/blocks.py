@@ -19,10 +19,10 @@ from ...support.reading import read_json
 from ...viewing.outputs import CONFIG, METRICS
 from ..configuration import RunConfig, read_config
 from ..processes.group import join_ranks
-from .context import has_checkpoints, on_main
-from .run_checkpoints import read_newest_settings
-from .scene_record import describe_block
-from .start import Configure, changed_settings
+from .context import on_main
+from .run_checkpoints import has_checkpoints, read_newest_settings
+from .run_settings import Configure, changed_settings
+from .scenes import describe_block
 from .train import resume, train
 
 

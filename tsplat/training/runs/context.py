@@ -11,7 +11,6 @@ from typing import TypeVar, cast
 import torch
 
 from ...errors import FileError
-from ...scene.formats.checkpoints import find_checkpoints
 from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write, write_json
@@ -20,6 +19,7 @@ from ...viewing.outputs import CONFIG, RECORD, RUN_RESULTS
 from ...viewing.viewer.server import MODULES as VIEWER_MODULES
 from ..configuration import RunConfig, to_json
 from ..processes.heartbeat import heartbeat
+from .run_checkpoints import has_checkpoints
 
 T = TypeVar("T")
 
@@ -88,12 +88,6 @@ def _occupied(folder: Path) -> str | None:
     if foreign and not (folder / RECORD).is_file():
         return f"{folder}: {foreign[0]} would be replaced, which no run here has written; choose another folder"
     return None
-
-
-def has_checkpoints(folder: Path) -> bool:
-    """Returns whether a run has saved a checkpoint, valid or not. One whose first write was interrupted has not."""
-    path = folder / "checkpoints"
-    return path.is_dir() and bool(find_checkpoints(path))
 
 
 @contextlib.contextmanager

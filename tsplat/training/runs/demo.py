@@ -18,7 +18,7 @@ from ...viewing.videos import render_frames, write_gif
 from ..configuration import Config
 from ..trainer import Trainer
 from .context import lock_run
-from .record import RunRecord
+from .sessions import RunRecord
 from .train import fit_and_report
 
 SHORT_RUN = Config(means_rate=1e-3, scales_rate=2.2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)

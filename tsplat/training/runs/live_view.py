@@ -19,8 +19,8 @@ from ..configuration import Config
 from ..history import History
 from ..observers import Observer, Progress, RunStart
 from ..trainer import Trainer
-from .record import RunRecord
-from .run_photographs import views_of_model
+from .scenes import views_of_model
+from .sessions import RunRecord
 
 
 def check_view(options: ViewOptions | None, world_size: int) -> None:

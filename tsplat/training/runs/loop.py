@@ -22,8 +22,8 @@ from ..observers import DivergedError, Observer, Progress, RunStart
 from ..parameters import scene_tensors
 from ..rng_state import get_rng_state, set_rng_state
 from ..trainer import Trainer
-from .record import RunRecord
 from .run_checkpoints import Checkpoint, write_checkpoint
+from .sessions import RunRecord
 
 EVALUATIONS, CHECKPOINTS = 12, 4
 """Default numbers of evaluations and checkpoints of a run."""

@@ -26,11 +26,10 @@ from ..history import PSNR_MAX, History
 from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_views, write_page
 from ..report.plots import evenly_spaced
 from ..view_corrections import Lenses
-from .record import read_sessions
 from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
-from .scene_record import check_scene, locate_scene, recorded_frame
-from .train import read_run_capture
+from .scenes import check_scene, locate_scene, read_run_capture, recorded_frame
+from .sessions import read_sessions
 
 PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
 """Errors that leave out a part of the page."""

@@ -80,6 +80,12 @@ class Checkpoint:
         return dataclasses.replace(self.gaussians, **values)
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """Returns whether a run has saved a checkpoint, valid or not. One whose first write was interrupted has not."""
+    path = folder / "checkpoints"
+    return path.is_dir() and bool(find_checkpoints(path))
+
+
 def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: OwnRows | None = None) -> Checkpoint:
     """Verifies the hashes of a checkpoint and reads it.
 

@@ -8,61 +8,57 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError
-from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture
 from ...scene.formats.checkpoints import skipped_messages
 from ...scene.gaussians import Gaussians
 from ...strategies.sharding import count
 from ...support.files import delete_temporaries, output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
-from ...support.progress import stage_display
 from ...viewing.devices import reserve_threads
 from ...viewing.outputs import CAMERAS, CONFIG, METRICS, RUN_FILES, check_output
 from ...viewing.trajectories import describe_cameras
 from ...viewing.view_options import ViewOptions
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
-from ..evaluation import Evaluation, Network, check_sizes, evaluate
+from ..evaluation import Evaluation, Network, evaluate
 from ..observers import Observer
 from ..parameters import own_rows
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
 from ..report.plots import evenly_spaced
 from ..trainer import Trainer, scene_extent
-from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
-from .display import ProgressDisplay
-from .initial_models import (
+from .context import deterministic, lock_run, on_main, rank_context, require_extras, saved_config
+from .initial_gaussians import (
     check_models,
     describe_model,
+    initial_gaussians,
     keep_frozen,
     locate_models,
     read_initial_model,
     relative_models,
 )
 from .live_view import check_view, shown
+from .logs import ProgressDisplay, TensorBoardLog, WandbLog
 from .loop import RunLoop, print_setup, score_views
-from .metric_logs import TensorBoardLog, WandbLog
-from .priors import note_fits, read_priors
-from .record import RunRecord
+from .priors import note_fits
 from .results import write_held_out, write_report
-from .run_checkpoints import Checkpoint, delete_incomplete, read_newest, read_newest_settings
-from .scene_record import (
+from .run_checkpoints import Checkpoint, delete_incomplete, has_checkpoints, read_newest, read_newest_settings
+from .run_settings import Configure, check_minutes, continues, extend, plan
+from .scenes import (
     BEFORE_FRAMES,
     check_block_folder,
     describe_block,
     describe_capture,
     difference,
     locate_scene,
-    read_scene,
+    read_run_capture,
     record_scene,
     recorded_frame,
     with_absolute_scene,
     with_relative_lengths,
 )
-from .start import Configure, check_minutes, continues, extend, initial_gaussians, plan
+from .sessions import RunRecord
 
 WORLD = "world.json"
 
@@ -420,25 +416,3 @@ def _print_scores(scores: Evaluation) -> None:
     for score in scores:
         print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
     print(f"{'mean of ' + str(len(scores)):24} {scores.psnr:6.2f} dB {scores.ssim:7.4f}")
-
-
-def read_run_capture(
-    config: RunConfig, device: torch.device, stop: StopRequest | None = None, frame: LocalFrame | None = None
-) -> Capture:
-    """Reads the scene of a run onto a device, shows the progress, and prints notes about its files.
-
-    The local frame is that of an earlier part of the run, or by default the one that suits the scene.
-    """
-    with stage_display() as show:
-
-        def on_progress(done: int, total: int) -> None:
-            if stop is not None:
-                stop.check()
-            show("reading", done, total)
-
-        capture = read_scene(config, on_progress, frame)
-    check_sizes((*capture.train, *capture.test), config.downscale)
-    capture = read_priors(capture, config)
-    for note in capture.notes:
-        print(f"note: {note}")
-    return capture.to(device)

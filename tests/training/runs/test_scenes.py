@@ -11,7 +11,7 @@ from tests.support.captures import write_scene
 from tsplat import cli
 from tsplat.scene import FileError, read_capture
 from tsplat.training import RunConfig, evaluate_run, read_newest, resume, train
-from tsplat.training.runs.scene_record import describe_capture, difference, locate_scene, record_scene
+from tsplat.training.runs.scenes import describe_capture, difference, locate_scene, record_scene
 
 pytest.importorskip("safetensors")
 

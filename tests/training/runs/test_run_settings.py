@@ -13,7 +13,7 @@ from tsplat import ArgumentError
 from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.strategies import LongAxisStrategy, MCMCStrategy
 from tsplat.training import RunConfig, preset, resume, train
-from tsplat.training.runs import start
+from tsplat.training.runs import run_settings
 from tsplat.training.runs import train as runs
 from tsplat.training.trainer import Trainer
 
@@ -28,17 +28,17 @@ def _procedural_scene(capture, monkeypatch):  # noqa: F811
 
 def test_extension_moves_the_ends_of_schedules():
     config = RunConfig(steps=40, sh_degree=3, strategy=LongAxisStrategy(refine_start_iter=3, refine_stop_iter=30))
-    longer = start.extend(config, 100)
+    longer = run_settings.extend(config, 100)
     assert longer == dataclasses.replace(
         config, steps=100, sh_interval=10, strategy=dataclasses.replace(config.strategy, refine_stop_iter=75)
     )
     with_end = MCMCStrategy(refine_stop_iter=31, noise_injection_stop_iter=20)
-    found = start.extend(dataclasses.replace(config, strategy=with_end), 60).strategy
+    found = run_settings.extend(dataclasses.replace(config, strategy=with_end), 60).strategy
     assert (found.refine_stop_iter, found.noise_injection_stop_iter) == (47, 30)
-    assert start.extend(RunConfig(steps=40), 41).strategy is None
+    assert run_settings.extend(RunConfig(steps=40), 41).strategy is None
     for steps in (40, 39):
         with pytest.raises(ArgumentError, match=rf"more than the 40 steps of the run, to extend it, found {steps}"):
-            start.extend(config, steps)
+            run_settings.extend(config, steps)
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ class Clock:
             return advance(trainer)
 
         monkeypatch.setattr(Trainer, "advance", timed)
-        monkeypatch.setattr(start.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(run_settings.time, "perf_counter", lambda: self.now)
 
 
 @pytest.mark.slow

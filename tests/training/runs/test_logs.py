@@ -15,7 +15,7 @@ from tsplat.training import RunConfig, resume, train
 from tsplat.training.history import History
 from tsplat.training.observers import Progress, RunStart
 from tsplat.training.runs import train as runs
-from tsplat.training.runs.metric_logs import TensorBoardLog
+from tsplat.training.runs.logs import TensorBoardLog
 
 
 @pytest.mark.slow

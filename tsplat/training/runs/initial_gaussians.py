@@ -1,9 +1,11 @@
-"""Models that runs start from: reading, moving, describing and finding them again."""
+"""The first Gaussians of a run: at points, in the sky, or those of models."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,24 +14,104 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, FileError
-from ...scene.cameras import project_points
+from ...rendering import render_views
+from ...scene.cameras import centers, project_points
 from ...scene.capture.block_plans import BlockPlan
 from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
+from ...scene.dominant_axes import dominant_axes
 from ...scene.editing.joining import merge_models, set_sh_degree
+from ...scene.extents import with_near_planes
 from ...scene.formats.checkpoints import is_run, open_model
 from ...scene.gaussians import GSPLAT_NAMES, Gaussians, drop_invalid
 from ...scene.rotation import transform_gaussians
 from ...stages.process_group import RankGroup
+from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...support.reading import check_possible
 from ..configuration import FROZEN_NAMES, RunConfig
 from ..gradient_step import shown_share
 from ..parameters import own_rows
+from ..trainer import scene_extent
 from .run_checkpoints import read_newest_settings
-from .scene_record import Description, find_moved, read_block, recorded_frame, relative_path
+from .scenes import Description, find_moved, read_block, recorded_frame, relative_path
+
+SKY_RADIUS = 20.0
+"""Radius of the sphere of the sky over the extent of the cameras, or half of this over that of the points."""
+
+SKY_OPACITY = 0.9
+"""Initial opacity of the Gaussians of the sky."""
 
 SHOWN_MIN = 0.01
 """Below this mean share of the centers in images, a note says that the model may be in another frame."""
+
+
+def initial_gaussians(
+    config: RunConfig, capture: Capture, ranks: RankGroup | None = None, model: Gaussians | None = None
+) -> Gaussians:
+    """Returns a Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky.
+
+    Instead, those of a `model` as :func:`read_initial_model` returns it. With `ranks`, those that this rank holds.
+    """
+    if model is not None:
+        mine = model.select(own_rows(config, ranks or RankGroup())(len(model)))
+        return capture.frame.gaussians_to_local(mine.to(capture.points.device))
+    points, colors, degree = capture.points, capture.colors, config.sh_degree_of_points
+    cap = None if config.strategy is None else config.strategy.cap_max
+    n_max = min(config.max_gaussians, cap or config.max_gaussians) - config.sky
+    if len(points) > n_max:
+        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen = torch.randperm(len(points), generator=generator, device="cpu")[:n_max].sort().values.to(points.device)
+        points, colors = points[chosen], colors[chosen]
+    sky = sky_gaussians(capture.train, points, config.sky, degree) if config.sky else None
+    n, n_sky = len(points), 0 if sky is None else len(sky)
+    own = range(n + n_sky)[own_rows(config, ranks or RankGroup())(n + n_sky)]
+    gaussians = Gaussians.from_points(
+        points, colors, degree, opacity=config.start_opacity, scale=config.start_scale,
+        rows=slice(min(own.start, n), min(own.stop, n)),
+    )  # fmt: skip
+    if sky is not None:
+        rows = slice(max(own.start - n, 0), max(own.stop - n, 0))
+        gaussians = merge_models([gaussians, sky.map(operator.itemgetter(rows))])
+    if config.primitive == "3dgs":
+        # Scales change along these axes before rotations do, so that a turned scene has to have turned ones.
+        quat = gaussians.quats.new_tensor(dominant_axes(capture.points) or (1.0, 0.0, 0.0, 0.0))
+        return dataclasses.replace(gaussians, quats=quat.repeat(len(gaussians), 1))
+    key = draw_key(torch.Generator().manual_seed(config.seed))
+    indices = row_indices(len(gaussians), own.start, gaussians.means)
+    quats = standard_normal(key, indices, gaussians.means, columns=4)
+    return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()
+
+
+@torch.no_grad()
+def sky_gaussians(views: Sequence[View], points: torch.Tensor, n: int, sh_degree: int) -> Gaussians:
+    """Returns those of n Gaussians, evenly spaced on a sphere around sparse points [P, 3], that training views show.
+
+    Their color is a mean of that in these views.
+    """
+    poses = torch.stack([view.camera.viewmat for view in views]).to(points)
+    center = centers(poses).mean(0)
+    farthest = float((points - center).norm(dim=-1).quantile(0.9))
+    radius = max(SKY_RADIUS * scene_extent(views), SKY_RADIUS / 2 * farthest)
+    # A Fibonacci lattice: equal areas, and turns by the golden angle.
+    i = torch.arange(n, device=points.device, dtype=points.dtype)
+    height = 1 - (2 * i + 1) / n
+    angle = math.pi * (3 - math.sqrt(5)) * i
+    width = (1 - height.square()).sqrt()
+    directions = torch.stack([width * angle.cos(), height, width * angle.sin()], -1)
+    sphere = Gaussians.from_points(
+        center + radius * directions, torch.zeros_like(directions), sh_degree, opacity=SKY_OPACITY, scale=0.7
+    )
+    sums, counts = torch.zeros_like(directions), torch.zeros_like(height)
+    for view, camera in zip(views, with_near_planes([view.camera for view in views], points), strict=True):
+        meta = render_views(sphere, [camera], sh_degree=0)[2]
+        seen = (meta["radii"][0] > 0).all(-1)
+        x, y = meta["means2d"][0][seen].long().unbind(-1)
+        sums[seen] += view.pixels[y.clamp(0, view.height - 1), x.clamp(0, view.width - 1)]
+        counts[seen] += 1
+    kept = counts > 0
+    colored = Gaussians.from_points(directions[kept], sums[kept] / counts[kept, None], sh_degree)
+    return dataclasses.replace(sphere.select(kept), sh0=colored.sh0)
 
 
 def check_models(config: RunConfig) -> None:

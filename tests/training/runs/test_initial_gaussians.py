@@ -23,7 +23,7 @@ from tsplat.scene import (
 )
 from tsplat.training import Config, RunConfig, Trainer, evaluate, preset, read_newest, resume, train
 from tsplat.training.configuration import FROZEN_NAMES
-from tsplat.training.runs.initial_models import read_initial_model
+from tsplat.training.runs.initial_gaussians import read_initial_model
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tsplat import __version__
-from tsplat.training.runs import record as run_record
-from tsplat.training.runs.record import RunRecord, read_sessions
+from tsplat.training.runs import sessions as run_record
+from tsplat.training.runs.sessions import RunRecord, read_sessions
 
 CPU = torch.device("cpu")
 

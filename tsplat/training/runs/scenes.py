@@ -1,11 +1,11 @@
-"""Where the scene of a run is, and which photographs, cameras and points it was trained on."""
+"""The scene of a run: where it is, its photographs, cameras and points, and whether they have changed."""
 
 import contextlib
 import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,13 @@ from ...scene.capture.captures import read_capture
 from ...scene.capture.local_frame import LocalFrame, frame_from_json
 from ...scene.capture.normalization import normalize_capture
 from ...scene.capture.photographs import OnProgress
-from ...scene.capture.views import Capture
+from ...scene.capture.views import Capture, View
+from ...support.interruption import StopRequest
+from ...support.progress import stage_display
 from ..configuration import TYPICAL_EXTENT, RunConfig
+from ..evaluation import check_sizes
+from .priors import read_priors
+from .run_checkpoints import read_newest_settings
 
 NAMED_MAX = 5
 """Number of photographs, and of cameras, that a message names."""
@@ -36,6 +41,8 @@ CAMERA_TOLERANCE = 1e-6
 
 Description = dict[str, Any]
 """JSON values of :func:`describe_capture`."""
+
+ReadViews = Callable[[], dict[str, View]]
 
 
 def with_absolute_scene(config: RunConfig) -> RunConfig:
@@ -116,6 +123,57 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: 
     if frame is BEFORE_FRAMES and config.normalize:
         capture = normalize_capture(capture)[0]
     return select_block(capture, *plan, seed=config.seed) if plan else capture
+
+
+def read_run_capture(
+    config: RunConfig, device: torch.device, stop: StopRequest | None = None, frame: LocalFrame | None = None
+) -> Capture:
+    """Reads the scene of a run onto a device, shows the progress, and prints notes about its files.
+
+    The local frame is that of an earlier part of the run, or by default the one that suits the scene.
+    """
+    with stage_display() as show:
+
+        def on_progress(done: int, total: int) -> None:
+            if stop is not None:
+                stop.check()
+            show("reading", done, total)
+
+        capture = read_scene(config, on_progress, frame)
+    check_sizes((*capture.train, *capture.test), config.downscale)
+    capture = read_priors(capture, config)
+    for note in capture.notes:
+        print(f"note: {note}")
+    return capture.to(device)
+
+
+def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]) -> ReadViews | None:
+    """Returns what reads the training and held-out views of a run, by name; None if its scene is not on disk.
+
+    `scene` is where it is, if it is found neither at its absolute path nor at its path relative to the run. `warn` is
+    called if it is not found. Raises FileError if there is nothing at `scene`.
+    """
+    try:
+        path, config, figures = read_newest_settings(run)
+        config = locate_scene(config, figures.get("scene", {}), path.parent.parent, scene)
+    except ArgumentError as error:
+        if scene is not None:
+            raise
+        warn(f"{run}: shown without its photographs: {error}")
+        return None
+    if not config.scene:
+        return None
+
+    def read() -> dict[str, View]:
+        capture = read_scene(config, frame=recorded_frame(figures, path))
+        return views_of_model(capture.train, capture.test, capture.frame)
+
+    return read
+
+
+def views_of_model(train: Sequence[View], test: Sequence[View], frame: LocalFrame) -> dict[str, View]:
+    """Returns views in a local frame, by name, with their cameras in the frame of the model."""
+    return {view.name: view.replaced(camera=frame.camera_of_model(view.camera)) for view in (*train, *test)}
 
 
 def read_block(config: RunConfig) -> tuple[BlockPlan, int] | None:

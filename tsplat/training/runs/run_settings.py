@@ -1,8 +1,7 @@
-"""How a run starts: its first Gaussians, and its number of steps, by a time or an extension."""
+"""Settings of runs that are timed, extended or restarted."""
 
 import dataclasses
 import math
-import operator
 import os
 import time
 from collections.abc import Callable
@@ -10,25 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...arguments import check_size
 from ...errors import ArgumentError
 from ...scene.capture.views import Capture
-from ...scene.dominant_axes import dominant_axes
-from ...scene.editing.joining import merge_models
 from ...scene.gaussians import Gaussians
 from ...stages.process_group import RankGroup
-from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...viewing.outputs import CONFIG
 from ..configuration import FOUND_OUT, RunConfig, read_config
-from ..parameters import own_rows
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
 from ..trainer import Trainer
-from .context import has_checkpoints
-from .scene_record import with_absolute_scene
-from .sky import sky_gaussians
+from .initial_gaussians import initial_gaussians
+from .run_checkpoints import has_checkpoints
+from .scenes import with_absolute_scene
 
 Configure = Callable[[int], RunConfig]
 """Returns the configuration of a run with a number of steps, such as :func:`tsplat.training.preset` does."""
@@ -41,44 +35,6 @@ GROWN = 0.85
 
 ROUNDS = 4
 """Number of times that steps and Gaussians, which depend on each other, are estimated."""
-
-
-def initial_gaussians(
-    config: RunConfig, capture: Capture, ranks: RankGroup | None = None, model: Gaussians | None = None
-) -> Gaussians:
-    """Returns a Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky.
-
-    Instead, those of a `model` as :func:`read_initial_model` returns it. With `ranks`, those that this rank holds.
-    """
-    if model is not None:
-        mine = model.select(own_rows(config, ranks or RankGroup())(len(model)))
-        return capture.frame.gaussians_to_local(mine.to(capture.points.device))
-    points, colors, degree = capture.points, capture.colors, config.sh_degree_of_points
-    cap = None if config.strategy is None else config.strategy.cap_max
-    n_max = min(config.max_gaussians, cap or config.max_gaussians) - config.sky
-    if len(points) > n_max:
-        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
-        generator = torch.Generator().manual_seed(config.seed)
-        chosen = torch.randperm(len(points), generator=generator, device="cpu")[:n_max].sort().values.to(points.device)
-        points, colors = points[chosen], colors[chosen]
-    sky = sky_gaussians(capture.train, points, config.sky, degree) if config.sky else None
-    n, n_sky = len(points), 0 if sky is None else len(sky)
-    own = range(n + n_sky)[own_rows(config, ranks or RankGroup())(n + n_sky)]
-    gaussians = Gaussians.from_points(
-        points, colors, degree, opacity=config.start_opacity, scale=config.start_scale,
-        rows=slice(min(own.start, n), min(own.stop, n)),
-    )  # fmt: skip
-    if sky is not None:
-        rows = slice(max(own.start - n, 0), max(own.stop - n, 0))
-        gaussians = merge_models([gaussians, sky.map(operator.itemgetter(rows))])
-    if config.primitive == "3dgs":
-        # Scales change along these axes before rotations do, so that a turned scene has to have turned ones.
-        quat = gaussians.quats.new_tensor(dominant_axes(capture.points) or (1.0, 0.0, 0.0, 0.0))
-        return dataclasses.replace(gaussians, quats=quat.repeat(len(gaussians), 1))
-    key = draw_key(torch.Generator().manual_seed(config.seed))
-    indices = row_indices(len(gaussians), own.start, gaussians.means)
-    quats = standard_normal(key, indices, gaussians.means, columns=4)
-    return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()
 
 
 def extend(config: RunConfig, steps: int) -> RunConfig:
