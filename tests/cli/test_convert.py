@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.support.model_files import skip_without
 from tsplat import cli
-from tsplat.cli.parser import FORMATS
+from tsplat.cli.shared_options import FORMATS
 from tsplat.scene import read_model, read_ply, write_ply
 
 

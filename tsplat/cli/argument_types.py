@@ -1,9 +1,10 @@
-"""Types of arguments: paths and numbers."""
+"""Types of arguments: paths and numbers, and arguments of `add_argument` for them."""
 
 import argparse
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..support.files import raise_if_special
 
@@ -65,6 +66,12 @@ steps = partial(integer, least=0, most=10**9)
 port = partial(integer, least=1, most=65535)
 seed = partial(integer, least=0, most=2**63 - 1)
 small_seed = partial(integer, least=0, most=2**31 - 1)
+
+
+COUNT: dict[str, Any] = {"type": count, "metavar": "N"}
+SIZE: dict[str, Any] = {"type": size, "metavar": "N"}
+VECTOR: dict[str, Any] = {"type": number, "nargs": 3, "metavar": ("X", "Y", "Z")}
+BOX: dict[str, Any] = {"type": number, "nargs": 6, "metavar": ("X0", "Y0", "Z0", "X1", "Y1", "Z1")}
 
 
 def amount(text: str) -> int | float:

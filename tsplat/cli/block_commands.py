@@ -2,6 +2,8 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
 
 from .. import ArgumentError
 from ..scene import plan_blocks, read_capture, read_plan, write_plan
@@ -11,9 +13,46 @@ from ..scene.model_rows import as_rows
 from ..support.extras import require
 from ..support.files import output_folder
 from ..support.progress import stage_display
+from .argument_types import COUNT, count, number, path
 from .commands import launch, print_note
 from .large_models import warn_user
 from .model_commands import write
+from .parsing import Parser
+from .shared_options import ENDINGS, FORMATS
+
+
+def add_blocks_options(parser: Parser) -> None:
+    steps = parser.add_subparsers(dest="part", required=True, metavar="{plan,train,merge}")
+    parser.commands = steps.choices
+
+    def part(name: str, run: Callable[[Namespace], int], help: str, **settings: Any) -> Any:
+        added = steps.add_parser(name, help=help, description=help, allow_abbrev=False, **settings)
+        added.set_defaults(run=run)
+        return added.add_argument
+
+    add = part("plan", plan, "divide a scene on the ground plane, and assign views to the blocks")
+    add("scene", type=path, metavar="SCENE", help="scene folder, as for tsplat train")
+    add("--out", type=path, required=True, metavar="PLAN", help="folder to create: plan.json, and the image plan.png")
+    number_of = steps.choices["plan"].add_mutually_exclusive_group(required=True)
+    number_of.add_argument("--blocks", **COUNT, help="number of blocks, with about equal numbers of points")
+    grid: dict[str, Any] = {"type": count, "nargs": 2, "metavar": ("COLUMNS", "ROWS")}
+    number_of.add_argument("--grid", **grid, help="numbers of columns and of rows in each")
+    margin = "by how much of its size a block is expanded on each side for training (0.2)"
+    add("--margin", type=number, default=0.2, metavar="F", help=margin)
+    share = "share of what a view shows from which it is assigned to a block, besides the one it shows most of (0.03)"
+    add("--min-share", type=number, default=0.03, metavar="F", help=share)
+
+    help = "train all blocks one after another, or those given; finished ones are skipped, stopped ones are resumed"
+    usage = "tsplat blocks train [-h] [--scene SCENE] PLAN [K ...] [OPTIONS of tsplat train]"
+    add = part("train", train, help, usage=usage)
+    add("plan", type=path, metavar="PLAN", help="folder of the plan; indices of blocks and options may follow")
+    add("--scene", metavar="SCENE", help="scene folder, if it has moved since it was planned")
+    steps.choices["train"].set_defaults(takes_options=True)
+
+    add = part("merge", merge, "write one model of what each block keeps inside of its borders")
+    add("plan", type=path, metavar="PLAN", help="folder of the plan, with all blocks trained")
+    add("--out", type=path, required=True, metavar="MODEL", help=f"output file, {ENDINGS}")
+    add("--format", choices=FORMATS, help="format of the output (that of its name)")
 
 
 def plan(arguments: Namespace) -> int:

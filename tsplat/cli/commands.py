@@ -1,15 +1,14 @@
-"""The subcommands, each a function from parsed arguments to an exit status.
+"""The subcommands: their options, and for each a function from parsed arguments to an exit status.
 
 The viewer and `tsplat.training` are imported when a subcommand needs them, so that ``tsplat --help`` is fast, and
 rendering, converting and describing a model import nothing of `tsplat.training`.
 """
 
+import argparse
 import contextlib
 import os
 import shlex
-import sys
 import threading
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
@@ -17,25 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from .. import ArgumentError
-from ..scene import Camera, Gaussians, View, intrinsics, open_model, summarize
+from ..scene import Gaussians, View, open_model, summarize
 from ..scene import prepare as run_prepare
-from ..scene.extents import with_near_planes
+from ..scene.capture.colmap import PINHOLE_MODELS
+from ..scene.capture.structure_from_motion import MATCHINGS
 from ..scene.formats.checkpoints import is_run
-from ..scene.gaussians import drop_invalid
-from ..scene.images import write_png
 from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
-from ..support.files import output_folder, staged_folder
-from ..support.progress import stage_display, track
-from ..viewing import path_along, read_cameras, render_frames, write_frames
+from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
-from ..viewing.framing import place_cameras
-from ..viewing.outputs import check_output
-from ..viewing.run_cameras import complete_framing, find_background, find_cameras, find_run, vertical_fov
-from ..viewing.slabs import render_large_frames
-from ..viewing.trajectories import choose_camera
-from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer, stale_frames
-from .large_models import FRAMING, Task, open_large, read_smaller, warn_user
+from ..viewing.run_cameras import find_run
+from ..viewing.view_options import ViewOptions
+from .argument_types import COUNT, SIZE, model_path, path, port, seed, small_seed
+from .large_models import Task, open_large, read_smaller, warn_user
+from .parsing import add_settings
+from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_memory, add_model
+
+CAMERA_MODELS = tuple(PINHOLE_MODELS)
+
+
+def add_demo_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=path, default=Path("demo"), metavar="DIR", help="output folder (demo)")
+    add("--steps", **COUNT, help="optimizer steps (depends on the device)")
+    add("--seed", type=seed, default=0, metavar="S", help="random seed (0)")
+    add_backend(parser)
 
 
 def demo(arguments: Namespace) -> int:
@@ -51,6 +56,25 @@ def _print_next(*words: str | Path) -> None:
     """Prints the command to run next, on one rank."""
     if os.environ.get("RANK", "0") == "0":
         print(f"next: tsplat {shlex.join(map(str, words))}")
+
+
+def add_prepare_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("photos", type=path, metavar="PHOTOS", help="folder of overlapping photographs, or a video")
+    add("--out", type=path, required=True, metavar="SCENE", help="scene folder to create")
+    add("--max-size", **SIZE, default=1600, help="longest image side for feature detection (1600)")
+    single = "whether all photographs of a folder share one camera and focal length (yes)"
+    add("--single-camera", action=argparse.BooleanOptionalAction, default=True, help=single)
+    add("--camera-model", choices=CAMERA_MODELS, default="SIMPLE_RADIAL", help="lens model to fit (SIMPLE_RADIAL)")
+    matching = (
+        "what to match each photograph with: all, those near in the order of names, or the most similar "
+        "(auto: all of up to 200 photographs or 30 frames, then the most similar, or frames in sequence)"
+    )
+    add("--matching", choices=MATCHINGS, default="auto", help=matching)
+    add("--frames", **COUNT, help="frames to take from a video (4 per second, 50 to 300)")
+    masks = "folder of masks, a.png or a.jpg.png for a.jpg, or one image for all photographs; white is valid"
+    add("--masks", type=path, metavar="MASKS", help=masks)
+    add("--seed", type=small_seed, default=0, metavar="S", help="random seed (0)")
 
 
 def prepare(arguments: Namespace) -> int:
@@ -82,64 +106,18 @@ def prepare(arguments: Namespace) -> int:
     return 0
 
 
-def render(arguments: Namespace) -> int:
-    """``tsplat render``."""
-    out, placing = arguments.out, ("eye", "look_at", "up")
-    if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
-        # Along the cameras of a run, unless they are placed.
-        placed = any(getattr(arguments, name) is not None for name in placing)
-        along = not placed and any(not camera.is_test for camera in find_cameras(arguments.model))
-        arguments.trajectory = "path" if along else "orbit"
-    trajectory = arguments.trajectory
-    # With a trajectory, check_video_path() checks the other packages as well.
-    require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
-    if arguments.view is not None:
-        excluded = ("trajectory", "width", "height", "fov", *placing)
-        refuse(arguments, excluded, "not with --view, which uses the camera and the size of the view")
-    if trajectory is not None:
-        check_video_path(out)
-    elif out.suffix.lower() != ".png":
-        raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos end in .mp4")
-    check_output(out, arguments.model)
-    if arguments.maps:
-        map_writer(out)  # raises if it has none
-    start = time.perf_counter()
-    device, _ = pick_device(arguments.backend)
-    reserve_threads(device, arguments.backend)
-    large = open_large(arguments, "render")
-    gaussians = large.sample(FRAMING) if large is not None else drop_invalid(open_model_of(arguments), print)
-    cameras = with_near_planes(_cameras(arguments, gaussians), gaussians.means)
-    background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
-    for camera in cameras if trajectory is not None else ():
-        frame_size(out, camera.width, camera.height)  # before anything is rendered
-    is_folder = trajectory is not None and not out.suffix
-    with contextlib.ExitStack() as stack:
-        if large is not None:
-            stack.enter_context(large)
-        target = out
-        if is_folder:
-            target = stack.enter_context(staged_folder(out, stale_frames))  # frames and maps together
-        else:
-            stack.enter_context(output_folder(out.parent))
-        on_map = map_writer(target) if arguments.maps else None
-        options = {"background": background, "on_map": on_map, **options_of(arguments, "show", "backend")}
-        if large is None:
-            frames = render_frames(gaussians.to(device), cameras, **options)
-        else:
-            frames = render_large_frames(large, cameras, out.parent, device=device, **options)
-        if trajectory is None:
-            write_png(out, next(frames))
-        else:
-            write_frames(target, track(frames, len(cameras), "rendering"), arguments.fps)
-    # Of a folder, which may have other files, only the frames.
-    paths = [out / frame_name(i) for i in range(len(cameras))] if out.is_dir() else [out]
-    width, height = frame_size(out, cameras[0].width, cameras[0].height)
-    what = "" if trajectory is None else f"{len(cameras)} frames of "
-    print(
-        f"wrote {out}: {what}{width}×{height} pixels, "
-        f"{sum(path.stat().st_size for path in paths) / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
+def add_view_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    models = f"{MODEL}; or a scene folder, whose sparse points are shown; several to choose from"
+    add("models", type=model_path, nargs="+", metavar="MODEL", help=models)
+    add_checkpoint(parser)
+    add("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
+    add("--force", action="store_true", help=FORCE)
+    add_memory(parser)
+    add_settings(
+        parser, ViewOptions(), names=("address", "port", "open"), address={"metavar": "IP"}, port={"type": port}
     )
-    return 0
+    add_backend(parser)
 
 
 def view(arguments: Namespace) -> int:
@@ -163,11 +141,11 @@ def view(arguments: Namespace) -> int:
         )
 
     # Beside runs, other models need no checkpoint.
-    runs = [path for path in arguments.models if is_run(path)] or arguments.models
+    runs = [given for given in arguments.models if is_run(given)] or arguments.models
     models = []
-    for path in arguments.models:
-        checkpoint = arguments.checkpoint if path in runs else None
-        models.append(read(path, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
+    for given in arguments.models:
+        checkpoint = arguments.checkpoint if given in runs else None
+        models.append(read(given, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
     viewer = Viewer(models, address=arguments.address, port=arguments.port, open_model=read)
     try:
         print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
@@ -191,41 +169,6 @@ def _photographs(
     from ..training.runs.scenes import find_photographs
 
     return find_photographs(run, scene, warn)
-
-
-def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
-    """The cameras that ``tsplat render`` renders."""
-    trajectory = arguments.trajectory
-    if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
-        return read_cameras(trajectory)
-    cameras = find_cameras(arguments.model)
-    if arguments.view is not None:
-        if not cameras:
-            raise ArgumentError(f"--view: {arguments.model} has no cameras.json of a run")
-        return [choose_camera(cameras, arguments.view)]
-    size = {name: getattr(arguments, name) for name in ("width", "height", "fov")}
-    if trajectory is None and cameras and not any(getattr(arguments, name) for name in ("eye", "look_at", "up")):
-        # The first photograph, in its own size unless another is given.
-        first = cameras[0]
-        if all(value is None for value in size.values()):
-            return [first]
-        width, height = size["width"] or 800, size["height"] or 600
-        fov = vertical_fov([first]) if size["fov"] is None else size["fov"]
-        return [Camera(first.viewmat, intrinsics(width, height, fov), width, height)]
-    framing = complete_framing(
-        gaussians, cameras, fov=arguments.fov, eye=arguments.eye, target=arguments.look_at, up=arguments.up
-    )
-    width, height = arguments.width or 800, arguments.height or 600
-    training = [camera for camera in cameras if not camera.is_test]
-    if trajectory == "path":
-        if not training:
-            raise ArgumentError(f"--trajectory: {arguments.model} has no cameras.json of a run; use orbit")
-        refuse(arguments, ("eye", "look_at", "up"), "not with a path along cameras; use --trajectory orbit")
-        K = intrinsics(width, height, framing["fov"])
-        return [Camera(viewmat, K, width, height) for viewmat in path_along(training, arguments.frames)]
-    inside = [] if arguments.eye else training  # a place that is given may be anywhere
-    path = options_of(arguments, "trajectory", "frames")
-    return place_cameras(gaussians, width, height, **framing, **path, inside=inside)
 
 
 def train(arguments: Namespace) -> int:
@@ -264,6 +207,17 @@ def print_note(words: Sequence[str]) -> None:
         print(note)
 
 
+def add_eval_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    add("--out", type=path, metavar="DIR", help="output folder (RUN/eval)")
+    add("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
+    add("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
+    add("--ranks", **COUNT, default=1, help="number of processes (1)")
+    add_checkpoint(parser)
+    add("--force", action="store_true", help="accept parameters that look already activated")
+
+
 def evaluate(arguments: Namespace) -> int:
     """``tsplat eval``."""
     from ..training import evaluate_run
@@ -277,12 +231,25 @@ def evaluate(arguments: Namespace) -> int:
     return 0
 
 
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    add("--out", type=path, metavar="FILE.html", help="output file (RUN/report.html)")
+    add("--views", **COUNT, default=12, help="maximum number of views to show (12)")
+    add("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
+
+
 def report(arguments: Namespace) -> int:
     """``tsplat report``."""
     from ..training.runs.report import report_run
 
     report_run(arguments.run_folder, **options_of(arguments, "out", "views", "scene"))
     return 0
+
+
+def add_info_options(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def info(arguments: Namespace) -> int:

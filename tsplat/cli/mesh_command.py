@@ -1,15 +1,19 @@
 """``tsplat mesh``: extracts a triangle mesh from a model."""
 
+import argparse
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from typing import get_args
 
 from ..scene import Camera, Gaussians, read_capture
 from ..scene.cameras import resize_camera
 from ..scene.gaussians import drop_invalid
 from ..scene.meshes import extract_mesh, write_mesh
-from ..scene.meshes.mesh_files import check_mesh_path
+from ..scene.meshes.depth_frames import DepthKind
+from ..scene.meshes.extraction import TRUNCATION
+from ..scene.meshes.mesh_files import WRITERS, check_mesh_path
 from ..support.extras import require
 from ..support.files import output_folder
 from ..support.progress import Show, stage_display
@@ -18,7 +22,34 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
 from ..viewing.outputs import check_output
 from ..viewing.run_cameras import find_cameras
+from .argument_types import BOX, COUNT, SIZE, model_path, path, positive
 from .commands import open_model_of, options_of
+from .shared_options import FORCE, MODEL, add_backend, add_checkpoint
+
+
+def add_mesh_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", type=model_path, metavar="MODEL", help=MODEL)
+    add_checkpoint(parser)
+    add("--force", action="store_true", help=FORCE)
+    add("--out", type=path, required=True, metavar="MESH", help=f"output file: {', '.join(WRITERS)}")
+    data = (
+        "take cameras from a scene folder or a CAMERAS.json in the frame of MODEL (a run: its own; else around MODEL)"
+    )
+    add("--data", type=path, metavar="SCENE", help=data)
+    add("--views", **COUNT, default=100, help="maximum number of cameras, evenly chosen (100)")
+    add("--size", **SIZE, default=640, help="longest side of the depth images in pixels (640)")
+    depth = "depth at which a ray meets the surface: the mean, or where half of the light is left (median)"
+    add("--depth", choices=get_args(DepthKind), default="median", help=depth)
+    add("--voxel", type=positive, metavar="SIZE", help="edge of a voxel in world units")
+    add("--resolution", **COUNT, help="number of voxels along the longest side, in place of --voxel (256)")
+    add("--bounds", **BOX, help="extract only inside the box with these two corners (what the cameras show)")
+    truncation = "distance from the surface within which depths are averaged, in voxels (4)"
+    add("--truncation", type=positive, default=TRUNCATION, metavar="N", help=truncation)
+    components = "keep only so many connected components, the largest (those with 1%% of the area of the largest)"
+    add("--components", **COUNT, help=components)
+    add("--faces", **COUNT, help="decimate to so many triangles (all)")
+    add_backend(parser)
 
 
 def mesh(arguments: Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -32,11 +33,46 @@ from ..viewing.framing import cameras_around
 from ..viewing.outputs import check_output
 from ..viewing.run_cameras import find_cameras
 from ..viewing.scene_pages import is_page
+from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
 from .commands import open_model_of, open_rows_of, options_of, refuse
 from .large_models import LargeEdit, Task, open_large, raise_if_none_left, show_passes, warn_user
+from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_model
 
 MATRIX_BYTES_MAX = 1 << 16
+OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
 MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
+
+
+def add_convert_options(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("out", type=path, metavar="OUT", help=OUTPUT)
+    _add_output(parser)
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--out", type=path, required=True, metavar="OUT", help=OUTPUT)
+    _add_output(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    format = (
+        "format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4); of the model in an .html: sog, "
+        "compressed-ply, or streamed-sog for files beside it (sog)"
+    )
+    add("--format", choices=FORMATS, help=format)
+    crop = "write only the Gaussians whose centers lie in the box with these two corners, in world units"
+    add("--crop", **BOX, help=crop)
+    up = (
+        "direction that points up in MODEL, which is rotated so that it becomes 0 -1 0 (files: not rotated; .html: a "
+        "run: that of its cameras; else 0 -1 0 or 0 1 0)"
+    )
+    add("--up", **VECTOR, help=up)
+    page = parser.add_argument_group("options for .html")
+    page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
+    page.add_argument("--view", metavar="N|NAME", help="view of a run to start with, by index or name (the first)")
+    add_background(page)
 
 
 def convert(arguments: Namespace) -> int:
@@ -129,6 +165,40 @@ class Operation(argparse.Action):
         namespace.operations = [*namespace.operations, (option, values)]
 
 
+def add_edit_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(operations=[])
+    add_model(parser)
+    parser.add_argument("out", type=path, metavar="OUT", help=f"output file, {ENDINGS}")
+    parser.add_argument("--format", choices=FORMATS, help="format of the output (that of its name)")
+    group = parser.add_argument_group(
+        "operations", "applied one after another, in the order in which they are given; each may be given several times"
+    )
+    add = functools.partial(group.add_argument, action=Operation, default=argparse.SUPPRESS)
+    sphere: dict[str, Any] = {"type": number, "nargs": 4, "metavar": ("X", "Y", "Z", "R")}
+    add("--crop", **BOX, help="keep the Gaussians whose centers lie in the box")
+    add("--crop-sphere", **sphere, help="keep those whose centers lie in the sphere")
+    add("--translate", **VECTOR, help="move by a vector, in world units")
+    add("--rotate", **VECTOR, help="rotate by degrees about the x, then y, then z axis")
+    add("--scale", type=number, metavar="F", help="scale by a factor about the origin")
+    add("--transform", type=path, metavar="FILE", help="move by a 4×4 matrix: a text file of its numbers, row by row")
+    add("--up", **VECTOR, help="rotate so that this direction becomes 0 -1 0")
+    add("--min-opacity", type=channel, metavar="O", help="remove Gaussians that are less opaque, 0 to 1")
+    add("--max-scale", type=number, metavar="S", help="remove Gaussians whose longest axis is longer, in world units")
+    isolation = "remove Gaussians whose mean distance to 3 neighbors is more than R times the median; 5 finds floaters"
+    add("--max-isolation", type=number, metavar="R", help=isolation)
+    add("--drop-invalid", nargs=0, help="remove Gaussians with values such as NaN")
+    add("--sh-degree", type=int, choices=range(5), help="degree of the spherical harmonics; 0 removes view dependence")
+    add("--merge", type=model_path, metavar="MODEL", help="add the Gaussians of another model")
+    decimate = "merge Gaussians until this many, or this percentage, are left, with the least change of images"
+    add("--decimate", type=amount, metavar="N|P%", help=decimate)
+    decimation = parser.add_argument_group("options for --decimate")
+    finetune = "optimize what is left for this many steps on images of the model before; 0 for none (200)"
+    decimation.add_argument("--finetune", type=steps, metavar="STEPS", help=finetune)
+    cameras = "cameras whose images are to change least, in the frame of MODEL (a run: its own; else around the model)"
+    decimation.add_argument("--cameras", type=path, metavar="CAMERAS.json", help=cameras)
+    add_backend(decimation)
+
+
 def edit(arguments: Namespace) -> int:
     """``tsplat edit``."""
     start = time.perf_counter()
@@ -138,8 +208,8 @@ def edit(arguments: Namespace) -> int:
     decimates = any(option == "--decimate" for option, _ in operations)
     if not decimates:
         refuse(arguments, ("finetune", "cameras"), "only with --decimate")
-    for path in (arguments.model, *(values for option, values in operations if option == "--merge")):
-        check_output(arguments.out, path)
+    for model in (arguments.model, *(values for option, values in operations if option == "--merge")):
+        check_output(arguments.out, model)
     large = open_large(arguments, "decimate" if decimates else written_format(arguments))
     with contextlib.ExitStack() as files:
         if large is not None:

@@ -1,0 +1,149 @@
+"""``tsplat render``: renders an image or a video of a model."""
+
+import argparse
+import contextlib
+import sys
+import time
+from argparse import Namespace
+
+from .. import ArgumentError
+from ..scene import Camera, Gaussians, intrinsics
+from ..scene.extents import with_near_planes
+from ..scene.gaussians import drop_invalid
+from ..scene.images import write_png
+from ..support.extras import require
+from ..support.files import output_folder, staged_folder
+from ..support.progress import track
+from ..viewing import path_along, read_cameras, render_frames, write_frames
+from ..viewing.devices import pick_device, reserve_threads
+from ..viewing.framing import place_cameras
+from ..viewing.outputs import check_output
+from ..viewing.run_cameras import complete_framing, find_background, find_cameras, vertical_fov
+from ..viewing.slabs import render_large_frames
+from ..viewing.trajectories import choose_camera
+from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer, stale_frames
+from .argument_types import COUNT, SIZE, VECTOR, number, path
+from .commands import open_model_of, options_of, refuse
+from .large_models import FRAMING, open_large
+from .shared_options import add_backend, add_background, add_model
+
+
+def add_render_options(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add = parser.add_argument
+    out = "output file: .png, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs"
+    add("--out", type=path, required=True, metavar="IMAGE.png", help=out)
+    add("--show", choices=("rgb", "depth", "normals", "alpha"), default="rgb", help="what to render (rgb)")
+    add("--maps", action="store_true", help="also write the values shown as NumPy files beside the images")
+    trajectory = (
+        "render a video: a path along the cameras of a run, an orbit, a spiral, or the cameras of a file (of a video: "
+        "path for a run, else orbit)"
+    )
+    add("--trajectory", metavar="path|orbit|spiral|CAMERAS.json", help=trajectory)
+    add("--frames", **COUNT, default=120, help="frames of a path, orbit or spiral (120)")
+    add("--fps", **COUNT, default=30, help="frames per second (30)")
+    view = "render a training or test view of a run at its own size, by index or name"
+    add("--view", metavar="N|NAME", help=view)
+    add("--width", **SIZE, help="image width in pixels (800; that of the first photograph of a run)")
+    add("--height", **SIZE, help="image height in pixels (600; that of the first photograph of a run)")
+    add("--fov", type=number, metavar="DEG", help="vertical field of view in degrees (the run's, or 50)")
+    add("--eye", **VECTOR, help="camera position (a run: like its cameras; else to show the whole model)")
+    add("--look-at", **VECTOR, help="point at the image center (a run: what its cameras look at)")
+    add("--up", **VECTOR, help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)")
+    add_background(parser)
+    add_backend(parser)
+
+
+def render(arguments: Namespace) -> int:
+    """``tsplat render``."""
+    out, placing = arguments.out, ("eye", "look_at", "up")
+    if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
+        # Along the cameras of a run, unless they are placed.
+        placed = any(getattr(arguments, name) is not None for name in placing)
+        along = not placed and any(not camera.is_test for camera in find_cameras(arguments.model))
+        arguments.trajectory = "path" if along else "orbit"
+    trajectory = arguments.trajectory
+    # With a trajectory, check_video_path() checks the other packages as well.
+    require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
+    if arguments.view is not None:
+        excluded = ("trajectory", "width", "height", "fov", *placing)
+        refuse(arguments, excluded, "not with --view, which uses the camera and the size of the view")
+    if trajectory is not None:
+        check_video_path(out)
+    elif out.suffix.lower() != ".png":
+        raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos end in .mp4")
+    check_output(out, arguments.model)
+    if arguments.maps:
+        map_writer(out)  # raises if it has none
+    start = time.perf_counter()
+    device, _ = pick_device(arguments.backend)
+    reserve_threads(device, arguments.backend)
+    large = open_large(arguments, "render")
+    gaussians = large.sample(FRAMING) if large is not None else drop_invalid(open_model_of(arguments), print)
+    cameras = with_near_planes(_cameras(arguments, gaussians), gaussians.means)
+    background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
+    for camera in cameras if trajectory is not None else ():
+        frame_size(out, camera.width, camera.height)  # before anything is rendered
+    is_folder = trajectory is not None and not out.suffix
+    with contextlib.ExitStack() as stack:
+        if large is not None:
+            stack.enter_context(large)
+        target = out
+        if is_folder:
+            target = stack.enter_context(staged_folder(out, stale_frames))  # frames and maps together
+        else:
+            stack.enter_context(output_folder(out.parent))
+        on_map = map_writer(target) if arguments.maps else None
+        options = {"background": background, "on_map": on_map, **options_of(arguments, "show", "backend")}
+        if large is None:
+            frames = render_frames(gaussians.to(device), cameras, **options)
+        else:
+            frames = render_large_frames(large, cameras, out.parent, device=device, **options)
+        if trajectory is None:
+            write_png(out, next(frames))
+        else:
+            write_frames(target, track(frames, len(cameras), "rendering"), arguments.fps)
+    # Of a folder, which may have other files, only the frames.
+    paths = [out / frame_name(i) for i in range(len(cameras))] if out.is_dir() else [out]
+    width, height = frame_size(out, cameras[0].width, cameras[0].height)
+    what = "" if trajectory is None else f"{len(cameras)} frames of "
+    print(
+        f"wrote {out}: {what}{width}×{height} pixels, "
+        f"{sum(path.stat().st_size for path in paths) / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
+    )
+    return 0
+
+
+def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
+    """The cameras that ``tsplat render`` renders."""
+    trajectory = arguments.trajectory
+    if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
+        return read_cameras(trajectory)
+    cameras = find_cameras(arguments.model)
+    if arguments.view is not None:
+        if not cameras:
+            raise ArgumentError(f"--view: {arguments.model} has no cameras.json of a run")
+        return [choose_camera(cameras, arguments.view)]
+    size = {name: getattr(arguments, name) for name in ("width", "height", "fov")}
+    if trajectory is None and cameras and not any(getattr(arguments, name) for name in ("eye", "look_at", "up")):
+        # The first photograph, in its own size unless another is given.
+        first = cameras[0]
+        if all(value is None for value in size.values()):
+            return [first]
+        width, height = size["width"] or 800, size["height"] or 600
+        fov = vertical_fov([first]) if size["fov"] is None else size["fov"]
+        return [Camera(first.viewmat, intrinsics(width, height, fov), width, height)]
+    framing = complete_framing(
+        gaussians, cameras, fov=arguments.fov, eye=arguments.eye, target=arguments.look_at, up=arguments.up
+    )
+    width, height = arguments.width or 800, arguments.height or 600
+    training = [camera for camera in cameras if not camera.is_test]
+    if trajectory == "path":
+        if not training:
+            raise ArgumentError(f"--trajectory: {arguments.model} has no cameras.json of a run; use orbit")
+        refuse(arguments, ("eye", "look_at", "up"), "not with a path along cameras; use --trajectory orbit")
+        K = intrinsics(width, height, framing["fov"])
+        return [Camera(viewmat, K, width, height) for viewmat in path_along(training, arguments.frames)]
+    inside = [] if arguments.eye else training  # a place that is given may be anywhere
+    along = options_of(arguments, "trajectory", "frames")
+    return place_cameras(gaussians, width, height, **framing, **along, inside=inside)

@@ -1,0 +1,44 @@
+"""Options that several commands have."""
+
+import argparse
+
+from ..scene.formats.models import WRITERS
+from .argument_types import channel, model_path, positive
+
+BACKENDS = ("auto", "triton", "torch")
+MODEL = (
+    "run folder, .ply, .splat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz; checkpoint "
+    "or output folder of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
+)
+FORMATS = tuple(WRITERS)
+ENDINGS = (
+    ".ply, .compressed.ply, .splat, .spz, .sog, .glb, .gltf, .usda, .usdc or .usdz; folder/meta.json for SOG as single "
+    "files; folder/lod-meta.json for Streamed SOG"
+)
+FORCE = "accept checkpoint values that look already activated"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=model_path, metavar="MODEL", help=MODEL)
+    add_checkpoint(parser)
+    parser.add_argument("--force", action="store_true", help=FORCE)
+    add_memory(parser)
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    help = "memory to use; a PLY that needs more is read part by part (what is free)"
+    parser.add_argument("--memory", type=positive, metavar="GB", help=help)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    help = "step or folder name of the run's checkpoint to read (the newest)"
+    parser.add_argument("--checkpoint", metavar="STEP", help=help)
+
+
+def add_background(parser: argparse._ActionsContainer) -> None:
+    help = "background color, each from 0 to 1 (a run: that of its training; else 0 0 0)"
+    parser.add_argument("--background", type=channel, nargs=3, metavar=("R", "G", "B"), help=help)
+
+
+def add_backend(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="rasterizer backend (auto: the fastest)")
