@@ -146,3 +146,11 @@ def test_schedule_is_scaled_to_short_runs():
     assert noise_ends == 900
     assert sum(scale_schedule(MCMCStrategy(), 1500).refines(step) for step in range(1500)) == 24
     assert scale_schedule(MCMCStrategy(), 1).refine_every == 1
+
+
+def test_strategies_that_files_cannot_name_are_errors():
+    class Own(MCMCStrategy):
+        pass
+
+    with pytest.raises(ArgumentError, match=r"strategy: expected one that files can name, default, mcmc, .* found Own"):
+        to_json(RunConfig(strategy=Own()))

@@ -346,7 +346,12 @@ def to_json(config: Config) -> dict[str, Any]:
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     strategy = config.strategy
     if strategy is not None:
-        kind = next(name for name, cls in STRATEGIES.items() if type(strategy) is cls)
+        kind = next((name for name, cls in STRATEGIES.items() if type(strategy) is cls), None)
+        if kind is None:
+            raise ArgumentError(
+                f"strategy: expected one that files can name, {', '.join(STRATEGIES)}, found "
+                f"{type(strategy).__name__}; train with Trainer or fit, or register it in STRATEGIES"
+            )
         fields = (field.name for field in dataclasses.fields(strategy) if field.name != "generator")
         values["strategy"] = {"kind": kind, **{name: getattr(strategy, name) for name in fields}}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
