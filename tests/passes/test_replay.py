@@ -9,9 +9,10 @@ import torch
 from tests.support import scenes
 from tests.support.launch_recorder import LaunchRecorder
 from tsplat import UnsupportedError, rasterization
-from tsplat.passes.arenas import Bases, Life, add_arena_with_end, arrange
+from tsplat.passes.arenas import Bases, Life, add_arena_with_end, arrange, used_steps
 from tsplat.stages.capacity import deferred
 from tsplat.stages.listing import stable_argsort
+from tsplat.stages.tracing import Trace
 
 pytestmark = pytest.mark.triton
 
@@ -115,3 +116,20 @@ def test_the_end_of_an_arena_is_behind_all_that_is_needed_at_the_same_time():
     assert (base, fixed, begin) == (0, 6400, 704)
     offsets, _ = arrange(lives)
     assert offsets[3] == 0  # other arenas have the largest first
+
+
+def test_operators_whose_results_nothing_reads_are_no_steps():
+    x, trace = values(), Trace()
+    with trace.recording():
+        unread = x.exp().neg()  # nor is what only these read
+        read = x.sin()
+        changed = read.cos().mul_(2)
+        wanted = changed.abs()
+    assert len(trace.steps) == 6
+    names = [step.function.overloadpacket.__name__ for step in trace.steps]
+    for storages, expected in (
+        ([wanted], ["sin", "cos", "mul_", "abs"]),
+        ([unread], ["exp", "neg", "sin", "cos", "mul_"]),
+    ):
+        used = used_steps(trace.steps, {tensor.untyped_storage()._cdata for tensor in storages})
+        assert [name for name, is_used in zip(names, used, strict=True) if is_used] == expected

@@ -1278,6 +1278,7 @@ MUTANTS = [
         ("if life.meets(end)), default=0)", "if not life.meets(end)), default=0)",
          "slots in the place of their entries"),
         ("self.offset + n * self.size", "self.offset", "no memory for slots"),
+        ("not made or any(", "any(", "changes in place left out"),
     ),
     *_in("passes/kinds.py", ("tests/passes/test_kinds.py",),
         ("key += [name, described, value.is_contiguous() or value.stride()]", "key += [name, described]",

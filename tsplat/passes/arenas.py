@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..stages.tracing import Constant, Launch, Memory, OnArrays, Step, Zeros
+from ..stages.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
 
 SPECIALIZED_ALIGNMENT = 16
 """Bytes to which addresses are aligned or not, which Triton specializes kernels on."""
@@ -237,6 +237,19 @@ def tensors_of(step: Step) -> list[Memory]:
     if isinstance(step, OnArrays):
         return [*step.args, *step.results]
     return [*leaves(step.args, Memory), *leaves(tuple(step.kwargs.values()), Memory), *step.results]
+
+
+def used_steps(steps: Sequence[Step], wanted: set[int]) -> list[bool]:
+    """Returns whether each step makes something that a later one reads, or a storage that is wanted. Operators of a
+    backward pass that computes its forward pass again, and kernels, may make more."""
+    read, found = set(wanted), [True] * len(steps)
+    for i in range(len(steps) - 1, -1, -1):
+        step = steps[i]
+        made = step.results if isinstance(step, Operator | OnArrays) else []
+        found[i] = not made or any(tensor.storage in read for tensor in made)
+        if found[i]:
+            read |= {tensor.storage for tensor in tensors_of(step)}
+    return found
 
 
 def leaves(tree: Any, kind: type[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from .arenas import (
     leaves,
     lives_of,
     tensors_of,
+    used_steps,
 )
 from .replay import Pass, runs_on_gpu
 
@@ -143,6 +145,7 @@ def _record(
         *images, meta = function(**arguments | {"capacity": room, "packed": False})
     n_forward, n_images = len(trace.steps), len(images)
     values, rendered = dict(dict.items(meta)), meta.source
+    banded = rendered.intersections
     extra = {n: values[n] for n in EXTRA_IMAGES if n in values and values[n].shape[:-1] == images[0].shape[:-1]}
     images += [image for image in extra.values() if all(image is not other for other in images)]
     in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}
@@ -179,10 +182,17 @@ def _record(
     v_rows = {name: v for name in rows if (v := found.pop(name, None)) is not None}
     if (absgrad := getattr(centers, "absgrad", None)) is not None:
         found[ABSGRAD] = absgrad
+    rendered = rendered._replace(intersections=rendered.intersections.whole)
+    wanted = leaves((images, rendered, list(values.values()), call.needed, list(found.values()), v_centers), Tensor)
+    used = used_steps(
+        trace.steps,
+        {storage_of(t) for t in (*wanted, *v_rows.values())} | {n.storage for n, _ in trace.used_rows.values()},
+    )
+    split = min(marks, default=len(trace.steps))
     return _Record(
-        trace.steps, n_forward, min(marks, default=len(trace.steps)), inputs, images, n_images, in_meta, values,
-        rendered._replace(intersections=rendered.intersections.whole), rendered.intersections, call.needed, v_images,
-        found, v_centers, v_rows, list(zeros.values()), on_gpu, trace.used_rows,
+        list(itertools.compress(trace.steps, used)), sum(used[:n_forward]), sum(used[:split]), inputs, images,
+        n_images, in_meta, values, rendered, banded, call.needed, v_images, found, v_centers, v_rows,
+        list(zeros.values()), on_gpu, trace.used_rows,
     )  # fmt: skip
 
 
