@@ -75,7 +75,7 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         flat = dict(leaf for name, value in values.items() for leaf in launch.leaves(name, value))
         passes = 1
         if kernel.__name__.startswith("_features"):
-            width = values["CHANNELS"] * values.get("BLOCKS", 1)
+            width = values["C"].CHANNELS * values.get("BLOCKS", 1)
             passes = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
         launches.append(Launch(kernel, signature, constants, options, flat, passes))
 

@@ -354,13 +354,18 @@ class Splats(NamedTuple):
 
 
 class Rays(NamedTuple):
-    """Rays of pixels, world frame: origins and unit directions [I, 6, H, W], or directions [I, 3, H, W] and one origin
-    per image [I, 3]. A pixel whose direction is zero has no ray and shows the background. Of footprint "shifted":
-    directions (x, y, 1), from 0. ``v_values`` [I, 6, H, W] is output of the backward pass, None if not needed."""
+    """Rays of pixels, in the world frame. A pixel whose direction is zero has no ray and shows the background.
 
-    values: Tensor
+    Attributes:
+        per_pixel: [I, 6, H, W], origins and unit directions, or [I, 3, H, W], directions. Of footprint "shifted":
+            directions (x, y, 1), from 0.
+        origins: [I, 3], that of all rays of an image; None if each pixel has its own.
+        v_per_pixel: [I, 6, H, W], gradients, output of the backward pass; None if not needed.
+    """
+
+    per_pixel: Tensor
     origins: Tensor | None
-    v_values: Tensor | None = None
+    v_per_pixel: Tensor | None = None
 
 
 class RenderBuffers(NamedTuple):

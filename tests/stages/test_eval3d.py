@@ -71,7 +71,9 @@ def own_rays(scene):
     """The rays of a scene's cameras, [C, H, W, 6], with directions of any length."""
     cameras = Cameras(scene["viewmats"][None], scene["Ks"][None])
     rays = camera_rays(cameras, CameraSettings(scene["width"], scene["height"]))
-    values = torch.cat([rays.origins[:, :, None, None].expand_as(rays.values), rays.values], 1).permute(0, 2, 3, 1)
+    values = torch.cat([rays.origins[:, :, None, None].expand_as(rays.per_pixel), rays.per_pixel], 1).permute(
+        0, 2, 3, 1
+    )
     return values * torch.tensor([1.0, 1, 1, 3, 3, 3], dtype=torch.float64)
 
 
@@ -132,7 +134,7 @@ def test_rays_go_to_what_their_pixels_show(kind, readout):
     scene = make(kind, readout)
     rays = rays_of(scene)
     y, x = 8, 12
-    ray = rays.values[:, :, y, x]
+    ray = rays.per_pixel[:, :, y, x]
     origin, direction = (rays.origins, ray) if rays.origins is not None else (ray[:, :3], ray[:, 3:])
     assert direction.norm(dim=-1).sub(1).abs().max() < 1e-12
     names = ("viewmats", "Ks", "width", "height", "camera_model", *Lens._fields)
@@ -158,7 +160,7 @@ def test_pixels_that_a_lens_does_not_show_have_no_ray():
     y, x = torch.meshgrid(torch.arange(32).double() + 0.5, torch.arange(40).double() + 0.5, indexing="ij")
     reach = math.sqrt(0.2 / -k1)  # 1 + k1 r^2 = 0.8
     shown = torch.hypot((x - 20) / focal, (y - 16) / focal) < 0.8 * reach
-    assert torch.equal((rays.values[0] != 0).any(0), shown)
+    assert torch.equal((rays.per_pixel[0] != 0).any(0), shown)
     assert 0.3 < shown.double().mean() < 0.9
 
 

@@ -80,9 +80,9 @@ def rays_of(lens, dtype):
     Ks = torch.tensor([[[1.0, 0, 210], [0, 7, 190], [0, 0, 1]]], dtype=dtype)
     cameras = Cameras(torch.eye(4, dtype=dtype)[None], Ks)
     cameras = add_lens(cameras, Lens(ftheta_coeffs=lens), settings.projection, torch.Size(), 1)
-    return camera_rays(Cameras(*(None if t is None else t[None] for t in cameras)), settings.projection.camera).values[
-        0
-    ]
+    return camera_rays(
+        Cameras(*(None if t is None else t[None] for t in cameras)), settings.projection.camera
+    ).per_pixel[0]
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-9), (torch.float32, 0.01)])

@@ -13,7 +13,7 @@ adds them in a fixed order, so results are bit-reproducible.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,6 +26,30 @@ from .launch import Int, block_size, is_compiled_for_cpu, kernel, programs
 ROWS, COLUMNS = 16, 64
 SUM_BLOCK = 1024
 RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
+
+
+class Image(NamedTuple):
+    """An image [B, height, width, n_channels] of any float dtype, with its strides: an argument of kernels."""
+
+    data: Tensor
+    batch_stride: int
+    row_stride: int
+    column_stride: int
+    channel_stride: int
+
+    @classmethod
+    def of(cls, image: Tensor) -> "Image":
+        return cls(image, *image.stride())
+
+
+@triton.jit
+def _plane(image, plane, n_channels, PLANAR: tl.constexpr):
+    """A channel plane of an image, and the strides of its rows and columns."""
+    at = image.data + plane // n_channels * image.batch_stride + plane % n_channels * image.channel_stride
+    if PLANAR:
+        return at, image.row_stride, 1
+    else:
+        return at, image.row_stride, image.column_stride
 
 
 @triton.jit
@@ -46,27 +70,22 @@ def _tap(taps, place):
     return tl.load(taps + place, mask=(place >= 0) & (place <= 2 * RADIUS), other=0.0)
 
 
-@kernel(strided=("image", "target"))
+@kernel(strided=("image.data", "target.data"))
 def _l1_ssim_fwd_kernel(
-    image,  # [B, height, width, n_channels], any float dtype and strides
-    target,  # [B, height, width, n_channels], any float dtype and strides
+    image: "Image",
+    target: "Image",
     taps,  # [2 RADIUS + 1]
     sums,  # [2, programs], output
     maps,  # [3, B, n_channels, height, width], output
     n_channels: "Int", height: "Int", width: "Int", size: "Int",
-    x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
-    y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
     VALID: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr,
     PLANAR: tl.constexpr,  # whether the strides of columns are 1
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
-    if PLANAR:
-        x_column = 1
-        y_column = 1
-    x = image + plane // n_channels * x_image + plane % n_channels * x_channel
-    y = target + plane // n_channels * y_image + plane % n_channels * y_channel
+    x, x_row, x_column = _plane(image, plane, n_channels, PLANAR)
+    y, y_row, y_column = _plane(target, plane, n_channels, PLANAR)
     mean_x = tl.zeros([ROWS, COLUMNS], dtype)
     mean_y = mean_x
     mean_xx = mean_x
@@ -157,10 +176,10 @@ def _scale(v, v_loss, weight, n):
     return scale / tl.full([], n, weight.dtype)
 
 
-@kernel(strided=("image", "target"))
+@kernel(strided=("image.data", "target.data"))
 def _l1_ssim_bwd_kernel(
-    image,  # [B, height, width, n_channels], any float dtype and strides
-    target,  # [B, height, width, n_channels], any float dtype and strides
+    image: "Image",
+    target: "Image",
     taps,  # [2 RADIUS + 1]
     maps,  # [3, B, n_channels, height, width]
     v_l1,  # [] or None
@@ -168,16 +187,11 @@ def _l1_ssim_bwd_kernel(
     v_loss,  # [] or None
     v_image,  # [B, n_channels, height, width], output
     n_channels: "Int", height: "Int", width: "Int", size: "Int",
-    x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
-    y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
     n_windows: "Int", ssim_weight: tl.float64,
     PLANAR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
-    if PLANAR:
-        x_column = 1
-        y_column = 1
     start = maps + plane * height * width
     by_mean = tl.zeros([ROWS, COLUMNS], dtype)
     by_square = by_mean
@@ -204,8 +218,8 @@ def _l1_ssim_bwd_kernel(
     r = rows[:, None]
     c = columns[None, :]
     inside = (r < height) & (c < width)
-    x = image + plane // n_channels * x_image + plane % n_channels * x_channel
-    y = target + plane // n_channels * y_image + plane % n_channels * y_channel
+    x, x_row, x_column = _plane(image, plane, n_channels, PLANAR)
+    y, y_row, y_column = _plane(target, plane, n_channels, PLANAR)
     a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
     b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
     sign = tl.where(a > b, 1.0, tl.where(a < b, -1.0, 0.0)).to(dtype)
@@ -313,25 +327,15 @@ def _taps(dtype: torch.dtype, device: torch.device) -> Tensor:
 def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
     """The arguments that both kernels share."""
     _, height, width, n_channels = image.shape
-    x_image, x_row, x_column, x_channel = image.stride()
-    y_image, y_row, y_column, y_channel = target.stride()
     return dict(
-        image=image,
-        target=target,
+        image=Image.of(image),
+        target=Image.of(target),
         taps=_taps(maps.dtype, maps.device),
         maps=maps,
         n_channels=n_channels,
         height=height,
         width=width,
         size=image.numel(),
-        x_image=x_image,
-        x_row=x_row,
-        x_column=x_column,
-        x_channel=x_channel,
-        y_image=y_image,
-        y_row=y_row,
-        y_column=y_column,
-        y_channel=y_channel,
         PLANAR=is_compiled_for_cpu(image),
         ROWS=ROWS,
         COLUMNS=block_size(image, COLUMNS),

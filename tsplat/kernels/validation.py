@@ -17,23 +17,26 @@ from .row_access import ROW, row_within
 
 BLOCK = 128
 
+LARGEST = tl.constexpr(MAGNITUDE_MAX)
+SQUARE_MIN = tl.constexpr(QUAT_NORM_MIN**2)
+DETERMINANT, FOCAL = tl.constexpr(DETERMINANT_MIN), tl.constexpr(FOCAL_MIN)
+
 
 @triton.jit
-def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr):
+def _within(pointer, mask, N: tl.constexpr):
     """Returns whether N consecutive values are within bounds. In a loop, as there can be many features."""
     if N >= ROW:
-        return row_within(pointer, N, mask, MAGNITUDE_MAX)
+        return row_within(pointer, N, mask, LARGEST)
     valid = mask
     for k in range(N):
         # NaN fails the comparison.
-        valid = valid & (tl.abs(tl.load(pointer + k, mask=mask, other=0.0).to(tl.float32)) <= MAGNITUDE_MAX)
+        valid = valid & (tl.abs(tl.load(pointer + k, mask=mask, other=0.0).to(tl.float32)) <= LARGEST)
     return valid
 
 
 @triton.jit
 def _signal_within(
-    signal, gaussian, mask, n_gaussians, n_cameras,
-    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, MAGNITUDE_MAX: tl.constexpr,
+    signal, gaussian, mask, n_gaussians, n_cameras, WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr
 ):  # fmt: skip
     """Returns whether the values of a signal are within bounds, for all cameras."""
     if signal is None:
@@ -43,10 +46,10 @@ def _signal_within(
         batch = gaussian // n_gaussians
         for camera in range(n_cameras):
             dense_id = (batch * n_cameras + camera) * n_gaussians + gaussian % n_gaussians
-            valid = valid & _within(signal + dense_id * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
+            valid = valid & _within(signal + dense_id * WIDTH, mask, WIDTH)
         return valid
     else:
-        return _within(signal + gaussian * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
+        return _within(signal + gaussian * WIDTH, mask, WIDTH)
 
 
 @triton.jit
@@ -79,25 +82,22 @@ def _camera_center(v, BY_INVERSE: tl.constexpr):
 
 
 @triton.jit
-def _replace_invalid(
-    v, k, mask,
-    MAGNITUDE_MAX: tl.constexpr, DETERMINANT_MIN: tl.constexpr, FOCAL_MIN: tl.constexpr,
-):  # fmt: skip
+def _replace_invalid(v, k, mask):
     """Whether a camera is valid; its view matrix (sixteen entries) and intrinsics (nine), or those that see nothing."""
-    bound = constant(MAGNITUDE_MAX, v[0])
+    bound = constant(LARGEST, v[0])
     valid = mask
     for i in tl.static_range(16):
         valid = valid & (tl.abs(v[i]) <= bound)
     for i in tl.static_range(9):
         valid = valid & (tl.abs(k[i]) <= bound)
     det = dot(_cross((v[0], v[1], v[2]), (v[4], v[5], v[6])), (v[8], v[9], v[10]))
-    valid = valid & (tl.abs(det) >= constant(DETERMINANT_MIN, det))
+    valid = valid & (tl.abs(det) >= constant(DETERMINANT, det))
     for i in tl.static_range(2):
-        valid = valid & (tl.abs(k[4 * i]) >= constant(FOCAL_MIN, det))
+        valid = valid & (tl.abs(k[4 * i]) >= constant(FOCAL, det))
     viewmat = ()
     for i in tl.static_range(16):
         # Everything up to MAGNITUDE_MAX is behind this camera.
-        away = constant(-4.0 * MAGNITUDE_MAX if i == 11 else float(i % 5 == 0), det)
+        away = constant(-4.0 * LARGEST if i == 11 else float(i % 5 == 0), det)
         viewmat = viewmat + (tl.where(valid, v[i], away),)
     K = ()
     for i in tl.static_range(9):
@@ -107,54 +107,43 @@ def _replace_invalid(
 
 @kernel
 def _valid_kernel(
-    means,  # [B, N, 3] or None, as all of the Gaussians, if only centers are computed
-    quats,  # [B, N, 4] or None
-    scales,  # [B, N, 3] or None
-    covars,  # [B, N, 6] or None
-    opacities,  # [B, N] or None
-    valid,  # [B, N] bool, output, or None
+    gaussians: "Gaussians3D",  # ``valid`` is output; None if only centers are computed
     colors,  # [B, N, WIDTH] or [B, C, N, WIDTH], any float dtype; or None
     extra_signals,  # the same with EXTRA_WIDTH
-    viewmats,  # [B, C, 4, 4]
-    Ks,  # [B, C, 3, 3]
-    viewmats_out,  # [B, C, 4, 4], output, or None
-    Ks_out,  # [B, C, 3, 3], output, or None
+    cameras: "Cameras",
+    prepared: "Cameras",  # output, or None
     centers,  # [B, C, 3], output
     valid_cameras,  # [B, C] bool, output, or None
     n: "Int", n_gaussians: "Int", n_cameras: "Int", n_images: "Int",
     WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr,
-    BY_INVERSE: tl.constexpr,
-    QUAT_NORM_MIN: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, DETERMINANT_MIN: tl.constexpr, FOCAL_MIN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BY_INVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    if means is not None:
+    if gaussians is not None:
         mask = index < n
-        is_valid = _within(means + index * 3, mask, 3, MAGNITUDE_MAX)
-        if covars is not None:
-            is_valid = is_valid & _within(covars + index * 6, mask, 6, MAGNITUDE_MAX)
+        is_valid = _within(gaussians.means + index * 3, mask, 3)
+        if gaussians.covars is not None:
+            is_valid = is_valid & _within(gaussians.covars + index * 6, mask, 6)
         else:
-            is_valid = is_valid & _within(scales + index * 3, mask, 3, MAGNITUDE_MAX)
-            is_valid = is_valid & _within(quats + index * 4, mask, 4, MAGNITUDE_MAX)
-            q = load_tuple(quats + index * 4, 1, 4, mask)
+            is_valid = is_valid & _within(gaussians.scales + index * 3, mask, 3)
+            is_valid = is_valid & _within(gaussians.quats + index * 4, mask, 4)
+            q = load_tuple(gaussians.quats + index * 4, 1, 4, mask)
             square = q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3]
-            is_valid = is_valid & (square >= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square))
-        is_valid = is_valid & _within(opacities + index, mask, 1, MAGNITUDE_MAX)
+            is_valid = is_valid & (square >= constant(SQUARE_MIN, square))
+        is_valid = is_valid & _within(gaussians.opacities + index, mask, 1)
+        is_valid = is_valid & _signal_within(colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA)
         is_valid = is_valid & _signal_within(
-            colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA, MAGNITUDE_MAX
+            extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA
         )  # fmt: skip
-        is_valid = is_valid & _signal_within(
-            extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA, MAGNITUDE_MAX
-        )  # fmt: skip
-        tl.store(valid + index, is_valid, mask=mask)
+        tl.store(gaussians.valid + index, is_valid, mask=mask)
     if tl.program_id(0) * BLOCK < n_images:
         mask = index < n_images
-        v = load_tuple(viewmats + index * 16, 1, 16, mask)
-        if viewmats_out is not None:
-            k = load_tuple(Ks + index * 9, 1, 9, mask)
-            is_valid, v, k = _replace_invalid(v, k, mask, MAGNITUDE_MAX, DETERMINANT_MIN, FOCAL_MIN)
-            store_tuple(viewmats_out + index * 16, 1, v, mask)
-            store_tuple(Ks_out + index * 9, 1, k, mask)
+        v = load_tuple(cameras.viewmats + index * 16, 1, 16, mask)
+        if prepared is not None:
+            k = load_tuple(cameras.Ks + index * 9, 1, 9, mask)
+            is_valid, v, k = _replace_invalid(v, k, mask)
+            store_tuple(prepared.viewmats + index * 16, 1, v, mask)
+            store_tuple(prepared.Ks + index * 9, 1, k, mask)
             tl.store(valid_cameras + index, is_valid, mask=mask)
         store_tuple(centers + index * 3, 1, _camera_center(v, BY_INVERSE), mask)
 
@@ -179,24 +168,20 @@ def prepare(
     n_batches, n_cameras, _, _ = viewmats.shape
     n_images = n_batches * n_cameras
     centers, prepared, valid, valid_cameras, n = viewmats.new_empty(n_batches, n_cameras, 3), None, None, None, 0
-    fields: dict[str, Tensor | None] = dict.fromkeys(Gaussians3D._fields)
     if gaussians is not None:
         prepared = cameras._replace(viewmats=torch.empty_like(viewmats), Ks=torch.empty_like(Ks))
         valid_cameras = torch.empty(n_batches, n_cameras, dtype=torch.bool, device=Ks.device)
-        fields = gaussians._asdict()
-        valid = fields["valid"] = torch.empty(gaussians.means.shape[:-1], dtype=torch.bool, device=Ks.device)
-        n = valid.numel()
+        valid = torch.empty(gaussians.means.shape[:-1], dtype=torch.bool, device=Ks.device)
+        gaussians, n = gaussians._replace(valid=valid), valid.numel()
     (colors, per_camera), (extra_signals, extra_per_camera) = (*signals, (None, False), (None, False))[:2]
     _valid_kernel.launch_elementwise(
         max(n, n_images),
         BLOCK,
-        **fields,
+        gaussians=gaussians,
         colors=colors,
         extra_signals=extra_signals,
-        viewmats=viewmats,
-        Ks=Ks,
-        viewmats_out=None if prepared is None else prepared.viewmats,
-        Ks_out=None if prepared is None else prepared.Ks,
+        cameras=Cameras(viewmats, Ks),
+        prepared=None if prepared is None else Cameras(prepared.viewmats, prepared.Ks),
         centers=centers,
         valid_cameras=valid_cameras,
         n=n,
@@ -208,10 +193,6 @@ def prepare(
         EXTRA_WIDTH=_width(extra_signals, n * n_cameras if extra_per_camera else n),
         EXTRA_PER_CAMERA=extra_per_camera,
         BY_INVERSE=numerics.camera_center == "inverse",
-        QUAT_NORM_MIN=QUAT_NORM_MIN,
-        MAGNITUDE_MAX=MAGNITUDE_MAX,
-        DETERMINANT_MIN=DETERMINANT_MIN,
-        FOCAL_MIN=FOCAL_MIN,
         enable_fp_fusion=False,
     )
     return valid, prepared or cameras, centers, valid_cameras

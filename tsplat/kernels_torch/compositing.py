@@ -86,7 +86,7 @@ def _pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pi
     lines, columns = tile.pixels
     if rays is None:
         return centers[0][columns], centers[1][lines]
-    values = rays.values[tile.image][:, lines, columns].flatten(1)
+    values = rays.per_pixel[tile.image][:, lines, columns].flatten(1)
     if rays.origins is None:
         return values
     return torch.cat([rays.origins[tile.image][:, None].expand(3, values.shape[1]), values])
@@ -221,9 +221,9 @@ def composite_bwd(
         here = (tile.image, *tile.pixels)
         shape = (*last_ids[here].shape, -1)
         pixels = _pixels(tile, centers, rays)
-        v_rays = (
-            None if rays is None or rays.v_values is None else rays.v_values[tile.image][(slice(None), *tile.pixels)]
-        )
+        v_rays = None
+        if rays is not None and rays.v_per_pixel is not None:
+            v_rays = rays.v_per_pixel[tile.image][(slice(None), *tile.pixels)]
         transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
         # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
         covered = transmittance < 1

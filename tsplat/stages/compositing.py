@@ -118,7 +118,8 @@ class _Composite(torch.autograd.Function):
         v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
         if rays is not None and any(ctx.needs_input_grad[-3:]):
-            rays = rays._replace(v_values=rays.values.new_zeros(len(rays.values), 6, *rays.values.shape[2:]))
+            n_images, _, *size = rays.per_pixel.shape
+            rays = rays._replace(v_per_pixel=rays.per_pixel.new_zeros(n_images, 6, *size))
         launch = ctx.launch  # of the forward pass, as last_ids count entries of its lists
         v_splats: SplatGradients | None = None
         for intersections in bands:
@@ -170,7 +171,7 @@ def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
     """Gradients of what ``flatten`` makes of rays, from those of origins and directions [I, 6, H, W]."""
     if rays is None:
         return (None,)
-    v = rays.v_values
+    v = rays.v_per_pixel
     if v is None:
         return None, None, None
     return (v, None, None) if rays.origins is None else (v[:, 3:], v[:, :3].sum((2, 3)), None)
@@ -215,7 +216,7 @@ def composite(
         dense if dense.means2d is splats.means2d else dense._replace(means2d=splats.means2d),
         None if backgrounds is None else backgrounds.contiguous(),
         None if masks is None else masks.contiguous(),
-        None if rays is None else rays._replace(values=rays.values.contiguous()),
+        None if rays is None else rays._replace(per_pixel=rays.per_pixel.contiguous()),
     )
     images: tuple[Tensor, Tensor, Tensor | None] = apply(
         _Composite, inputs, n_images, bands, settings, *flatten(inputs)

@@ -195,7 +195,7 @@ def test_boxes_hold_the_rays_of_their_parts_and_no_more(kind, readout, tile_size
     band = _band(rays, tile_size)
     frames, boxes = find_beams(band).split([FRAME.value, BOX.value * band.parts], 1)
     boxes = boxes.unflatten(1, (band.parts, 2, 4))
-    values = rays.values[0]
+    values = rays.per_pixel[0]
     if rays.origins is not None:
         values = torch.cat([rays.origins[0][:, None, None].expand_as(values), values])
     across = tile_size // 8

@@ -55,13 +55,9 @@ the sums over the pixels of a part, `rays` those of pixels and their gradients, 
 allocated before they were counted, and `alphas` finds who contributes to a pixel.
 """
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ...config import TRANSMITTANCE_MIN
 from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderBuffers, SplatGradients, Splats, TileGrid
 from .. import launch
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_shape
@@ -74,7 +70,7 @@ from .matrices_forward import features_fwd
 from .records import pack_records
 from .sizes import limit_starts
 from .slots import assign_slots, sum_slots
-from .walk_steps import Band, list_arguments
+from .walk_steps import Band, Chunks, ImageGradients, PixelEnds, Ranges
 from .walks_backward import walk_bwd
 from .walks_forward import pass_channels, walk_fwd
 
@@ -132,31 +128,17 @@ def composite_fwd(
     large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if is_kept else None
     records = pack_records(passed, settings, large)
     lists = list_parts(records, band, buffers.colors.shape[3], has_ends=buffers.last_ids is not None)
+    ranges = Ranges.of(lists, lists.order, lists.ends)
     products = chunk_products(records, lists, band)
-    chunk_last_ids, chunk_median_rows = (
+    last_ids, median_rows = (
         None if products is None or t is None else torch.empty_like(products, dtype=torch.int32)
         for t in (buffers.last_ids, buffers.median_rows)
     )
-    arguments: dict[str, Any] = {
-        "masks": masks,
-        "ids": lists.ids,
-        "order": lists.order,
-        "transmittances": buffers.transmittances,
-        "alphas": buffers.alphas,
-        "last_ids": buffers.last_ids,
-        "ends": lists.ends,
-        "products": products,
-        "chunk_last_ids": chunk_last_ids,
-        "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
-        **list_arguments(lists),
-        **band.ray_arguments(),
-        **band.tile_arguments(),
-    }
-    if not by_matrices:
-        arguments |= {"median_rows": buffers.median_rows, "chunk_median_rows": chunk_median_rows}
+    chunks = Chunks(products, lists.chunk_transmittances, last_ids, lists.chunk_colors, median_rows)
+    assert lists.ids is not None
     forward = features_fwd if by_matrices else walk_fwd
-    forward(splats, backgrounds, records, lists, buffers, band, arguments)
-    combine_chunks(lists, chunk_last_ids, chunk_median_rows, backgrounds, buffers, band)
+    forward(splats, records, lists.ids, ranges, chunks, backgrounds, masks, buffers, band)
+    combine_chunks(ranges, chunks, backgrounds, buffers, band)
     n_passed = None
     if launch.used_rows is not None and lists.ends is not None and lists.n_entries > launch.UNREAD:
         n_passed = (lists.ends - lists.offsets[:-1]).sum()
@@ -208,39 +190,22 @@ def composite_bwd(
         records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(n_features, settings.absgrad)
     # Matrix products, and the gradients of rays, are not computed in layers.
-    is_layered = not by_matrices and (rays is None or rays.v_values is None)
+    is_layered = not by_matrices and (rays is None or rays.v_per_pixel is None)
     slots = assign_slots(lists, band, records, columns, 2 + settings.distortion if is_layered else None)
-    v_rays = None if rays is None else rays.v_values
+    ranges = Ranges.of(lists, slots.order)
+    v_rays = None if rays is None else rays.v_per_pixel
     chunk_v_rays = None
     if v_rays is not None and lists.chunk_transmittances is not None:
         chunk_v_rays = v_rays.new_empty(lists.n_chunks, 6, band.shape.width * band.shape.height)
-    arguments: dict[str, Any] = {
-        "records": records,
-        "backgrounds": backgrounds,
-        "entries": slots.entries,
-        "order": slots.order,
-        "transmittances": transmittances,
-        "last_ids": last_ids,
-        "v_render_alphas": v_render_alphas,
-        "v_slots": slots.v_slots,
-        "v_rays": v_rays,
-        "chunk_v_rays": chunk_v_rays,
-        "RECORD_WIDTH": records.shape[1],
-        "ABSGRAD": settings.absgrad,
-        "TOGETHER": slots.together,
-        "LOG2_ALPHA_MAX": math.log2(settings.numerics.alpha_max),
-        **list_arguments(lists),
-        **band.ray_arguments(),
-        **band.tile_arguments(),
-    }
-    if by_matrices:
-        features_bwd(splats, records, v_render_colors, slots.n_programs, band, arguments)
-    for layer in [0] if slots.layers is None else reversed(range(slots.layers.n)):
-        if not by_matrices:
-            walk_bwd(splats, records, v_render_colors, slots, layer, band, arguments | {"totals": totals})
+    chunks = Chunks(transmittances=lists.chunk_transmittances, colors=lists.chunk_colors, v_rays=chunk_v_rays)
+    ends = PixelEnds(transmittances, last_ids, totals)
+    v_images = ImageGradients.of(v_render_colors, v_render_alphas)
+    for layer in slots.back_to_front():
+        backward = features_bwd if by_matrices else walk_bwd
+        backward(splats, records, ranges, chunks, slots, layer, backgrounds, ends, v_images, band)
         sum_slots(slots, layer, gaussian_major, large, v_splats, splats, band, add=not is_first)
     if v_rays is not None:
-        combine_rays(lists, chunk_v_rays, v_rays, band)
+        combine_rays(ranges, chunk_v_rays, v_rays, band)
     return v_splats
 
 

@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...data import Rays
 from ..device_math import constant, cross3, dot, load_tuple, normalize3, store_tuple, times
-from ..launch import Int, kernel, programs
+from ..launch import kernel, programs
 from .rays import has_ray
-from .walk_steps import Band, part_pixels
+from .walk_steps import Band, PartGrid, part_pixels
 
 FRAME = tl.constexpr(10)
 BOX = tl.constexpr(8)
@@ -59,19 +60,21 @@ def _axis(v, w, d):
 
 @kernel
 def _beams_kernel(
-    rays,  # [I, 6 or 3, height, width], see ``Rays``
-    origins,  # [I, 3] or None
+    rays: "Rays",
+    grid: "PartGrid",
     beams,  # [tiles, FRAME + BOX parts], output
-    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-):  # fmt: skip
+    PART: tl.constexpr,
+    WHOLE: tl.constexpr,  # a tile as a part
+):
     """One program per tile."""
+    TILE: tl.constexpr = PART.TILE
+    WIDTH: tl.constexpr = PART.WIDTH
+    HEIGHT: tl.constexpr = PART.HEIGHT
     ACROSS: tl.constexpr = TILE // WIDTH
     PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
     tile = tl.program_id(0)
-    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     dtype = beams.dtype.element_ty
-    _image, ray, inside, _pixel, own = part_pixels(tile, 0, grid, rays, origins, TILE, TILE, TILE, TILE, dtype)
+    _image, ray, inside, _pixel, own = part_pixels(tile, 0, grid, rays, WHOLE, TILE, dtype)
     valid = has_ray(ray, inside)
     one = tl.full([TILE, TILE], 1.0, dtype)
     column = (own % TILE).to(dtype)
@@ -126,6 +129,14 @@ def find_beams(band: Band) -> Tensor | None:
     if not band.footprint.BEAMS:
         return None
     assert band.rays is not None
-    beams = band.rays.values.new_empty(band.tiles, FRAME.value + BOX.value * band.parts)
-    _beams_kernel.launch(programs(band.tiles, 1), beams=beams, **band.ray_arguments(), **band.pixel_arguments())
+    beams = band.rays.per_pixel.new_empty(band.tiles, FRAME.value + BOX.value * band.parts)
+    size = band.settings.tile_size
+    _beams_kernel.launch(
+        programs(band.tiles, 1),
+        rays=band.rays_to_read(),
+        grid=band.part_grid(),
+        beams=beams,
+        PART=band.part,
+        WHOLE=band.part._replace(WIDTH=size, HEIGHT=size),
+    )
     return beams

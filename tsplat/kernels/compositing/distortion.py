@@ -34,15 +34,13 @@ def add_distortion(blended, color, median, place, z, weight, added, transmittanc
 
 
 @triton.jit
-def store_medians(
-    median_rows, chunk_median_rows, ids, median, pixel, own, inside, chunk, is_chunk, PIXELS: tl.constexpr
-):
+def store_medians(images, chunks, ids, median, pixel, own, inside, chunk, is_chunk, PIXELS: tl.constexpr):
     """Stores the rows of medians, -1 where there is none; of a chunk by the index of the pixel in the part."""
     row = tl.load(ids + median - 1, mask=median > 0, other=-1)
-    if chunk_median_rows is not None:
+    if chunks.median_rows is not None:
         if is_chunk:
-            tl.store(chunk_median_rows + chunk * PIXELS + own, row)
-    tl.store(median_rows + pixel, row, mask=inside)
+            tl.store(chunks.median_rows + chunk * PIXELS + own, row)
+    tl.store(images.median_rows + pixel, row, mask=inside)
 
 
 @triton.jit

@@ -48,13 +48,16 @@ def _part_bits_kernel(
     counts,  # [parts n_words] int32, output
     beams,  # [tiles, values], see `beams`, or None
     n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int", tiles: "Int",
-    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
+    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """One lane per intersection tests which parts of the tile it reaches.
 
     A key plus ``key_bias`` is a tile of the images, or with beams one of the band.
     """
+    TILE: tl.constexpr = PART.TILE
+    WIDTH: tl.constexpr = PART.WIDTH
+    HEIGHT: tl.constexpr = PART.HEIGHT
     ACROSS: tl.constexpr = TILE // WIDTH
     PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -331,8 +334,6 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     words = flatten_ids.new_empty(band.parts, n_words)
     counts = flatten_ids.new_empty(band.parts * n_words)
     beams = find_beams(band)
-    pixels = Band.pixels_of(band.settings, band.shape)
-    del pixels["width"], pixels["height"]
     _part_bits_kernel.launch_elementwise(
         n_words * WORD.value,
         BLOCK,
@@ -347,10 +348,12 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         n=n,
         n_words=n_words,
         key_bias=intersections.key_bias - (0 if beams is None else intersections.first_tile),
+        tile_width=band.grid.tile_width,
+        n_tiles=band.grid.tiles_per_image,
         tiles=band.tiles,
-        **pixels,
         FOOTPRINT=band.footprint,
         RECORD_WIDTH=records.shape[1],
+        PART=band.part,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         APPROX=approximate(records),
         PTX=has_ptx(records),

@@ -13,17 +13,18 @@ warp. See docs/decisions/0006 for the cost.
 """
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN
+from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ...data import Splats
-from ..launch import FEATURES_MIN, PartShape, approximate, group_options
-from .walk_steps import Band
+from ..launch import FEATURES_MIN, approximate
+from .footprints import Footprint
+from .walk_steps import Band, Part
 
 GROUP = tl.constexpr(16)
 """Gaussians whose weights make up a matrix; the minimum of ``tl.dot``."""
@@ -94,24 +95,42 @@ def load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
     return values
 
 
-def product_options(tensor: Tensor, splats: Splats, shape: PartShape) -> dict[str, Any]:
-    """Returns how matrices are multiplied, and compiler options."""
-    fast = approximate(tensor)
-    colors = splats.colors
-    half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
-    return {"SPLIT": fast, "EXACT": fast and half, "APPROX": fast, **group_options(tensor, shape)}
+class Products(NamedTuple):
+    """Constants of kernels that composite many channels.
 
+    Attributes:
+        FOOTPRINT, PART: What a splat is at a pixel; see ``walk_steps.Part``.
+        RECORD_WIDTH, CHANNELS: Values of a record, and channels of a block, whose features are a matrix.
+        SPLIT, EXACT: See ``product``.
+        LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
+        APPROX: Whether NVIDIA's approximate instructions may be used.
+    """
 
-def product_arguments(records: Tensor, splats: Splats, band: Band) -> dict[str, Any]:
-    """Returns the arguments, and compiler options, of kernels that walk lists by matrix products."""
-    return {
-        "colors": splats.colors,
-        "depths": splats.depths,
-        "n_colors": splats.n_colors,
-        "FOOTPRINT": band.footprint,
-        "CHUNK": band.shape.chunk,
-        "CHANNELS": FEATURES_MIN,
-        "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
-        **band.pixel_arguments(),
-        **product_options(records, splats, band.shape),
-    }
+    FOOTPRINT: Footprint
+    PART: Part
+    RECORD_WIDTH: int
+    CHANNELS: int
+    SPLIT: bool
+    EXACT: bool
+    LOG2_ALPHA_MIN: float
+    LOG2_ALPHA_MAX: float
+    TRANSMITTANCE_MIN: float
+    APPROX: bool
+
+    @classmethod
+    def of(cls, records: Tensor, splats: Splats, band: Band) -> "Products":
+        fast = approximate(records)
+        colors = splats.colors
+        half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
+        return cls(
+            FOOTPRINT=band.footprint,
+            PART=band.part,
+            RECORD_WIDTH=records.shape[1],
+            CHANNELS=FEATURES_MIN,
+            SPLIT=fast,
+            EXACT=fast and half,
+            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+            LOG2_ALPHA_MAX=math.log2(band.settings.numerics.alpha_max),
+            TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+            APPROX=fast,
+        )

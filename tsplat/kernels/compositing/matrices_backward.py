@@ -4,21 +4,26 @@ Slots are those of ``walks_backward``. The values of a whole group are summed at
 part, as dx is the same in a column.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
-from ...data import Splats
+from ...data import Rays, Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, kernel
-from .matrices import GROUP, lanes_last, load_features, product, product_arguments, put, take
+from ..launch import FEATURES_MIN, Int, group_options, kernel
+from .matrices import GROUP, Products, lanes_last, load_features, product, put, take
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
+from .slots import Layer, PartSlots
 from .walk_steps import (
+    NO_RAYS,
     Band,
+    Chunks,
+    ImageGradients,
+    PartGrid,
+    PixelEnds,
+    Ranges,
     absorb_vjp,
     clamped_alpha,
     inverse_transmittance,
@@ -75,34 +80,26 @@ def _features_bwd_kernel(
     colors,  # [nnz, n_colors], any float dtype, or None
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
-    offsets,  # [lists + 1] int32
+    ranges: "Ranges",
     entries,  # [K] int64, see ``PartSlots``
-    order,  # [lists] int64 or None
-    transmittances,  # [I, height, width]
-    last_ids,  # [I, height, width] int32
-    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
-    chunk_lists,  # [n_chunks] int32
-    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
-    chunk_colors,  # [n_chunks, n_colors + depth, WIDTH HEIGHT]
+    ends: "PixelEnds",
+    chunks: "Chunks",
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width], or None for zero
     v_slots,  # [K, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
-    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
-    origins,  # [I, 3] or None
-    v_rays,  # [I, 6, height, width], output, or None
-    chunk_v_rays,  # [n_chunks, 6, WIDTH HEIGHT], output, or None
-    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_chunks: "Int", n_colors: "Int",
-    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
-    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr,
-    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+    rays: "Rays",  # and output
+    grid: "PartGrid",
+    n_colors: "Int",
+    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """The pixels of each of WARPS warps are summed separately before they are added.
 
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     """
+    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    CHANNELS: tl.constexpr = C.CHANNELS
+    WIDTH: tl.constexpr = C.PART.WIDTH
+    HEIGHT: tl.constexpr = C.PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     VALUES: tl.constexpr = FOOTPRINT.VALUES
     SUMS: tl.constexpr = FOOTPRINT.SUMS
@@ -116,17 +113,16 @@ def _features_bwd_kernel(
     column = tl.arange(0, GROUP)
     pixel_in_part = tl.arange(0, PIXELS)[:, None]
     program = tl.program_id(0)
-    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     for part in range(TOGETHER):
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
-            program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
+            program, ranges, C.PART.CHUNK, part * grid.tiles
         )
         image, center, inside, pixel, own = part_pixels(
-            index, 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype,
+            index, 0, grid, rays, C.PART, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
-        transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+        transmittance = tl.load(ends.transmittances + pixel, mask=inside, other=1.0)
         behind = tl.zeros_like(transmittance)
         if v_render_alphas is not None:
             behind = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
@@ -136,23 +132,23 @@ def _features_bwd_kernel(
                 background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
                 v = tl.load(v_part + block * PIXELS * CHANNELS)
                 behind += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
-        if chunk_lists is not None:
+        if ranges.chunk_lists is not None:
             if is_chunk:
                 behind *= transmittance
-                transmittance = tl.abs(tl.load(chunk_transmittances + program.to(tl.int64) * PIXELS + own))
+                transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + own))
                 for block in range(blocks):
                     channel = block * CHANNELS + channels
                     v = tl.load(v_part + block * PIXELS * CHANNELS)
                     color = tl.zeros([PIXELS, CHANNELS], dtype)
                     for step in range(end_chunk - 1 - program):
                         later = (end_chunk - 1 - step).to(tl.int64) * n_features + channel
-                        address = chunk_colors + later * PIXELS + pixel_in_part
+                        address = chunks.colors + later * PIXELS + pixel_in_part
                         color += tl.load(address, mask=channel < n_features, other=0.0)
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
-                behind *= inverse_transmittance(transmittance, APPROX)
-        last = tl.load(last_ids + pixel, mask=inside, other=0)
+                behind *= inverse_transmittance(transmittance, C.APPROX)
+        last = tl.load(ends.last_ids + pixel, mask=inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
-        if v_rays is not None:
+        if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
         list_entries = entries + start
         for done in range(0, end - begin, GROUP):
@@ -166,24 +162,24 @@ def _features_bwd_kernel(
                 channel = block * CHANNELS + channels
                 v = tl.load(v_part + block * PIXELS * CHANNELS)
                 features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
-                v_dot_c += product(v, tl.trans(features), dtype, SPLIT, EXACT)
+                v_dot_c += product(v, tl.trans(features), dtype, C.SPLIT, C.EXACT)
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
-            record = _load_group(records, rows, in_range, RECORD_WIDTH, VALUES)
+            record = _load_group(records, rows, in_range, C.RECORD_WIDTH, VALUES)
             at = FOOTPRINT.locate(record, _of_group(center))
             e = FOOTPRINT.log2_alpha(record, at)
-            kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place[:, None, None] < last[None])
-            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], APPROX), 0.0)
+            kept = (e >= constant(C.LOG2_ALPHA_MIN, e)) & (place[:, None, None] < last[None])
+            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], C.APPROX), 0.0)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
                 transmittance, behind, weight, v_alpha = absorb_vjp(
-                    transmittance, take(alphas, k), behind, take(v_weights, k), APPROX
+                    transmittance, take(alphas, k), behind, take(v_weights, k), C.APPROX
                 )
                 weights = put(weights, k, weight)
                 e_k = take(e, k)
-                g = put(g, k, tl.where(e_k <= constant(LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
-            if v_rays is not None:
+                g = put(g, k, tl.where(e_k <= constant(C.LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
+            if rays.v_per_pixel is not None:
                 v_pixels = add_pixel_gradients(v_pixels, record, g, at, FOOTPRINT, GROUPED=True)
             sums = ()
             added = FOOTPRINT.add_gradients(sums, g, at)
@@ -201,12 +197,12 @@ def _features_bwd_kernel(
             for block in range(blocks):
                 channel = block * CHANNELS + channels
                 v = tl.reshape(tl.load(v_part + block * PIXELS * CHANNELS), [WARPS, PIXELS // WARPS, CHANNELS])
-                v_features = tl.sum(product(weights, v, dtype, SPLIT, False), 0)
+                v_features = tl.sum(product(weights, v, dtype, C.SPLIT, False), 0)
                 in_slot = in_range[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, TOGETHER)
-        if v_rays is not None:
+        if rays.v_per_pixel is not None:
             store_ray_gradients(
-                v_rays, chunk_v_rays, v_pixels, program, image, pixel, own, inside, is_chunk,
+                rays, chunks, v_pixels, program, image, pixel, own, inside, is_chunk,
                 first_chunk == end_chunk, grid, PIXELS,
             )  # fmt: skip
 
@@ -214,20 +210,40 @@ def _features_bwd_kernel(
 def features_bwd(
     splats: Splats,
     records: Tensor,
-    v_render_colors: Tensor,
-    n_programs: int,
+    ranges: Ranges,
+    chunks: Chunks,
+    slots: PartSlots,
+    _layer: Layer,
+    backgrounds: Tensor | None,
+    ends: PixelEnds,
+    v_images: ImageGradients,
     band: Band,
-    arguments: dict[str, Any],
 ) -> None:
     """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
-    products = product_arguments(records, splats, band)
+    options = group_options(records, band.shape)
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
-    v_render_colors = torch.where(arguments["transmittances"][..., None] < 1, v_render_colors, 0.0)
+    v_colors = torch.where(ends.transmittances[..., None] < 1, v_images.colors, 0.0)
     _features_bwd_kernel.launch(
-        n_programs,
-        **arguments | products,
-        v_parts=_by_part(v_render_colors, band),
-        WARPS=products["num_warps"],
+        slots.n_programs,
+        records=records,
+        colors=splats.colors,
+        depths=splats.depths,
+        backgrounds=backgrounds,
+        ranges=ranges,
+        entries=slots.entries,
+        ends=ends._replace(totals=None),
+        chunks=chunks,
+        v_parts=_by_part(v_colors, band),
+        v_render_alphas=v_images.alphas,
+        v_slots=slots.v_slots,
+        rays=band.rays or NO_RAYS,
+        grid=band.part_grid(),
+        n_colors=splats.n_colors,
+        WARPS=options["num_warps"],
+        ABSGRAD=band.settings.absgrad,
+        TOGETHER=slots.together,
+        C=Products.of(records, splats, band),
+        **options,
     )
 
 

@@ -1,17 +1,18 @@
 """Forward compositing of many channels. See ``matrices``."""
 
-from typing import Any
-
 import triton.language as tl
 from torch import Tensor
 
-from ...data import PartLists, RenderBuffers, Splats
+from ...data import Rays, RenderBuffers, Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, kernel, programs
-from .matrices import GROUP, load_features, product, product_arguments, put
+from ..launch import FEATURES_MIN, Int, group_options, kernel, programs
+from .matrices import GROUP, Products, load_features, product, put
 from .walk_steps import (
     OPACITY,
     Band,
+    Chunks,
+    PartGrid,
+    Ranges,
     absorb,
     begin_forward,
     clamped_alpha,
@@ -32,39 +33,27 @@ def _features_fwd_kernel(
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
     masks,  # [I, n_tiles] bool or None
-    offsets,  # [lists + 1] int32
+    ranges: "Ranges",
     ids,  # [K] int32
-    order,  # [lists] int64 or None
-    render_colors,  # [I, height, width, n_colors + depth], output
-    transmittances,  # [I, height, width], output
-    alphas,  # [I, height, width], output, or None
-    last_ids,  # [I, height, width] int32, output, or None
-    ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
-    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
-    origins,  # [I, 3] or None
-    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
-    chunk_lists,  # [n_chunks] int32
-    products,  # [n_chunks, WIDTH HEIGHT]
-    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT], negative where pixels have stopped, output
-    chunk_colors,  # [n_chunks, n_colors + depth, WIDTH HEIGHT], output
-    chunk_last_ids,  # [n_chunks, WIDTH HEIGHT] int32, output, if there are last_ids
-    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_chunks: "Int", n_colors: "Int", passes: "Int",
-    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHANNELS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
-    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+    images: "RenderBuffers",  # output, with n_colors + depth channels
+    rays: "Rays",
+    chunks: "Chunks",  # output but for the products
+    grid: "PartGrid",
+    n_colors: "Int", passes: "Int",
+    BLOCKS: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Each of the ``passes`` programs of a part takes BLOCKS blocks of CHANNELS channels."""
+    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    CHANNELS: tl.constexpr = C.CHANNELS
+    WIDTH: tl.constexpr = C.PART.WIDTH
+    HEIGHT: tl.constexpr = C.PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     dtype = records.dtype.element_ty
     own_pass = tl.program_id(0) % passes
     program = tl.program_id(0) // passes
-    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     own_range, pixels, shown, transmittance = begin_forward(
-        program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid, rays, origins,
-        CHUNK, TILE, WIDTH, HEIGHT, TRANSMITTANCE_MIN, dtype,
+        program, ranges, masks, chunks.products, grid, rays, C.PART, C.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     _, start, begin, end, _, _, _ = own_range
     center = pixels[1]
@@ -80,42 +69,38 @@ def _features_fwd_kernel(
         weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
         for k in tl.static_range(GROUP):
             row = tl.load(ids + tl.minimum(done + k, end - 1)).to(tl.int64)
-            record = load_tuple(records + row * RECORD_WIDTH, 1, VALUES)
+            record = load_tuple(records + row * C.RECORD_WIDTH, 1, VALUES)
             e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, center))
-            kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (done + k < end)
-            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], APPROX), 0.0)
-            weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+            kept = (e >= constant(C.LOG2_ALPHA_MIN, e)) & (done + k < end)
+            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], C.APPROX), 0.0)
+            weight, added, transmittance = absorb(transmittance, alpha, C.TRANSMITTANCE_MIN)
             weights = put(weights, k, tl.where(added, weight, 0.0))
-            if last_ids is not None:
+            if images.last_ids is not None:
                 last = tl.where(added, tl.minimum(done + k + 1, end), last)
         weights = tl.trans(tl.reshape(weights, [GROUP, PIXELS]))
         blended = ()
         for block in tl.static_range(BLOCKS):
             channel = first_channel + block * CHANNELS
             features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
-            blended = blended + (color[block] + product(weights, features, dtype, SPLIT, EXACT),)
+            blended = blended + (color[block] + product(weights, features, dtype, C.SPLIT, C.EXACT),)
         color = blended
         done += GROUP
         alive = tl.max(transmittance) > 0.0
     # Recomputed: addresses kept during the walk would occupy registers.
     program += tl.minimum(done, 0)
-    index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(
-        program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
-    )
-    image, _center, inside, pixel, own = part_pixels(index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(program, ranges, C.PART.CHUNK)
+    image, _center, inside, pixel, own = part_pixels(index, 0, grid, None, C.PART, HEIGHT, dtype)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
     first_stored = own_pass == 0
-    if chunk_lists is not None:
+    if ranges.chunk_lists is not None:
         if is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(
-                chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, first_stored, PIXELS
-            )  # fmt: skip
+            store_chunk(chunks, chunk, own, transmittance, last, first_stored, PIXELS)
             for block in tl.static_range(BLOCKS):
                 channel = first_channel + block * CHANNELS
                 address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
-                tl.store(chunk_colors + address, color[block], mask=channel < n_features)
+                tl.store(chunks.colors + address, color[block], mask=channel < n_features)
     is_whole = first_chunk == end_chunk
     inside = inside & is_whole
     transmittance = tl.abs(transmittance)
@@ -126,31 +111,42 @@ def _features_fwd_kernel(
             background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
             value = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, value)
         stored = tl.reshape(inside, [PIXELS, 1]) & (channel < n_features)
-        tl.store(render_colors + pixel_in_images * n_features + channel, value, mask=stored)
+        tl.store(images.colors + pixel_in_images * n_features + channel, value, mask=stored)
     inside = inside & first_stored
     is_whole = is_whole & first_stored
-    store_list(transmittances, alphas, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
+    store_list(images, ranges.ends, pixel, index, start, transmittance, last, inside, is_whole)
 
 
 def features_fwd(
     splats: Splats,
-    backgrounds: Tensor | None,
     records: Tensor,
-    lists: PartLists,
+    ids: Tensor,
+    ranges: Ranges,
+    chunks: Chunks,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
     buffers: RenderBuffers,
     band: Band,
-    arguments: dict[str, Any],
 ) -> None:
     """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
     passes = -(-splats.n_features // (blocks * FEATURES_MIN))
     _features_fwd_kernel.launch(
-        programs((lists.n_chunks + lists.offsets.numel() - 1) * passes, 1),
-        **arguments | product_arguments(records, splats, band),
+        programs((ranges.n_chunks + ranges.offsets.numel() - 1) * passes, 1),
         records=records,
+        colors=splats.colors,
+        depths=splats.depths,
         backgrounds=backgrounds,
-        render_colors=buffers.colors,
+        masks=masks,
+        ranges=ranges,
+        ids=ids,
+        images=buffers,
+        rays=band.rays_to_read(),
+        chunks=chunks,
+        grid=band.part_grid(),
+        n_colors=splats.n_colors,
         passes=passes,
-        RECORD_WIDTH=records.shape[1],
         BLOCKS=blocks,
+        C=Products.of(records, splats, band),
+        **group_options(records, band.shape),
     )

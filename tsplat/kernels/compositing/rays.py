@@ -7,13 +7,14 @@ from ..device_math import load_tuple, store_tuple
 
 
 @triton.jit
-def load_rays(rays, origins, image, pixel, inside, grid):
+def load_rays(rays, image, pixel, inside, grid):
     """Origins and directions of pixels; zero outside of the image."""
-    plane = grid[2].to(tl.int64) * grid[3]
-    if origins is None:
-        return load_tuple(rays + pixel + image * (5 * plane), plane, 6, inside)
+    plane = grid.width.to(tl.int64) * grid.height
+    if rays.origins is None:
+        return load_tuple(rays.per_pixel + pixel + image * (5 * plane), plane, 6, inside)
     else:
-        return load_tuple(origins + image * 3, 1, 3) + load_tuple(rays + pixel + image * (2 * plane), plane, 3, inside)
+        directions = load_tuple(rays.per_pixel + pixel + image * (2 * plane), plane, 3, inside)
+        return load_tuple(rays.origins + image * 3, 1, 3) + directions
 
 
 @triton.jit
@@ -45,11 +46,12 @@ def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: 
 
 
 @triton.jit
-def store_ray_gradients(v_rays, chunk_v_rays, values, program, image, pixel, own, inside, is_chunk, is_whole, grid,
-                        PIXELS: tl.constexpr):  # fmt: skip
+def store_ray_gradients(
+    rays, chunks, v, program, image, pixel, own, inside, is_chunk, is_whole, grid, PIXELS: tl.constexpr
+):  # fmt: skip
     """Stores the gradients of a part's rays: of a chunk by the index of the pixel in the part, else in the images."""
-    plane = grid[2].to(tl.int64) * grid[3]
-    if chunk_v_rays is not None:
+    plane = grid.width.to(tl.int64) * grid.height
+    if chunks.v_rays is not None:
         if is_chunk:
-            store_tuple(chunk_v_rays + program.to(tl.int64) * (6 * PIXELS) + own, PIXELS, values)
-    store_tuple(v_rays + pixel + image * (5 * plane), plane, values, inside & is_whole)
+            store_tuple(chunks.v_rays + program.to(tl.int64) * (6 * PIXELS) + own, PIXELS, v)
+    store_tuple(rays.v_per_pixel + pixel + image * (5 * plane), plane, v, inside & is_whole)

@@ -13,7 +13,7 @@ walk leaves the state of its pixels to the walk of the layer in front. All bits 
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -158,7 +158,7 @@ def _layers_kernel(
 
 
 @triton.jit
-def _large_spans(slot_starts, positions, rows, large, layer_rows, layer, span, n_spans):
+def _large_spans(slot_starts, positions, rows, large, layer, span, n_spans):
     """First slot and number of slots of each span; the number is 0 for Gaussians that are not large, or not in the
     layer."""
     mask = span < n_spans
@@ -166,8 +166,9 @@ def _large_spans(slot_starts, positions, rows, large, layer_rows, layer, span, n
     end = tl.load(slot_starts + span + 1, mask=mask, other=0)
     position = tl.load(positions + span, mask=mask, other=0)
     is_summed = tl.load(large + tl.load(rows + position, mask=mask, other=0), mask=mask, other=0) != 0
-    if layer_rows is not None:
-        is_summed &= (position >= tl.load(layer_rows + layer)) & (position < tl.load(layer_rows + layer + 1))
+    if layer.rows is not None:
+        first = layer.rows + layer.number
+        is_summed &= (position >= tl.load(first)) & (position < tl.load(first + 1))
     return start.to(tl.int64), tl.where(is_summed, end - start, 0)
 
 
@@ -178,24 +179,22 @@ def _span_sum_kernel(
     positions,  # [S] int32
     rows,  # [nnz] int32
     large,  # [nnz] bool
-    layer_rows,  # [layers + 1] int32, see ``Layers``, or None if there is one layer
-    layer: "Int", first_slot: "Int", n_spans: "Int", width: "Int", blocks: "Int",
+    layer: "Layer",
+    n_spans: "Int", width: "Int", blocks: "Int",
     GROUP: tl.constexpr, UNROLL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Adds the slots of each span of large Gaussians, COLUMNS columns of them, into its first slot."""
     program = tl.program_id(0)
     span = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    _start, lengths = _large_spans(slot_starts, positions, rows, large, layer_rows, layer, span, n_spans)
+    _start, lengths = _large_spans(slot_starts, positions, rows, large, layer, span, n_spans)
     longest = tl.max(lengths)
     if longest > 1:
         # Loaded again in the layout of slots.
-        start, length = _large_spans(
-            slot_starts, positions, rows, large, layer_rows, layer, span[:, None], n_spans
-        )  # fmt: skip
+        start, length = _large_spans(slot_starts, positions, rows, large, layer, span[:, None], n_spans)
         column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         remaining = tl.where(column < width, length, 0)
-        if layer_rows is not None:
-            start -= first_slot
+        if layer.rows is not None:
+            start -= layer.first_slot
         address = v_slots + start * width + column
         total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
         for base in range(0, longest, UNROLL):
@@ -213,17 +212,11 @@ def _row_sum_kernel(
     large,  # [nnz] bool
     shapes,  # [nnz, FOOTPRINT.SHAPE]
     opacities,  # [nnz]
-    layer_rows,  # [layers + 1] int32, see ``Layers``, or None if there is one layer
-    sums,  # [nnz, SUMS_WIDTH], output, added to if ADD; or None
-    v_means2d,  # [nnz, 2], output
-    v_shapes,  # [nnz, FOOTPRINT.SHAPE], output
-    v_opacities,  # [nnz], output
-    v_features,  # [nnz, FEATURES], output
-    absgrad,  # [nnz, 2], output of the last two columns, or None
-    layer: "Int", first_slot: "Int", n_rows: "Int", blocks: "Int",
-    FOOTPRINT: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr, FINISHED: tl.constexpr, ADD: tl.constexpr,
-    SPANS_SUMMED: tl.constexpr,
+    layer: "Layer",
+    v_splats: "SplatGradients",  # output; sums are added to if ADD
+    n_rows: "Int", blocks: "Int",
+    FOOTPRINT: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr, LANES: tl.constexpr, FINISHED: tl.constexpr, ADD: tl.constexpr, SPANS_SUMMED: tl.constexpr,
 ):  # fmt: skip
     """Sums the slots of the Gaussians of a layer, COLUMNS columns of them, and makes gradients of the sums.
 
@@ -232,12 +225,13 @@ def _row_sum_kernel(
     GROUP: tl.constexpr = LANES // COLUMNS
     SHAPE: tl.constexpr = FOOTPRINT.SHAPE
     SUMS: tl.constexpr = FOOTPRINT.SUMS
+    SUMS_WIDTH: tl.constexpr = (WIDTH + 3) // 4 * 4
     program, lane = tl.program_id(0), tl.arange(0, LANES)
     group = (program // blocks).to(tl.int64) * GROUP
-    if layer_rows is not None:
-        v_slots += tl.cast(first_slot, tl.int64) * -WIDTH
-        group += tl.load(layer_rows + layer)
-        n_rows = tl.load(layer_rows + layer + 1)
+    if layer.rows is not None:
+        v_slots += tl.cast(layer.first_slot, tl.int64) * -WIDTH
+        group += tl.load(layer.rows + layer.number)
+        n_rows = tl.load(layer.rows + layer.number + 1)
     if group < n_rows:  # a layer has fewer Gaussians than there are programs for
         index = group + lane // COLUMNS
         column = program % blocks * COLUMNS + lane % COLUMNS
@@ -250,7 +244,7 @@ def _row_sum_kernel(
         end = tl.load(slot_starts + last, mask=mask, other=0)
         total = tl.zeros([LANES], v_slots.dtype.element_ty)
         if ADD:
-            total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
+            total = tl.load(v_splats.sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
         length = tl.where(is_large, 0, end - start)
         address = v_slots + start.to(tl.int64) * WIDTH + column
         for base in range(0, tl.max(length), UNROLL):
@@ -277,13 +271,15 @@ def _row_sum_kernel(
                         added += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
                 total += added
                 start = end
-        if sums is not None:
-            tl.store(sums + row * SUMS_WIDTH + column, total, mask=mask)
+        if v_splats.sums is not None:
+            tl.store(v_splats.sums + row * SUMS_WIDTH + column, total, mask=mask)
         feature = column - SUMS
-        tl.store(v_features + row * FEATURES + feature, total, mask=mask & (feature >= 0) & (feature < FEATURES))
-        if absgrad is not None:
+        tl.store(
+            v_splats.v_features + row * FEATURES + feature, total, mask=mask & (feature >= 0) & (feature < FEATURES)
+        )
+        if v_splats.absgrad is not None:
             axis = column - (WIDTH - 2)
-            tl.store(absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
+            tl.store(v_splats.absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
         if program % blocks == 0:
             own, found = group + tl.arange(0, FINISHED), ()
             is_own = (own < group + GROUP) & (own < n_rows)
@@ -294,9 +290,9 @@ def _row_sum_kernel(
             shape = load_tuple(shapes + own_row * SHAPE, 1, SHAPE, is_own)
             opacity = tl.load(opacities + own_row, mask=is_own, other=1.0)
             v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
-            store_tuple(v_means2d + own_row * 2, 1, v_mean, is_own)
-            store_tuple(v_shapes + own_row * SHAPE, 1, v_shape, is_own)
-            tl.store(v_opacities + own_row, v_opacity, mask=is_own)
+            store_tuple(v_splats.v_means2d + own_row * 2, 1, v_mean, is_own)
+            store_tuple(v_splats.v_conics + own_row * SHAPE, 1, v_shape, is_own)
+            tl.store(v_splats.v_opacities + own_row, v_opacity, mask=is_own)
 
 
 class Layers(NamedTuple):
@@ -314,6 +310,21 @@ class Layers(NamedTuple):
     rows: Tensor
     splits: Tensor
     carried: Tensor
+
+
+class Layer(NamedTuple):
+    """One of the :class:`Layers`: an argument of kernels. All None if there is one layer.
+
+    Attributes:
+        number, first_slot: Which one, and the slot that its memory begins with.
+        rows, splits, carried: Of all layers.
+    """
+
+    number: int = 0
+    first_slot: int = 0
+    rows: Tensor | None = None
+    splits: Tensor | None = None
+    carried: Tensor | None = None
 
 
 class PartSlots(NamedTuple):
@@ -336,6 +347,13 @@ class PartSlots(NamedTuple):
     together: int
     n_programs: int
     layers: Layers | None = None
+
+    def back_to_front(self) -> list[Layer]:
+        """Returns the layers in the order in which they are computed."""
+        if self.layers is None:
+            return [Layer()]
+        n, size, *tensors = self.layers
+        return [Layer(k, k * size, *tensors) for k in reversed(range(n))]
 
 
 def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_carried: int | None) -> PartSlots:
@@ -458,7 +476,7 @@ def _entries(
 
 def sum_slots(
     slots: PartSlots,
-    layer: int,
+    layer: Layer,
     gaussian_major: GaussianMajor,
     large: Tensor,
     v_splats: SplatGradients,
@@ -476,15 +494,12 @@ def sum_slots(
     """
     rows, n_spans, width = gaussian_major.rows, slots.slot_starts.numel() - 1, slots.v_slots.shape[1]
     unroll = 1 if is_compiled_for_cpu(large) else UNROLL  # a Gaussian has few slots there, as parts share them
-    layers = slots.layers
-    arguments = {
+    arguments: dict[str, Any] = {
         "v_slots": slots.v_slots,
         "slot_starts": slots.slot_starts,
         "rows": rows,
         "large": large,
-        "layer_rows": None if layers is None else layers.rows,
-        "layer": layer,
-        "first_slot": 0 if layers is None else layer * layers.size,
+        "layer": layer._replace(splits=None, carried=None),
     }
     spans_first = band.grid.tiles_per_image > LARGE.value
     if is_compiled_for_cpu(large) and spans_first:
@@ -512,18 +527,12 @@ def sum_slots(
         span_starts=gaussian_major.span_starts,
         shapes=splats.conics,
         opacities=splats.opacities,
-        sums=v_splats.sums,
-        v_means2d=v_splats.v_means2d,
-        v_shapes=v_splats.v_conics,
-        v_opacities=v_splats.v_opacities,
-        v_features=v_splats.v_features,
-        absgrad=v_splats.absgrad,
+        v_splats=v_splats,
         n_rows=rows.numel(),
         blocks=blocks,
         FOOTPRINT=band.footprint,
         FEATURES=splats.n_features,
         WIDTH=width,
-        SUMS_WIDTH=0 if v_splats.sums is None else v_splats.sums.shape[1],
         COLUMNS=columns,
         UNROLL=unroll,
         LANES=LANES,

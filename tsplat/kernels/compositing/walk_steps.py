@@ -2,22 +2,19 @@
 
 The exponent of alpha is in base 2 and includes the opacity: alpha = min(alpha_max, 2^e). Kernels call fma explicitly
 and are compiled without contraction, so that both passes compute the same bits of alpha and skip the same Gaussians.
-
-``grid`` is a tuple of a kernel's arguments: ``tiles`` and ``first_tile`` of the band, ``width`` and ``height`` of
-images in pixels, ``tile_width`` and ``n_tiles`` of an image.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN
-from ...data import CompositingSettings, Intersections, PartLists, Rays, TileGrid
+from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
+from ...data import CompositingSettings, Intersections, PartLists, Rays, Splats, TileGrid
 from ..device_math import constant, exp2, reciprocal
-from ..launch import PartShape, approximate, is_amd, walk_options, walk_unroll
+from ..launch import PartShape, approximate, is_amd, walk_ahead, walk_unroll
 from .distortion import distortion_vjp
 from .footprints import FOOTPRINTS, Footprint, find_footprint
 from .rays import has_ray, load_rays
@@ -25,6 +22,135 @@ from .rays import has_ray, load_rays
 OPACITY = tl.constexpr(2)
 """Values of a record after those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
 follow."""
+
+
+class Ranges(NamedTuple):
+    """Which entries the programs of a walk composite: an argument of kernels.
+
+    Attributes:
+        offsets: [lists + 1] int32, first entry of each list, and their number.
+        order: [lists] int64, the order in which programs take the lists; None for theirs.
+        ends: [lists] int32, one past the last entry of each list that a pixel passed, output; or None.
+        chunk_starts, chunk_lists: [lists + 1] and [n_chunks] int32, see ``PartLists``; None if no list is cut.
+        n_chunks: Number of chunks, or more.
+    """
+
+    offsets: Tensor
+    order: Tensor | None
+    ends: Tensor | None
+    chunk_starts: Tensor | None
+    chunk_lists: Tensor | None
+    n_chunks: int
+
+    @classmethod
+    def of(cls, lists: PartLists, order: Tensor | None = None, ends: Tensor | None = None) -> "Ranges":
+        return cls(lists.offsets, order, ends, lists.chunk_starts, lists.chunk_lists, lists.n_chunks)
+
+
+class Chunks(NamedTuple):
+    """What the programs of chunks read and write, a row for each chunk: an argument of kernels. None if not needed.
+
+    Attributes:
+        products: [n_chunks, pixels of a part], see ``chunk_products``.
+        transmittances, last_ids: [n_chunks, pixels of a part], T behind a chunk, negative where pixels have stopped;
+            int32, the last entry of each pixel.
+        colors: [n_chunks, features, pixels of a part], from the first feature of a pass on.
+        median_rows: [n_chunks, pixels of a part] int32.
+        v_rays: [n_chunks, 6, pixels of a part], gradients of rays.
+    """
+
+    products: Tensor | None = None
+    transmittances: Tensor | None = None
+    last_ids: Tensor | None = None
+    colors: Tensor | None = None
+    median_rows: Tensor | None = None
+    v_rays: Tensor | None = None
+
+
+class PixelEnds(NamedTuple):
+    """Where the forward pass ended at each pixel: an argument of kernels.
+
+    Attributes:
+        transmittances, last_ids: [I, height, width], see ``RenderBuffers``.
+        totals: [I, height, width], sums of the last feature; None without distortion.
+    """
+
+    transmittances: Tensor
+    last_ids: Tensor
+    totals: Tensor | None
+
+
+class ImageGradients(NamedTuple):
+    """Gradients of images: an argument of kernels.
+
+    Attributes:
+        colors: [I, height, width, D] of any strides, with that of distortion behind those of features.
+        alphas: [I, height, width], or None for zero.
+        image_stride, pixel_stride, channel_stride: Of colors, of which pixel rows follow each other.
+    """
+
+    colors: Tensor
+    alphas: Tensor | None
+    image_stride: int
+    pixel_stride: int
+    channel_stride: int
+
+    @classmethod
+    def of(cls, colors: Tensor, alphas: Tensor | None) -> "ImageGradients":
+        return cls(colors, alphas, colors.stride(0), colors.stride(2), colors.stride(3))
+
+
+class PartGrid(NamedTuple):
+    """Which pixels the parts of a band have: an argument of kernels.
+
+    Attributes:
+        tiles, first_tile: Number of tiles of the band, and flat index of its first tile.
+        width, height: Of images in pixels.
+        tile_width, n_tiles: Tiles along a tile row of an image, and of an image.
+    """
+
+    tiles: int
+    first_tile: int
+    width: int
+    height: int
+    tile_width: int
+    n_tiles: int
+
+
+class Part(NamedTuple):
+    """Constants of kernels: edge of a tile, and width and height of a part, in pixels; entries of a chunk."""
+
+    TILE: int
+    WIDTH: int
+    HEIGHT: int
+    CHUNK: int
+
+
+class Walk(NamedTuple):
+    """Constants of kernels that walk lists one Gaussian after the other.
+
+    Attributes:
+        FOOTPRINT, PART: What a splat is at a pixel; see :class:`Part`.
+        RECORD_WIDTH, COLORS, FEATURES: Values of a record, and which of them are colors, and colors or depth.
+        UNROLL, AHEAD: How often the loop is unrolled, and by how many entries it prefetches.
+        LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
+        APPROX, AMD: Whether NVIDIA's approximate instructions may be used, and whether the GPU is AMD's.
+        DISTORTION: Whether the distortion of the last feature follows the features.
+    """
+
+    FOOTPRINT: Footprint
+    PART: Part
+    RECORD_WIDTH: int
+    COLORS: int
+    FEATURES: int
+    UNROLL: int
+    AHEAD: int
+    LOG2_ALPHA_MIN: float
+    LOG2_ALPHA_MAX: float
+    TRANSMITTANCE_MIN: float
+    APPROX: bool
+    AMD: bool
+    DISTORTION: bool
 
 
 @triton.jit
@@ -37,13 +163,11 @@ def _nth_list(n, order):
 
 
 @triton.jit
-def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK: tl.constexpr, skipped=0):
+def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
     """The entries that a program composites: a chunk of a long list, or a list that is not cut.
 
     Args:
-        order: [lists] int64, or None for the order of lists.
-        offsets: [lists + 1] int32.
-        chunk_lists: [n_chunks] int32 and ``chunk_starts`` [lists + 1] int32, see ``PartLists``; None if no list is cut.
+        ranges: See :class:`Ranges`.
         skipped: Added to the index of the list, where a program composites several parts; 0 if lists are cut.
 
     Returns:
@@ -51,22 +175,22 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
         and the one after its last, equal if it is not cut; whether the program has a chunk. Programs beyond the last
         chunk have no entries and store nothing: ``n_chunks`` may be a bound.
     """
-    if chunk_lists is None:
-        index = _nth_list(program, order) + skipped
+    if ranges.chunk_lists is None:
+        index = _nth_list(program, ranges.order) + skipped
     else:
-        is_chunk = program < n_chunks
+        is_chunk = program < ranges.n_chunks
         if is_chunk:
-            index = tl.load(chunk_lists + program)
+            index = tl.load(ranges.chunk_lists + program)
         else:
-            index = _nth_list(program - n_chunks, order)
-    start = tl.load(offsets + index)
-    count = tl.load(offsets + index + 1) - start
+            index = _nth_list(program - ranges.n_chunks, ranges.order)
+    start = tl.load(ranges.offsets + index)
+    count = tl.load(ranges.offsets + index + 1) - start
     start = start.to(tl.int64)
-    if chunk_lists is None:
+    if ranges.chunk_lists is None:
         return index, start, 0, count, 0, 0, False
     else:
-        first_chunk = tl.load(chunk_starts + index)
-        end_chunk = tl.load(chunk_starts + index + 1)
+        first_chunk = tl.load(ranges.chunk_starts + index)
+        end_chunk = tl.load(ranges.chunk_starts + index + 1)
         is_beyond = is_chunk & (program >= end_chunk)
         first_chunk = tl.where(is_beyond, program, first_chunk)
         end_chunk = tl.where(is_beyond, program + 1, end_chunk)
@@ -79,8 +203,8 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
 
 @triton.jit
 def part_pixels(
-    index, block: tl.constexpr, grid, rays, origins, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr, BY_COLUMN: tl.constexpr = True,
+    index, block: tl.constexpr, grid, rays, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
+    BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
     """Pixels of a block, BLOCK_HEIGHT pixel rows of the part whose list has the given index.
 
@@ -88,39 +212,41 @@ def part_pixels(
     work of a Gaussian than those of a pixel row.
 
     Args:
-        rays, origins: See ``Rays``; None for footprints on the image plane.
+        grid: See :class:`PartGrid`.
+        rays: See ``Rays``; without them, or for None, pixels are centers.
 
     Returns:
         The tile's image; what footprints call a pixel: centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1], or rays;
         whether pixels are inside the image, their flat index in the images, and their index in the part,
         [BLOCK_HEIGHT, WIDTH].
     """
+    TILE: tl.constexpr = PART.TILE
+    WIDTH: tl.constexpr = PART.WIDTH
+    HEIGHT: tl.constexpr = PART.HEIGHT
     PARTS_ACROSS: tl.constexpr = TILE // WIDTH
-    tiles, first_tile, width, height, tile_width, n_tiles = grid
-    tile = first_tile + index % tiles
-    part = index // tiles
-    image = (tile // n_tiles).to(tl.int64)
-    tile = tile % n_tiles
+    tile = grid.first_tile + index % grid.tiles
+    part = index // grid.tiles
+    image = (tile // grid.n_tiles).to(tl.int64)
+    tile = tile % grid.n_tiles
     own_x = tl.arange(0, WIDTH)[None, :]
     own_y = block * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
-    x = tile % tile_width * TILE + part % PARTS_ACROSS * WIDTH + own_x
-    y = tile // tile_width * TILE + part // PARTS_ACROSS * HEIGHT + own_y
-    inside = (x < width) & (y < height)
-    pixel = (image * height + y) * width + x
+    x = tile % grid.tile_width * TILE + part % PARTS_ACROSS * WIDTH + own_x
+    y = tile // grid.tile_width * TILE + part // PARTS_ACROSS * HEIGHT + own_y
+    inside = (x < grid.width) & (y < grid.height)
+    pixel = (image * grid.height + y) * grid.width + x
     own = own_y * WIDTH + own_x
     if BY_COLUMN:
         own = tl.max_contiguous(own, [1, 1])
-    if rays is None:
+    if rays is None or rays.per_pixel is None:
         return image, (x.to(dtype) + 0.5, y.to(dtype) + 0.5), inside, pixel, own
     else:
-        return image, load_rays(rays, origins, image, pixel, inside, grid), inside, pixel, own
+        return image, load_rays(rays, image, pixel, inside, grid), inside, pixel, own
 
 
 @triton.jit
 def begin_forward(
-    program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid, rays, origins,
-    CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    TRANSMITTANCE_MIN: tl.constexpr, dtype: tl.constexpr,
+    program, ranges, masks, products, grid, rays, PART: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
+    dtype: tl.constexpr,
 ):  # fmt: skip
     """What a forward walk starts from.
 
@@ -132,41 +258,44 @@ def begin_forward(
         What ``load_range`` and ``part_pixels`` do; whether the tile is shown; the transmittance in front of the
         program's entries, negative where pixels are outside, have no ray or have stopped before.
     """
-    own_range = load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK)
+    own_range = load_range(program, ranges, PART.CHUNK)
     index, _, _, _, first_chunk, _, is_chunk = own_range
-    pixels = part_pixels(index, 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    pixels = part_pixels(index, 0, grid, rays, PART, PART.HEIGHT, dtype)
     _, center, inside, _, own = pixels
-    tiles, first_tile = grid[:2]
     shown = True
     if masks is not None:
-        shown = tl.load(masks + (first_tile + index % tiles)) != 0
+        shown = tl.load(masks + (grid.first_tile + index % grid.tiles)) != 0
     transmittance = tl.where(has_ray(center, inside), 1.0, -1.0).to(dtype)
     if products is not None:
         if is_chunk & shown:
             for earlier in range(first_chunk, program):
-                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (WIDTH * HEIGHT) + own)
+                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + own)
             alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
     return own_range, pixels, shown, transmittance
 
 
 @triton.jit
-def store_chunk(chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, mask, PIXELS: tl.constexpr):
+def store_chunk(chunks, chunk, own, transmittance, last, mask, PIXELS: tl.constexpr):
     """Stores where the walk of a chunk ended: T and the last entry of its pixels, by their index in the part."""
-    tl.store(chunk_transmittances + chunk * PIXELS + own, transmittance, mask=mask)
-    if chunk_last_ids is not None:
-        tl.store(chunk_last_ids + chunk * PIXELS + own, last, mask=mask)
+    tl.store(chunks.transmittances + chunk * PIXELS + own, transmittance, mask=mask)
+    if chunks.last_ids is not None:
+        tl.store(chunks.last_ids + chunk * PIXELS + own, last, mask=mask)
 
 
 @triton.jit
-def store_list(transmittances, alphas, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole):
-    """Stores where the walk of a whole list ended: T, alpha and the last entry of pixels, and the end of the list."""
-    if transmittances is not None:
-        tl.store(transmittances + pixel, transmittance, mask=inside)
-    if alphas is not None:
-        tl.store(alphas + pixel, 1.0 - transmittance, mask=inside)
-    if last_ids is not None:
-        tl.store(last_ids + pixel, last, mask=inside)
+def store_list(images, ends, pixel, index, start, transmittance, last, inside, is_whole):
+    """Stores where the walk of a whole list ended: T, alpha and the last entry of pixels, and the end of the list.
+
+    Args:
+        images: See ``RenderBuffers``.
+    """
+    if images.transmittances is not None:
+        tl.store(images.transmittances + pixel, transmittance, mask=inside)
+    if images.alphas is not None:
+        tl.store(images.alphas + pixel, 1.0 - transmittance, mask=inside)
+    if images.last_ids is not None:
+        tl.store(images.last_ids + pixel, last, mask=inside)
         tl.store(ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)
 
 
@@ -257,23 +386,21 @@ def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
 
 
 @triton.jit
-def blend_vjp(
-    record, pixel, transmittance, behind, last, v_color, state, place, FOOTPRINT: tl.constexpr,
-    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
-):  # fmt: skip
+def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, place, C: tl.constexpr):
     """One Gaussian at the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
 
     Returns:
         T and ``behind`` in front of it, its weight, g, where the pixels are in the splat, the gradient of its features
         divided by the weight, and the state in front of it.
     """
+    FOOTPRINT: tl.constexpr = C.FOOTPRINT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     at = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, at)
-    kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place < last)
-    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], APPROX, AMD), 0.0)
+    kept = (e >= constant(C.LOG2_ALPHA_MIN, e)) & (place < last)
+    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], C.APPROX, C.AMD), 0.0)
     if len(state) > 0:
-        front = transmittance * reciprocal(1.0 - alpha, APPROX)
+        front = transmittance * reciprocal(1.0 - alpha, C.APPROX)
         z = record[FIRST + len(v_color) - 1]
         state, v_color, of_distortion = distortion_vjp(state, v_color, z, alpha * front, front, transmittance)
     features = FOOTPRINT.features(record, at, pixel, FIRST, len(v_color), FOOTPRINT)
@@ -282,10 +409,14 @@ def blend_vjp(
         v_weight = tl.fma(v_color[k], features[k], v_weight)
     if len(state) > 0:
         v_weight += of_distortion
-    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, APPROX)
-    g = tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0)
+    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, C.APPROX)
+    g = tl.where(e <= constant(C.LOG2_ALPHA_MAX, e), g, 0.0)
     v_color, at = FOOTPRINT.features_vjp(record, at, pixel, weight, v_color, FIRST, FOOTPRINT)
     return transmittance, behind, weight, g, at, v_color, state
+
+
+NO_RAYS = Rays(None, None)
+"""What kernels get for footprints on the image plane."""
 
 
 class Band(NamedTuple):
@@ -311,65 +442,50 @@ class Band(NamedTuple):
         """Number of parts of a tile."""
         return self.grid.tile_size**2 // (self.shape.width * self.shape.height)
 
-    def ray_arguments(self) -> dict[str, Tensor | None]:
-        """Returns the arguments of kernels that evaluate footprints at pixels."""
-        return {
-            "rays": None if self.rays is None else self.rays.values,
-            "origins": None if self.rays is None else self.rays.origins,
-        }
+    @property
+    def part(self) -> Part:
+        return Part(self.settings.tile_size, self.shape.width, self.shape.height, self.shape.chunk)
 
-    def tile_arguments(self) -> dict[str, int]:
-        """Returns the arguments of kernels that say which tiles the band has."""
-        return {"tiles": self.tiles, "first_tile": self.intersections.first_tile}
+    def rays_to_read(self) -> Rays:
+        """Returns the rays of pixels without their gradients, or a bundle of None."""
+        return NO_RAYS if self.rays is None else self.rays._replace(v_per_pixel=None)
 
-    def pixel_arguments(self) -> dict[str, int]:
-        """Returns the arguments of kernels that say which pixels the parts have."""
-        return self.tile_arguments() | self.pixels_of(self.settings, self.shape)
+    def part_grid(self) -> PartGrid:
+        """Returns which pixels the parts have."""
+        camera, grid = self.settings.camera, self.grid
+        first_tile = self.intersections.first_tile
+        return PartGrid(self.tiles, first_tile, camera.width, camera.height, grid.tile_width, grid.tiles_per_image)
 
-    @staticmethod
-    def pixels_of(settings: CompositingSettings, shape: PartShape) -> dict[str, int]:
-        """Returns those of ``pixel_arguments`` that are the same for all bands."""
-        camera, tile_size = settings.camera, settings.tile_size
-        grid = TileGrid.cover(1, camera.width, camera.height, tile_size)
-        return {
-            "width": camera.width,
-            "height": camera.height,
-            "tile_width": grid.tile_width,
-            "n_tiles": grid.tiles_per_image,
-            "TILE": tile_size,
-            "WIDTH": shape.width,
-            "HEIGHT": shape.height,
-        }
-
-    @staticmethod
-    def walk_arguments(
-        settings: CompositingSettings, shape: PartShape, tensor: Tensor, normals: bool = False, hits: bool = False
-    ) -> dict[str, Any]:
-        """Returns the arguments, and compiler options, of kernels that walk lists one Gaussian after the other.
+    def walk(
+        self,
+        records: Tensor,
+        splats: Splats | None,
+        normals: bool = False,
+        hits: bool = False,
+        distortion: bool = False,
+    ) -> Walk:
+        """Returns the constants of kernels that walk lists one Gaussian after the other.
 
         Args:
+            splats: Whose channels the records have; None for none.
             normals, hits: Whether the channels begin with normals, and end with distances along rays, if there are any.
+            distortion: Whether the channels end with the last one.
         """
+        settings = self.settings
         # The scalar registers of AMD GPUs do not hold several records of surfels with normals and depth.
-        unrolled = not (is_amd(tensor) and settings.footprint == "surfel")
-        return {
-            "FOOTPRINT": find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits),
-            "CHUNK": shape.chunk,
-            "UNROLL": walk_unroll(tensor) if unrolled else 1,
-            "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
-            "APPROX": approximate(tensor),
-            "AMD": is_amd(tensor),
-            **walk_options(tensor),
-        }
-
-
-def list_arguments(lists: PartLists) -> dict[str, Any]:
-    """Returns the arguments of kernels that composite lists and their chunks."""
-    return {
-        "offsets": lists.offsets,
-        "chunk_starts": lists.chunk_starts,
-        "chunk_lists": lists.chunk_lists,
-        "chunk_transmittances": lists.chunk_transmittances,
-        "chunk_colors": lists.chunk_colors,
-        "n_chunks": lists.n_chunks,
-    }
+        unrolled = not (is_amd(records) and settings.footprint == "surfel")
+        return Walk(
+            FOOTPRINT=find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits),
+            PART=self.part,
+            RECORD_WIDTH=records.shape[1],
+            COLORS=0 if splats is None else splats.n_colors,
+            FEATURES=0 if splats is None else splats.n_features,
+            UNROLL=walk_unroll(records) if unrolled else 1,
+            AHEAD=walk_ahead(records),
+            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+            LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
+            TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+            APPROX=approximate(records),
+            AMD=is_amd(records),
+            DISTORTION=settings.distortion and distortion,
+        )

@@ -1,52 +1,178 @@
 """The backward walk over the lists of parts, for fewer than 16 channels; see ``walks_forward``."""
 
-from typing import Any
-
+import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...data import Splats
+from ...data import Rays, Splats
 from ..device_math import element, load_tuple, prefetch, where
-from ..launch import Int, approximate, kernel, walk_ahead
+from ..launch import approximate, kernel, walk_options
 from .distortion import begin_distortion, distortion_of_chunks
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .records import load_record
-from .slots import PartSlots
-from .walk_steps import OPACITY, Band, blend_vjp, inverse_transmittance, load_entry, load_range, part_pixels
+from .slots import Layer, PartSlots
+from .walk_steps import (
+    NO_RAYS,
+    OPACITY,
+    Band,
+    Chunks,
+    ImageGradients,
+    PartGrid,
+    PixelEnds,
+    Ranges,
+    blend_vjp,
+    inverse_transmittance,
+    load_entry,
+    load_range,
+    part_pixels,
+)
 
 
-@kernel(strided=("v_render_colors",))
+@triton.jit
+def _begin(own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, grid, C: tl.constexpr):
+    """The state of the pixels of a block behind the entries of a program.
+
+    Returns:
+        T; ``behind``; the gradients of features; the entry behind the last one that was added; the state of
+        ``distortion``, or ().
+    """
+    FEATURES: tl.constexpr = C.FEATURES
+    VALUES: tl.constexpr = FEATURES + C.DISTORTION
+    image, _, inside, pixel, own = pixels
+    v_image = v_images.colors + image * v_images.image_stride
+    v_pixel = v_image + (pixel - image * grid.height * grid.width) * v_images.pixel_stride
+    transmittance = tl.load(ends.transmittances + pixel, mask=inside, other=1.0)
+    v = load_tuple(v_pixel, tl.cast(v_images.channel_stride, tl.int64), VALUES, inside)
+    # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
+    covered = transmittance < 1.0
+    v_color = where(covered, v[:FEATURES])
+    # behind = v . background - v_alpha
+    behind = tl.zeros_like(transmittance)
+    if v_images.alphas is not None:
+        v_alpha = tl.load(v_images.alphas + pixel, mask=inside, other=0.0)
+        behind = tl.where(covered, -v_alpha, 0.0)
+    if backgrounds is not None:
+        COLORS: tl.constexpr = C.COLORS
+        for k in tl.static_range(COLORS):
+            behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
+    state = ()
+    if C.DISTORTION:
+        v_distortion = tl.where(covered, v[FEATURES], 0.0)
+        state = begin_distortion(ends.totals, pixel, inside, v_distortion, transmittance)
+    # behind T_end, plus v . color of the chunks behind, over T behind this chunk
+    if ranges.chunk_lists is not None:
+        end_chunk, is_chunk = own_range[5], own_range[6]
+        if is_chunk:
+            PIXELS: tl.constexpr = C.PART.WIDTH * C.PART.HEIGHT
+            behind *= transmittance
+            transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + own))
+            if C.DISTORTION:
+                z_behind = tl.zeros_like(behind)
+                distortion_behind = tl.zeros_like(behind)
+            for step in range(end_chunk - 1 - program):
+                later = chunks.colors + (end_chunk - 1 - step).to(tl.int64) * (VALUES * PIXELS) + own
+                for k in tl.static_range(FEATURES):
+                    behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
+                if C.DISTORTION:
+                    z_behind += tl.load(later + (FEATURES - 1) * PIXELS)
+                    distortion_behind += tl.load(later + FEATURES * PIXELS)
+            if C.DISTORTION:
+                state, added = distortion_of_chunks(state, z_behind, distortion_behind, transmittance)
+                behind += added
+            behind *= inverse_transmittance(transmittance, C.APPROX)
+    last = tl.load(ends.last_ids + pixel, mask=inside, other=0)
+    return transmittance, behind, v_color, last, state
+
+
+@triton.jit
+def _load_state(carried, pixels, state):
+    """What ``_begin`` returns of T, ``behind`` and the state of distortion, where the layer behind has left it."""
+    _, _, inside, pixel, _ = pixels
+    N: tl.constexpr = 2 + (len(state) > 0)
+    transmittance = tl.load(carried + pixel * N, mask=inside, other=1.0)
+    behind = tl.load(carried + pixel * N + 1, mask=inside, other=0.0)
+    if len(state) > 0:
+        state = state[:2] + (tl.load(carried + pixel * N + 2, mask=inside, other=0.0),)
+    return transmittance, behind, state
+
+
+@triton.jit
+def _store_state(carried, pixels, transmittance, behind, state):
+    """Leaves the state of pixels to the layer in front."""
+    _, _, inside, pixel, _ = pixels
+    N: tl.constexpr = 2 + (len(state) > 0)
+    tl.store(carried + pixel * N, transmittance, mask=inside)
+    tl.store(carried + pixel * N + 1, behind, mask=inside)
+    if len(state) > 0:
+        tl.store(carried + pixel * N + 2, state[2], mask=inside)
+
+
+@triton.jit
+def _step(
+    record, place, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD: tl.constexpr,
+    C: tl.constexpr,
+):  # fmt: skip
+    """One Gaussian, back to front, at the pixels of all blocks.
+
+    Returns:
+        T, ``behind``, the states of distortion and the gradients of rays in front of it, for each block; the sums of
+        the footprint, those of features and of slopes, and where the pixels of the last block are in the splat.
+    """
+    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    new_transmittance = ()
+    new_behind = ()
+    new_states = ()
+    new_v_pixels = ()
+    sums = ()
+    others = ()
+    for b in tl.static_range(len(last)):
+        own_state = states[b] if C.DISTORTION else ()
+        t, r, weight, g, at, own_v, own_state = blend_vjp(
+            record, centers[b], transmittance[b], behind[b], last[b], v_colors[b], own_state, place, C
+        )
+        new_transmittance = new_transmittance + (t,)
+        new_behind = new_behind + (r,)
+        if C.DISTORTION:
+            new_states = new_states + (own_state,)
+        sums = FOOTPRINT.add_gradients(sums, g, at)
+        others = add_features(others, record, weight, g, at, own_v, FOOTPRINT, ABSGRAD)
+        if len(v_pixels) > 0:
+            added = add_pixel_gradients(v_pixels[b], record, g, at, FOOTPRINT, GROUPED=False)
+            new_v_pixels = new_v_pixels + (added,)
+    return new_transmittance, new_behind, new_states, new_v_pixels, sums, others, at
+
+
+@triton.jit
+def _store(out, sums, others, at, is_first, FOLD: tl.constexpr, TOGETHER: tl.constexpr, C: tl.constexpr):
+    """Stores the sums over the pixels of a part in a slot, or adds them if the parts of a tile share slots."""
+    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    if FOLD:
+        tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
+    else:
+        columns = sum_block(sums, others, at, FOOTPRINT)
+        for k in tl.static_range(len(columns)):
+            if TOGETHER > 1:
+                tl.store(out + k, tl.load(out + k) + columns[k])
+            else:
+                tl.store(out + k, columns[k])
+
+
+@kernel(strided=("v_images.colors",))
 def _composite_bwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, COLORS] or None
-    offsets,  # [lists + 1] int32
+    ranges: "Ranges",
     entries,  # [K] int64, see ``PartSlots``
-    order,  # [lists] int64 or None
-    transmittances,  # [I, height, width]
-    last_ids,  # [I, height, width] int32
-    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
-    chunk_lists,  # [n_chunks] int32
-    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
-    chunk_colors,  # [n_chunks, FEATURES + DISTORTION, WIDTH HEIGHT]
-    totals,  # [I, height, width], sums of the last feature, if DISTORTION
-    v_render_colors,  # [I, height, width, FEATURES + DISTORTION], of any strides
-    v_render_alphas,  # [I, height, width], or None for zero
+    ends: "PixelEnds",
+    v_images: "ImageGradients",
+    chunks: "Chunks",
     v_slots,  # [slots, COLUMNS], output
-    splits,  # [layers + 1, lists] int32, see ``Layers``; None if there is one layer
-    carried,  # [I, height, width, 2 + DISTORTION], read unless the layer is the last, output; or None
-    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
-    origins,  # [I, 3] or None
-    v_rays,  # [I, 6, height, width], output, or None
-    chunk_v_rays,  # [n_chunks, 6, WIDTH HEIGHT], output, or None
-    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_chunks: "Int", layer: "Int", first_slot: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
-    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
-    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
-    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr,
-    AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
-    APPROX: tl.constexpr, AMD: tl.constexpr, DISTORTION: tl.constexpr, CONTINUED: tl.constexpr,
+    layer: "Layer",
+    rays: "Rays",  # and output
+    grid: "PartGrid",
+    BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
+    TOGETHER: tl.constexpr, CONTINUED: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
 
@@ -54,202 +180,132 @@ def _composite_bwd_kernel(
     Walks a layer, from where the layer behind it has ended if CONTINUED.
     """
     dtype = records.dtype.element_ty
-    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY + FEATURES
-    BLOCKS: tl.constexpr = HEIGHT // BLOCK_HEIGHT
-    PIXELS: tl.constexpr = WIDTH * HEIGHT
-    STATE: tl.constexpr = 2 + DISTORTION
-    if splits is not None:
-        v_slots += tl.cast(first_slot, tl.int64) * -COLUMNS
+    VALUES: tl.constexpr = C.FOOTPRINT.VALUES + OPACITY + C.FEATURES
+    BLOCKS: tl.constexpr = C.PART.HEIGHT // BLOCK_HEIGHT
+    UNROLL: tl.constexpr = C.UNROLL
+    if layer.splits is not None:
+        v_slots += tl.cast(layer.first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
-    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     for part in range(TOGETHER):
-        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
-            program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
-        )
-        if splits is not None:
-            n_lists = tiles * ((TILE // WIDTH) * (TILE // HEIGHT))
-            split = splits + layer.to(tl.int64) * n_lists + index
+        own_range = load_range(program, ranges, C.PART.CHUNK, part * grid.tiles)
+        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = own_range
+        if layer.splits is not None:
+            n_lists = grid.tiles * ((C.PART.TILE // C.PART.WIDTH) * (C.PART.TILE // C.PART.HEIGHT))
+            split = layer.splits + layer.number.to(tl.int64) * n_lists + index
             begin, range_end = tl.load(split), tl.load(split + n_lists)
-        pixels = ()
-        v_pixels = ()
-        v_colors = ()
+        centers = ()
         transmittance = ()
         behind = ()
+        v_colors = ()
         states = ()
+        v_pixels = ()
         last = ()
         end = 0
         for block in tl.static_range(BLOCKS):
-            image, center, inside, pixel, own = part_pixels(
-                index, block, grid, rays, origins, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
+            pixels = part_pixels(index, block, grid, rays, C.PART, BLOCK_HEIGHT, dtype)
+            t, r, v_color, own_last, state = _begin(
+                own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, grid, C
             )
-            v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
-            end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-            loaded = load_tuple(v_image, tl.cast(channel_stride, tl.int64), FEATURES + DISTORTION, inside)
-            end_behind = tl.zeros_like(end_transmittance)
-            # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
-            covered = end_transmittance < 1.0
-            if v_render_alphas is not None:
-                loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
-                end_behind = tl.where(covered, -loaded_alpha, 0.0)
-            v_color = where(covered, loaded[:FEATURES])
-            if DISTORTION:
-                v_distortion = tl.where(covered, loaded[FEATURES], 0.0)
-                state = begin_distortion(totals, pixel, inside, v_distortion, end_transmittance)
-            if backgrounds is not None:
-                for k in tl.static_range(COLORS):
-                    end_behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), end_behind)
-            if chunk_lists is not None:
-                if is_chunk:
-                    chunk = program.to(tl.int64)
-                    end_behind *= end_transmittance
-                    end_transmittance = tl.abs(tl.load(chunk_transmittances + chunk * PIXELS + own))
-                    STRIDE: tl.constexpr = (FEATURES + DISTORTION) * PIXELS
-                    if DISTORTION:
-                        z_behind = tl.zeros_like(end_behind)
-                        distortion_behind = tl.zeros_like(end_behind)
-                    for step in range(end_chunk - 1 - program):
-                        later = chunk_colors + (end_chunk - 1 - step).to(tl.int64) * STRIDE + own
-                        for k in tl.static_range(FEATURES):
-                            end_behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), end_behind)
-                        if DISTORTION:
-                            z_behind += tl.load(later + (FEATURES - 1) * PIXELS)
-                            distortion_behind += tl.load(later + FEATURES * PIXELS)
-                    if DISTORTION:
-                        state, added = distortion_of_chunks(state, z_behind, distortion_behind, end_transmittance)
-                        end_behind += added
-                    end_behind *= inverse_transmittance(end_transmittance, APPROX)
             if CONTINUED:
-                end_transmittance = tl.load(carried + pixel * STATE, mask=inside, other=1.0)
-                end_behind = tl.load(carried + pixel * STATE + 1, mask=inside, other=0.0)
-                if DISTORTION:
-                    state = state[:2] + (tl.load(carried + pixel * STATE + 2, mask=inside, other=0.0),)
-            end_last = tl.load(last_ids + pixel, mask=inside, other=0)
-            pixels = pixels + (center,)
-            if v_rays is not None:
-                v_pixels = v_pixels + (no_gradients(end_transmittance),)
+                t, r, state = _load_state(layer.carried, pixels, state)
+            centers = centers + (pixels[1],)
+            transmittance = transmittance + (t,)
+            behind = behind + (r,)
             v_colors = v_colors + (v_color,)
-            if DISTORTION:
+            if C.DISTORTION:
                 states = states + (state,)
-            transmittance = transmittance + (end_transmittance,)
-            behind = behind + (end_behind,)
-            last = last + (end_last,)
-            end = tl.maximum(end, tl.max(end_last))
+            if rays.v_per_pixel is not None:
+                v_pixels = v_pixels + (no_gradients(t),)
+            last = last + (own_last,)
+            end = tl.maximum(end, tl.max(own_last))
         list_entries = entries + start
         first_out = v_slots
+        is_first = True
         if FOLD:
             column, is_first = column_of_lane(COLUMNS)
             first_out += column
         end = tl.maximum(tl.minimum(end, range_end), begin)
         if begin < end:
-            row, slot = load_entry(list_entries + end - 1, APPROX)
-            record = load_record(records, row, RECORD_WIDTH, VALUES, APPROX)
-            next_row, next_slot = load_entry(list_entries + end - 2, APPROX)
+            # The record of the next entry is loaded while that of one is blended.
+            row, slot = load_entry(list_entries + end - 1, C.APPROX)
+            record = load_record(records, row, C.RECORD_WIDTH, VALUES, C.APPROX)
+            next_row, next_slot = load_entry(list_entries + end - 2, C.APPROX)
             ahead = start + end - 3  # if derived from place, that would take 64 bits as well
             for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
                 place = end - 1 - step
-                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
-                out = element(first_out, slot, COLUMNS, APPROX)
+                next_record = load_record(records, next_row, C.RECORD_WIDTH, VALUES, C.APPROX)
+                out = element(first_out, slot, COLUMNS, C.APPROX)
                 slot = next_slot
-                next_row, next_slot = load_entry(entries + ahead, APPROX)
+                next_row, next_slot = load_entry(entries + ahead, C.APPROX)
                 ahead -= 1
-                if AHEAD > 0:
-                    later_row, later_slot = load_entry(list_entries + tl.maximum(place - AHEAD, begin), APPROX)
-                    prefetch(records + later_row.to(tl.int64) * RECORD_WIDTH, VALUES)
+                if C.AHEAD > 0:
+                    later_row, later_slot = load_entry(list_entries + tl.maximum(place - C.AHEAD, begin), C.APPROX)
+                    prefetch(records + later_row.to(tl.int64) * C.RECORD_WIDTH, VALUES)
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
-                new_transmittance = ()
-                new_behind = ()
-                new_states = ()
-                new_v_pixels = ()
-                sums = ()
-                others = ()
-                for b in tl.static_range(BLOCKS):
-                    own_state = states[b] if DISTORTION else ()
-                    t, r, weight, g, at, own_v, own_state = blend_vjp(
-                        record, pixels[b], transmittance[b], behind[b], last[b], v_colors[b], own_state, place,
-                        FOOTPRINT, LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX, AMD,
-                    )  # fmt: skip
-                    new_transmittance = new_transmittance + (t,)
-                    new_behind = new_behind + (r,)
-                    if DISTORTION:
-                        new_states = new_states + (own_state,)
-                    sums = FOOTPRINT.add_gradients(sums, g, at)
-                    others = add_features(others, record, weight, g, at, own_v, FOOTPRINT, ABSGRAD)
-                    if v_rays is not None:
-                        added = add_pixel_gradients(v_pixels[b], record, g, at, FOOTPRINT, GROUPED=False)
-                        new_v_pixels = new_v_pixels + (added,)
-                transmittance, behind, states, v_pixels = new_transmittance, new_behind, new_states, new_v_pixels
-                if FOLD:
-                    tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
-                else:
-                    sums = sum_block(sums, others, at, FOOTPRINT)
-                    for k in tl.static_range(COLUMNS):
-                        if TOGETHER > 1:
-                            tl.store(out + k, tl.load(out + k) + sums[k])
-                        else:
-                            tl.store(out + k, sums[k])
-                record = next_record
-        if splits is not None:
-            if layer > 0:
-                for block in tl.static_range(BLOCKS):
-                    _image, _center, inside, pixel, _own = part_pixels(
-                        index, block, grid, None, None, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
-                    )
-                    tl.store(carried + pixel * STATE, transmittance[block], mask=inside)
-                    tl.store(carried + pixel * STATE + 1, behind[block], mask=inside)
-                    if DISTORTION:
-                        tl.store(carried + pixel * STATE + 2, states[block][2], mask=inside)
-        if v_rays is not None:
-            for block in tl.static_range(BLOCKS):
-                image, _center, inside, pixel, own = part_pixels(
-                    index, block, grid, None, None, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
+                transmittance, behind, states, v_pixels, sums, others, at = _step(
+                    record, place, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, C
                 )
+                _store(out, sums, others, at, is_first, FOLD, TOGETHER, C)
+                record = next_record
+        if layer.splits is not None:
+            if layer.number > 0:
+                for block in tl.static_range(BLOCKS):
+                    pixels = part_pixels(index, block, grid, None, C.PART, BLOCK_HEIGHT, dtype)
+                    state = states[block] if C.DISTORTION else ()
+                    _store_state(layer.carried, pixels, transmittance[block], behind[block], state)
+        if rays.v_per_pixel is not None:
+            for block in tl.static_range(BLOCKS):
+                image, _center, inside, pixel, own = part_pixels(index, block, grid, None, C.PART, BLOCK_HEIGHT, dtype)
                 store_ray_gradients(
-                    v_rays, chunk_v_rays, v_pixels[block], program, image, pixel, own, inside, is_chunk,
-                    first_chunk == end_chunk, grid, PIXELS,
+                    rays, chunks, v_pixels[block], program, image, pixel, own, inside, is_chunk,
+                    first_chunk == end_chunk, grid, C.PART.WIDTH * C.PART.HEIGHT,
                 )  # fmt: skip
 
 
 def walk_bwd(
     splats: Splats,
     records: Tensor,
-    v_render_colors: Tensor,
+    ranges: Ranges,
+    chunks: Chunks,
     slots: PartSlots,
-    layer: int,
+    layer: Layer,
+    backgrounds: Tensor | None,
+    ends: PixelEnds,
+    v_images: ImageGradients,
     band: Band,
-    arguments: dict[str, Any],
 ) -> None:
     """Computes the slots of a band part by part.
 
     Args:
-        splats, v_render_colors: As for ``composite_bwd``.
+        splats, backgrounds: As for ``composite_bwd``.
         records: With all channels.
-        slots, layer: Of which layer; 0 if there is one.
-        arguments: As for ``walk_fwd``.
+        ranges, chunks, slots: Of the band.
+        layer: Which slots to compute.
     """
-    shape, settings, layers = band.shape, band.settings, slots.layers
-    folds = approximate(records) and shape.width * shape.height % 32 == 0
-    is_last = layers is None or layer == layers.n - 1
+    shape = band.shape
+    is_last = slots.layers is None or layer.number == slots.layers.n - 1
     if slots.together > 1 and not is_last:
         slots.v_slots.zero_()
+    folds = approximate(records) and shape.width * shape.height % 32 == 0
     _composite_bwd_kernel.launch(
         slots.n_programs,
-        **arguments,
-        splits=None if layers is None else layers.splits,
-        carried=None if layers is None else layers.carried,
-        layer=layer,
-        first_slot=0 if layers is None else layer * layers.size,
-        v_render_colors=v_render_colors,
-        channel_stride=v_render_colors.stride(3),
-        image_stride=v_render_colors.stride(0),
-        pixel_stride=v_render_colors.stride(2),
-        **Band.pixels_of(settings, shape),
-        **Band.walk_arguments(settings, shape, records, normals=True, hits=True),
-        COLORS=splats.n_colors,
-        FEATURES=splats.n_features,
-        COLUMNS=slots.v_slots.shape[1],
+        records=records,
+        backgrounds=backgrounds,
+        ranges=ranges,
+        entries=slots.entries,
+        ends=ends,
+        v_images=v_images,
+        chunks=chunks,
+        v_slots=slots.v_slots,
+        layer=layer._replace(rows=None),
+        rays=band.rays or NO_RAYS,
+        grid=band.part_grid(),
         BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
         FOLD=folds,
-        AHEAD=walk_ahead(records),
-        DISTORTION=settings.distortion,
+        ABSGRAD=band.settings.absgrad,
+        COLUMNS=slots.v_slots.shape[1],
+        TOGETHER=slots.together,
         CONTINUED=not is_last,
+        C=band.walk(records, splats, normals=True, hits=True, distortion=True),
+        **walk_options(records),
     )
