@@ -250,9 +250,9 @@ def _composite_bwd_kernel(
         if layer.splits is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):
-                    pixels = part_pixels(index, block, grid, None, C.PART, BLOCK_HEIGHT, dtype)
-                    state = states[block] if C.DISTORTION else ()
-                    _store_state(layer.carried, pixels, transmittance[block], behind[block], state)
+                    own_pixels = part_pixels(index, block, grid, None, C.PART, BLOCK_HEIGHT, dtype)
+                    own_state = states[block] if C.DISTORTION else ()
+                    _store_state(layer.carried, own_pixels, transmittance[block], behind[block], own_state)
         if rays.v_per_pixel is not None:
             for block in tl.static_range(BLOCKS):
                 image, _center, inside, pixel, own = part_pixels(index, block, grid, None, C.PART, BLOCK_HEIGHT, dtype)
