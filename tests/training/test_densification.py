@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.training_scenes import gray
+from tsplat import UnsupportedError
 from tsplat.scene import View
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy, Strategy
 from tsplat.strategies.operations import remove
@@ -143,3 +144,11 @@ def test_hooks_of_own_strategies_are_called_in_every_step_with_what_was_rendered
         trainer.advance()
     assert strategy.received == [(step, True) for step in range(4)]
     assert trainer.n_gaussians == len(trainer.gaussians) == len(gaussians) - (cls is Pruning)
+
+
+def test_own_strategies_that_take_no_shard_are_refused_where_scenes_are_sharded(scene):
+    trainer = Trainer(*scene, Config())
+    arguments = (trainer._parameters, Config(strategy=Pruning()), 1.0, trainer.ranks)
+    densification_module.Densification(*arguments, sharded=False)
+    with pytest.raises(UnsupportedError, match="strategy: Pruning does not take a shard .* parallel='replicate'"):
+        densification_module.Densification(*arguments, sharded=True)
