@@ -150,5 +150,5 @@ def test_own_strategies_that_take_no_shard_are_refused_where_scenes_are_sharded(
     trainer = Trainer(*scene, Config())
     arguments = (trainer._parameters, Config(strategy=Pruning()), 1.0, trainer.ranks)
     densification_module.Densification(*arguments, sharded=False)
-    with pytest.raises(UnsupportedError, match="strategy: Pruning does not take a shard .* parallel='replicate'"):
+    with pytest.raises(UnsupportedError, match=r"strategy: Pruning does not take a shard .* parallel='replicate'"):
         densification_module.Densification(*arguments, sharded=True)
