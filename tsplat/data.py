@@ -131,10 +131,6 @@ class Cameras(NamedTuple):
     lens: Annotated[Tensor | None, CameraField((None,), "check the coefficients", differentiable=True)] = None
     shutter: Annotated[Tensor | None, CameraField((20,), "check viewmats_rs", differentiable=True)] = None
 
-    def pinhole(self) -> tuple[Tensor, Tensor]:
-        """View matrices and intrinsics: all of a pinhole camera without lens and shutter."""
-        return self.viewmats, self.Ks
-
 
 class ProjectedGaussians(NamedTuple):
     """Gaussians on the image plane, one row each; zero where culled.

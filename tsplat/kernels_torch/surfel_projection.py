@@ -33,16 +33,14 @@ class SurfelRows(NamedTuple):
     normals: Tensor
 
 
-def _project(
-    means: Tensor, quats: Tensor, scales: Tensor, poses: Tensor, matrices: Tensor
-) -> tuple[SurfelRows, Tensor]:
+def _project(means: Tensor, quats: Tensor, scales: Tensor, viewmats: Tensor, Ks: Tensor) -> tuple[SurfelRows, Tensor]:
     """Projects rows, each with a camera of its own. Returns also squared half extents of boxes at 1 sigma, [nnz, 2]."""
     rotations = rotation_matrices(quats / quats.norm(dim=-1, keepdim=True))
-    axes = poses[:, :3, :3] @ rotations
-    center = (poses[:, :3, :3] @ means[..., None])[..., 0] + poses[:, :3, 3]
+    axes = viewmats[:, :3, :3] @ rotations
+    center = (viewmats[:, :3, :3] @ means[..., None])[..., 0] + viewmats[:, :3, 3]
     disc = torch.cat([axes[..., :2] * scales[:, None, :2], center[..., None]], -1)
     along_z, z = disc[:, 2], center[:, 2]
-    focal, principal = matrices[:, (0, 1), (0, 1)], matrices[:, :2, 2]
+    focal, principal = Ks[:, (0, 1), (0, 1)], Ks[:, :2, 2]
     slopes = center[:, :2] / z[:, None]
     # The transform relative to the projected center, which takes (0, 0, 1) to (0, 0, z).
     rows = focal[..., None] * (disc[:, :2, :2] - slopes[..., None] * along_z[:, None, :2])
@@ -57,14 +55,14 @@ def _project(
 
 
 def _rows(gaussians: Gaussians3D, cameras: Cameras, ids: Tensor, images: Tensor) -> tuple[Tensor, ...]:
-    """Means, quaternions, scales, poses and intrinsics of rows."""
+    """Returns means, quaternions, scales, view matrices and intrinsics of rows."""
     means, quats, scales, *_ = flat_scenes(gaussians)
     assert quats is not None and scales is not None
-    return means[ids], quats[ids], scales[ids], *(t.flatten(0, 1)[images] for t in cameras.pinhole())
+    return means[ids], quats[ids], scales[ids], *(t.flatten(0, 1)[images] for t in (cameras.viewmats, cameras.Ks))
 
 
 def surfels_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
-    n_batches, n_cameras, _, _ = cameras.pinhole()[0].shape
+    n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = gaussians.means.shape[-2]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
@@ -105,15 +103,14 @@ def surfels_bwd(
     v_projected: ProjectedGradients,
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
-    all_poses, _ = cameras.pinhole()
-    n_cameras, n_gaussians = all_poses.shape[1], gaussians.means.shape[-2]
-    n_images = all_poses.shape[0] * n_cameras
+    n_batches, n_cameras, _, _ = cameras.viewmats.shape
+    n_images, n_gaussians = n_batches * n_cameras, gaussians.means.shape[-2]
     rows, kept = visible_rows(packed_ids(row_of), radii, n_images * n_gaussians, radii.device)
     ids, images = gaussians_and_images(kept, n_gaussians, n_cameras)
-    means, quats, scales, poses, matrices = _rows(gaussians, cameras, ids, images)
+    means, quats, scales, viewmats, Ks = _rows(gaussians, cameras, ids, images)
     with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (means, quats, scales, poses)]
-        found, _ = _project(leaves[0], leaves[1], leaves[2], leaves[3], matrices)
+        leaves = [t.detach().requires_grad_() for t in (means, quats, scales, viewmats)]
+        found, _ = _project(leaves[0], leaves[1], leaves[2], leaves[3], Ks)
     v_means2d, v_depths, v_conics, _, v_opacities, v_normals = v_projected
     v = (v_means2d, v_depths, v_conics, v_normals, v_opacities)
     *incoming, v_opacities = (None if t is None else t[rows] for t in v)
@@ -126,9 +123,9 @@ def surfels_bwd(
     clean = all_finite(gradients) | ~all_finite(given)
     gradients = [torch.where(clean.view(-1, *[1] * (t.dim() - 1)), t, 0.0) for t in gradients]
     totals = [
-        sum_by_id(t, ids, len(all_poses) * n_gaussians).view(*gaussians.means.shape[:-1], *t.shape[1:])
+        sum_by_id(t, ids, n_batches * n_gaussians).view(*gaussians.means.shape[:-1], *t.shape[1:])
         for t in (*gradients[:3], *gradients[4:])
     ]
     v_gaussians = Gaussians3D(totals[0], totals[1], totals[2], None, totals[3] if len(totals) > 3 else None)
-    v_poses = sum_by_id(gradients[3], images, n_images).view(all_poses.shape) if needs.pinhole()[0] else None
-    return v_gaussians, type(cameras)(v_poses, None)  # type: ignore[arg-type]
+    v_viewmats = sum_by_id(gradients[3], images, n_images).view(cameras.viewmats.shape) if needs.viewmats else None
+    return v_gaussians, type(cameras)(v_viewmats, None)  # type: ignore[arg-type]

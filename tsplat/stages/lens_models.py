@@ -251,7 +251,7 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
         raise ArgumentError(f"ftheta_coeffs.max_angle: expected a number above 0, found {angle}")
     angle, distance = _largest_of_ftheta(coefficients, min(angle, math.pi), inverts)
     values = [*coefficients[1:], angle, distance, c, d, e, float(inverts), 0.0]
-    viewmats, Ks = cameras.pinhole()
+    viewmats, Ks = cameras.viewmats, cameras.Ks
     dtype = torch.promote_types(torch.promote_types(torch.float32, viewmats.dtype), Ks.dtype)
     own = torch.eye(3, dtype=dtype, device=Ks.device).repeat(*batch, n_cameras, 1, 1)
     own[..., :2, 2] = Ks[..., :2, 2].detach().to(dtype) + 0.5  # gsplat counts from the center of the first pixel
