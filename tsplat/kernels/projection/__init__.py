@@ -19,7 +19,7 @@ from ..device_math import add_where, constant, finite, load_tuple, own_gaussians
 from ..launch import Int, block_size, indices_of, kernel, programs
 from .camera_sums import CameraSums
 from .ewa import EWA
-from .lens_models import load_lens
+from .lens_pixels import load_lens
 from .projector import Constants, Projector
 from .shutters import load_path
 from .surfels import SURFEL

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from ...config import CameraModel
 from ...data import Cameras
-
-LENSES_WITH_GRADIENTS = ("pinhole", "fisheye")
-"""Camera models whose coefficients have gradients."""
+from .lenses import LENSES
 
 
 class CameraSums(NamedTuple):
@@ -34,7 +32,7 @@ class CameraSums(NamedTuple):
         """Allocates what the gradients that are needed take. What a kernel does not write is zero."""
         n_images = cameras.viewmats.shape[0] * cameras.viewmats.shape[1]
         lens = shutter = None
-        if needs.lens and model in LENSES_WITH_GRADIENTS:
+        if needs.lens and LENSES[model].coefficients_vjp is not None:
             lens = means.new_empty(blocks, n_images, 12)
         if needs.shutter:
             shutter = means.new_zeros(blocks, n_images, 20)

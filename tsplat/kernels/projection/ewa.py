@@ -12,6 +12,7 @@ from ..device_math import (
     add,
     covariance,
     covariance_vjp,
+    dot,
     load_tuple,
     matvec3,
     matvec3_transposed,
@@ -19,18 +20,50 @@ from ..device_math import (
     normalize_vjp,
     rotation,
     rotation_vjp,
-)
-from .camera_models import (
-    add_entry_times,
-    project_point,
-    project_point_vjp,
-    row_times,
-    row_times_vjp,
-    screen_covariance,
-    screen_covariance_vjp,
+    symmetric_matvec3,
 )
 from .covariances import blur, shape_of, shape_vjp
 from .projector import Projector
+
+
+@triton.jit
+def _screen_covariance(t0, t1, s):
+    """T S T^T, upper triangle, for the rows t0 and t1 of T = J W."""
+    s0 = symmetric_matvec3(s, t0)
+    s1 = symmetric_matvec3(s, t1)
+    return dot(t0, s0), dot(t0, s1), dot(t1, s1)
+
+
+@triton.jit
+def _screen_covariance_vjp(t0, t1, s, v):
+    """Gradients of t0, t1 and s. With G the symmetric 2×2 gradient: v_T = 2 G T S, v_S = T^T G T."""
+    s0 = symmetric_matvec3(s, t0)
+    s1 = symmetric_matvec3(s, t1)
+    v_t0 = (
+        2.0 * v[0] * s0[0] + v[1] * s1[0],
+        2.0 * v[0] * s0[1] + v[1] * s1[1],
+        2.0 * v[0] * s0[2] + v[1] * s1[2],
+    )
+    v_t1 = (
+        v[1] * s0[0] + 2.0 * v[2] * s1[0],
+        v[1] * s0[1] + 2.0 * v[2] * s1[1],
+        v[1] * s0[2] + 2.0 * v[2] * s1[2],
+    )
+    v_s = (
+        v[0] * t0[0] * t0[0] + v[1] * t0[0] * t1[0] + v[2] * t1[0] * t1[0],
+        2.0 * (v[0] * t0[0] * t0[1] + v[2] * t1[0] * t1[1]) + v[1] * (t0[0] * t1[1] + t0[1] * t1[0]),
+        2.0 * (v[0] * t0[0] * t0[2] + v[2] * t1[0] * t1[2]) + v[1] * (t0[0] * t1[2] + t0[2] * t1[0]),
+        v[0] * t0[1] * t0[1] + v[1] * t0[1] * t1[1] + v[2] * t1[1] * t1[1],
+        2.0 * (v[0] * t0[1] * t0[2] + v[2] * t1[1] * t1[2]) + v[1] * (t0[1] * t1[2] + t0[2] * t1[1]),
+        v[0] * t0[2] * t0[2] + v[1] * t0[2] * t1[2] + v[2] * t1[2] * t1[2],
+    )
+    return v_t0, v_t1, v_s
+
+
+@triton.jit
+def _row_times_vjp(w, v):
+    """Gradient of a row, all three entries, from that of row W."""
+    return dot(v, w[:3]), dot(v, w[3:6]), dot(v, w[6:])
 
 
 @triton.jit
@@ -56,10 +89,10 @@ def _to_screen(own, camera, plane, C: tl.constexpr):
     w, t, intrinsics = camera[0], camera[1], camera[2]
     width, height, eps2d = plane
     p = add(matvec3(w, mean), t)
-    mean2d, row0, row1, saved = project_point(p, intrinsics, width, height, C.CAMERA, C.FOV_MARGIN)
-    t0 = (row_times(row0, w, 0, 0, C.CAMERA), row_times(row0, w, 1, 0, C.CAMERA), row_times(row0, w, 2, 0, C.CAMERA))
-    t1 = (row_times(row1, w, 0, 1, C.CAMERA), row_times(row1, w, 1, 1, C.CAMERA), row_times(row1, w, 2, 1, C.CAMERA))
-    sharp = screen_covariance(t0, t1, sigma)
+    mean2d, row0, row1, saved = C.LENS.project(p, intrinsics, width, height, C.FOV_MARGIN)
+    t0 = (C.LENS.row_times(row0, w, 0, 0), C.LENS.row_times(row0, w, 1, 0), C.LENS.row_times(row0, w, 2, 0))
+    t1 = (C.LENS.row_times(row1, w, 0, 1), C.LENS.row_times(row1, w, 1, 1), C.LENS.row_times(row1, w, 2, 1))
+    sharp = _screen_covariance(t0, t1, sigma)
     return p, mean2d, (row0, row1, saved), t0, t1, sharp, blur(sharp, eps2d)
 
 
@@ -78,13 +111,13 @@ def _vjp(own, camera, opacity, plane, v, LENS: tl.constexpr, PATH: tl.constexpr,
     row0, row1, saved = jacobian
     v_cov, v_own_opacity = shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, C)
     # Sigma2d = T Sigma T^T with T = J W
-    v_t0, v_t1, v_sigma = screen_covariance_vjp(t0, t1, own[1], v_cov)
+    v_t0, v_t1, v_sigma = _screen_covariance_vjp(t0, t1, own[1], v_cov)
     if v_mean2d is None:
         zero = tl.zeros_like(p[0])
         v_mean2d = (zero, zero)
-    v_row0 = row_times_vjp(w, v_t0)
-    v_row1 = row_times_vjp(w, v_t1)
-    v_p = project_point_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1, C.CAMERA)
+    v_row0 = _row_times_vjp(w, v_t0)
+    v_row1 = _row_times_vjp(w, v_t1)
+    v_p = C.LENS.project_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1)
     if v_depth is not None:
         v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
     return matvec3_transposed(w, v_p) + v_sigma, v_own_opacity, (), (v_p, row0, row1, v_t0, v_t1)
@@ -97,8 +130,8 @@ def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.co
     if COLUMN == 3:
         return v_p[ROW]
     else:
-        v_w = add_entry_times(v_p[ROW] * own[0][COLUMN], row0, ROW, v_t0[COLUMN], 0, C.CAMERA)
-        return add_entry_times(v_w, row1, ROW, v_t1[COLUMN], 1, C.CAMERA)
+        v_w = C.LENS.add_entry_times(v_p[ROW] * own[0][COLUMN], row0, ROW, v_t0[COLUMN], 0)
+        return C.LENS.add_entry_times(v_w, row1, ROW, v_t1[COLUMN], 1)
 
 
 @triton.jit

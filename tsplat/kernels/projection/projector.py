@@ -3,16 +3,17 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from ...config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX, CameraModel, Unscented
+from ...config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX, Unscented
 from ...data import Cameras, ProjectionSettings
 from ..contract import Contract
+from .lenses import LENSES, Lens
 
 
 class Constants(NamedTuple):
     """What is compiled into the kernels of a projection.
 
     Attributes:
-        CAMERA, READOUT: Of ``CameraSettings``: the camera model, and the direction in which a rolling shutter exposes.
+        LENS, READOUT: The camera model, and the direction in which a rolling shutter exposes, of ``CameraSettings``.
         N_LENS: Values of a lens, 0 without one.
         UNSCENTED: Parameters of the unscented transform; None for other projections.
         COMPENSATE, FLOOR: Whether there are compensations, and their least value.
@@ -20,7 +21,7 @@ class Constants(NamedTuple):
         ALPHA_MIN, FOV_MARGIN, RADIUS_MAX: Of ``config``.
     """
 
-    CAMERA: CameraModel
+    LENS: Lens
     READOUT: str
     N_LENS: int
     UNSCENTED: Unscented | None
@@ -35,7 +36,7 @@ class Constants(NamedTuple):
     @classmethod
     def of(cls, settings: ProjectionSettings, cameras: Cameras) -> "Constants":
         return cls(
-            settings.camera.model,
+            LENSES[settings.camera.model],
             settings.camera.readout,
             0 if cameras.lens is None else cameras.lens.shape[-1],
             settings.unscented,

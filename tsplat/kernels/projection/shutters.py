@@ -9,7 +9,8 @@ import triton.language as tl
 
 from ...config import SHUTTER_STEPS
 from ..device_math import add, dot, load_tuple, matvec3, normalize4, rotation
-from .lens_models import lens_pixel, lens_pixel_vjp, sine
+from .lens_pixels import lens_pixel, lens_pixel_vjp
+from .windshield import sine
 
 STEPS = tl.constexpr(SHUTTER_STEPS)
 
@@ -111,16 +112,16 @@ def _readout(width, height, like, READOUT: tl.constexpr):
 
 @triton.jit
 def exposed_pixel(
-    point, path, lens, intrinsics, width, height, CAMERA: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr
+    point, path, lens, intrinsics, width, height, LENS: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr
 ):  # fmt: skip
     """Pixel of a point of the world when the shutter exposes it, whether it is seen, and that time."""
     first, per_column, per_row = _readout(width, height, point[0], READOUT)
     time = point[0] * 0.0
     u, v, at_start = lens_pixel(
-        to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, CAMERA, MARGIN
+        to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, LENS, MARGIN
     )  # fmt: skip
     end_u, end_v, at_end = lens_pixel(
-        to_camera(point, pose_at(path, time + 1.0)), lens, intrinsics, width, height, CAMERA, MARGIN
+        to_camera(point, pose_at(path, time + 1.0)), lens, intrinsics, width, height, LENS, MARGIN
     )  # fmt: skip
     u = tl.where(at_start, u, end_u)
     v = tl.where(at_start, v, end_v)
@@ -128,14 +129,14 @@ def exposed_pixel(
     for _ in range(STEPS):
         time = first + per_column * u + per_row * v
         u, v, seen = lens_pixel(
-            to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, CAMERA, MARGIN
+            to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, LENS, MARGIN
         )  # fmt: skip
     return u, v, seen & (at_start | at_end), time
 
 
 @triton.jit
 def at_exposure_vjp(
-    p, translation, path, lens, intrinsics, width, height, v_u, v_v, CAMERA: tl.constexpr, READOUT: tl.constexpr
+    p, translation, path, lens, intrinsics, width, height, v_u, v_v, LENS: tl.constexpr, READOUT: tl.constexpr
 ):  # fmt: skip
     """Adds to the gradient of a pixel (u, v) what it has through the time of the exposure, so that this can be fixed.
 
@@ -145,8 +146,8 @@ def at_exposure_vjp(
     _, per_column, per_row = _readout(width, height, v_u, READOUT)
     velocity = _velocity(p, translation, path)
     # The products with w = J dp / ds are those of gradients of p with dp / ds.
-    along = dot(lens_pixel_vjp(p, lens, intrinsics, per_column, per_row, CAMERA), velocity)
-    v_time = dot(lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA), velocity) / (1.0 - along)
+    along = dot(lens_pixel_vjp(p, lens, intrinsics, per_column, per_row, LENS), velocity)
+    v_time = dot(lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, LENS), velocity) / (1.0 - along)
     return v_u + per_column * v_time, v_v + per_row * v_time
 
 

@@ -31,7 +31,7 @@ from ..device_math import (
     times,
 )
 from .covariances import blur, shape_of, shape_vjp
-from .lens_models import coefficients_vjp, lens_pixel, lens_pixel_vjp
+from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp
 from .projector import Projector
 from .shutters import at_exposure_vjp, exposed_pixel, pose_at, pose_at_vjp, to_camera
 
@@ -54,9 +54,9 @@ def _pixel(point, camera, plane, C: tl.constexpr):
     width, height = plane[0], plane[1]
     MARGIN: tl.constexpr = C.UNSCENTED.margin
     if len(path) > 0:
-        return exposed_pixel(point, path, lens, intrinsics, width, height, C.CAMERA, C.READOUT, MARGIN)
+        return exposed_pixel(point, path, lens, intrinsics, width, height, C.LENS, C.READOUT, MARGIN)
     else:
-        u, v, seen = lens_pixel(to_camera(point, (w, t)), lens, intrinsics, width, height, C.CAMERA, MARGIN)
+        u, v, seen = lens_pixel(to_camera(point, (w, t)), lens, intrinsics, width, height, C.LENS, MARGIN)
         return u, v, seen, u
 
 
@@ -71,7 +71,7 @@ def _depths(p, C: tl.constexpr):
     """Depth of a point of the camera frame, and that by which planes cull."""
     if not C.UNSCENTED.radial:
         return p[2], p[2]
-    elif C.CAMERA == "ftheta":
+    elif C.LENS.CULLS_BY_DISTANCE:
         return _distance(p), _distance(p)
     else:
         return _distance(p), p[2]
@@ -190,14 +190,14 @@ def _point_vjp(point, time, camera, plane, v_u, v_v, LENS: tl.constexpr, PATH: t
     p = to_camera(point, pose)
     if len(path) > 0:
         v_u, v_v = at_exposure_vjp(
-            p, pose[1], path, lens, intrinsics, plane[0], plane[1], v_u, v_v, C.CAMERA, C.READOUT
+            p, pose[1], path, lens, intrinsics, plane[0], plane[1], v_u, v_v, C.LENS, C.READOUT
         )  # fmt: skip
-    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, C.CAMERA)
+    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, C.LENS)
     gradients = v_p
     if len(path) > 0:
         gradients = matvec3_transposed(pose[0], v_p)
     if LENS:
-        gradients = gradients + coefficients_vjp(p, lens, intrinsics, v_u, v_v, C.CAMERA)
+        gradients = gradients + coefficients_vjp(p, lens, intrinsics, v_u, v_v, C.LENS)
     if PATH:
         gradients = gradients + pose_at_vjp(path, time, matvec3(pose[0], point), v_p)
     return gradients

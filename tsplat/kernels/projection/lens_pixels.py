@@ -1,0 +1,79 @@
+"""Device functions of the pixels of points, by any lens, with a windshield or without.
+
+``k`` are the values of a lens, () without one; with a windshield, a pointer to its polynomials follows them. Points
+behind a camera are at pixel 0, 0, and are not seen. Tuples are laid out as in ``device_math.py``.
+"""
+
+import triton
+import triton.language as tl
+
+from ..device_math import constant, load_tuple
+from .windshield import refract, refract_vjp
+
+N_COEFFICIENTS = tl.constexpr(12)
+
+
+@triton.jit
+def load_lens(lens, image, N_LENS: tl.constexpr):
+    """Values of the lens of an image; () without one."""
+    values = ()
+    if lens is not None:
+        values = load_tuple(lens + image * N_LENS, 1, N_COEFFICIENTS)
+        if N_LENS > N_COEFFICIENTS:
+            values = values + (lens + image * N_LENS + N_COEFFICIENTS,)
+    return values
+
+
+@triton.jit
+def _bend(p, k, LENS: tl.constexpr):
+    """What ``Lens.bend`` returns, of the point that a windshield shows."""
+    if len(k) > N_COEFFICIENTS:
+        q, clear, _ = refract(p, k[N_COEFFICIENTS])
+        x, y, seen, saved = LENS.bend(q, k)
+        return x, y, seen & clear, saved
+    else:
+        return LENS.bend(p, k)
+
+
+@triton.jit
+def _in_front(p):
+    """Returns whether a point is in front of the camera, and the point, or one on the axis."""
+    front = p[2] > 0.0
+    return front, (tl.where(front, p[0], 0.0), tl.where(front, p[1], 0.0), tl.where(front, p[2], 1.0))
+
+
+@triton.jit
+def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
+    """Pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
+    front, q = _in_front(p)
+    x, y, seen, _ = _bend(q, k, LENS)
+    u = tl.where(front, intrinsics[0] * x + intrinsics[2], 0.0)
+    v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
+    side = constant(MARGIN, u) * width
+    top = constant(MARGIN, u) * height
+    return u, v, front & seen & (u >= -side) & (u < width + side) & (v >= -top) & (v < height + top)
+
+
+@triton.jit
+def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
+    """Gradient of the point from that of its pixel."""
+    front, q = _in_front(p)
+    _, _, _, saved = _bend(q, k, LENS)
+    v_x = intrinsics[0] * v_u
+    v_y = intrinsics[1] * v_v
+    if len(k) > N_COEFFICIENTS:
+        shown, clear, of_glass = refract(q, k[N_COEFFICIENTS])
+        v = refract_vjp(q, shown, clear, of_glass, LENS.bend_vjp(shown, k, saved, v_x, v_y))
+    else:
+        v = LENS.bend_vjp(q, k, saved, v_x, v_y)
+    return tl.where(front, v[0], 0.0), tl.where(front, v[1], 0.0), tl.where(front, v[2], 0.0)
+
+
+@triton.jit
+def coefficients_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
+    """Gradient of the coefficients of a lens from that of the pixel of a point; zeros for what is not a coefficient."""
+    front, q = _in_front(p)
+    _, _, _, saved = _bend(q, k, LENS)
+    v_x = tl.where(front, intrinsics[0] * v_u, 0.0)
+    v_y = tl.where(front, intrinsics[1] * v_v, 0.0)
+    return LENS.coefficients_vjp(k, saved, v_x, v_y)

@@ -1,0 +1,12 @@
+"""Lenses, a file for each; see `interface.Lens`."""
+
+from .fisheye import FISHEYE
+from .ftheta import FTHETA
+from .interface import Lens
+from .ortho import ORTHO
+from .pinhole import PINHOLE
+
+__all__ = ["LENSES", "Lens"]
+
+LENSES = {"fisheye": FISHEYE, "ftheta": FTHETA, "ortho": ORTHO, "pinhole": PINHOLE}
+"""By ``CameraSettings.model``."""

@@ -1,0 +1,161 @@
+"""Equidistant projection, u = fx x theta / r + cx, with r = |(x, y)| and the angle theta from the optical axis.
+
+(Kannala and Brandt, "A Generic Camera Model", 2006, equation 2.) Distorted, theta is theta (1 + k1 theta^2 + k2 theta^4 +
+k3 theta^6 + k4 theta^8). The fifth value of the lens is the largest angle.
+
+With d = p / |p|, c = cos(theta) = d_z, s = sin(theta) and d' = (-d_y, d_x):
+
+    K = theta / s,  M = (c - K) / s^2,  N = -(2 c + 3 M) / s^2
+    u = fx K d_x + cx,  J = f / |p| [c I - M d' d'^T | -(d_x, d_y)],  and N is needed for the gradient of M
+
+These quotients are smooth at the axis, but cancel there. In front of the camera, N is a polynomial in c, and
+M = -(2 c + s^2 N) / 3 and K = c - s^2 M are sums of terms of one sign, where s^2 = (1 - c) (1 + c): K depends less on
+the rounding of 1 / |p| if it is computed from c alone. Behind the camera, K, M and N follow from those of the mirrored
+point, as theta = pi - theta'. So no angle loses precision, and there is no branch.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from ....config import FISHEYE_SERIES
+from ...device_math import constant, dot, times
+from .interface import Lens
+
+HIGHEST = tl.constexpr(FISHEYE_SERIES[-1])
+LOWER = tl.constexpr(FISHEYE_SERIES[-2::-1])
+N_LOWER = tl.constexpr(len(FISHEYE_SERIES) - 1)
+PI = tl.constexpr(math.pi)
+
+
+@triton.jit
+def fisheye_direction(p):
+    """p / |p|, 1 / |p|, and K, M, N."""
+    inverse_norm = 1.0 / tl.sqrt(dot(p, p))
+    d = times(p, inverse_norm)
+    square = d[0] * d[0] + d[1] * d[1]
+    c = tl.abs(d[2])
+    x = 1.0 - 2.0 * c
+    n = constant(HIGHEST, x)
+    for i in tl.static_range(N_LOWER):
+        n = n * x + LOWER[i]
+    squared_sine = (1.0 - c) * (1.0 + c)
+    m = (2.0 * c + squared_sine * n) * (-1.0 / 3.0)
+    k = c - squared_sine * m
+    behind = p[2] < 0.0
+    # On the axis behind the camera, K is infinite.
+    inverse = 1.0 / tl.sqrt(tl.where(behind, square, 1.0))
+    turn = PI * inverse
+    around = inverse * inverse
+    k = tl.where(behind, turn - k, k)
+    m = tl.where(behind, -turn * around - m, m)
+    n = tl.where(behind, 3.0 * turn * around * around - n, n)
+    return d, inverse_norm, k, m, n
+
+
+@triton.jit
+def _rows(d, m):
+    """|p| J for focal lengths of 1: entries 00, 01 and 11. The third column is -(d_x, d_y)."""
+    return d[2] - m * d[1] * d[1], m * d[0] * d[1], d[2] - m * d[0] * d[0]
+
+
+@triton.jit
+def _rows_vjp(d, inverse_norm, m, n, v_u, v_0, v_1):
+    """Gradient of p from those of the pixel and of |p| J, all times the focal lengths."""
+    j00, j01, j11 = _rows(d, m)
+    trace = 2.0 * (v_0[0] + v_1[1])
+    mixed = v_0[1] + v_1[0]
+    column = v_0[2] * d[0] + v_1[2] * d[1]
+    bent = v_0[0] * d[1] * d[1] - mixed * d[0] * d[1] + v_1[1] * d[0] * d[0]
+    along = 2.0 * column - trace * d[2] - bent * n
+    return (
+        inverse_norm * (v_u[0] * j00 + v_u[1] * j01 + along * d[0] - m * (2.0 * v_1[1] * d[0] - mixed * d[1]) - v_0[2]),
+        inverse_norm * (v_u[0] * j01 + v_u[1] * j11 + along * d[1] - m * (2.0 * v_0[0] * d[1] - mixed * d[0]) - v_1[2]),
+        inverse_norm
+        * (
+            (0.5 * trace) * (d[0] * d[0] + d[1] * d[1] - d[2] * d[2])
+            - (v_u[0] * d[0] + v_u[1] * d[1])
+            - 2.0 * bent
+            + 2.0 * column * d[2]
+        ),
+    )
+
+
+@triton.jit
+def _project(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
+    fx, fy, cx, cy = intrinsics
+    d, inverse_norm, k, m, n = fisheye_direction(p)
+    j00, j01, j11 = _rows(d, m)
+    sx = fx * inverse_norm
+    sy = fy * inverse_norm
+    pixel = (fx * (k * d[0]) + cx, fy * (k * d[1]) + cy)
+    return pixel, (sx * j00, sx * j01, -sx * d[0]), (sy * j01, sy * j11, -sy * d[1]), (d, inverse_norm, m, n)
+
+
+@triton.jit
+def _project_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
+    fx, fy = intrinsics[0], intrinsics[1]
+    d, inverse_norm, m, n = saved
+    sx = fx * inverse_norm
+    sy = fy * inverse_norm
+    v_0 = (sx * v_row0[0], sx * v_row0[1], sx * v_row0[2])
+    v_1 = (sy * v_row1[0], sy * v_row1[1], sy * v_row1[2])
+    return _rows_vjp(d, inverse_norm, m, n, (fx * v_pixel[0], fy * v_pixel[1]), v_0, v_1)
+
+
+@triton.jit
+def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
+    """All entries."""
+    return row[0] * w[K] + row[1] * w[3 + K] + row[2] * w[6 + K]
+
+
+@triton.jit
+def _add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr):
+    return total + row[K] * v
+
+
+@triton.jit
+def _bend(p, k):
+    d, inverse_norm, gain_of_angle, m, _ = fisheye_direction(p)
+    q0 = gain_of_angle * d[0]
+    q1 = gain_of_angle * d[1]
+    if len(k) == 0:
+        return q0, q1, p[2] > 0.0, (d, inverse_norm, m)
+    else:
+        k1, k2, k3, k4, theta_max = k[:5]
+        square = q0 * q0 + q1 * q1  # theta^2
+        gain = 1.0 + square * (k1 + square * (k2 + square * (k3 + square * k4)))
+        slope = k1 + square * (2.0 * k2 + square * (3.0 * k3 + square * 4.0 * k4))
+        seen = (p[2] > 0.0) & (square <= theta_max * theta_max)
+        return gain * q0, gain * q1, seen, (d, inverse_norm, m, q0, q1, gain, slope)
+
+
+@triton.jit
+def fisheye_bend_vjp(p, k, saved, v_x, v_y):
+    """For any lens that scales (x, y) theta / r by a gain, whose derivative is 2 slope theta."""
+    d = saved[0]
+    if len(k) > 0:
+        q0, q1, gain, slope = saved[3], saved[4], saved[5], saved[6]
+        along = 2.0 * slope * (q0 * v_x + q1 * v_y)
+        v_x = gain * v_x + along * q0
+        v_y = gain * v_y + along * q1
+    j00, j01, j11 = _rows(d, saved[2])
+    return (
+        saved[1] * (v_x * j00 + v_y * j01),
+        saved[1] * (v_x * j01 + v_y * j11),
+        -saved[1] * (v_x * d[0] + v_y * d[1]),
+    )
+
+
+@triton.jit
+def _coefficients_vjp(k, saved, v_x, v_y):
+    zero = v_x * 0.0
+    square = saved[3] * saved[3] + saved[4] * saved[4]
+    v_k1 = square * (v_x * saved[3] + v_y * saved[4])
+    v_k2 = square * v_k1
+    v_k3 = square * v_k2
+    return v_k1, v_k2, v_k3, square * v_k3, zero, zero, zero, zero, zero, zero, zero, zero
+
+
+FISHEYE = Lens(_project, _project_vjp, _row_times, _add_entry_times, _bend, fisheye_bend_vjp, _coefficients_vjp)

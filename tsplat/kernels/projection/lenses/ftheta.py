@@ -1,0 +1,68 @@
+"""F-theta lenses: a polynomial of the angle theta from the optical axis, or the inverse of one, and a linear map.
+
+The values of the lens are c1 to c5 of the polynomial, which has no constant; the largest angle and its distance from
+the principal point; c, d and e of the map (x, y) -> (c x + d y, e x + y); and whether the polynomial gives angles of
+distances. Beyond the largest angle, where nothing is seen, distances grow in proportion to theta.
+"""
+
+import triton
+import triton.language as tl
+
+from ....config import FTHETA_STEPS
+from .fisheye import fisheye_bend_vjp, fisheye_direction
+from .interface import Lens
+
+INVERSION_STEPS = tl.constexpr(FTHETA_STEPS)
+
+
+@triton.jit
+def _gain(theta, k):
+    """The distance from the principal point over theta, and half its derivative over theta."""
+    theta_max, distance_max, inverts = k[5], k[6], k[10] > 0.0
+    inside = tl.minimum(theta, theta_max)
+    t = inside * (distance_max / theta_max)
+    low = t * 0.0
+    high = low + distance_max
+    for _ in range(INVERSION_STEPS):
+        value, slope = _polynomial(t, k)
+        rest = t * value - inside
+        low = tl.where(rest <= 0.0, t, low)
+        high = tl.where(rest >= 0.0, t, high)
+        newton = t - rest / (value + t * slope)
+        t = tl.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+    t = tl.where(inverts, t, inside)
+    value, slope = _polynomial(t, k)
+    gain = tl.where(inverts, 1.0 / value, value)
+    slope = tl.where(inverts, -gain * gain * slope / (value + t * slope), slope)
+    return gain, tl.where((theta > 0.0) & (theta <= theta_max), 0.5 * slope / theta, 0.0)
+
+
+@triton.jit
+def _polynomial(t, k):
+    """The polynomial over t, and the derivative of that."""
+    c1, c2, c3, c4, c5 = k[:5]
+    value = c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))
+    return value, c2 + t * (2.0 * c3 + t * (3.0 * c4 + t * (4.0 * c5)))
+
+
+@triton.jit
+def _bend(p, k):
+    theta_max, (c, d, e) = k[5], k[7:10]
+    direction, inverse_norm, gain_of_angle, m, _ = fisheye_direction(p)
+    q0 = gain_of_angle * direction[0]
+    q1 = gain_of_angle * direction[1]
+    theta = tl.sqrt(q0 * q0 + q1 * q1)
+    gain, slope = _gain(theta, k)
+    x = gain * q0
+    y = gain * q1
+    seen = (p[2] > 0.0) & (theta <= theta_max)
+    return c * x + d * y, e * x + y, seen, (direction, inverse_norm, m, q0, q1, gain, slope)
+
+
+@triton.jit
+def _bend_vjp(p, k, saved, v_x, v_y):
+    c, d, e = k[7:10]
+    return fisheye_bend_vjp(p, k, saved, c * v_x + e * v_y, d * v_x + v_y)
+
+
+FTHETA = Lens(None, None, None, None, _bend, _bend_vjp, CULLS_BY_DISTANCE=True)

@@ -1,0 +1,40 @@
+"""Lenses: where a camera shows a point. The rest of the projection knows only what a `Lens` says."""
+
+import dataclasses
+from typing import Any
+
+from ...contract import Contract
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Lens(Contract):
+    """A camera model, by device functions that are differentiated by hand.
+
+    A point p is in the frame of the camera, ``intrinsics`` are (fx, fy, cx, cy), and k are the values of the lens, see
+    ``stages/lens_models.py``, or (). Tuples are laid out as in ``device_math.py``.
+
+    EWA splatting needs the pixel and the Jacobian, without coefficients. A row of the Jacobian is a tuple of the
+    entries that are not always zero; AXIS is 0 for the row of u and 1 for that of v. None if the lens has none.
+
+    Attributes:
+        project: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and what ``project_vjp`` needs.
+        project_vjp: (p, intrinsics, row0, row1, that, gradients of the pixel and of both rows, all three entries) to
+            the gradient of the point.
+        row_times: (row, W, K, AXIS) to entry K of a row times the rotation W.
+        add_entry_times: (total, row, K, v, AXIS) to the total plus entry K of a row times v.
+        bend: (p, k) to where a lens with a focal length of 1 shows a point in front, x and y; whether it sees it; and
+            what gradients need. For the unscented transform, as the next two.
+        bend_vjp: (p, k, that, v_x, v_y) to the gradient of the point.
+        coefficients_vjp: (k, that, v_x, v_y) to the gradients of twelve values of the lens, zero for what is not a
+            coefficient; None if coefficients have no gradients.
+        CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera, where depth is that distance.
+    """
+
+    project: Any
+    project_vjp: Any
+    row_times: Any
+    add_entry_times: Any
+    bend: Any
+    bend_vjp: Any
+    coefficients_vjp: Any = None
+    CULLS_BY_DISTANCE: bool = False

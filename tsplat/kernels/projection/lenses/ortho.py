@@ -1,0 +1,46 @@
+"""Orthographic projection, u = fx x + cx, without distortion."""
+
+import triton
+import triton.language as tl
+
+from .interface import Lens
+
+
+@triton.jit
+def _project(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
+    fx, fy, cx, cy = intrinsics
+    zero = p[0] * 0.0
+    return (fx * p[0] + cx, fy * p[1] + cy), (fx + zero,), (fy + zero,), (zero,)
+
+
+@triton.jit
+def _project_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
+    fx, fy = intrinsics[0], intrinsics[1]
+    return fx * v_pixel[0], fy * v_pixel[1], p[2] * 0.0
+
+
+@triton.jit
+def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
+    """The entry is AXIS."""
+    return row[0] * w[3 * AXIS + K]
+
+
+@triton.jit
+def _add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr):
+    if K == AXIS:
+        return total + row[0] * v
+    else:
+        return total
+
+
+@triton.jit
+def _bend(p, k):
+    return p[0], p[1], p[2] > 0.0, (p[2],)
+
+
+@triton.jit
+def _bend_vjp(p, k, saved, v_x, v_y):
+    return v_x, v_y, v_x * 0.0
+
+
+ORTHO = Lens(_project, _project_vjp, _row_times, _add_entry_times, _bend, _bend_vjp)

@@ -1,0 +1,95 @@
+"""A windshield in front of a lens: it shows a point p at other angles phi = asin(x / |p|) and psi = asin(y / |p|).
+
+These are polynomials of the angles: sums of c_jk phi^j psi^k with j + k at most 5.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from ..device_math import constant
+from .lenses.fisheye import fisheye_direction
+
+N_SINE = tl.constexpr(10)
+SINE = tl.constexpr(tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(N_SINE.value, -1, -1)))
+"""Taylor series, highest term first. Its error is below 1e-13 within SINE_MAX."""
+SINE_MAX = tl.constexpr(2.5)
+RIGHT_ANGLE = tl.constexpr(math.pi / 2)
+
+N_POLYNOMIAL = tl.constexpr(21)
+
+
+@triton.jit
+def refract(p, polynomials):
+    """Unit direction in which a windshield shows a point in front; whether it does, and the axis if not; derivatives.
+
+    Beyond right angles, and where directions turn back, nothing is seen.
+    """
+    phi = _angle(p[0], p[1], p[2])
+    psi = _angle(p[1], p[0], p[2])
+    h, h_phi, h_psi = _polynomial(polynomials, phi, psi)
+    v, v_phi, v_psi = _polynomial(polynomials + N_POLYNOMIAL, phi, psi)
+    x = sine(h)
+    y = sine(v)
+    square = 1.0 - x * x - y * y
+    limit = constant(RIGHT_ANGLE, h)
+    clear = (tl.abs(h) < limit) & (tl.abs(v) < limit) & (square > 0.0) & (h_phi * v_psi > h_psi * v_phi)
+    q = tl.where(clear, x, 0.0), tl.where(clear, y, 0.0), tl.sqrt(tl.where(clear, square, 1.0))
+    return q, clear, (h_phi, h_psi, v_phi, v_psi)
+
+
+@triton.jit
+def _angle(along, aside, z):
+    """Angle of a point from the plane across an axis: asin(along / |p|)."""
+    d, _, k, _, _ = fisheye_direction((along, along * 0.0, tl.sqrt(aside * aside + z * z)))
+    return k * d[0]
+
+
+@triton.jit
+def _polynomial(coefficients, x, y):
+    """Sum of y^k (c_0k + c_1k x + ... ), and its derivatives with respect to x and y; six coefficients for k = 0."""
+    value = x * 0.0
+    of_x = value
+    of_y = value
+    for i in tl.static_range(6):
+        inner = x * 0.0
+        slope = inner
+        for j in tl.static_range(i + 1):
+            # k = 5 - i; powers of x from i down to 0
+            slope = slope * x + inner
+            inner = inner * x + tl.load(coefficients + (5 - i) * (8 + i) // 2 + i - j)
+        of_y = of_y * y + value
+        of_x = of_x * y + slope
+        value = value * y + inner
+    return value, of_x, of_y
+
+
+@triton.jit
+def refract_vjp(p, q, clear, of_glass, v):
+    """Gradient of the point from that of the direction in which a windshield shows it."""
+    h_phi, h_psi, v_phi, v_psi = of_glass
+    v_h = tl.sqrt(1.0 - q[0] * q[0]) * (v[0] - v[2] * q[0] / q[2])
+    v_v = tl.sqrt(1.0 - q[1] * q[1]) * (v[1] - v[2] * q[1] / q[2])
+    aside_x = tl.sqrt(p[1] * p[1] + p[2] * p[2])
+    aside_y = tl.sqrt(p[0] * p[0] + p[2] * p[2])
+    inverse = 1.0 / (p[0] * p[0] + aside_x * aside_x)
+    of_phi = inverse * (v_h * h_phi + v_v * v_phi)
+    of_psi = inverse * (v_h * h_psi + v_v * v_psi)
+    along_x = of_phi * p[0] / aside_x
+    along_y = of_psi * p[1] / aside_y
+    return (
+        tl.where(clear, of_phi * aside_x - along_y * p[0], 0.0),
+        tl.where(clear, of_psi * aside_y - along_x * p[1], 0.0),
+        tl.where(clear, -(along_x + along_y) * p[2], 0.0),
+    )
+
+
+@triton.jit
+def sine(x):
+    x = tl.minimum(tl.maximum(x, -SINE_MAX), SINE_MAX)
+    square = x * x
+    total = constant(SINE[0], x)
+    for k in tl.static_range(N_SINE):
+        total = total * square + SINE[k + 1]
+    return total * x
