@@ -47,7 +47,8 @@ def _polynomial(t, k):
 
 @triton.jit
 def _bend(p, k):
-    theta_max, (c, d, e) = k[5], k[7:10]
+    theta_max = k[5]
+    c, d, e = k[7:10]
     direction, inverse_norm, gain_of_angle, m, _ = fisheye_direction(p)
     q0 = gain_of_angle * direction[0]
     q1 = gain_of_angle * direction[1]
