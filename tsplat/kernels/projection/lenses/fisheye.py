@@ -1,7 +1,7 @@
 """Equidistant projection, u = fx x theta / r + cx, with r = |(x, y)| and the angle theta from the optical axis.
 
-(Kannala and Brandt, "A Generic Camera Model", 2006, equation 2.) Distorted, theta is theta (1 + k1 theta^2 + k2 theta^4 +
-k3 theta^6 + k4 theta^8). The fifth value of the lens is the largest angle.
+(Kannala and Brandt, "A Generic Camera Model", 2006, equation 2.) With distortion, theta becomes
+theta (1 + k1 theta^2 + k2 theta^4 + k3 theta^6 + k4 theta^8). The fifth value of the lens is the largest angle.
 
 With d = p / |p|, c = cos(theta) = d_z, s = sin(theta) and d' = (-d_y, d_x):
 
