@@ -17,6 +17,9 @@ from .row_access import ROW, row_within
 
 BLOCK = 128
 
+NO_GAUSSIANS, NO_CAMERAS = Gaussians3D(*[None] * 5), Cameras(None, None)
+"""Bundles are compared with None field by field: Triton 3.6 cannot compare a bundle."""
+
 LARGEST = tl.constexpr(MAGNITUDE_MAX)
 SQUARE_MIN = tl.constexpr(QUAT_NORM_MIN**2)
 DETERMINANT, FOCAL = tl.constexpr(DETERMINANT_MIN), tl.constexpr(FOCAL_MIN)
@@ -107,11 +110,11 @@ def _replace_invalid(v, k, mask):
 
 @kernel
 def _valid_kernel(
-    gaussians: "Gaussians3D",  # ``valid`` is output; None if only centers are computed
+    gaussians: "Gaussians3D",  # ``valid`` is output; all None if only centers are computed
     colors,  # [B, N, WIDTH] or [B, C, N, WIDTH], any float dtype; or None
     extra_signals,  # the same with EXTRA_WIDTH
     cameras: "Cameras",
-    prepared: "Cameras",  # output, or None
+    prepared: "Cameras",  # output, or all None
     centers,  # [B, C, 3], output
     valid_cameras,  # [B, C] bool, output, or None
     n: "Int", n_gaussians: "Int", n_cameras: "Int", n_images: "Int",
@@ -119,7 +122,7 @@ def _valid_kernel(
     BY_INVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    if gaussians is not None:
+    if gaussians.means is not None:
         mask = index < n
         is_valid = _within(gaussians.means + index * 3, mask, 3)
         if gaussians.covars is not None:
@@ -139,7 +142,7 @@ def _valid_kernel(
     if tl.program_id(0) * BLOCK < n_images:
         mask = index < n_images
         v = load_tuple(cameras.viewmats + index * 16, 1, 16, mask)
-        if prepared is not None:
+        if prepared.viewmats is not None:
             k = load_tuple(cameras.Ks + index * 9, 1, 9, mask)
             is_valid, v, k = _replace_invalid(v, k, mask)
             store_tuple(prepared.viewmats + index * 16, 1, v, mask)
@@ -177,11 +180,11 @@ def prepare(
     _valid_kernel.launch_elementwise(
         max(n, n_images),
         BLOCK,
-        gaussians=gaussians,
+        gaussians=gaussians or NO_GAUSSIANS,
         colors=colors,
         extra_signals=extra_signals,
         cameras=Cameras(viewmats, Ks),
-        prepared=None if prepared is None else Cameras(prepared.viewmats, prepared.Ks),
+        prepared=NO_CAMERAS if prepared is None else Cameras(prepared.viewmats, prepared.Ks),
         centers=centers,
         valid_cameras=valid_cameras,
         n=n,

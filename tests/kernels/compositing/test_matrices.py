@@ -72,11 +72,11 @@ def tensor_cores(monkeypatch):
 
     from tsplat.kernels.compositing import matrices
 
-    multiply, options, products = interpreter.InterpreterBuilder.create_dot, matrices.product_options, []
+    multiply, constants, products = interpreter.InterpreterBuilder.create_dot, matrices.Products.of, []
 
-    def split(records, splats, shape):
+    def split(records, splats, band):
         half = splats.colors.dtype != torch.float32 and splats.depths is None
-        return options(records, splats, shape) | dict(SPLIT=True, EXACT=half)
+        return constants(records, splats, band)._replace(SPLIT=True, EXACT=half)
 
     def truncating(self, a, b, *rest):
         for factor in (a, b):
@@ -84,7 +84,7 @@ def tensor_cores(monkeypatch):
         products.append(a.data.shape)
         return multiply(self, a, b, *rest)
 
-    monkeypatch.setattr(matrices, "product_options", split)
+    monkeypatch.setattr(matrices.Products, "of", split)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", truncating)
     return products
 

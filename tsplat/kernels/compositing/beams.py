@@ -61,7 +61,7 @@ def _axis(v, w, d):
 @kernel
 def _beams_kernel(
     rays: "Rays",
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     beams,  # [tiles, FRAME + BOX parts], output
     PART: tl.constexpr,
     WHOLE: tl.constexpr,  # a tile as a part
@@ -74,7 +74,7 @@ def _beams_kernel(
     PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
     tile = tl.program_id(0)
     dtype = beams.dtype.element_ty
-    _image, ray, inside, _pixel, own = part_pixels(tile, 0, grid, rays, WHOLE, TILE, dtype)
+    _image, ray, inside, _pixel, own = part_pixels(tile, 0, part_grid, rays, WHOLE, TILE, dtype)
     valid = has_ray(ray, inside)
     one = tl.full([TILE, TILE], 1.0, dtype)
     column = (own % TILE).to(dtype)
@@ -134,7 +134,7 @@ def find_beams(band: Band) -> Tensor | None:
     _beams_kernel.launch(
         programs(band.tiles, 1),
         rays=band.rays_to_read(),
-        grid=band.part_grid(),
+        part_grid=band.part_grid(),
         beams=beams,
         PART=band.part,
         WHOLE=band.part._replace(WIDTH=size, HEIGHT=size),

@@ -12,7 +12,18 @@ from ...data import PartLists, Rays, RenderBuffers
 from ..device_math import constant
 from ..launch import Int, kernel, programs, walk_options
 from .records import load_record
-from .walk_steps import OPACITY, Band, Chunks, PartGrid, Ranges, alpha_at, load_range, part_pixels, store_list
+from .walk_steps import (
+    OPACITY,
+    Band,
+    Chunks,
+    PartGrid,
+    Ranges,
+    alpha_at,
+    load_range,
+    part_pixels,
+    part_places,
+    store_list,
+)
 
 CHANNELS = 8
 """Most channels per program that adds chunks."""
@@ -31,7 +42,7 @@ def _transmittance_kernel(
     ids,  # [K] int32
     products,  # [n_chunks, WIDTH HEIGHT], output
     rays: "Rays",
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     STEP: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -42,7 +53,7 @@ def _transmittance_kernel(
     UNROLL: tl.constexpr = C.UNROLL
     program = tl.program_id(0)
     index, start, begin, end, _, end_chunk, _ = load_range(program, ranges, C.PART.CHUNK)
-    _, center, inside, _, own = part_pixels(index, 0, grid, rays, C.PART, C.PART.HEIGHT, dtype)
+    _, center, inside, _, own = part_pixels(index, 0, part_grid, rays, C.PART, C.PART.HEIGHT, dtype)
     if program + 1 < end_chunk:
         transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
         ids += start
@@ -77,7 +88,7 @@ def _combine_kernel(
     ranges: "Ranges",
     images: "RenderBuffers",  # output
     chunks: "Chunks",  # colors are zeroed where pixels have stopped before
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     n_colors: "Int", n_features: "Int", passes: "Int",
     CHANNELS: tl.constexpr, COMBINED: tl.constexpr, DISTORTION: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +104,7 @@ def _combine_kernel(
     program = tl.program_id(0) // passes
     channel = tl.program_id(0) % passes * CHANNELS
     index = tl.load(ranges.chunk_lists + program)
-    image, _center, inside, pixel, own = part_pixels(index, 0, grid, None, PART, HEIGHT, dtype, BY_COLUMN=False)
+    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
     first_chunk = tl.load(ranges.chunk_starts + index)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == first_chunk) & (program < end_chunk):
@@ -164,7 +175,7 @@ def _combine_rays_kernel(
     ranges: "Ranges",
     chunk_v_rays,  # [n_chunks, 6, WIDTH HEIGHT]
     v_rays,  # [I, 6, height, width], output
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     PART: tl.constexpr,
 ):
     """Adds the gradients of rays of the chunks of each list that is cut, in the program of its first chunk."""
@@ -174,10 +185,10 @@ def _combine_rays_kernel(
     program = tl.program_id(0)
     index = tl.load(ranges.chunk_lists + program)
     dtype = chunk_v_rays.dtype.element_ty
-    image, _center, inside, pixel, own = part_pixels(index, 0, grid, None, PART, HEIGHT, dtype, BY_COLUMN=False)
+    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == tl.load(ranges.chunk_starts + index)) & (program < end_chunk):
-        plane = grid.width.to(tl.int64) * grid.height
+        plane = part_grid.width.to(tl.int64) * part_grid.height
         for k in tl.static_range(6):
             total = tl.zeros([HEIGHT, WIDTH], dtype)
             for chunk in range(program, end_chunk):
@@ -197,7 +208,7 @@ def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | No
         ids=lists.ids,
         products=products,
         rays=band.rays_to_read(),
-        grid=band.part_grid(),
+        part_grid=band.part_grid(),
         STEP=STEP,
         C=band.walk(records, None),
         **walk_options(records),
@@ -225,7 +236,7 @@ def combine_chunks(
         ranges=ranges,
         images=buffers,
         chunks=chunks._replace(products=None),
-        grid=band.part_grid(),
+        part_grid=band.part_grid(),
         n_colors=0 if backgrounds is None else backgrounds.shape[1],
         n_features=n_features,
         passes=passes,
@@ -245,7 +256,7 @@ def combine_rays(ranges: Ranges, chunk_v_rays: Tensor | None, v_rays: Tensor, ba
             ranges=ranges,
             chunk_v_rays=chunk_v_rays,
             v_rays=v_rays,
-            grid=band.part_grid(),
+            part_grid=band.part_grid(),
             PART=band.part,
             num_warps=1,
         )

@@ -88,7 +88,7 @@ def _features_bwd_kernel(
     v_render_alphas,  # [I, height, width], or None for zero
     v_slots,  # [K, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
     rays: "Rays",  # and output
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     n_colors: "Int",
     WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -115,10 +115,10 @@ def _features_bwd_kernel(
     program = tl.program_id(0)
     for part in range(TOGETHER):
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
-            program, ranges, C.PART.CHUNK, part * grid.tiles
+            program, ranges, C.PART.CHUNK, part * part_grid.tiles
         )
         image, center, inside, pixel, own = part_pixels(
-            index, 0, grid, rays, C.PART, HEIGHT, dtype,
+            index, 0, part_grid, rays, C.PART, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
@@ -203,7 +203,7 @@ def _features_bwd_kernel(
         if rays.v_per_pixel is not None:
             store_ray_gradients(
                 rays, chunks, v_pixels, program, image, pixel, own, inside, is_chunk,
-                first_chunk == end_chunk, grid, PIXELS,
+                first_chunk == end_chunk, part_grid, PIXELS,
             )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def features_bwd(
         v_render_alphas=v_images.alphas,
         v_slots=slots.v_slots,
         rays=band.rays or NO_RAYS,
-        grid=band.part_grid(),
+        part_grid=band.part_grid(),
         n_colors=splats.n_colors,
         WARPS=options["num_warps"],
         ABSGRAD=band.settings.absgrad,

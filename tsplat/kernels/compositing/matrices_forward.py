@@ -17,7 +17,7 @@ from .walk_steps import (
     begin_forward,
     clamped_alpha,
     load_range,
-    part_pixels,
+    part_places,
     store_chunk,
     store_list,
 )
@@ -38,7 +38,7 @@ def _features_fwd_kernel(
     images: "RenderBuffers",  # output, with n_colors + depth channels
     rays: "Rays",
     chunks: "Chunks",  # output but for the products
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     n_colors: "Int", passes: "Int",
     BLOCKS: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def _features_fwd_kernel(
     own_pass = tl.program_id(0) % passes
     program = tl.program_id(0) // passes
     own_range, pixels, shown, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, grid, rays, C.PART, C.TRANSMITTANCE_MIN, dtype
+        program, ranges, masks, chunks.products, part_grid, rays, C.PART, C.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     _, start, begin, end, _, _, _ = own_range
     center = pixels[1]
@@ -89,7 +89,7 @@ def _features_fwd_kernel(
     # Recomputed: addresses kept during the walk would occupy registers.
     program += tl.minimum(done, 0)
     index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(program, ranges, C.PART.CHUNK)
-    image, _center, inside, pixel, own = part_pixels(index, 0, grid, None, C.PART, HEIGHT, dtype)
+    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, C.PART, HEIGHT)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
     first_stored = own_pass == 0
@@ -143,7 +143,7 @@ def features_fwd(
         images=buffers,
         rays=band.rays_to_read(),
         chunks=chunks,
-        grid=band.part_grid(),
+        part_grid=band.part_grid(),
         n_colors=splats.n_colors,
         passes=passes,
         BLOCKS=blocks,

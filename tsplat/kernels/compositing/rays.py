@@ -7,9 +7,9 @@ from ..device_math import load_tuple, store_tuple
 
 
 @triton.jit
-def load_rays(rays, image, pixel, inside, grid):
+def load_rays(rays, image, pixel, inside, part_grid):
     """Origins and directions of pixels; zero outside of the image."""
-    plane = grid.width.to(tl.int64) * grid.height
+    plane = part_grid.width.to(tl.int64) * part_grid.height
     if rays.origins is None:
         return load_tuple(rays.per_pixel + pixel + image * (5 * plane), plane, 6, inside)
     else:
@@ -47,10 +47,10 @@ def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: 
 
 @triton.jit
 def store_ray_gradients(
-    rays, chunks, v, program, image, pixel, own, inside, is_chunk, is_whole, grid, PIXELS: tl.constexpr
+    rays, chunks, v, program, image, pixel, own, inside, is_chunk, is_whole, part_grid, PIXELS: tl.constexpr
 ):  # fmt: skip
     """Stores the gradients of a part's rays: of a chunk by the index of the pixel in the part, else in the images."""
-    plane = grid.width.to(tl.int64) * grid.height
+    plane = part_grid.width.to(tl.int64) * part_grid.height
     if chunks.v_rays is not None:
         if is_chunk:
             store_tuple(chunks.v_rays + program.to(tl.int64) * (6 * PIXELS) + own, PIXELS, v)

@@ -202,50 +202,58 @@ def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
 
 
 @triton.jit
-def part_pixels(
-    index, block: tl.constexpr, grid, rays, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
+def part_places(
+    index, block: tl.constexpr, part_grid, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr,
     BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """Pixels of a block, BLOCK_HEIGHT pixel rows of the part whose list has the given index.
+    """Where a block is, BLOCK_HEIGHT pixel rows of the part whose list has the given index.
 
     If BY_COLUMN, the index in the part has a hint that lets a lane hold pixels of a column, which share more of the
     work of a Gaussian than those of a pixel row.
 
     Args:
-        grid: See :class:`PartGrid`.
-        rays: See ``Rays``; without them, or for None, pixels are centers.
+        part_grid: See :class:`PartGrid`.
 
     Returns:
-        The tile's image; what footprints call a pixel: centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1], or rays;
-        whether pixels are inside the image, their flat index in the images, and their index in the part,
-        [BLOCK_HEIGHT, WIDTH].
+        The tile's image; pixels x [1, WIDTH] and y [BLOCK_HEIGHT, 1] in it; whether they are inside the image, their
+        flat index in the images, and their index in the part, [BLOCK_HEIGHT, WIDTH].
     """
     TILE: tl.constexpr = PART.TILE
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PARTS_ACROSS: tl.constexpr = TILE // WIDTH
-    tile = grid.first_tile + index % grid.tiles
-    part = index // grid.tiles
-    image = (tile // grid.n_tiles).to(tl.int64)
-    tile = tile % grid.n_tiles
+    tile = part_grid.first_tile + index % part_grid.tiles
+    part = index // part_grid.tiles
+    image = (tile // part_grid.n_tiles).to(tl.int64)
+    tile = tile % part_grid.n_tiles
     own_x = tl.arange(0, WIDTH)[None, :]
     own_y = block * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
-    x = tile % grid.tile_width * TILE + part % PARTS_ACROSS * WIDTH + own_x
-    y = tile // grid.tile_width * TILE + part // PARTS_ACROSS * HEIGHT + own_y
-    inside = (x < grid.width) & (y < grid.height)
-    pixel = (image * grid.height + y) * grid.width + x
+    x = tile % part_grid.tile_width * TILE + part % PARTS_ACROSS * WIDTH + own_x
+    y = tile // part_grid.tile_width * TILE + part // PARTS_ACROSS * HEIGHT + own_y
+    inside = (x < part_grid.width) & (y < part_grid.height)
+    pixel = (image * part_grid.height + y) * part_grid.width + x
     own = own_y * WIDTH + own_x
     if BY_COLUMN:
         own = tl.max_contiguous(own, [1, 1])
-    if rays is None or rays.per_pixel is None:
+    return image, x, y, inside, pixel, own
+
+
+@triton.jit
+def part_pixels(
+    index, block: tl.constexpr, part_grid, rays, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
+    BY_COLUMN: tl.constexpr = True,
+):  # fmt: skip
+    """What ``part_places`` returns, with what footprints call a pixel in place of x and y: its center, or its ray."""
+    image, x, y, inside, pixel, own = part_places(index, block, part_grid, PART, BLOCK_HEIGHT, BY_COLUMN)
+    if rays.per_pixel is None:
         return image, (x.to(dtype) + 0.5, y.to(dtype) + 0.5), inside, pixel, own
     else:
-        return image, load_rays(rays, image, pixel, inside, grid), inside, pixel, own
+        return image, load_rays(rays, image, pixel, inside, part_grid), inside, pixel, own
 
 
 @triton.jit
 def begin_forward(
-    program, ranges, masks, products, grid, rays, PART: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
+    program, ranges, masks, products, part_grid, rays, PART: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
     """What a forward walk starts from.
@@ -260,11 +268,11 @@ def begin_forward(
     """
     own_range = load_range(program, ranges, PART.CHUNK)
     index, _, _, _, first_chunk, _, is_chunk = own_range
-    pixels = part_pixels(index, 0, grid, rays, PART, PART.HEIGHT, dtype)
+    pixels = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
     _, center, inside, _, own = pixels
     shown = True
     if masks is not None:
-        shown = tl.load(masks + (grid.first_tile + index % grid.tiles)) != 0
+        shown = tl.load(masks + (part_grid.first_tile + index % part_grid.tiles)) != 0
     transmittance = tl.where(has_ray(center, inside), 1.0, -1.0).to(dtype)
     if products is not None:
         if is_chunk & shown:

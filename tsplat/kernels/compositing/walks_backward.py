@@ -26,11 +26,12 @@ from .walk_steps import (
     load_entry,
     load_range,
     part_pixels,
+    part_places,
 )
 
 
 @triton.jit
-def _begin(own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, grid, C: tl.constexpr):
+def _begin(own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, C: tl.constexpr):
     """The state of the pixels of a block behind the entries of a program.
 
     Returns:
@@ -41,7 +42,7 @@ def _begin(own_range, pixels, program, ends, v_images, backgrounds, ranges, chun
     VALUES: tl.constexpr = FEATURES + C.DISTORTION
     image, _, inside, pixel, own = pixels
     v_image = v_images.colors + image * v_images.image_stride
-    v_pixel = v_image + (pixel - image * grid.height * grid.width) * v_images.pixel_stride
+    v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
     transmittance = tl.load(ends.transmittances + pixel, mask=inside, other=1.0)
     v = load_tuple(v_pixel, tl.cast(v_images.channel_stride, tl.int64), VALUES, inside)
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
@@ -86,9 +87,8 @@ def _begin(own_range, pixels, program, ends, v_images, backgrounds, ranges, chun
 
 
 @triton.jit
-def _load_state(carried, pixels, state):
+def _load_state(carried, inside, pixel, state):
     """What ``_begin`` returns of T, ``behind`` and the state of distortion, where the layer behind has left it."""
-    _, _, inside, pixel, _ = pixels
     N: tl.constexpr = 2 + (len(state) > 0)
     transmittance = tl.load(carried + pixel * N, mask=inside, other=1.0)
     behind = tl.load(carried + pixel * N + 1, mask=inside, other=0.0)
@@ -98,9 +98,8 @@ def _load_state(carried, pixels, state):
 
 
 @triton.jit
-def _store_state(carried, pixels, transmittance, behind, state):
+def _store_state(carried, inside, pixel, transmittance, behind, state):
     """Leaves the state of pixels to the layer in front."""
-    _, _, inside, pixel, _ = pixels
     N: tl.constexpr = 2 + (len(state) > 0)
     tl.store(carried + pixel * N, transmittance, mask=inside)
     tl.store(carried + pixel * N + 1, behind, mask=inside)
@@ -170,7 +169,7 @@ def _composite_bwd_kernel(
     v_slots,  # [slots, COLUMNS], output
     layer: "Layer",
     rays: "Rays",  # and output
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     TOGETHER: tl.constexpr, CONTINUED: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -187,10 +186,10 @@ def _composite_bwd_kernel(
         v_slots += tl.cast(layer.first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
     for part in range(TOGETHER):
-        own_range = load_range(program, ranges, C.PART.CHUNK, part * grid.tiles)
+        own_range = load_range(program, ranges, C.PART.CHUNK, part * part_grid.tiles)
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = own_range
         if layer.splits is not None:
-            n_lists = grid.tiles * ((C.PART.TILE // C.PART.WIDTH) * (C.PART.TILE // C.PART.HEIGHT))
+            n_lists = part_grid.tiles * ((C.PART.TILE // C.PART.WIDTH) * (C.PART.TILE // C.PART.HEIGHT))
             split = layer.splits + layer.number.to(tl.int64) * n_lists + index
             begin, range_end = tl.load(split), tl.load(split + n_lists)
         centers = ()
@@ -202,12 +201,12 @@ def _composite_bwd_kernel(
         last = ()
         end = 0
         for block in tl.static_range(BLOCKS):
-            pixels = part_pixels(index, block, grid, rays, C.PART, BLOCK_HEIGHT, dtype)
+            pixels = part_pixels(index, block, part_grid, rays, C.PART, BLOCK_HEIGHT, dtype)
             t, r, v_color, own_last, state = _begin(
-                own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, grid, C
+                own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, C
             )
             if CONTINUED:
-                t, r, state = _load_state(layer.carried, pixels, state)
+                t, r, state = _load_state(layer.carried, pixels[2], pixels[3], state)
             centers = centers + (pixels[1],)
             transmittance = transmittance + (t,)
             behind = behind + (r,)
@@ -250,15 +249,15 @@ def _composite_bwd_kernel(
         if layer.splits is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):
-                    own_pixels = part_pixels(index, block, grid, None, C.PART, BLOCK_HEIGHT, dtype)
+                    _image, _x, _y, inside, pixel, _own = part_places(index, block, part_grid, C.PART, BLOCK_HEIGHT)
                     own_state = states[block] if C.DISTORTION else ()
-                    _store_state(layer.carried, own_pixels, transmittance[block], behind[block], own_state)
+                    _store_state(layer.carried, inside, pixel, transmittance[block], behind[block], own_state)
         if rays.v_per_pixel is not None:
             for block in tl.static_range(BLOCKS):
-                image, _center, inside, pixel, own = part_pixels(index, block, grid, None, C.PART, BLOCK_HEIGHT, dtype)
+                image, _x, _y, inside, pixel, own = part_places(index, block, part_grid, C.PART, BLOCK_HEIGHT)
                 store_ray_gradients(
                     rays, chunks, v_pixels[block], program, image, pixel, own, inside, is_chunk,
-                    first_chunk == end_chunk, grid, C.PART.WIDTH * C.PART.HEIGHT,
+                    first_chunk == end_chunk, part_grid, C.PART.WIDTH * C.PART.HEIGHT,
                 )  # fmt: skip
 
 
@@ -299,7 +298,7 @@ def walk_bwd(
         v_slots=slots.v_slots,
         layer=layer._replace(rows=None),
         rays=band.rays or NO_RAYS,
-        grid=band.part_grid(),
+        part_grid=band.part_grid(),
         BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
         FOLD=folds,
         ABSGRAD=band.settings.absgrad,

@@ -40,7 +40,7 @@ def _composite_fwd_kernel(
     images: "RenderBuffers",  # output; colors have the given stride, and begin with the first channel of this pass
     rays: "Rays",
     chunks: "Chunks",  # output but for the products
-    grid: "PartGrid",
+    part_grid: "PartGrid",
     background_stride: "Int", stride: "Int",
     STEP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -56,7 +56,7 @@ def _composite_fwd_kernel(
     UNROLL: tl.constexpr = C.UNROLL
     program = tl.program_id(0)
     own_range, pixels, shown, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, grid, rays, C.PART, C.TRANSMITTANCE_MIN, dtype
+        program, ranges, masks, chunks.products, part_grid, rays, C.PART, C.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     index, start, begin, end, first_chunk, end_chunk, is_chunk = own_range
     image, center, inside, pixel, own = pixels
@@ -184,7 +184,7 @@ def walk_fwd(
             images=images,
             rays=band.rays_to_read(),
             chunks=added,
-            grid=band.part_grid(),
+            part_grid=band.part_grid(),
             background_stride=n_colors,
             stride=stride,
             STEP=STEP,
