@@ -47,13 +47,14 @@ def _transmittance_kernel(
     C: tl.constexpr,
 ):
     """The product of 1 - alpha over each chunk but the last of a list, also where pixels have stopped before."""
+    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = C.FOOTPRINT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     UNROLL: tl.constexpr = C.UNROLL
     program = tl.program_id(0)
-    index, start, begin, end, _, end_chunk, _ = load_range(program, ranges, C.PART.CHUNK)
-    _, center, inside, _, own = part_pixels(index, 0, part_grid, rays, C.PART, C.PART.HEIGHT, dtype)
+    index, start, begin, end, _, end_chunk, _ = load_range(program, ranges, PART.CHUNK)
+    _, center, inside, _, own = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
     if program + 1 < end_chunk:
         transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
         ids += start
@@ -79,7 +80,7 @@ def _transmittance_kernel(
             # Where it is lower, pixels have stopped before the next chunk.
             highest = tl.max(transmittance)
             alive = highest > constant(C.TRANSMITTANCE_MIN, highest)
-        tl.store(products + program.to(tl.int64) * (C.PART.WIDTH * C.PART.HEIGHT) + own, transmittance)
+        tl.store(products + program.to(tl.int64) * (PART.WIDTH * PART.HEIGHT) + own, transmittance)
 
 
 @kernel

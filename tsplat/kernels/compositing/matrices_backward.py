@@ -96,10 +96,11 @@ def _features_bwd_kernel(
 
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     """
+    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = C.FOOTPRINT
     CHANNELS: tl.constexpr = C.CHANNELS
-    WIDTH: tl.constexpr = C.PART.WIDTH
-    HEIGHT: tl.constexpr = C.PART.HEIGHT
+    WIDTH: tl.constexpr = PART.WIDTH
+    HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     VALUES: tl.constexpr = FOOTPRINT.VALUES
     SUMS: tl.constexpr = FOOTPRINT.SUMS
@@ -115,10 +116,10 @@ def _features_bwd_kernel(
     program = tl.program_id(0)
     for part in range(TOGETHER):
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
-            program, ranges, C.PART.CHUNK, part * part_grid.tiles
+            program, ranges, PART.CHUNK, part * part_grid.tiles
         )
         image, center, inside, pixel, own = part_pixels(
-            index, 0, part_grid, rays, C.PART, HEIGHT, dtype,
+            index, 0, part_grid, rays, PART, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels

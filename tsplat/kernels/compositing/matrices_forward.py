@@ -43,17 +43,18 @@ def _features_fwd_kernel(
     BLOCKS: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Each of the ``passes`` programs of a part takes BLOCKS blocks of CHANNELS channels."""
+    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = C.FOOTPRINT
     CHANNELS: tl.constexpr = C.CHANNELS
-    WIDTH: tl.constexpr = C.PART.WIDTH
-    HEIGHT: tl.constexpr = C.PART.HEIGHT
+    WIDTH: tl.constexpr = PART.WIDTH
+    HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     dtype = records.dtype.element_ty
     own_pass = tl.program_id(0) % passes
     program = tl.program_id(0) // passes
     own_range, pixels, shown, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, part_grid, rays, C.PART, C.TRANSMITTANCE_MIN, dtype
+        program, ranges, masks, chunks.products, part_grid, rays, PART, C.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     _, start, begin, end, _, _, _ = own_range
     center = pixels[1]
@@ -88,8 +89,8 @@ def _features_fwd_kernel(
         alive = tl.max(transmittance) > 0.0
     # Recomputed: addresses kept during the walk would occupy registers.
     program += tl.minimum(done, 0)
-    index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(program, ranges, C.PART.CHUNK)
-    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, C.PART, HEIGHT)
+    index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(program, ranges, PART.CHUNK)
+    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, PART, HEIGHT)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
     first_stored = own_pass == 0

@@ -178,18 +178,19 @@ def _composite_bwd_kernel(
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     Walks a layer, from where the layer behind it has ended if CONTINUED.
     """
+    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = C.FOOTPRINT.VALUES + OPACITY + C.FEATURES
-    BLOCKS: tl.constexpr = C.PART.HEIGHT // BLOCK_HEIGHT
+    BLOCKS: tl.constexpr = PART.HEIGHT // BLOCK_HEIGHT
     UNROLL: tl.constexpr = C.UNROLL
     if layer.splits is not None:
         v_slots += tl.cast(layer.first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
     for part in range(TOGETHER):
-        own_range = load_range(program, ranges, C.PART.CHUNK, part * part_grid.tiles)
+        own_range = load_range(program, ranges, PART.CHUNK, part * part_grid.tiles)
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = own_range
         if layer.splits is not None:
-            n_lists = part_grid.tiles * ((C.PART.TILE // C.PART.WIDTH) * (C.PART.TILE // C.PART.HEIGHT))
+            n_lists = part_grid.tiles * ((PART.TILE // PART.WIDTH) * (PART.TILE // PART.HEIGHT))
             split = layer.splits + layer.number.to(tl.int64) * n_lists + index
             begin, range_end = tl.load(split), tl.load(split + n_lists)
         centers = ()
@@ -201,7 +202,7 @@ def _composite_bwd_kernel(
         last = ()
         end = 0
         for block in tl.static_range(BLOCKS):
-            pixels = part_pixels(index, block, part_grid, rays, C.PART, BLOCK_HEIGHT, dtype)
+            pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
             t, r, v_color, own_last, state = _begin(
                 own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, C
             )
@@ -249,15 +250,15 @@ def _composite_bwd_kernel(
         if layer.splits is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):
-                    _image, _x, _y, inside, pixel, _own = part_places(index, block, part_grid, C.PART, BLOCK_HEIGHT)
+                    _image, _x, _y, inside, pixel, _own = part_places(index, block, part_grid, PART, BLOCK_HEIGHT)
                     own_state = states[block] if C.DISTORTION else ()
                     _store_state(layer.carried, inside, pixel, transmittance[block], behind[block], own_state)
         if rays.v_per_pixel is not None:
             for block in tl.static_range(BLOCKS):
-                image, _x, _y, inside, pixel, own = part_places(index, block, part_grid, C.PART, BLOCK_HEIGHT)
+                image, _x, _y, inside, pixel, own = part_places(index, block, part_grid, PART, BLOCK_HEIGHT)
                 store_ray_gradients(
                     rays, chunks, v_pixels[block], program, image, pixel, own, inside, is_chunk,
-                    first_chunk == end_chunk, part_grid, C.PART.WIDTH * C.PART.HEIGHT,
+                    first_chunk == end_chunk, part_grid, PART.WIDTH * PART.HEIGHT,
                 )  # fmt: skip
 
 

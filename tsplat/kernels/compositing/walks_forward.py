@@ -44,11 +44,12 @@ def _composite_fwd_kernel(
     background_stride: "Int", stride: "Int",
     STEP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = C.FOOTPRINT
     FEATURES: tl.constexpr = C.FEATURES
-    WIDTH: tl.constexpr = C.PART.WIDTH
-    HEIGHT: tl.constexpr = C.PART.HEIGHT
+    WIDTH: tl.constexpr = PART.WIDTH
+    HEIGHT: tl.constexpr = PART.HEIGHT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     VALUES: tl.constexpr = FIRST + FEATURES
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -56,7 +57,7 @@ def _composite_fwd_kernel(
     UNROLL: tl.constexpr = C.UNROLL
     program = tl.program_id(0)
     own_range, pixels, shown, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, part_grid, rays, C.PART, C.TRANSMITTANCE_MIN, dtype
+        program, ranges, masks, chunks.products, part_grid, rays, PART, C.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     index, start, begin, end, first_chunk, end_chunk, is_chunk = own_range
     image, center, inside, pixel, own = pixels

@@ -31,7 +31,7 @@ def shape_of(sharp, blurred, opacity, C: tl.constexpr):
     """What a screen covariance without and with eps2d makes visible. Every comparison is written so that NaN fails it.
 
     Returns:
-        Whether it is seen; radii along x and y; conic; compensation (or 1); opacity (or None) times it.
+        Whether it is seen; radii along x and y; conic; compensation (or 1); opacity times it, () without opacity.
     """
     det = det2(blurred)
     inverse = conic(blurred, det)
@@ -50,7 +50,7 @@ def shape_of(sharp, blurred, opacity, C: tl.constexpr):
             seen = seen & (bounded >= constant(C.ALPHA_MIN, bounded))
         return seen, bounds(blurred, det, bounded, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, shown
     else:
-        return seen, bounds(blurred, det, None, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, None
+        return seen, bounds(blurred, det, None, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, ()
 
 
 @triton.jit

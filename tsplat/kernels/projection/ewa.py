@@ -104,7 +104,7 @@ def _project(own, camera, opacity, plane, C: tl.constexpr):
 
 
 @triton.jit
-def _vjp(own, camera, opacity, plane, v, LENS: tl.constexpr, PATH: tl.constexpr, C: tl.constexpr):
+def _vjp(own, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
     v_mean2d, v_depth, v_conic, _, v_opacity, v_compensation = v
     w, intrinsics = camera[0], camera[2]
     p, _, jacobian, t0, t1, sharp, blurred = _to_screen(own, camera, plane, C)

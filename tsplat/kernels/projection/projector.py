@@ -61,11 +61,11 @@ class Projector(Contract):
         load: (gaussians, i, mask) to `own` of Gaussian i.
         project: (own, camera, opacity or None, plane, C) to whether a Gaussian is seen, up to what holds for all
             projectors; its depth, and the depth that the near and the far plane cull by; mean in pixels; radii along x
-            and y; shape; normal, or (); compensation; and the opacity times it, None without opacity.
-        vjp: (own, camera, opacity or None, plane, v, LENS, PATH, C) to gradients: GRADIENTS values in the world frame;
-            that of the opacity; those of the lens if LENS, followed by those of the path if PATH, or (); and what
-            ``pose_gradient`` needs. v are the gradients of the mean in pixels, the depth, the shape, the normal, the
-            opacity and the compensation; None for those that are not given.
+            and y; shape; and, () if there is none, normal; compensation; and the opacity times it.
+        vjp: (own, camera, opacity or None, plane, v, OF_LENS, OF_PATH, C) to gradients: GRADIENTS values in the world
+            frame; that of the opacity; those of the lens if OF_LENS, followed by those of the path if OF_PATH, or ();
+            and what ``pose_gradient`` needs. v are the gradients of the mean in pixels, the depth, the shape, the
+            normal, the opacity and the compensation; None for those that are not given.
         pose_gradient: (own, what ``vjp`` returned for it, ROW, COLUMN, C) to that of an entry of the view matrix.
         finish: (gaussians, i, mask, own, sums of GRADIENTS values) to the gradients of quaternion, scales and
             covariance, () for those that the Gaussian does not have.

@@ -100,11 +100,14 @@ def _project(own, camera, opacity, plane, C: tl.constexpr):
         a0[2], a1[2], p[2],
     )  # fmt: skip
     sign = tl.where(dot(normal, p) < 0.0, 1.0, -1.0).to(p[2].dtype)
-    return p[2] == p[2], p[2], p[2], mean2d, radii, transform, times(normal, sign), None, opacity
+    shown = ()
+    if opacity is not None:
+        shown = opacity
+    return p[2] == p[2], p[2], p[2], mean2d, radii, transform, times(normal, sign), (), shown
 
 
 @triton.jit
-def _vjp(own, camera, opacity, plane, v, LENS: tl.constexpr, PATH: tl.constexpr, C: tl.constexpr):
+def _vjp(own, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
     v_mean2d, v_depth, v_transform, v_normal, v_opacity, _ = v
     mean, r, scale, _, _ = own
     w, t, intrinsics = camera[0], camera[1], camera[2]

@@ -53,10 +53,12 @@ def _pixel(point, camera, plane, C: tl.constexpr):
     w, t, intrinsics, lens, path = camera
     width, height = plane[0], plane[1]
     MARGIN: tl.constexpr = C.UNSCENTED.margin
+    LENS: tl.constexpr = C.LENS
+    READOUT: tl.constexpr = C.READOUT
     if len(path) > 0:
-        return exposed_pixel(point, path, lens, intrinsics, width, height, C.LENS, C.READOUT, MARGIN)
+        return exposed_pixel(point, path, lens, intrinsics, width, height, LENS, READOUT, MARGIN)
     else:
-        u, v, seen = lens_pixel(to_camera(point, (w, t)), lens, intrinsics, width, height, C.LENS, MARGIN)
+        u, v, seen = lens_pixel(to_camera(point, (w, t)), lens, intrinsics, width, height, LENS, MARGIN)
         return u, v, seen, u
 
 
@@ -127,12 +129,12 @@ def _unscented(own, camera, plane, C: tl.constexpr):
 
 @triton.jit
 def _unscented_vjp(
-    mean, camera, plane, saved, v_mean2d, v_depth, v_cov, LENS: tl.constexpr, PATH: tl.constexpr, C: tl.constexpr
+    mean, camera, plane, saved, v_mean2d, v_depth, v_cov, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
     """Gradients of the mean (three values) and of the axes (nine); and of the camera.
 
     They are in the frame of the camera if its shutter is global, and otherwise in the world frame. Those of the camera
-    are the 12 values of its lens if LENS, and the first 15 of its path if PATH.
+    are the 12 values of its lens if OF_LENS, and the first 15 of its path if OF_PATH.
     """
     axes, u0, v0, time0, delta_x, delta_y = saved
     w, t, path = camera[0], camera[1], camera[4]
@@ -142,7 +144,7 @@ def _unscented_vjp(
     v_delta_x = v_mean2d[0] + rest * (v_cov[0] * delta_x + 0.5 * v_cov[1] * delta_y)
     v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta_x + v_cov[2] * delta_y)
     zero = v_depth * 0.0
-    total = (zero,) * (3 + 12 * LENS + 15 * PATH)
+    total = (zero,) * (3 + 12 * OF_LENS + 15 * OF_PATH)
     v_axes = (zero,) * 9
     v_u0 = v_mean2d[0] + zero
     v_v0 = v_mean2d[1] + zero
@@ -155,13 +157,13 @@ def _unscented_vjp(
         v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
         v_u0 -= v_u
         v_v0 -= v_v
-        own = _point_vjp(point, time, camera, plane, v_u, v_v, LENS, PATH, C)
+        own = _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS, OF_PATH, C)
         total = add(total, own)
         added = ()
         for k in tl.static_range(9):
             added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * own[k % 3], 0.0),)
         v_axes = added
-    total = add(total, _point_vjp(mean, time0, camera, plane, v_u0, v_v0, LENS, PATH, C))
+    total = add(total, _point_vjp(mean, time0, camera, plane, v_u0, v_v0, OF_LENS, OF_PATH, C))
     along = (zero, zero, v_depth)
     v_path = ()
     half = constant(0.5, v_depth) + zero
@@ -173,32 +175,34 @@ def _unscented_vjp(
         scale = v_depth / _distance(p)
         along = (scale * p[0], scale * p[1], scale * p[2])
     if len(path) > 0:
-        if PATH:
+        if OF_PATH:
             v_path = pose_at_vjp(path, half, matvec3(pose[0], mean), along)
         along = matvec3_transposed(pose[0], along)
-    v_camera = total[3 : 3 + 12 * LENS] + add(total[3 + 12 * LENS :], v_path)
+    v_camera = total[3 : 3 + 12 * OF_LENS] + add(total[3 + 12 * OF_LENS :], v_path)
     return add(total[:3], along), v_axes, v_camera
 
 
 @triton.jit
-def _point_vjp(point, time, camera, plane, v_u, v_v, LENS: tl.constexpr, PATH: tl.constexpr, C: tl.constexpr):
+def _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
     """Gradient of a sigma point from that of its pixel; then those of the lens and of the path if asked for."""
     w, t, intrinsics, lens, path = camera
+    LENS: tl.constexpr = C.LENS
+    READOUT: tl.constexpr = C.READOUT
     pose = (w, t)
     if len(path) > 0:
         pose = pose_at(path, time)
     p = to_camera(point, pose)
     if len(path) > 0:
         v_u, v_v = at_exposure_vjp(
-            p, pose[1], path, lens, intrinsics, plane[0], plane[1], v_u, v_v, C.LENS, C.READOUT
+            p, pose[1], path, lens, intrinsics, plane[0], plane[1], v_u, v_v, LENS, READOUT
         )  # fmt: skip
-    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, C.LENS)
+    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, LENS)
     gradients = v_p
     if len(path) > 0:
         gradients = matvec3_transposed(pose[0], v_p)
-    if LENS:
-        gradients = gradients + coefficients_vjp(p, lens, intrinsics, v_u, v_v, C.LENS)
-    if PATH:
+    if OF_LENS:
+        gradients = gradients + coefficients_vjp(p, lens, intrinsics, v_u, v_v, LENS)
+    if OF_PATH:
         gradients = gradients + pose_at_vjp(path, time, matvec3(pose[0], point), v_p)
     return gradients
 
@@ -220,7 +224,7 @@ def _project(own, camera, opacity, plane, C: tl.constexpr):
 
 
 @triton.jit
-def _vjp(own, camera, opacity, plane, v, LENS: tl.constexpr, PATH: tl.constexpr, C: tl.constexpr):
+def _vjp(own, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
     v_mean2d, v_depth, v_conic, _, v_opacity, v_compensation = v
     _, _, sharp, _, saved = _unscented(own, camera, plane, C)
     v_cov, v_own_opacity = shape_vjp(sharp, blur(sharp, plane[2]), opacity, v_conic, v_opacity, v_compensation, C)
@@ -229,7 +233,9 @@ def _vjp(own, camera, opacity, plane, v, LENS: tl.constexpr, PATH: tl.constexpr,
         v_mean2d = (zero, zero)
     if v_depth is None:
         v_depth = zero
-    v_mean, v_axes, v_camera = _unscented_vjp(own[0], camera, plane, saved, v_mean2d, v_depth, v_cov, LENS, PATH, C)
+    v_mean, v_axes, v_camera = _unscented_vjp(
+        own[0], camera, plane, saved, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, C
+    )
     v_own = v_mean + v_axes
     v_world = ()
     for k in tl.static_range(4):
