@@ -295,7 +295,7 @@ MUTANTS = [
         ("time * v_p[0], time * v_p[1]", "v_p[0], time * v_p[1]", "the end of the readout has all of a gradient"),
     ),
     *_in("kernels/projection/unscented.py", LENS_GRADIENTS,
-        ("add(total[3 + 12 * LENS :], v_path)", "total[3 + 12 * LENS :]", "gradient of depth lost in that of poses"),
+        ("add(total[3 + 12 * OF_LENS :], v_path)", "total[3 + 12 * OF_LENS :]", "gradient of depth lost in that of poses"),
     ),
     *_in("kernels/projection/__init__.py", LENS_GRADIENTS,
         ("v_camera[len(v_camera) - 15 + k]", "v_camera[k]", "coefficients in place of a path"),
