@@ -86,7 +86,7 @@ class PartShape(NamedTuple):
 
 
 class Int(int):
-    """Annotates integer arguments of kernels. Kernels are not recompiled for other values of them."""
+    """Annotates integer arguments of kernels, which are not recompiled for other values of them within 32 bits."""
 
 
 def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, ...] = ()) -> Any:
@@ -101,7 +101,7 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     An argument can be a *bundle*: a NamedTuple of tensors, None, integers and bundles that belong together, whose
     fields the kernel reads by name. It is annotated with the name of its type. Numbers that are neither constants nor
     in a bundle are annotated as well, with ``"Int"`` (quoted, as Triton would resolve the names) or ``tl.float64``.
-    Kernels do not specialize on the values of numbers.
+    Kernels do not specialize on the values of numbers. docs/decisions/0054 has what bundles must not contain.
 
     Args:
         strided: Names of tensors that need not be contiguous, because the kernel is passed their strides; that of a

@@ -174,7 +174,7 @@ def _large_spans(slot_starts, positions, rows, large, layer, span, n_spans):
 
 @kernel
 def _span_sum_kernel(
-    v_slots,  # [K, width], the first slot of each span is output
+    v_slots,  # [slots, width], the first slot of each span is output
     slot_starts,  # [S + 1] int32
     positions,  # [S] int32
     rows,  # [nnz] int32
@@ -205,7 +205,7 @@ def _span_sum_kernel(
 
 @kernel
 def _row_sum_kernel(
-    v_slots,  # [K, WIDTH]; if SPANS_SUMMED, each span's sum in its first slot for large Gaussians
+    v_slots,  # [slots, WIDTH]; if SPANS_SUMMED, each span's sum in its first slot for large Gaussians
     slot_starts,  # [S + 1] int32
     span_starts,  # [nnz + 1] int32
     rows,  # [nnz] int32
@@ -313,7 +313,7 @@ class Layers(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One of the :class:`Layers`: an argument of kernels. All None if there is one layer.
+    """One of the :class:`Layers`: an argument of kernels. The default if there is one layer.
 
     Attributes:
         number, first_slot: Which one, and the slot that its memory begins with.
@@ -359,8 +359,8 @@ class PartSlots(NamedTuple):
 def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_carried: int | None) -> PartSlots:
     """Assigns a slot to each entry that needs one, and allocates slots; intersections must have ``gaussian_major``.
 
-    If ``ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile, which share a
-    slot for each intersection.
+    If ``lists.ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile, which
+    share a slot for each intersection.
 
     Args:
         n_carried: Number of values of a pixel that a walk leaves to that of the layer in front; None for one layer.

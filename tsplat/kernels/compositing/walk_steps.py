@@ -85,8 +85,8 @@ class ImageGradients(NamedTuple):
 
     Attributes:
         colors: [I, height, width, D] of any strides, with that of distortion behind those of features.
-        alphas: [I, height, width], or None for zero.
-        image_stride, pixel_stride, channel_stride: Of colors, of which pixel rows follow each other.
+        alphas: [I, height, width, 1], or None for zero.
+        image_stride, pixel_stride, channel_stride: Of colors. Pixel rows are ``width * pixel_stride`` apart.
     """
 
     colors: Tensor
@@ -134,7 +134,7 @@ class Walk(NamedTuple):
         RECORD_WIDTH, COLORS, FEATURES: Values of a record, and which of them are colors, and colors or depth.
         UNROLL, AHEAD: How often the loop is unrolled, and by how many entries it prefetches.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
-        APPROX, AMD: Whether NVIDIA's approximate instructions may be used, and whether the GPU is AMD's.
+        APPROX, AMD: Whether NVIDIA's instructions may be used, approximate ones too, and whether the GPU is AMD's.
         DISTORTION: Whether the distortion of the last feature follows the features.
     """
 

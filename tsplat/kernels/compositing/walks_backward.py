@@ -127,11 +127,11 @@ def _step(
     others = ()
     for b in tl.static_range(len(last)):
         own_state = states[b] if C.DISTORTION else ()
-        t, r, weight, g, at, own_v, own_state = blend_vjp(
+        own_t, own_behind, weight, g, at, own_v, own_state = blend_vjp(
             record, centers[b], transmittance[b], behind[b], last[b], v_colors[b], own_state, place, C
         )
-        new_transmittance = new_transmittance + (t,)
-        new_behind = new_behind + (r,)
+        new_transmittance = new_transmittance + (own_t,)
+        new_behind = new_behind + (own_behind,)
         if C.DISTORTION:
             new_states = new_states + (own_state,)
         sums = FOOTPRINT.add_gradients(sums, g, at)
@@ -203,19 +203,19 @@ def _composite_bwd_kernel(
         end = 0
         for block in tl.static_range(BLOCKS):
             pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
-            t, r, v_color, own_last, state = _begin(
+            own_t, own_behind, v_color, own_last, state = _begin(
                 own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, C
             )
             if CONTINUED:
-                t, r, state = _load_state(layer.carried, pixels[2], pixels[3], state)
+                own_t, own_behind, state = _load_state(layer.carried, pixels[2], pixels[3], state)
             centers = centers + (pixels[1],)
-            transmittance = transmittance + (t,)
-            behind = behind + (r,)
+            transmittance = transmittance + (own_t,)
+            behind = behind + (own_behind,)
             v_colors = v_colors + (v_color,)
             if C.DISTORTION:
                 states = states + (state,)
             if rays.v_per_pixel is not None:
-                v_pixels = v_pixels + (no_gradients(t),)
+                v_pixels = v_pixels + (no_gradients(own_t),)
             last = last + (own_last,)
             end = tl.maximum(end, tl.max(own_last))
         list_entries = entries + start

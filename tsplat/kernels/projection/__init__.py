@@ -49,7 +49,7 @@ def _load_camera(cameras, image, C: tl.constexpr):
 def _projection_fwd_kernel(
     gaussians: "Gaussians3D",
     cameras: "Cameras",
-    projected: "ProjectedGaussians",  # output but for dense_ids; with row_of only to find visible rows
+    projected: "ProjectedGaussians",  # output, except dense_ids; the pass that finds visible rows gets only row_of
     visible_out,  # [B, C, N] int8, output, or None
     n_rows: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
@@ -81,7 +81,7 @@ def _projection_fwd_kernel(
         visible = visible & (tl.load(gaussians.valid + gaussian, mask=mask, other=0) != 0)
     radius_min = constant(radius_clip, z)
     visible = visible & ((radii[0] > radius_min) | (radii[1] > radius_min))
-    # NaN, of negative definite covariances, would become the bound.
+    # Clamped after that test: tl.minimum turns NaN, of negative definite covariances, into the bound.
     radius_x = tl.minimum(radii[0], C.RADIUS_MAX)
     radius_y = tl.minimum(radii[1], C.RADIUS_MAX)
     visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
@@ -137,7 +137,7 @@ def _projection_bwd_kernel(
     zero = tl.zeros([BLOCK], own[0][0].dtype)
     total, v_opacity = (zero,) * GRADIENTS, zero
     seen = tl.zeros([BLOCK], tl.int1)
-    clean = mask
+    is_clean = mask
     for camera_index in range(n_cameras):
         image = batch * n_cameras + camera_index
         row, visible = _find_rows(row_of, radii, image * n_gaussians + n, mask)
@@ -145,7 +145,7 @@ def _projection_bwd_kernel(
         camera = _load_camera(cameras, image, C)
 
         # The gradients of the row, and whether they are finite.
-        v_mean2d, v_depth, v_shape, v_normal, v_row, v_rho = None, None, None, None, None, None
+        v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho = None, None, None, None, None, None
         incoming = zero
         if v_projected.v_means2d is not None:
             v_mean2d = load_tuple(v_projected.v_means2d + row * 2, 1, 2, visible)
@@ -160,16 +160,17 @@ def _projection_bwd_kernel(
             v_normal = load_tuple(v_projected.v_normals + row * 3, 1, 3, visible)
             incoming += size_of(v_normal)
         if v_projected.v_opacities is not None:
-            v_row = tl.load(v_projected.v_opacities + row, mask=visible, other=0.0)
-            incoming += tl.abs(v_row)
+            v_row_opacity = tl.load(v_projected.v_opacities + row, mask=visible, other=0.0)
+            incoming += tl.abs(v_row_opacity)
         if v_projected.v_compensations is not None:
             v_rho = tl.load(v_projected.v_compensations + row, mask=visible, other=0.0)
             incoming += tl.abs(v_rho)
-        clean = clean & finite(incoming)
+        is_clean = is_clean & finite(incoming)
 
         v_own, v_own_opacity, v_camera, saved = PROJECTOR.vjp(
             own, camera, given_opacity, (width, height, eps2d),
-            (v_mean2d, v_depth, v_shape, v_normal, v_row, v_rho), sums.lens is not None, sums.shutter is not None, C,
+            (v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho),
+            sums.lens is not None, sums.shutter is not None, C,
         )  # fmt: skip
         outgoing = size_of(v_own) + tl.abs(v_own_opacity)
         if len(v_camera) > 0:
@@ -195,7 +196,7 @@ def _projection_bwd_kernel(
 
     v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian, mask, own, total)
     outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)
-    kept = seen & (finite(outgoing) | (clean == 0))
+    kept = seen & (finite(outgoing) | (is_clean == 0))
     store_tuple(v_gaussians.means + gaussian * 3, 1, total[:3], mask, kept)
     if v_gaussians.opacities is not None:
         tl.store(v_gaussians.opacities + gaussian, tl.where(kept, v_opacity, 0.0), mask=mask)

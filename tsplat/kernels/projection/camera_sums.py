@@ -16,7 +16,7 @@ class CameraSums(NamedTuple):
     """Sums over blocks of Gaussians [blocks, I, ...] that a kernel writes; None where no gradient is needed.
 
     Attributes:
-        poses: Rows of the view matrix but the last, [blocks, I, 12]; None of a rolling shutter.
+        poses: Rows of the view matrix but the last, [blocks, I, 12]; None with a rolling shutter.
         lens, shutter: Of the first values of a lens, which are its coefficients, [blocks, I, 12], and of its path,
             [blocks, I, 20].
     """
@@ -26,9 +26,7 @@ class CameraSums(NamedTuple):
     shutter: Tensor | None = None
 
     @classmethod
-    def allocate(
-        cls, means: Tensor, blocks: int, cameras: Cameras, needs: Cameras, model: CameraModel = "pinhole"
-    ) -> CameraSums:
+    def allocate(cls, means: Tensor, blocks: int, cameras: Cameras, needs: Cameras, model: CameraModel) -> CameraSums:
         """Allocates what the gradients that are needed take. What a kernel does not write is zero."""
         n_images = cameras.viewmats.shape[0] * cameras.viewmats.shape[1]
         lens = shutter = None

@@ -28,7 +28,7 @@ def blur(sharp, eps2d):
 
 @triton.jit
 def shape_of(sharp, blurred, opacity, C: tl.constexpr):
-    """What a screen covariance without and with eps2d makes visible. Every comparison is written so that NaN fails it.
+    """Culls, bounds and inverts a screen covariance, given without and with eps2d. Comparisons fail for NaN.
 
     Returns:
         Whether it is seen; radii along x and y; conic; compensation (or 1); opacity times it, () without opacity.
@@ -39,16 +39,17 @@ def shape_of(sharp, blurred, opacity, C: tl.constexpr):
     rho = constant(1.0, det)
     if C.COMPENSATE:
         rho = compensation(det2(sharp), det, C.FLOOR)
-    bounded = None
+    culling_opacity = None
     if opacity is not None:
-        bounded = rho * opacity
-        shown = bounded
+        culling_opacity = rho * opacity
+        compensated_opacity = culling_opacity
         # The unscented transform always culls by the compensated opacity.
         if not C.COMPENSATE and C.UNSCENTED is not None:
-            bounded = opacity * compensation(det2(sharp), det, C.FLOOR)
+            culling_opacity = opacity * compensation(det2(sharp), det, C.FLOOR)
         if C.OPACITY_AWARE:
-            seen = seen & (bounded >= constant(C.ALPHA_MIN, bounded))
-        return seen, bounds(blurred, det, bounded, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, shown
+            seen = seen & (culling_opacity >= constant(C.ALPHA_MIN, culling_opacity))
+        radii = bounds(blurred, det, culling_opacity, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE)
+        return seen, radii, inverse, rho, compensated_opacity
     else:
         return seen, bounds(blurred, det, None, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, ()
 

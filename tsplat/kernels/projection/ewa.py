@@ -2,7 +2,7 @@
 
 Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean. Pinhole cameras clamp x/z and
 y/z in it to the image plus a margin, but not in the projected mean. Gradients are summed over cameras for the mean and
-for Sigma, of which those of quaternion and scales follow.
+for Sigma, from which those of quaternion and scales follow.
 """
 
 import triton

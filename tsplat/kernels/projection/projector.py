@@ -59,9 +59,9 @@ class Projector(Contract):
         SHAPE: Values of a row's shape, ``ProjectedGaussians.conics``.
         GRADIENTS: Values of a Gaussian's gradient that are summed over its cameras; the first three are the mean's.
         load: (gaussians, i, mask) to `own` of Gaussian i.
-        project: (own, camera, opacity or None, plane, C) to whether a Gaussian is seen, up to what holds for all
-            projectors; its depth, and the depth that the near and the far plane cull by; mean in pixels; radii along x
-            and y; shape; and, () if there is none, normal; compensation; and the opacity times it.
+        project: (own, camera, opacity or None, plane, C) to whether a Gaussian passes the projector's own tests;
+            its depth, and the depth that the near and the far plane cull by; mean in pixels; radii along x and y;
+            shape; and, () if there is none, normal; compensation; and the opacity times it.
         vjp: (own, camera, opacity or None, plane, v, OF_LENS, OF_PATH, C) to gradients: GRADIENTS values in the world
             frame; that of the opacity; those of the lens if OF_LENS, followed by those of the path if OF_PATH, or ();
             and what ``pose_gradient`` needs. v are the gradients of the mean in pixels, the depth, the shape, the

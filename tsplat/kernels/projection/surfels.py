@@ -31,7 +31,7 @@ VARIANCE_MIN = tl.constexpr(BOX_VARIANCE_MIN)
 
 @triton.jit
 def _load(gaussians, i, mask):
-    """Mean, rotation, scales, and the unit quaternion with 1 / |q|, of which the rotation follows."""
+    """Mean, rotation, scales, and the unit quaternion with 1 / |q|, from which the rotation follows."""
     mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
     scale = load_tuple(gaussians.scales + i * 3, 1, 2, mask)
     unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
@@ -103,7 +103,8 @@ def _project(own, camera, opacity, plane, C: tl.constexpr):
     shown = ()
     if opacity is not None:
         shown = opacity
-    return p[2] == p[2], p[2], p[2], mean2d, radii, transform, times(normal, sign), (), shown
+    seen = p[2] == p[2]  # no test of its own
+    return seen, p[2], p[2], mean2d, radii, transform, times(normal, sign), (), shown
 
 
 @triton.jit

@@ -38,7 +38,7 @@ from .shutters import at_exposure_vjp, exposed_pixel, pose_at, pose_at_vjp, to_c
 
 @triton.jit
 def _sigma_point(mean, axes, i, spread):
-    """One of the six outer points, and its distance from the mean in units of the axis i // 2."""
+    """One of the six outer points, and its signed distance from the mean in units of the axis i // 2."""
     step = tl.where(i % 2 == 0, spread, -spread)
     point = ()
     for j in tl.static_range(3):
@@ -49,7 +49,7 @@ def _sigma_point(mean, axes, i, spread):
 
 @triton.jit
 def _pixel(point, camera, plane, C: tl.constexpr):
-    """Pixel of a point, whether it is seen, and when it is exposed."""
+    """Pixel of a point, whether it is seen, and when it is exposed: any value without a rolling shutter."""
     w, t, intrinsics, lens, path = camera
     width, height = plane[0], plane[1]
     MARGIN: tl.constexpr = C.UNSCENTED.margin
@@ -209,7 +209,7 @@ def _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_P
 
 @triton.jit
 def _load(gaussians, i, mask):
-    """Mean, rotation, scales, and the unit quaternion with 1 / |q|, of which the first follows."""
+    """Mean, rotation, scales, and the unit quaternion with 1 / |q|, from which the rotation follows."""
     mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
     unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
     return mean, rotation(unit), load_tuple(gaussians.scales + i * 3, 1, 3, mask), unit, inverse_norm

@@ -87,6 +87,7 @@ def refract_vjp(p, q, clear, of_glass, v):
 
 @triton.jit
 def sine(x):
+    """The sine of an angle, clamped to SINE_MAX."""
     x = tl.minimum(tl.maximum(x, -SINE_MAX), SINE_MAX)
     square = x * x
     total = constant(SINE[0], x)

@@ -14,7 +14,8 @@ class Lens(Contract):
     ``stages/lens_models.py``, or (). Tuples are laid out as in ``device_math.py``.
 
     EWA splatting needs the pixel and the Jacobian, without coefficients. A row of the Jacobian is a tuple of the
-    entries that are not always zero; AXIS is 0 for the row of u and 1 for that of v. None if the lens has none.
+    entries that are not always zero; AXIS is 0 for the row of u and 1 for that of v. The first four fields are
+    None if EWA splatting does not support the lens.
 
     Attributes:
         project: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and what ``project_vjp`` needs.
