@@ -23,6 +23,7 @@ from torch import Tensor
 
 import tsplat
 from benchmarks.cases import COMPARED, Case, load
+from benchmarks.launches import by_field
 from benchmarks.timing_worker import forward_backward
 from tsplat import triton_cpu
 from tsplat.config import TRANSMITTANCE_MIN
@@ -54,7 +55,8 @@ def recorded(step: Callable[[], Any]) -> dict[str, Launch]:
 
 def pixels(launch: Launch) -> int:
     """Returns the pixels of a part of a tile."""
-    return int(launch[2]["WIDTH"] * launch[2]["HEIGHT"])
+    own = by_field(launch[2])
+    return int(own["WIDTH"] * own["HEIGHT"])
 
 
 def milliseconds(launch: Launch, repeats: int) -> float:
@@ -94,7 +96,7 @@ def list_slices(offsets: Tensor) -> Iterator[slice]:
 
 def walked(launch: Launch) -> int:
     """Returns the entries of lists that the forward walk evaluates before all pixels of a part have stopped."""
-    _, _, a = launch
+    a = by_field(launch[2])
     offsets, records, step = a["offsets"], a["records"].double(), a["STEP"]
     total = 0
     for lists in list_slices(offsets):
@@ -129,7 +131,7 @@ def walked(launch: Launch) -> int:
 
 def walked_back(launch: Launch) -> int:
     """Returns the entries of lists that the backward walk evaluates: those up to the last that any pixel added."""
-    _, _, a = launch
+    a = by_field(launch[2])
     height, width = a["last_ids"].shape[1:]
     last = torch.nn.functional.pad(a["last_ids"], (0, -width % a["TILE"], 0, -height % a["TILE"]))
     parts = last.unfold(1, a["HEIGHT"], a["HEIGHT"]).unfold(2, a["WIDTH"], a["WIDTH"])
@@ -162,7 +164,7 @@ def measure(cases: Iterable[Case], repeats: int) -> Iterator[dict[str, Any]]:
     ideal = {}
     for name, launch in recorded(ideal_step).items():
         vectors = pixels(launch) // lanes
-        nanoseconds = 1e6 * milliseconds(launch, repeats) / (int(launch[2]["offsets"][-1]) * vectors)
+        nanoseconds = 1e6 * milliseconds(launch, repeats) / (int(by_field(launch[2])["offsets"][-1]) * vectors)
         ideal[name] = {"ideal_ns": nanoseconds, "instructions": round(vector_instructions(launch) / vectors)}
     for case in cases:
         scene = load(case, torch.device("cpu"))

@@ -44,7 +44,7 @@ IMAGES = (1, 4, 8)
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """A kernel call of a launcher: Triton types of its arguments, values of constants and None by their path, compiler
-    options, and the arguments, those in bundles and of constants by "bundle.field".
+    options, and the arguments, those in bundles and of constants by the names of their fields.
 
     `passes` is the number of passes over the channels, if the kernel learns their number at run time.
     """
@@ -58,7 +58,16 @@ class Launch:
 
     def find(self, name: str, default: Any = None) -> Any:
         """Returns the value of an argument or of a field of a bundle."""
-        return next((value for key, value in self.arguments.items() if key.rpartition(".")[2] == name), default)
+        return self.arguments.get(name, default)
+
+
+def by_field(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a launch, those in bundles by the names of their fields: the first of each name."""
+    found: dict[str, Any] = {}
+    for name, argument in arguments.items():
+        for path, value in launch.leaves(name, argument):
+            found.setdefault(path.rpartition(".")[2], value)
+    return found
 
 
 @contextlib.contextmanager
@@ -72,12 +81,11 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         options = {k: v for k, v in arguments.items() if k in OPTIONS and OPTIONS[k] is not v}
         launcher = Launcher(kernel)
         signature, constants = launcher.signature(launcher.bind((), values))
-        flat = dict(leaf for name, value in values.items() for leaf in launch.leaves(name, value))
         passes = 1
         if kernel.__name__.startswith("_features"):
             width = values["C"].CHANNELS * values.get("BLOCKS", 1)
             passes = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
-        launches.append(Launch(kernel, signature, constants, options, flat, passes))
+        launches.append(Launch(kernel, signature, constants, options, by_field(values), passes))
 
     with (
         mock.patch.object(launch, "launch_on_device", record),

@@ -31,7 +31,7 @@ def launches(opacity, covered=(35, 29)):
 
 def test_faint_gaussians_are_all_evaluated():
     found = launches(0.01)
-    lists = found[compositing_limit.FORWARD][2]["offsets"].numel() - 1
+    lists = found[compositing_limit.FORWARD][2]["ranges"].offsets.numel() - 1
     assert compositing_limit.walked(found[compositing_limit.FORWARD]) == lists * N
     # The last rows of parts are outside of the image.
     inside = 3 * sum(4 * row < 29 for row in range(8))
@@ -41,7 +41,7 @@ def test_faint_gaussians_are_all_evaluated():
 def test_opaque_gaussians_end_the_walk():
     # Three times 1 - 0.97 is below the least transmittance; it is checked every 16 entries.
     found = launches(0.97)
-    lists = found[compositing_limit.FORWARD][2]["offsets"].numel() - 1
+    lists = found[compositing_limit.FORWARD][2]["ranges"].offsets.numel() - 1
     assert compositing_limit.walked(found[compositing_limit.FORWARD]) == lists * 16
     inside = 3 * sum(4 * row < 29 for row in range(8))
     assert compositing_limit.walked_back(found[compositing_limit.BACKWARD]) == inside * 2
