@@ -275,7 +275,7 @@ MUTANTS = [
         ("seen = seen & also", "seen = seen | also", "one valid sigma point is enough"),
         ("i // 2 == k // 3", "i // 2 == k % 3", "axes mixed up in the gradient"),
         ("constant(0.5, u0)", "constant(0.0, u0)", "depth of the start of the readout"),
-        ("v[3 + 3 * k + row] * scale[k]", "v[3 + 3 * k + row]", "scale lost in the quaternion's gradient"),
+        ("sums[3 + 3 * k + row] * scale[k]", "sums[3 + 3 * k + row]", "scale lost in the quaternion's gradient"),
     ),
     *_in("kernels/projection/lenses/pinhole.py", LENS_GRADIENTS,
         ("-gain * v_k1, -gain * v_k2", "gain * v_k1, gain * v_k2", "sign in the gradients of k4 and k5"),

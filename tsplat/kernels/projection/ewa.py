@@ -135,13 +135,13 @@ def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.co
 
 
 @triton.jit
-def _finish(gaussians, i, mask, own, v):
+def _finish(gaussians, i, mask, own, sums):
     if gaussians.covars is not None:
-        return (), (), v[3:]
+        return (), (), sums[3:]
     else:
         unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
         scale = load_tuple(gaussians.scales + i * 3, 1, 3, mask)
-        v_rotation, v_scale = covariance_vjp(rotation(unit), scale, v[3:])
+        v_rotation, v_scale = covariance_vjp(rotation(unit), scale, sums[3:])
         return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation)), v_scale, ()
 
 

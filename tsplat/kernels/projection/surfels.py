@@ -156,10 +156,10 @@ def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.co
 
 
 @triton.jit
-def _finish(gaussians, i, mask, own, v):
+def _finish(gaussians, i, mask, own, sums):
     _, _, _, unit, inverse_norm = own
-    v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v[5:]))
-    return v_quat, (v[3], v[4], tl.zeros_like(v[0])), ()
+    v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, sums[5:]))
+    return v_quat, (sums[3], sums[4], tl.zeros_like(sums[0])), ()
 
 
 SURFEL = Projector(9, 14, _load, _project, _vjp, _pose_gradient, _finish)

@@ -259,16 +259,16 @@ def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.co
 
 
 @triton.jit
-def _finish(gaussians, i, mask, own, v):
+def _finish(gaussians, i, mask, own, sums):
     """The axes are the columns of the rotation times the scales."""
     _, r, scale, unit, inverse_norm = own
     v_rotation = ()
     for row in tl.static_range(3):
         for k in tl.static_range(3):
-            v_rotation = v_rotation + (v[3 + 3 * k + row] * scale[k],)
+            v_rotation = v_rotation + (sums[3 + 3 * k + row] * scale[k],)
     v_scale = ()
     for k in tl.static_range(3):
-        v_scale = v_scale + (dot(r[k::3], v[3 + 3 * k : 6 + 3 * k]),)
+        v_scale = v_scale + (dot(r[k::3], sums[3 + 3 * k : 6 + 3 * k]),)
     return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation)), v_scale, ()
 
 
