@@ -56,16 +56,12 @@ class Launch:
     arguments: dict[str, Any] = dataclasses.field(repr=False, compare=False)
     passes: int = 1
 
-    def find(self, name: str, default: Any = None) -> Any:
-        """Returns the value of an argument or of a field of a bundle."""
-        return self.arguments.get(name, default)
-
 
 def by_field(arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a launch, those in bundles by the names of their fields: the first of each name."""
     found: dict[str, Any] = {}
     for name, argument in arguments.items():
-        for path, value in launch.leaves(name, argument):
+        for path, value in launch.named_leaves(name, argument):
             found.setdefault(path.rpartition(".")[2], value)
     return found
 
@@ -159,7 +155,8 @@ def _projection(vendor: str) -> Labeled:
             label = f"{'antialiased' if antialiased else 'classic'}{name}"
             label += f" {model}" if model != "pinhole" else ""
             yield from (
-                (f"{label} visible" if call.find("visible_out") is not None else label, call) for call in launches
+                (f"{label} visible" if call.arguments.get("visible_out") is not None else label, call)
+                for call in launches
             )
         colors, per_camera = (torch.ones(1, N, 3), False), (torch.ones(1, 1, N, 3), True)
         with recorded(vendor) as launches:
@@ -263,11 +260,11 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
             settings = dataclasses.replace(settings, absgrad=absgrad)
             kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, None, settings, parts)
     for call in launches:
-        extra = " absgrad" if call.find("ABSGRAD") else ""
-        extra += " image only" if call.find("last_ids", 0) is None else ""
-        if call.find("WIDTH") and call.find("HEIGHT"):
-            extra += f" part {call.find('WIDTH')}x{call.find('HEIGHT')}"
-        if call.find("chunk_lists") is not None:
+        extra = " absgrad" if call.arguments.get("ABSGRAD") else ""
+        extra += " image only" if call.arguments.get("last_ids", 0) is None else ""
+        if call.arguments.get("WIDTH") and call.arguments.get("HEIGHT"):
+            extra += f" part {call.arguments.get('WIDTH')}x{call.arguments.get('HEIGHT')}"
+        if call.arguments.get("chunk_lists") is not None:
             extra += " chunks"
         yield f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call
 

@@ -166,8 +166,8 @@ def per_32(call: Launch, n_instructions: int) -> float:
     """Instructions per 32 lanes of output, given those of a program."""
     warps: int = call.options.get("num_warps", 4)
     shapes = (("BLOCK",), ("LANES",), ("ROWS", "COLUMNS"), ("GROUP", "COLUMNS"), ("WIDTH", "HEIGHT"))
-    shape = next(names for names in shapes if all(call.find(name) for name in names))
-    lanes: int = math.prod(call.find(name) for name in shape)
+    shape = next(names for names in shapes if call.arguments.keys() >= set(names))
+    lanes: int = math.prod(call.arguments[name] for name in shape)
     return n_instructions * warps * 32 / lanes
 
 

@@ -8,6 +8,7 @@ from tsplat.kernels import launch
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training.configuration import Config
 from tsplat.training.trainer import Trainer
+from tsplat.triton_cpu import leaves
 
 pytestmark = pytest.mark.triton
 
@@ -20,7 +21,7 @@ def specialization(kernel, arguments):
         if parameter.is_constexpr:
             key.append((type(argument), argument))
             continue
-        for _, value in launch.leaves(parameter.name, argument):
+        for value in leaves(argument):
             if value is None:
                 key.append(None)
             elif isinstance(value, Tensor):

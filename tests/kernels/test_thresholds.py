@@ -119,13 +119,12 @@ def test_lower_bound_of_compensation(side):
 @pytest.mark.slow
 def test_no_constant_is_rounded_to_fp32(monkeypatch):
     """Constants of fp64 kernels that fp32 can represent are short: 0.5, but not the nearest to 1/255."""
-    from tsplat.gpu_driver.kernels import leaves
     from tsplat.triton_cpu import launcher
 
     object_code, texts = launcher.object_code, {}
 
     def recorded(kernel, signature, constants):
-        if "*fp64" in leaves(tuple(signature.values())):
+        if "*fp64" in launcher.leaves(tuple(signature.values())):
             texts.setdefault(kernel.__name__, []).append(launcher.make_ttir(kernel, signature, constants))
         return object_code(kernel, signature, constants)
 

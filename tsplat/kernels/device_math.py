@@ -253,6 +253,12 @@ def rotation_vjp(q, v):
 
 
 @triton.jit
+def quaternion_vjp(unit, inverse_norm, v_rotation):
+    """Gradient of a quaternion of any norm, of which ``normalize4`` gives the first two, from that of its rotation."""
+    return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
+
+
+@triton.jit
 def covariance(r, s):
     """R diag(s)^2 R^T, upper triangle."""
     xx = s[0] * s[0]
@@ -358,6 +364,14 @@ def own_gaussians(n_gaussians, BLOCK: tl.constexpr):
     n = block * BLOCK + tl.arange(0, BLOCK)
     mask = n < n_gaussians
     return batch, block, n, batch * n_gaussians + n, mask
+
+
+@triton.jit
+def load_rotated(gaussians, i, mask):
+    """Mean, rotation and scales of Gaussians with quaternions, and what ``quaternion_vjp`` needs."""
+    mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
+    unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
+    return mean, rotation(unit), load_tuple(gaussians.scales + i * 3, 1, 3, mask), unit, inverse_norm
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..triton_cpu import untraced
+from ..triton_cpu import leaves, untraced
 from .prepared import OPTIONS, Run, Values, Vendor, prepare
 from .prepared import SMALL_STORAGE as SMALL_STORAGE
 
@@ -163,9 +163,8 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
     if observe is not None:
         observe(kernel, n_programs, arguments)
     if INTERPRETED:
-        for name, value in arguments.items():
-            for leaf_name, leaf in leaves(name, value):
-                _check_contiguous(kernel, leaf_name, leaf)
+        for name, argument in arguments.items():
+            _check_contiguous(kernel, name, argument)
         kernel[(n_programs,)](**arguments)
         return
     key, values = _key_and_values(kernel, made_by, gpu, arguments)
@@ -181,18 +180,16 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
 _launch_untraced = untraced(launch_on_device)
 
 
-def leaves(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Returns an argument, or the values of a bundle in the order in which they are passed, with their names."""
-    if not isinstance(value, tuple):
-        return [(name, value)]
-    names = getattr(value, "_fields", range(len(value)))
-    return [leaf for field, entry in zip(names, value) for leaf in leaves(f"{name}.{field}", entry)]
+def named_leaves(name: str, argument: Any) -> list[tuple[str, Any]]:
+    """Returns the ``leaves`` of an argument with their names. Takes several times as long."""
+    if not isinstance(argument, tuple):
+        return [(name, argument)]
+    names = getattr(argument, "_fields", range(len(argument)))
+    return [leaf for field, value in zip(names, argument) for leaf in named_leaves(f"{name}.{field}", value)]
 
 
 def _first_tensor(arguments: dict[str, Any]) -> Tensor:
-    return next(
-        leaf for name, value in arguments.items() for _, leaf in leaves(name, value) if isinstance(leaf, Tensor)
-    )
+    return next(leaf for argument in arguments.values() for leaf in leaves(argument) if isinstance(leaf, Tensor))
 
 
 def _key_and_values(
@@ -209,11 +206,13 @@ def _key_and_values(
         if parameter.is_constexpr:
             key += value, value.__class__
             continue
-        if isinstance(value, tuple):
+        is_bundle = isinstance(value, tuple)
+        if is_bundle:
             key.append(value.__class__)
-        for name, leaf in leaves(parameter.name, value):
+        for leaf in leaves(value) if is_bundle else (value,):
             if isinstance(leaf, Tensor):
-                _check_contiguous(kernel, name, leaf)
+                if not leaf.is_contiguous():
+                    _check_contiguous(kernel, parameter.name, value)
                 address = leaf.data_ptr()
                 key.append(leaf.dtype)
                 if gpu is not None:
@@ -232,10 +231,11 @@ def _key_and_values(
     return tuple(key), tuple(values)
 
 
-def _check_contiguous(kernel: Any, name: str, value: Any) -> None:
-    """Raises a ValueError if a tensor is not contiguous although the kernel needs it."""
-    if isinstance(value, Tensor) and not value.is_contiguous() and name not in kernel.strided:
-        raise ValueError(f"{kernel.__name__}: {name} {tuple(value.shape)} has strides {value.stride()}")
+def _check_contiguous(kernel: Any, name: str, argument: Any) -> None:
+    """Raises a ValueError if a tensor of an argument is not contiguous although the kernel needs it."""
+    for path, leaf in named_leaves(name, argument):
+        if isinstance(leaf, Tensor) and not leaf.is_contiguous() and path not in kernel.strided:
+            raise ValueError(f"{kernel.__name__}: {path} {tuple(leaf.shape)} has strides {leaf.stride()}")
 
 
 def current_gpu(tensor: Tensor) -> int | None:

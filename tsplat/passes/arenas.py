@@ -197,24 +197,26 @@ def whole(view: View, bases: Any) -> Tensor:
 
 def add_arena(bases: Bases, lives: Iterable[Life]) -> tuple[int, int]:
     """Adds a base for storages. Returns its number and size in bytes."""
-    base = bases.add()
-    offsets, size = arrange(lives)
-    for storage, offset in offsets.items():
-        bases.put(base, storage, offset)
+    base, _, size = _add_arranged(bases, lives, None)
     return base, size
 
 
 def add_arena_with_end(bases: Bases, lives: Sequence[Life], end: Life) -> tuple[int, int, int]:
     """Adds a base for storages, with one more behind all those that are needed at the same time. Returns its number,
     its size without that one, and where that one begins, in bytes."""
-    base = bases.add()
-    offsets, size = arrange(lives, end)
-    for storage, offset in offsets.items():
-        bases.put(base, storage, offset)
+    base, offsets, size = _add_arranged(bases, lives, end)
     begin = max((offsets[life.storage] + life.size for life in lives if life.meets(end)), default=0)
     begin = -(-begin // CACHE_LINE) * CACHE_LINE
     bases.put(base, end.storage, begin)
     return base, size, begin
+
+
+def _add_arranged(bases: Bases, lives: Iterable[Life], end: Life | None) -> tuple[int, dict[int, int], int]:
+    """Adds a base for storages. Returns its number, and what :func:`arrange` does."""
+    base, (offsets, size) = bases.add(), arrange(lives, end)
+    for storage, offset in offsets.items():
+        bases.put(base, storage, offset)
+    return base, offsets, size
 
 
 def lives_of(steps: Sequence[Step], bases: Bases) -> dict[int, Life]:

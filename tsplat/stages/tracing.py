@@ -148,6 +148,7 @@ class Trace:
     def _launches(self) -> Iterator[None]:
         """Records the launches of this thread."""
         from ..kernels import launch
+        from ..triton_cpu import leaves
 
         thread, observer = threading.get_ident(), launch.observer
         observed: list[tuple[Any, dict[str, Any]]] = []
@@ -163,7 +164,7 @@ class Trace:
                 return True
             kernel, arguments = observed.pop()
             names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
-            given = [leaf for name in names for _, leaf in launch.leaves(name, arguments[name])]
+            given = [leaf for name in names for leaf in leaves(arguments[name])]
             resolved = [g if isinstance(g, Tensor) else value for g, value in zip(given, values, strict=True)]
             with torch._C.DisableTorchFunction():
                 self.steps.append(Launch(run, n_programs, self.use(tuple(resolved))))

@@ -36,7 +36,7 @@ from .errors import (
     UnsupportedMachineError,
     UnsupportedOperationError,
 )
-from .launcher import launch, prepare, untraced
+from .launcher import launch, leaves, prepare, untraced
 from .target import check_machine, target_name
 from .threads import get_num_threads, set_num_threads, start_thread
 from .trial import check_compiler
@@ -52,6 +52,7 @@ __all__ = [
     "check_machine",
     "get_num_threads",
     "launch",
+    "leaves",
     "prepare",
     "set_num_threads",
     "start_thread",

@@ -244,7 +244,7 @@ class Launcher:
             formats = [
                 "0s" if kind == "constexpr" else SCALARS.get(kind, "Q")
                 for kinds, constant in zip(types.values(), self.constants) if not constant
-                for kind in _leaves(kinds)
+                for kind in leaves(kinds)
             ]  # fmt: skip
             kernel = CompiledKernel(machine.load(code, symbol, host_target()), formats)
             self.compiled[key] = kernel
@@ -293,9 +293,9 @@ def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, Any], constants: C
     return translate(ttir, symbol, name, triton.__version__, machine.triple(), host_target())
 
 
-def _leaves(kind: Any) -> list[str]:
-    """Returns the types in an entry of a signature."""
-    return [leaf for field in kind for leaf in _leaves(field)] if isinstance(kind, tuple) else [kind]
+def leaves(argument: Any) -> list[Any]:
+    """Returns an argument, or its type; of a tuple, what is in it, in the order in which it is passed."""
+    return [leaf for field in argument for leaf in leaves(field)] if isinstance(argument, tuple) else [argument]
 
 
 def _constant_key(value: Any) -> tuple[str, str]:

@@ -13,13 +13,11 @@ from ..device_math import (
     covariance,
     covariance_vjp,
     dot,
+    load_rotated,
     load_tuple,
     matvec3,
     matvec3_transposed,
-    normalize4,
-    normalize_vjp,
-    rotation,
-    rotation_vjp,
+    quaternion_vjp,
     symmetric_matvec3,
 )
 from .covariances import blur, shape_of, shape_vjp
@@ -69,12 +67,11 @@ def _row_times_vjp(w, v):
 @triton.jit
 def _load(gaussians, i, mask):
     """Mean, and the upper triangle of the world-space covariance."""
-    mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
     if gaussians.covars is not None:
-        return mean, load_tuple(gaussians.covars + i * 6, 1, 6, mask)
+        return load_tuple(gaussians.means + i * 3, 1, 3, mask), load_tuple(gaussians.covars + i * 6, 1, 6, mask)
     else:
-        unit, _ = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
-        return mean, covariance(rotation(unit), load_tuple(gaussians.scales + i * 3, 1, 3, mask))
+        mean, r, scale, _, _ = load_rotated(gaussians, i, mask)
+        return mean, covariance(r, scale)
 
 
 @triton.jit
@@ -139,10 +136,9 @@ def _finish(gaussians, i, mask, own, sums):
     if gaussians.covars is not None:
         return (), (), sums[3:]
     else:
-        unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
-        scale = load_tuple(gaussians.scales + i * 3, 1, 3, mask)
-        v_rotation, v_scale = covariance_vjp(rotation(unit), scale, sums[3:])
-        return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation)), v_scale, ()
+        _, r, scale, unit, inverse_norm = load_rotated(gaussians, i, mask)
+        v_rotation, v_scale = covariance_vjp(r, scale, sums[3:])
+        return quaternion_vjp(unit, inverse_norm, v_rotation), v_scale, ()
 
 
 EWA = Projector(3, 9, _load, _project, _vjp, _pose_gradient, _finish)

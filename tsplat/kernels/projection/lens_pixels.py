@@ -26,13 +26,14 @@ def load_lens(lens, image, N_LENS: tl.constexpr):
 
 @triton.jit
 def _bend(p, k, LENS: tl.constexpr):
-    """What ``Lens.bend`` returns, of the point that a windshield shows."""
+    """What ``Lens.bend`` returns, of the point that a windshield shows, and what ``refract`` returns, or ()."""
     if len(k) > N_COEFFICIENTS:
-        q, clear, _ = refract(p, k[N_COEFFICIENTS])
-        x, y, seen, saved = LENS.bend(q, k)
-        return x, y, seen & clear, saved
+        glass = refract(p, k[N_COEFFICIENTS])
+        x, y, seen, saved = LENS.bend(glass[0], k)
+        return x, y, seen & glass[1], saved, glass
     else:
-        return LENS.bend(p, k)
+        x, y, seen, saved = LENS.bend(p, k)
+        return x, y, seen, saved, ()
 
 
 @triton.jit
@@ -46,7 +47,7 @@ def _in_front(p):
 def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
     front, q = _in_front(p)
-    x, y, seen, _ = _bend(q, k, LENS)
+    x, y, seen, _, _ = _bend(q, k, LENS)
     u = tl.where(front, intrinsics[0] * x + intrinsics[2], 0.0)
     v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
     side = constant(MARGIN, u) * width
@@ -58,11 +59,11 @@ def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.c
 def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
     """Gradient of the point from that of its pixel."""
     front, q = _in_front(p)
-    _, _, _, saved = _bend(q, k, LENS)
+    _, _, _, saved, glass = _bend(q, k, LENS)
     v_x = intrinsics[0] * v_u
     v_y = intrinsics[1] * v_v
-    if len(k) > N_COEFFICIENTS:
-        shown, clear, of_glass = refract(q, k[N_COEFFICIENTS])
+    if len(glass) > 0:
+        shown, clear, of_glass = glass
         v = refract_vjp(q, shown, clear, of_glass, LENS.bend_vjp(shown, k, saved, v_x, v_y))
     else:
         v = LENS.bend_vjp(q, k, saved, v_x, v_y)
@@ -73,7 +74,7 @@ def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
 def coefficients_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
     """Gradient of the coefficients of a lens from that of the pixel of a point; zeros for what is not a coefficient."""
     front, q = _in_front(p)
-    _, _, _, saved = _bend(q, k, LENS)
+    _, _, _, saved, _ = _bend(q, k, LENS)
     v_x = tl.where(front, intrinsics[0] * v_u, 0.0)
     v_y = tl.where(front, intrinsics[1] * v_v, 0.0)
     return LENS.coefficients_vjp(k, saved, v_x, v_y)

@@ -15,27 +15,15 @@ from ..device_math import (
     add,
     constant,
     dot,
-    load_tuple,
+    load_rotated,
     matvec3,
     matvec3_transposed,
-    normalize4,
-    normalize_vjp,
-    rotation,
-    rotation_vjp,
+    quaternion_vjp,
     times,
 )
 from .projector import Projector
 
 VARIANCE_MIN = tl.constexpr(BOX_VARIANCE_MIN)
-
-
-@triton.jit
-def _load(gaussians, i, mask):
-    """Mean, rotation, scales, and the unit quaternion with 1 / |q|, from which the rotation follows."""
-    mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
-    scale = load_tuple(gaussians.scales + i * 3, 1, 2, mask)
-    unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
-    return mean, rotation(unit), scale, unit, inverse_norm
 
 
 @triton.jit
@@ -158,8 +146,8 @@ def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.co
 @triton.jit
 def _finish(gaussians, i, mask, own, sums):
     _, _, _, unit, inverse_norm = own
-    v_quat = normalize_vjp(unit, inverse_norm, rotation_vjp(unit, sums[5:]))
+    v_quat = quaternion_vjp(unit, inverse_norm, sums[5:])
     return v_quat, (sums[3], sums[4], tl.zeros_like(sums[0])), ()
 
 
-SURFEL = Projector(9, 14, _load, _project, _vjp, _pose_gradient, _finish)
+SURFEL = Projector(9, 14, load_rotated, _project, _vjp, _pose_gradient, _finish)

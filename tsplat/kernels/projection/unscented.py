@@ -21,13 +21,10 @@ from ..device_math import (
     add,
     constant,
     dot,
-    load_tuple,
+    load_rotated,
     matvec3,
     matvec3_transposed,
-    normalize4,
-    normalize_vjp,
-    rotation,
-    rotation_vjp,
+    quaternion_vjp,
     times,
 )
 from .covariances import blur, shape_of, shape_vjp
@@ -45,6 +42,16 @@ def _sigma_point(mean, axes, i, spread):
         along = tl.where(i < 2, axes[j], tl.where(i < 4, axes[3 + j], axes[6 + j]))
         point = point + (mean[j] + step * along,)
     return point, step
+
+
+@triton.jit
+def _pose(camera, time):
+    """The pose of a camera at a time of its exposure."""
+    w, t, path = camera[0], camera[1], camera[4]
+    if len(path) > 0:
+        return pose_at(path, time)
+    else:
+        return w, t
 
 
 @triton.jit
@@ -88,7 +95,6 @@ def _unscented(own, camera, plane, C: tl.constexpr):
         gradient needs: the axes (three values each), the pixel of the mean and its time, and delta.
     """
     mean, r, scale = own[0], own[1], own[2]
-    w, t, path = camera[0], camera[1], camera[4]
     axes = ()
     for k in tl.static_range(3):
         axes = axes + times(r[k::3], scale[k])
@@ -121,9 +127,7 @@ def _unscented(own, camera, plane, C: tl.constexpr):
         weight * xy + rest * delta_x * delta_y,
         weight * yy + rest * delta_y * delta_y,
     )
-    pose = (w, t)
-    if len(path) > 0:
-        pose = pose_at(path, constant(0.5, u0) + zero)
+    pose = _pose(camera, constant(0.5, u0) + zero)
     return (u0 + delta_x, v0 + delta_y), to_camera(mean, pose), covariance, seen, (axes, u0, v0, time, delta_x, delta_y)
 
 
@@ -137,7 +141,7 @@ def _unscented_vjp(
     are the 12 values of its lens if OF_LENS, and the first 15 of its path if OF_PATH.
     """
     axes, u0, v0, time0, delta_x, delta_y = saved
-    w, t, path = camera[0], camera[1], camera[4]
+    path = camera[4]
     weight = constant(C.UNSCENTED.weight, v_depth)
     spread = constant(C.UNSCENTED.spread, v_depth)
     rest = constant(2.0 * (C.UNSCENTED.center_weight - 1.0 + 6.0 * C.UNSCENTED.weight), v_depth)
@@ -167,9 +171,7 @@ def _unscented_vjp(
     along = (zero, zero, v_depth)
     v_path = ()
     half = constant(0.5, v_depth) + zero
-    pose = (w, t)
-    if len(path) > 0:
-        pose = pose_at(path, half)
+    pose = _pose(camera, half)
     if C.UNSCENTED.radial:
         p = to_camera(mean, pose)
         scale = v_depth / _distance(p)
@@ -185,12 +187,10 @@ def _unscented_vjp(
 @triton.jit
 def _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
     """Gradient of a sigma point from that of its pixel; then those of the lens and of the path if asked for."""
-    w, t, intrinsics, lens, path = camera
+    intrinsics, lens, path = camera[2], camera[3], camera[4]
     LENS: tl.constexpr = C.LENS
     READOUT: tl.constexpr = C.READOUT
-    pose = (w, t)
-    if len(path) > 0:
-        pose = pose_at(path, time)
+    pose = _pose(camera, time)
     p = to_camera(point, pose)
     if len(path) > 0:
         v_u, v_v = at_exposure_vjp(
@@ -205,14 +205,6 @@ def _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_P
     if OF_PATH:
         gradients = gradients + pose_at_vjp(path, time, matvec3(pose[0], point), v_p)
     return gradients
-
-
-@triton.jit
-def _load(gaussians, i, mask):
-    """Mean, rotation, scales, and the unit quaternion with 1 / |q|, from which the rotation follows."""
-    mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
-    unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
-    return mean, rotation(unit), load_tuple(gaussians.scales + i * 3, 1, 3, mask), unit, inverse_norm
 
 
 @triton.jit
@@ -269,7 +261,7 @@ def _finish(gaussians, i, mask, own, sums):
     v_scale = ()
     for k in tl.static_range(3):
         v_scale = v_scale + (dot(r[k::3], sums[3 + 3 * k : 6 + 3 * k]),)
-    return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation)), v_scale, ()
+    return quaternion_vjp(unit, inverse_norm, v_rotation), v_scale, ()
 
 
-UNSCENTED = Projector(3, 12, _load, _project, _vjp, _pose_gradient, _finish)
+UNSCENTED = Projector(3, 12, load_rotated, _project, _vjp, _pose_gradient, _finish)
