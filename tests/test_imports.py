@@ -48,16 +48,26 @@ MODULES = {
         "support",
         "triton_cpu",
     },
-    "ops": {"arguments", "config", "errors", "precision", "stages"},
+    "functional": {
+        "arguments",
+        "config",
+        "data",
+        "errors",
+        "formulas",
+        "kernels_torch",
+        "precision",
+        "stages",
+    },
+    "ops": {"arguments", "config", "errors", "formulas", "precision", "stages"},
     "passes": {"arguments", "config", "data", "errors", "gpu_driver", "kernels", "ops", "precision", "stages"},
     "rasterization": {"arguments", "config", "data", "errors", "passes", "precision", "reference", "stages"},
-    "__init__": {"config", "errors", "ops", "passes", "rasterization", "stages"},
+    "__init__": {"config", "errors", "functional", "ops", "passes", "rasterization", "stages"},
     "scene": SCENE,
     "strategies": {"arguments", "config", "data", "errors", "precision", "stages", "support"},
     "rendering": {"precision", "rasterization", "scene"},
     "viewing": VIEWING,
     "training": TRAINING,
-    "compat": {"__init__", "arguments", "config", "data", "precision", "scene", "stages", "strategies"},
+    "compat": {"__init__", "arguments", "config", "data", "functional", "precision", "scene", "stages", "strategies"},
     "cli": {"__init__", "scene", "stages", "support", "training", "viewing"},
     "__main__": {"cli"},
 }
@@ -72,16 +82,21 @@ MAX_PARAMETERS, MAX_KERNEL_PARAMETERS = 12, 20
 DROP_IN = {
     "tsplat/rasterization.py": {"rasterization", "rasterization_2dgs"},
     "tsplat/reference/__init__.py": {"rasterize"},
-    "tsplat/stages/projection.py": {"fully_fused_projection", "fully_fused_projection_with_ut"},
-    "tsplat/stages/intersection.py": {"isect_tiles"},
-    "tsplat/stages/pixels.py": {"rasterize_to_pixels"},
-    "tsplat/stages/eval3d.py": {"rasterize_to_pixels_eval3d"},
-    "tsplat/stages/surfels.py": {"fully_fused_projection_2dgs"},
-    "tsplat/stages/surfel_pixels.py": {"rasterize_to_pixels_2dgs"},
+    "tsplat/functional/projection.py": {
+        "fully_fused_projection",
+        "fully_fused_projection_with_ut",
+        "fully_fused_projection_2dgs",
+    },
+    "tsplat/functional/intersection.py": {"isect_tiles"},
+    "tsplat/functional/compositing.py": {
+        "rasterize_to_pixels",
+        "rasterize_to_pixels_2dgs",
+        "rasterize_to_pixels_eval3d",
+    },
 }
 """Functions whose parameters are those of gsplat or of Inria's rasterizer. compat/ holds nothing else."""
 
-MIRRORED = {"kernels", "kernels_torch", "stages", "ops"}
+MIRRORED = {"formulas", "functional", "kernels", "kernels_torch", "stages", "ops"}
 """Modules whose files are named after the same steps of the pipeline."""
 
 

@@ -19,19 +19,24 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
+from .functional import (
+    fully_fused_projection,
+    fully_fused_projection_2dgs,
+    fully_fused_projection_with_ut,
+    isect_offset_encode,
+    isect_tiles,
+    quat_scale_to_covar_preci,
+    rasterize_to_pixels,
+    rasterize_to_pixels_2dgs,
+    rasterize_to_pixels_eval3d,
+    spherical_harmonics,
+)
+from .ops.depth_maps import depth_to_normals, depth_to_points
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .passes.graphed_calls import graphed
 from .rasterization import rasterization, rasterization_2dgs
 from .stages.capacity import check_overflow
-from .stages.depth_maps import depth_to_normals, depth_to_points
-from .stages.eval3d import rasterize_to_pixels_eval3d
-from .stages.intersection import isect_offset_encode, isect_tiles
 from .stages.lens_models import BivariateWindshieldModelParameters
-from .stages.pixels import rasterize_to_pixels
-from .stages.projection import fully_fused_projection, fully_fused_projection_with_ut, quat_scale_to_covar_preci
-from .stages.shading import spherical_harmonics
-from .stages.surfel_pixels import rasterize_to_pixels_2dgs
-from .stages.surfels import fully_fused_projection_2dgs
 
 __version__ = "0.2.0.dev0"
 

@@ -212,7 +212,7 @@ LAYERS = (
     ("rendering",),
     ("scene", "strategies", "ops"),
     ("rasterization", "reference"),
-    ("passes",),
+    ("passes", "functional"),
     ("stages",),
     ("kernels", "kernels_torch"),
     ("triton_cpu", "gpu_driver", "data"),
@@ -222,11 +222,11 @@ LAYERS = (
 PURPOSES = {
     "cli": "commands", "compat": "gsplat's and Inria's names", "training": "trainer, checkpoints",
     "viewing": "images, videos, viewer", "scene": "Gaussians, cameras, files", "strategies": "densification",
-    "ops": "losses, Adam", "rendering": "models with cameras", "rasterization": "a call",
-    "reference": "dense oracle", "passes": "calls replayed",
+    "ops": "losses, Adam, depth", "rendering": "models with cameras", "rasterization": "a call",
+    "reference": "dense oracle", "passes": "calls replayed", "functional": "single stages",
     "stages": "autograd, checks, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
     "triton_cpu": "Triton on CPUs", "gpu_driver": "Triton on GPUs", "data": "tensors, settings",
-    "arguments": "checks", "support": "files, progress", "formulas": "rotations",
+    "arguments": "checks", "support": "files, progress", "formulas": "in PyTorch",
     "config": "constants", "errors": "typed errors", "precision": "no autocast",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""isect_tiles and isect_offset_encode: the tiles that each Gaussian intersects, their order and ids."""
+"""Intersections: the tiles that each Gaussian is listed for, and their order."""
 
 import math
 
@@ -70,42 +70,6 @@ def assert_intersections_match_brute_force(structure, tile_size, opaque, backend
     assert int(meta["tiles_per_gauss"].sum()) == meta["flatten_ids"].numel()
 
 
-def test_rectangles_match_gsplat():
-    """Tiles of mean +- radii, with edges that just touch, against counts made by hand."""
-    means2d = torch.tensor([[[8.0, 8.0], [15.9, 8.0], [40.0, 8.0], [8.0, 8.0]]])
-    radii = torch.tensor([[[8, 8], [1, 1], [3, 3], [0, 0]]], dtype=torch.int32)
-    tiles, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, torch.tensor([[3.0, 2.0, 1.0, 1.0]]), 16, 2, 1)
-    assert tiles.tolist() == [[1, 2, 0, 0]]
-    assert flatten_ids.tolist() == [1, 0, 1]
-    assert (ids >> 32).tolist() == [0, 0, 1]
-    assert tsplat.isect_offset_encode(ids, 1, 2, 1).tolist() == [[[0, 2]]]
-    _, _, unsorted = tsplat.isect_tiles(means2d, radii, torch.tensor([[3.0, 2.0, 1.0, 1.0]]), 16, 2, 1, sort=False)
-    assert unsorted.tolist() == [0, 1, 1]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("tile_height", [3, 250, 300])
-def test_ids_with_16_and_32_bit_keys(backend, tile_height):
-    """Sort keys are int16 for up to 65,536 tiles."""
-    generator = torch.Generator().manual_seed(0)
-    size = torch.tensor([250.0, tile_height]) * 4
-    means2d = torch.rand(1, 40, 2, generator=generator) * size
-    means2d[0, 0] = size - 1
-    radii = torch.full((1, 40, 2), 3, dtype=torch.int32)
-    depths = 1 + torch.rand(1, 40, generator=generator)
-    _, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, depths, 4, 250, tile_height, backend=backend)
-    assert torch.equal(ids, ids.sort().values)
-    indices = flatten_ids.long()
-    assert torch.equal((ids & 0xFFFFFFFF).int().view(torch.float32), depths[0, indices])
-    tiles = ids >> 32
-    x, y = tiles % 250, tiles // 250
-    reach = (torch.stack([x, y], -1) * 4 + 2 - means2d[0, indices]).abs()
-    assert (reach < 3 + 2).all()
-    assert len(set(zip(tiles.tolist(), indices.tolist()))) == len(indices)
-    offsets = tsplat.isect_offset_encode(ids, 1, 250, tile_height)
-    assert offsets.flatten()[int(tiles[-1])] <= len(indices) - 1
-
-
 @pytest.mark.triton
 def test_lists_of_more_intersections_than_half_of_int32():
     """Only the keys that the search of a few tiles reads have memory: pages of zeros are not read from memory."""
@@ -146,39 +110,3 @@ def test_segmented_sort_changes_no_bit(backend):
             assert plain is None or torch.equal(plain, segmented)
 
     check()
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_segmented_isect_tiles(packed):
-    """Depths overlap between images, and several are equal. Packed rows come in any order of images."""
-    generator = torch.Generator().manual_seed(2)
-    n_images, n = 3, 17
-    means2d = torch.rand(n_images, n, 2, generator=generator) * 32
-    radii = torch.randint(0, 9, (n_images, n, 2), generator=generator, dtype=torch.int32)
-    depths = torch.randint(1, 6, (n_images, n), generator=generator).float()
-    options = {}
-    if packed:
-        image_ids = torch.randint(0, n_images, (n_images * n,), generator=generator)
-        image_ids[image_ids == 1] = 2  # one image without rows
-        means2d, radii, depths = means2d.flatten(0, 1), radii.flatten(0, 1), depths.flatten()
-        options = dict(packed=True, n_images=n_images, image_ids=image_ids)
-    for sort in (True, False):
-        expected = tsplat.isect_tiles(means2d, radii, depths, 8, 4, 4, sort=sort, **options)
-        found = tsplat.isect_tiles(means2d, radii, depths, 8, 4, 4, sort=sort, segmented=True, **options)
-        for one, other in zip(expected, found, strict=True):
-            assert torch.equal(one, other)
-    assert expected[1].numel() > 50
-
-
-@pytest.mark.parametrize(
-    ("image_ids", "match"),
-    [
-        (torch.tensor([0, 2]), "image_ids: expected integers from 0 to 1, found 0 to 2"),
-        (torch.tensor([-1, 1]), "image_ids: expected integers from 0 to 1, found -1 to 1"),
-        (torch.tensor([1]), r"image_ids: .* as depths, here \[2\], found \[1\]"),
-    ],
-)
-def test_image_ids_out_of_range_raise(image_ids, match):
-    means2d, radii, depths = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.int32), torch.ones(2)
-    with pytest.raises(tsplat.ArgumentError, match=match):
-        tsplat.isect_tiles(means2d, radii, depths, 8, 4, 4, packed=True, n_images=2, image_ids=image_ids)

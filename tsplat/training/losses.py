@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
+from ..ops.depth_maps import depth_to_normals
 from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
 from ..precision import differentiable, inverse
 from ..scene.capture.views import View
-from ..stages.depth_maps import depth_to_normals
 from .configuration import Config, DepthKind
 
 

@@ -15,13 +15,17 @@ from torch import Tensor
 from ... import ArgumentError
 from ...arguments import check_choice, check_devices, check_tensor, compute_dtype
 from ...data import Cameras, Gaussians3D, Splats
+from ...functional import (
+    fully_fused_projection,
+    isect_offset_encode,
+    isect_tiles,
+    rasterize_to_pixels,
+    spherical_harmonics,
+)
+from ...functional.tile_lists import TileLists
 from ...precision import full_precision
 from ...stages.autograd import zeros_for
 from ...stages.compilation import eager, with_plain_tensors
-from ...stages.intersection import isect_offset_encode, isect_tiles
-from ...stages.pixels import TileLists, rasterize_to_pixels
-from ...stages.projection import fully_fused_projection
-from ...stages.shading import spherical_harmonics
 from ...stages.validation import raise_if_invalid
 from ...strategies.relocation import compute_relocation as relocate
 from . import measures

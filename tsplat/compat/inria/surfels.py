@@ -7,10 +7,13 @@ from torch import Tensor
 
 from ... import UnsupportedError
 from ...data import Cameras, Gaussians3D
+from ...functional import (
+    fully_fused_projection_2dgs,
+    isect_offset_encode,
+    isect_tiles,
+    rasterize_to_pixels_2dgs,
+)
 from ...stages.autograd import zeros_for
-from ...stages.intersection import isect_offset_encode, isect_tiles
-from ...stages.surfel_pixels import rasterize_to_pixels_2dgs
-from ...stages.surfels import fully_fused_projection_2dgs
 from ...stages.validation import raise_if_invalid
 from .outputs import Names
 from .rasterizer import NEAR, NUMERICS, TILE_SIZE, GaussianRasterizer, Pose, Screen

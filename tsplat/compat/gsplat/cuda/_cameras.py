@@ -5,9 +5,9 @@ from torch import Tensor
 from .... import ShapeError
 from ....arguments import check_tensor, compute_dtype
 from ....config import CameraModel
+from ....functional.projection import project_covariances
 from ....precision import in_full_precision, matrix_product
 from ....stages.lens_models import check_camera_model
-from ....stages.projection import project_covariances
 
 
 @in_full_precision

@@ -10,7 +10,8 @@ from torch import Tensor
 from .... import ArgumentError, ShapeError
 from ....arguments import BOOLS, check_ids, check_tensor, compute_dtype
 from ....config import PRESETS, SH_NORMS
-from ....stages import shading, validation
+from ....functional import shading
+from ....stages import validation
 from ....stages.compilation import with_plain_tensors
 
 NUMERICS = PRESETS["gsplat-1.6"]

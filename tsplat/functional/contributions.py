@@ -18,8 +18,8 @@ from torch import Tensor
 from ..config import Numerics
 from ..data import CompositingSettings, Intersections, Splats
 from ..kernels_torch.compositing import Block, pixel_centers, tiles, walk
-from .backend import launchers
-from .pixels import TileLists
+from ..stages.backend import launchers
+from .tile_lists import TileLists
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Compositing of lists of tiles that the caller made, on the image plane and in 3D."""
+"""Lists of tiles that the caller made: checked, and composited."""
 
 import math
 from typing import NamedTuple
@@ -10,22 +10,17 @@ from ..arguments import (
     BOOLS,
     INTEGERS,
     check_backgrounds,
-    check_bool,
     check_devices,
-    check_numerics,
     check_size,
     check_tensor,
     check_tile_lists,
     check_tile_size,
-    compute_dtype,
-    standing_for,
 )
-from ..config import Backend, CameraSettings, Numerics, NumericsName
+from ..config import Backend, CameraSettings, Numerics
 from ..data import CompositingSettings, Intersections, Rays, Splats
 from ..errors import ArgumentError, ShapeError
-from .compilation import eager, with_plain_tensors
-from .compositing import composite
-from .memory import INTERSECTIONS_MAX, check_images
+from ..stages.compositing import composite
+from ..stages.memory import INTERSECTIONS_MAX, check_images
 
 CHANNEL_CHUNK = 32
 """Most channels accumulated in one pass."""
@@ -166,92 +161,3 @@ class TileLists(NamedTuple):
         )
         size = (*self.images, self.height, self.width)
         return render_colors.view(*size, channels), render_alphas.view(*size, 1)
-
-
-@eager
-@with_plain_tensors
-def rasterize_to_pixels(
-    means2d: Tensor,
-    conics: Tensor,
-    colors: Tensor,
-    opacities: Tensor,
-    image_width: int,
-    image_height: int,
-    tile_size: int,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    backgrounds: Tensor | None = None,
-    masks: Tensor | None = None,
-    packed: bool = False,
-    absgrad: bool = False,
-    *,
-    subpixel_offset: Tensor | None = None,
-    backend: Backend = "auto",
-    numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor]:
-    """Composites projected Gaussians into images. Same as gsplat 1.5.3, for any number of channels.
-
-    Args:
-        means2d: [..., N, 2] pixels, or [nnz, 2] if packed.
-        conics: [..., N, 3] upper triangles of the inverse screen covariances, or [nnz, 3]. Gaussians whose conic is not
-            positive semidefinite are not rendered.
-        colors: [..., N, D], or [nnz, D].
-        opacities: [..., N] after sigmoid, or [nnz].
-        image_width, image_height: Image size in pixels.
-        tile_size: Edge of a tile in pixels: 4, 8 or 16.
-        isect_offsets, flatten_ids: From :func:`isect_tiles` and :func:`isect_offset_encode`, [..., tile_height,
-            tile_width] and [M].
-        backgrounds: [..., D]; of a single image also [D].
-        masks: [..., tile_height, tile_width] bool; tiles that are false show the background.
-        packed: Whether inputs are packed.
-        absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients.
-        subpixel_offset: [..., image_height, image_width, 2] where to evaluate each pixel, relative to its center, up to
-            0.5 pixels along each axis, as in Mip-Splatting (arXiv 2311.16493). Lists should then come from
-            :func:`isect_tiles` without `conics`; with them, it leaves out Gaussians that miss all centers of a tile.
-            None for centers. Not differentiable.
-        backend, numerics: As in :func:`tsplat.rasterization`.
-
-    Returns:
-        ``render_colors`` [..., image_height, image_width, D] and ``render_alphas`` [..., image_height, image_width, 1],
-        in at least fp32. Differentiable with respect to means2d, conics, colors, opacities and backgrounds.
-
-    Raises:
-        ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: A tile size that is not implemented.
-
-    Example::
-
-        import math
-
-        import torch
-        from tsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
-
-        n, width, height, tile_size = 100, 80, 60, 16
-        opacities, colors = torch.full((n,), 0.8), torch.rand(1, n, 3)
-        K = torch.tensor([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
-        radii, means2d, depths, conics, _ = fully_fused_projection(
-            torch.randn(n, 3) + torch.tensor([0, 0, 5.0]), None, torch.randn(n, 4), torch.full((n, 3), 0.1),
-            torch.eye(4)[None], K[None], width, height,
-        )
-        tile_width, tile_height = math.ceil(width / tile_size), math.ceil(height / tile_size)
-        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, tile_size, tile_width, tile_height)
-        offsets = isect_offset_encode(isect_ids, 1, tile_width, tile_height)
-        image, alpha = rasterize_to_pixels(
-            means2d, conics, colors, opacities[None], width, height, tile_size, offsets, flatten_ids
-        )
-        assert image.shape == (1, height, width, 3)
-    """
-    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
-    packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
-    check_tensor(
-        "means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], "[nnz, 2] if packed, else [..., N, 2]"
-    )
-    check_tensor("conics", conics, [*means2d.shape[:-1], 3], "[..., N, 3] as means2d")
-    backgrounds = lists.check_rows(means2d.shape[:-1], colors, opacities, backgrounds)
-    check_devices(dict(means2d=means2d, conics=conics))
-    dtype = compute_dtype(means2d, conics, colors, opacities, backgrounds)
-    rays = None if subpixel_offset is None else lists.positions(subpixel_offset, dtype)
-    footprint = "ellipse" if rays is None else "shifted"
-    settings = lists.settings(check_numerics(numerics), backend, absgrad=absgrad, footprint=footprint)
-    centers = standing_for(means2d.to(dtype), means2d)
-    return lists.composite(centers, conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings, rays)

@@ -1,10 +1,10 @@
 """What depth maps show: world positions and surface normals."""
 
-import torch
 from torch import Tensor
 
 from ..arguments import check_bool, check_tensor
-from .compilation import with_plain_tensors
+from ..formulas.depth_maps import normals_of, points_of
+from ..stages.compilation import with_plain_tensors
 
 
 @with_plain_tensors
@@ -38,19 +38,10 @@ def depth_to_points(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bo
     """
     check_bool("z_depth", z_depth)
     check_tensor("depths", depths, [..., None, None, 1], "[..., H, W, 1]")
-    batch, (height, width) = depths.shape[:-3], depths.shape[-3:-1]
+    batch = depths.shape[:-3]
     check_tensor("camtoworlds", camtoworlds, [*batch, 4, 4], "[..., 4, 4] with the batch dimensions of depths")
     check_tensor("Ks", Ks, [*batch, 3, 3], "[..., 3, 3] with the batch dimensions of depths")
-    columns = torch.arange(width, dtype=Ks.dtype, device=depths.device) + 0.5
-    rows = torch.arange(height, dtype=Ks.dtype, device=depths.device) + 0.5
-    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    x = ((columns - cx) / fx)[..., None, :, None]  # [..., 1, W, 1]
-    y = ((rows - cy) / fy)[..., :, None, None]  # [..., H, 1, 1]
-    right, down, forward = (camtoworlds[..., None, None, :3, axis] for axis in range(3))
-    directions = x * right + y * down + forward  # [..., H, W, 3]
-    if not z_depth:
-        directions = torch.nn.functional.normalize(directions, dim=-1)
-    return camtoworlds[..., None, None, :3, 3] + depths * directions
+    return points_of(depths, camtoworlds, Ks, z_depth=z_depth)
 
 
 @with_plain_tensors
@@ -77,8 +68,4 @@ def depth_to_normals(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: b
         Ks = torch.tensor([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
         normals = depth_to_normals(torch.full((60, 80, 1), 4.0), torch.eye(4), Ks)  # (0, 0, -1) but at the border
     """
-    points = depth_to_points(depths, camtoworlds, Ks, z_depth)
-    along_rows = points[..., 2:, 1:-1, :] - points[..., :-2, 1:-1, :]
-    along_columns = points[..., 1:-1, 2:, :] - points[..., 1:-1, :-2, :]
-    normals = torch.nn.functional.normalize(along_rows.cross(along_columns, dim=-1), dim=-1)
-    return torch.nn.functional.pad(normals, (0, 0, 1, 1, 1, 1))
+    return normals_of(depth_to_points(depths, camtoworlds, Ks, z_depth))

@@ -1,0 +1,27 @@
+"""The steps of the pipeline as functions with gsplat's names and signatures, for code that calls them one by one.
+
+``rasterization`` calls none of them. They check their arguments, and then call what it calls, of ``stages/``.
+"""
+
+from .compositing import rasterize_to_pixels, rasterize_to_pixels_2dgs, rasterize_to_pixels_eval3d
+from .intersection import isect_offset_encode, isect_tiles
+from .projection import (
+    fully_fused_projection,
+    fully_fused_projection_2dgs,
+    fully_fused_projection_with_ut,
+    quat_scale_to_covar_preci,
+)
+from .shading import spherical_harmonics
+
+__all__ = [
+    "fully_fused_projection",
+    "fully_fused_projection_2dgs",
+    "fully_fused_projection_with_ut",
+    "isect_offset_encode",
+    "isect_tiles",
+    "quat_scale_to_covar_preci",
+    "rasterize_to_pixels",
+    "rasterize_to_pixels_2dgs",
+    "rasterize_to_pixels_eval3d",
+    "spherical_harmonics",
+]

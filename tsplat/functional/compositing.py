@@ -1,0 +1,359 @@
+"""Compositing of lists of tiles that the caller made, on the image plane and in 3D."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ..arguments import (
+    check_bool,
+    check_devices,
+    check_numerics,
+    check_rolling_shutter,
+    check_tensor,
+    compute_dtype,
+    standing_for,
+)
+from ..config import (
+    Backend,
+    CameraModel,
+    CameraSettings,
+    NumericsName,
+    RollingShutterType,
+    UnscentedTransformParameters,
+)
+from ..data import Cameras, ProjectionSettings, Splats
+from ..errors import ShapeError
+from ..stages.compilation import eager, with_plain_tensors
+from ..stages.eval3d import camera_rays, check_rays, composite_along_rays, given_rays, third_axes
+from ..stages.inputs import check_scene, flatten_batch, flatten_batches
+from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
+from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
+from .tile_lists import TileLists
+
+
+@eager
+@with_plain_tensors
+def rasterize_to_pixels(
+    means2d: Tensor,
+    conics: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    packed: bool = False,
+    absgrad: bool = False,
+    *,
+    subpixel_offset: Tensor | None = None,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:
+    """Composites projected Gaussians into images. Same as gsplat 1.5.3, for any number of channels.
+
+    Args:
+        means2d: [..., N, 2] pixels, or [nnz, 2] if packed.
+        conics: [..., N, 3] upper triangles of the inverse screen covariances, or [nnz, 3]. Gaussians whose conic is not
+            positive semidefinite are not rendered.
+        colors: [..., N, D], or [nnz, D].
+        opacities: [..., N] after sigmoid, or [nnz].
+        image_width, image_height: Image size in pixels.
+        tile_size: Edge of a tile in pixels: 4, 8 or 16.
+        isect_offsets, flatten_ids: From :func:`isect_tiles` and :func:`isect_offset_encode`, [..., tile_height,
+            tile_width] and [M].
+        backgrounds: [..., D]; of a single image also [D].
+        masks: [..., tile_height, tile_width] bool; tiles that are false show the background.
+        packed: Whether inputs are packed.
+        absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients.
+        subpixel_offset: [..., image_height, image_width, 2] where to evaluate each pixel, relative to its center, up to
+            0.5 pixels along each axis, as in Mip-Splatting (arXiv 2311.16493). Lists should then come from
+            :func:`isect_tiles` without `conics`; with them, it leaves out Gaussians that miss all centers of a tile.
+            None for centers. Not differentiable.
+        backend, numerics: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        ``render_colors`` [..., image_height, image_width, D] and ``render_alphas`` [..., image_height, image_width, 1],
+        in at least fp32. Differentiable with respect to means2d, conics, colors, opacities and backgrounds.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: A tile size that is not implemented.
+
+    Example::
+
+        import math
+
+        import torch
+        from tsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
+
+        n, width, height, tile_size = 100, 80, 60, 16
+        opacities, colors = torch.full((n,), 0.8), torch.rand(1, n, 3)
+        K = torch.tensor([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+        radii, means2d, depths, conics, _ = fully_fused_projection(
+            torch.randn(n, 3) + torch.tensor([0, 0, 5.0]), None, torch.randn(n, 4), torch.full((n, 3), 0.1),
+            torch.eye(4)[None], K[None], width, height,
+        )
+        tile_width, tile_height = math.ceil(width / tile_size), math.ceil(height / tile_size)
+        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, tile_size, tile_width, tile_height)
+        offsets = isect_offset_encode(isect_ids, 1, tile_width, tile_height)
+        image, alpha = rasterize_to_pixels(
+            means2d, conics, colors, opacities[None], width, height, tile_size, offsets, flatten_ids
+        )
+        assert image.shape == (1, height, width, 3)
+    """
+    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
+    packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
+    check_tensor(
+        "means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], "[nnz, 2] if packed, else [..., N, 2]"
+    )
+    check_tensor("conics", conics, [*means2d.shape[:-1], 3], "[..., N, 3] as means2d")
+    backgrounds = lists.check_rows(means2d.shape[:-1], colors, opacities, backgrounds)
+    check_devices(dict(means2d=means2d, conics=conics))
+    dtype = compute_dtype(means2d, conics, colors, opacities, backgrounds)
+    rays = None if subpixel_offset is None else lists.positions(subpixel_offset, dtype)
+    footprint = "ellipse" if rays is None else "shifted"
+    settings = lists.settings(check_numerics(numerics), backend, absgrad=absgrad, footprint=footprint)
+    centers = standing_for(means2d.to(dtype), means2d)
+    return lists.composite(centers, conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings, rays)
+
+
+@eager
+@with_plain_tensors
+def rasterize_to_pixels_2dgs(
+    means2d: Tensor,
+    ray_transforms: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    normals: Tensor,
+    densify: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    packed: bool = False,
+    absgrad: bool = False,
+    distloss: bool = False,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, ...]:
+    """Composites projected 2D Gaussians (Huang et al., arXiv 2403.17888). Same as gsplat 1.5.3, for any channels.
+
+    Args:
+        means2d: [..., N, 2] pixels, or [nnz, 2] if packed, centers of bounding boxes, around which the low-pass filter
+            is.
+        ray_transforms: [..., N, 3, 3], or [nnz, 3, 3], from :func:`fully_fused_projection_2dgs`. Those that are not
+            finite, or whose last entry is zero, are not rendered.
+        colors: [..., N, D], or [nnz, D]. Distortion and median are those of the last channel: append depths.
+        opacities: [..., N] after sigmoid, or [nnz].
+        normals: [..., N, 3], or [nnz, 3].
+        densify: Zeros [..., N, 2], or [nnz, 2]. Its gradient is that of the projected centers, in pixels, for
+            densification. Values are not read.
+        image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
+        isect_offsets, flatten_ids, backgrounds, masks, packed: As :func:`rasterize_to_pixels`.
+        absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients, where
+            the low-pass filter applies. Of up to 12 channels.
+        distloss: Must be True or False. As in gsplat, distortion is rendered in any case.
+        backend, numerics: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        ``render_colors`` [..., H, W, D]; ``render_alphas`` [..., H, W, 1]; ``render_normals`` [..., H, W, 3], sums
+        weighted like colors, without a background; ``render_distort`` [..., H, W, 1], the sum of w_i w_j abs(z_i - z_j)
+        over all i and j, for z that ascend; ``render_median`` [..., H, W, 1], z of the last Gaussian in front of
+        which more than half of the light is left, or 0. Differentiable with respect to means2d, ray_transforms, colors,
+        opacities, normals and backgrounds; the median with respect to colors only.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: A tile size that is not implemented, or ``absgrad`` with more channels.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection_2dgs, isect_offset_encode, isect_tiles, rasterize_to_pixels_2dgs
+
+        n, width, height = 100, 80, 48
+        means = torch.randn(n, 3) + torch.tensor([0, 0, 5.0])
+        camera = torch.eye(4)[None], torch.tensor([[[100.0, 0, 40], [0, 100, 24], [0, 0, 1]]])
+        radii, means2d, depths, transforms, normals = fully_fused_projection_2dgs(
+            means, torch.randn(n, 4), torch.full((n, 3), 0.1), *camera, width, height
+        )
+        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, 16, 5, 3)
+        colors = torch.cat([torch.rand(1, n, 3), depths[..., None]], -1)
+        images = rasterize_to_pixels_2dgs(
+            means2d, transforms, colors, torch.full((1, n), 0.8), normals, torch.zeros_like(means2d), width, height, 16,
+            isect_offset_encode(isect_ids, 1, 5, 3), flatten_ids,
+        )
+        assert [image.shape[-1] for image in images] == [4, 1, 3, 1, 1]
+    """
+    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
+    packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
+    check_bool("distloss", distloss)
+    meaning = "[nnz, 2] if packed, else [..., N, 2]"
+    check_tensor("means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], meaning)
+    leading = means2d.shape[:-1]
+    check_tensor("ray_transforms", ray_transforms, [*leading, 3, 3], "[..., N, 3, 3] as means2d")
+    check_tensor("normals", normals, [*leading, 3], "[..., N, 3] as means2d")
+    check_tensor("densify", densify, [*leading, 2], "[..., N, 2] as means2d")
+    backgrounds = lists.check_rows(leading, colors, opacities, backgrounds)
+    dtype = compute_dtype(means2d, ray_transforms, colors, opacities, normals, backgrounds)
+    n_colors = colors.shape[-1]
+    given = dict(
+        means2d=means2d.to(dtype), ray_transforms=ray_transforms, colors=colors, opacities=opacities, normals=normals,
+        densify=densify, backgrounds=backgrounds,
+    )  # fmt: skip
+    arranged = lists.arrange(given, n_colors + 5)
+    transforms = with_screen_gradient(ray_transforms.to(dtype).reshape(-1, 9), densify.to(dtype).reshape(-1, 2))
+    preset = check_numerics(numerics)
+    settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", distortion=True)
+    features = torch.cat([normals.to(dtype), colors.to(dtype)], -1).reshape(-1, n_colors + 3)
+    centers = standing_for(means2d.to(dtype), means2d)
+    flat = Splats(centers, transforms, opacities.to(dtype).reshape(-1), features[:, :-1], features[:, -1])
+    backgrounds = None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors)
+    images = composite_surfels(flat, backgrounds, *arranged, settings)
+    return tuple(image.contiguous() for image in images.view((*lists.images, lists.height, lists.width)))
+
+
+@eager
+@with_plain_tensors
+def rasterize_to_pixels_eval3d(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    camera_model: CameraModel = "pinhole",
+    ut_params: UnscentedTransformParameters | None = None,
+    radial_coeffs: Tensor | None = None,
+    tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None,
+    ftheta_coeffs: object | None = None,
+    rolling_shutter: object = RollingShutterType.GLOBAL,
+    viewmats_rs: Tensor | None = None,
+    *,
+    external_distortion_coeffs: object | None = None,
+    rays: Tensor | None = None,
+    use_hit_distance: bool = False,
+    return_normals: bool = False,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, ...]:
+    """Composites 3D Gaussians along the rays of pixels (3DGUT, arXiv 2412.12507, section 4.3). Same as gsplat 1.5.3.
+
+    Args:
+        means, quats, scales, viewmats, Ks: As :func:`tsplat.rasterization`.
+        colors: [..., C, N, D].
+        opacities: [..., C, N] after sigmoid.
+        image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
+        isect_offsets, flatten_ids, backgrounds, masks: As :func:`rasterize_to_pixels`, of rows [..., C, N].
+        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs: As
+            :func:`tsplat.rasterization`.
+        ut_params: Checked, and of no effect, as in gsplat: rays do not depend on how Gaussians were projected.
+        use_hit_distance: Whether the last channel is the distance along the ray, as of the ``render_mode`` ``"d"`` of
+            :func:`tsplat.rasterization`, in place of the last color, which is not read.
+        return_normals: Whether to render normals, as :func:`tsplat.rasterization`.
+
+    Returns:
+        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; and with ``return_normals`` normals
+        [..., C, H, W, 3]. Differentiable with respect to means, quats, scales, colors, opacities, backgrounds, rays,
+        viewmats, viewmats_rs, radial_coeffs, tangential_coeffs and thin_prism_coeffs.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+
+    Example::
+
+        import torch
+        from tsplat import isect_offset_encode, isect_tiles, rasterize_to_pixels_eval3d
+        from tsplat import fully_fused_projection_with_ut
+
+        n, width, height = 100, 80, 48
+        means = torch.randn(n, 3) + torch.tensor([0, 0, 5.0])
+        quats, scales = torch.randn(n, 4), torch.full((n, 3), 0.1)
+        camera = torch.eye(4)[None], torch.tensor([[[100.0, 0, 40], [0, 100, 24], [0, 0, 1]]])
+        radii, means2d, depths, _, _ = fully_fused_projection_with_ut(
+            means, quats, scales, None, *camera, width, height
+        )
+        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, 16, 5, 3)
+        image, alpha = rasterize_to_pixels_eval3d(
+            means, quats, scales, torch.rand(1, n, 3), torch.full((1, n), 0.8), *camera, width, height, 16,
+            isect_offset_encode(isect_ids, 1, 5, 3), flatten_ids,
+        )
+        assert image.shape == (1, height, width, 3)
+    """
+    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
+    check_camera_model(camera_model, with_ut=True)
+    readout = name_of(rolling_shutter)
+    check_rolling_shutter(readout)
+    preset = check_numerics(numerics)
+    camera = CameraSettings(lists.width, lists.height, camera_model, readout=readout)
+    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, None, (6,), None, Cameras(viewmats, Ks))
+    if lists.images != (*batch, n_cameras):
+        raise ShapeError(
+            f"isect_offsets: expected the dimensions of images {[*batch, n_cameras]} in front, as viewmats, found "
+            f"{list(isect_offsets.shape)}"
+        )
+    lens = Lens(
+        radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
+    )
+    projection = ProjectionSettings(camera, unscented=check_unscented(True, ut_params, preset), numerics=preset)
+    cameras = add_lens(Cameras(viewmats, Ks), lens, projection, batch, n_cameras)
+    if rays is not None:
+        rays = check_rays(rays, (*lists.images, lists.height, lists.width, 6))
+    rows = torch.Size((*lists.images, n_gaussians))
+    backgrounds = lists.check_rows(rows, colors, opacities, backgrounds)
+    dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
+    shapes = torch.cat([t.to(dtype) for t in (means, quats, scales)], -1)
+    hits, normals = check_bool("use_hit_distance", use_hit_distance), check_bool("return_normals", return_normals)
+    settings = dataclasses.replace(
+        lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint), normals=normals, hits=hits
+    )
+    if rays is None:
+        found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera, unit=hits)
+    else:
+        found = given_rays(flatten_batch(rays, len(batch), dtype).flatten(0, 1))
+    features = colors.to(dtype)
+    if normals:
+        axes = third_axes(quats.to(dtype))[..., None, :, :]
+        features = torch.cat([axes.expand(*rows, 3), features], -1)
+    features, depths = features.reshape(-1, features.shape[-1]), None
+    if hits:
+        features, depths = features[:, :-1], features[:, -1].detach()
+    splats = Splats(
+        shapes.new_zeros(features.shape[0], 2),
+        shapes[..., None, :, :].expand(*rows, 10).reshape(-1, 10),
+        opacities.to(dtype).reshape(-1),
+        features if features.shape[-1] else None,
+        depths,
+    )
+    given = {"means2d": splats.means2d, "colors": colors, "opacities": opacities, "backgrounds": backgrounds}
+    arranged = lists.arrange(given, splats.n_features)
+    behind = None
+    if backgrounds is not None:
+        backgrounds = backgrounds.to(dtype).reshape(-1, colors.shape[-1])
+        if hits:
+            backgrounds, behind = backgrounds[:, :-1], backgrounds[:, None, None, -1:]
+    images, alphas, of_normals = composite_along_rays(splats, backgrounds, *arranged, settings, found)
+    if behind is not None:
+        images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * behind], -1)
+    size = (*lists.images, lists.height, lists.width)
+    outputs = (images.reshape(*size, -1), alphas.view(*size, 1))
+    return outputs if of_normals is None else (*outputs, of_normals.reshape(*size, 3))

@@ -1,0 +1,394 @@
+"""Projection of 3D and 2D Gaussians, and covariances."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..arguments import (
+    check_bool,
+    check_culling,
+    check_numerics,
+    check_rolling_shutter,
+    check_size,
+    check_tensor,
+    compute_dtype,
+)
+from ..config import (
+    Backend,
+    CameraModel,
+    CameraSettings,
+    NumericsName,
+    RollingShutterType,
+    UnscentedTransformParameters,
+)
+from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectionSettings
+from ..errors import ArgumentError
+from ..formulas.rotations import rotation_matrices
+from ..kernels_torch.camera_models import project_points
+from ..precision import in_full_precision, matrix_product
+from ..stages.compilation import eager, with_plain_tensors
+from ..stages.inputs import check_scene, flatten_batches, in_dtype
+from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
+from ..stages.projection import project
+from ..stages.sparse_gradients import SparseGradients
+
+OWN_SHAPES = ((2,), (2,), (), (3,), ())
+"""Trailing dimensions of radii, means2d, depths, conics and compensations."""
+
+
+@eager
+@with_plain_tensors
+def fully_fused_projection(
+    means: Tensor,
+    covars: Tensor | None,
+    quats: Tensor | None,
+    scales: Tensor | None,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    eps2d: float = 0.3,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    packed: bool = False,
+    sparse_grad: bool = False,
+    calc_compensations: bool = False,
+    camera_model: CameraModel = "pinhole",
+    opacities: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor | None, ...]:
+    """Projects 3D Gaussians to the image plane (EWA splatting, Zwicker et al., 2001). Same as gsplat 1.5.3.
+
+    Args:
+        means: [..., N, 3], world frame.
+        covars: [..., N, 6], upper triangles of the world-space covariances; or None with quats and scales.
+        quats: [..., N, 4] wxyz, any nonzero norm.
+        scales: [..., N, 3] standard deviations, after exp.
+        viewmats: [..., C, 4, 4] world to camera.
+        Ks: [..., C, 3, 3] intrinsics in pixels.
+        width, height: Image size in pixels.
+        eps2d: Added to the diagonal of the screen covariance, pixels^2.
+        near_plane, far_plane: Gaussians outside these camera-space depths are culled.
+        radius_clip: Gaussians whose radii are both at most this, in pixels, are culled.
+        packed: Whether to return visible Gaussians only, as packed tensors.
+        sparse_grad: As in :func:`tsplat.rasterization`, for means, covars, quats and scales.
+        calc_compensations: Whether to return antialiasing factors (Mip-Splatting, arXiv 2311.16493).
+        camera_model: As in :func:`tsplat.rasterization`.
+        opacities: [..., N] after sigmoid; they tighten the radii. Not differentiable here.
+        backend, numerics: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
+        [..., C, N, 3], and [..., C, N] or None. Culled Gaussians are zero. Packed, ``(batch_ids, camera_ids,
+        gaussian_ids, radii, means2d, depths, conics, compensations)`` with [nnz] in place of [..., C, N]. All but
+        radii (int32) and ids (int64) are differentiable with respect to means, covars, quats, scales and viewmats.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: ``camera_model="ftheta"``, or ``Ks`` that require a gradient.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection
+
+        means, quats = torch.tensor([[0.0, 0, 4]]), torch.tensor([[1.0, 0, 0, 0]])
+        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        radii, means2d, depths, conics, _ = fully_fused_projection(
+            means, None, quats, torch.full((1, 3), 0.1), torch.eye(4)[None], Ks, width=80, height=60
+        )
+        assert means2d[0, 0].tolist() == [40, 30] and depths.item() == 4
+    """
+    check_camera_model(camera_model)
+    width, height = check_size("width", width), check_size("height", height)
+    preset = check_numerics(numerics)
+    near, far, radius_clip, eps2d = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, camera_model)
+    packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
+    cameras = Cameras(viewmats, Ks)
+    batch, _, _ = check_scene(means, quats, scales, covars, (6,), opacities, cameras)
+    if sparse_grad and (not packed or batch):
+        raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
+    sparse_gradients = SparseGradients() if sparse_grad else None
+    if covars is not None:
+        quats = scales = None
+    if sparse_gradients is not None:
+        means, covars, quats, scales = map(sparse_gradients.attach, (means, covars, quats, scales))  # type: ignore[assignment]
+    dtype = compute_dtype(means, quats, scales, covars, opacities, *cameras)
+    if opacities is not None:
+        opacities = opacities.detach()
+    settings = ProjectionSettings(
+        camera=CameraSettings.of(width, height, camera_model, near, far, preset),
+        eps2d=eps2d,
+        radius_clip=radius_clip,
+        antialiased=check_bool("calc_compensations", calc_compensations),
+        packed=packed,
+        numerics=preset,
+        backend=backend,
+    )
+    gaussians = in_dtype(Gaussians3D(means, quats, scales, covars, opacities), dtype)
+    projected, _ = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
+    if sparse_gradients is not None:
+        sparse_gradients.set_visible(projected)
+    if packed:
+        outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
+        return *projected.ids(), *outputs
+    return _unpacked(projected, batch)
+
+
+@eager
+@with_plain_tensors
+def fully_fused_projection_with_ut(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor | None,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    eps2d: float = 0.3,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    calc_compensations: bool = False,
+    camera_model: CameraModel = "pinhole",
+    ut_params: UnscentedTransformParameters | None = None,
+    radial_coeffs: Tensor | None = None,
+    tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None,
+    ftheta_coeffs: object | None = None,
+    rolling_shutter: object = RollingShutterType.GLOBAL,
+    viewmats_rs: Tensor | None = None,
+    *,
+    global_z_order: bool = True,
+    external_distortion_coeffs: object | None = None,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor | None, ...]:
+    """Projects 3D Gaussians to the image plane by the unscented transform. Same as gsplat 1.5.3, and differentiable.
+
+    Args:
+        means, quats, scales, opacities, viewmats, Ks: As :func:`fully_fused_projection`.
+        width, height, eps2d, near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
+        calc_compensations, camera_model, backend, numerics: As :func:`fully_fused_projection`.
+        ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As
+            :func:`tsplat.rasterization`.
+        external_distortion_coeffs: As :func:`tsplat.rasterization`.
+        global_z_order: As :func:`tsplat.rasterization`; of depths and culling.
+
+    Returns:
+        ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
+        [..., C, N, 3], and [..., C, N] or None. Culled Gaussians are zero. All but radii (int32) are differentiable
+        with respect to means, quats, scales, viewmats, viewmats_rs, radial_coeffs, tangential_coeffs and
+        thin_prism_coeffs.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection_with_ut
+
+        means, quats = torch.tensor([[1.0, 0, 4]]), torch.tensor([[1.0, 0, 0, 0]])
+        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        barrel = torch.tensor([[-0.3, 0, 0, 0, 0, 0]])  # k1 to k6
+        _, means2d, _, _, _ = fully_fused_projection_with_ut(
+            means, quats, torch.full((1, 3), 1e-3), None, torch.eye(4)[None], Ks, 80, 60, radial_coeffs=barrel
+        )
+        assert abs(means2d[0, 0, 0] - (40 + 25 * (1 - 0.3 / 16))) < 1e-3
+    """
+    check_camera_model(camera_model, with_ut=True)
+    readout = name_of(rolling_shutter)
+    check_rolling_shutter(readout)
+    width, height = check_size("width", width), check_size("height", height)
+    preset = check_numerics(numerics)
+    near, far, radius_clip, eps2d = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, camera_model)
+    settings = ProjectionSettings(
+        camera=CameraSettings.of(width, height, camera_model, near, far, preset, readout),
+        eps2d=eps2d,
+        radius_clip=radius_clip,
+        antialiased=check_bool("calc_compensations", calc_compensations),
+        numerics=preset,
+        backend=backend,
+        unscented=check_unscented(True, ut_params, preset, global_z_order),
+    )
+    cameras = Cameras(viewmats, Ks)
+    batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)
+    lens = Lens(
+        radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
+    )
+    cameras = add_lens(cameras, lens, settings, batch, n_cameras)
+    opacities = None if opacities is None else opacities.detach()
+    dtype = compute_dtype(means, quats, scales, opacities, *cameras)
+    gaussians = in_dtype(Gaussians3D(means, quats, scales, None, opacities), dtype)
+    projected, _ = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
+    return _unpacked(projected, batch)
+
+
+@eager
+@with_plain_tensors
+def fully_fused_projection_2dgs(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    eps2d: float = 0.3,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    packed: bool = False,
+    sparse_grad: bool = False,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor | None, ...]:
+    """Projects 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Same as gsplat 1.5.3.
+
+    Args:
+        means, quats: [..., N, 3] centers, world frame, and [..., N, 4] rotations wxyz, any nonzero norm. Discs are in
+            the plane of the first two rotated axes.
+        scales: [..., N, 3] standard deviations along these axes, after exp; the third is not read.
+        viewmats, Ks, width, height: As :func:`fully_fused_projection`, of pinhole cameras.
+        eps2d: Must be a finite number; of no effect, as in gsplat: compositing filters by a circle.
+        near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
+        packed: Whether to return visible Gaussians only, as packed tensors.
+        sparse_grad: As in :func:`tsplat.rasterization`, for means, quats and scales.
+        backend, numerics: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        ``(radii, means2d, depths, ray_transforms, normals)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
+        [..., C, N, 3, 3] and [..., C, N, 3]. Culled Gaussians are zero. Packed, ``(batch_ids, camera_ids,
+        gaussian_ids, radii, means2d, depths, ray_transforms, normals)`` with [nnz] in place of [..., C, N]. A ray
+        transform takes coordinates (u, v, 1) on the disc, in standard deviations, to z (x, y, 1) of the pixel (x, y).
+        ``means2d`` are the centers of the boxes around the unit circles, not the projected means. Normals are in the
+        camera frame and face the camera. All but radii (int32) and ids (int64) are differentiable with respect to
+        means, quats, scales and viewmats.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: ``Ks`` that require a gradient.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection_2dgs
+
+        means, quats = torch.tensor([[0.0, 0, 4]]), torch.tensor([[1.0, 0, 0, 0]])
+        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        radii, means2d, depths, transforms, normals = fully_fused_projection_2dgs(
+            means, quats, torch.full((1, 3), 0.1), torch.eye(4)[None], Ks, width=80, height=60
+        )
+        assert means2d[0, 0].tolist() == [40, 30] and normals[0, 0].tolist() == [0, 0, -1]
+    """
+    width, height = check_size("width", width), check_size("height", height)
+    preset = check_numerics(numerics)
+    near, far, radius_clip, _ = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, "pinhole")
+    packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
+    cameras = Cameras(viewmats, Ks)
+    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, None, (6,), None, cameras)
+    if sparse_grad and (not packed or batch):
+        raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
+    sparse_gradients = SparseGradients() if sparse_grad else None
+    if sparse_gradients is not None:
+        means, quats, scales = map(sparse_gradients.attach, (means, quats, scales))  # type: ignore[assignment]
+    dtype = compute_dtype(means, quats, scales, *cameras)
+    camera = CameraSettings.of(width, height, "pinhole", near, far, preset)
+    settings = ProjectionSettings(
+        camera, radius_clip=radius_clip, packed=packed, numerics=preset, backend=backend, surfels=True
+    )
+    gaussians = in_dtype(Gaussians3D(means, quats, scales, None, None), dtype)
+    projected, _ = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
+    if sparse_gradients is not None:
+        sparse_gradients.set_visible(projected)
+    transforms = projected.conics.view(-1, 3, 3)
+    assert projected.normals is not None
+    outputs = (projected.radii, projected.means2d, projected.depths, transforms, projected.normals)
+    if packed:
+        return *projected.ids(), *outputs
+    shape, own_shapes = (*batch, n_cameras, n_gaussians), ((2,), (2,), (), (3, 3), (3,))
+    return tuple(t.view(*shape, *own) for t, own in zip(outputs, own_shapes))
+
+
+def _unpacked(projected: ProjectedGaussians, batch: torch.Size) -> tuple[Tensor | None, ...]:
+    """Radii, means2d, depths, conics and compensations, [*batch, C, N, ...]."""
+    outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
+    shape = (*batch, projected.n_cameras, projected.n_gaussians)
+    return tuple(None if t is None else t.view(*shape, *own) for t, own in zip(outputs, OWN_SHAPES))
+
+
+@in_full_precision
+def project_covariances(
+    means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int, camera_model: CameraModel
+) -> tuple[Tensor, Tensor]:
+    """Projects Gaussians of the camera frame, without blur and culling, in PyTorch.
+
+    Args:
+        means, covars: [..., C, N, 3] and [..., C, N, 3, 3], camera frame.
+        Ks: [..., C, 3, 3]. Not differentiable.
+        width, height, camera_model: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        Means [..., C, N, 2] in pixels and covariances [..., C, N, 2, 2] in pixels^2, in at least fp32. Differentiable
+        with respect to means and covars.
+    """
+    dtype = compute_dtype(means, covars, Ks)
+    means, covars, Ks = means.to(dtype), covars.to(dtype), Ks.to(dtype)
+    fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    x, y, z = means.unbind(-1)
+    *mean2d, row0, row1 = project_points((x, y, z), (fx, fy, cx, cy), width, height, camera_model)
+    zero = torch.zeros_like(x)
+    rows = (torch.stack([zero if entry is None else entry + zero for entry in row], -1) for row in (row0, row1))
+    jacobian = torch.stack(list(rows), -2)  # [..., C, N, 2, 3]
+    return torch.stack(mean2d, -1), matrix_product(matrix_product(jacobian, covars), jacobian.mT)
+
+
+@in_full_precision
+def quat_scale_to_covar_preci(
+    quats: Tensor, scales: Tensor, compute_covar: bool = True, compute_preci: bool = True, triu: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Computes covariances R diag(s)^2 R^T and precisions R diag(s)^-2 R^T. Same as gsplat 1.5.3.
+
+    Args:
+        quats: [..., 4] wxyz, any nonzero norm.
+        scales: [..., 3] standard deviations, after exp.
+        compute_covar, compute_preci: Which of the two to compute; the other is None.
+        triu: Whether to return upper triangles [..., 6] (00 01 02 11 12 22) instead of [..., 3, 3].
+
+    Returns:
+        ``(covars, precis)``, in at least fp32 whatever the autocast state. Differentiable.
+
+    Raises:
+        ArgumentError: A shape or dtype is invalid.
+
+    Example::
+
+        import torch
+        from tsplat import quat_scale_to_covar_preci
+
+        quats = torch.tensor([[1.0, 0, 0, 0]])  # no rotation
+        covars, precis = quat_scale_to_covar_preci(quats, torch.tensor([[1.0, 2, 4]]))
+        assert torch.equal(covars[0].diag(), torch.tensor([1.0, 4, 16]))
+    """
+    check_tensor("quats", quats, [..., 4], "[..., 4]")
+    check_tensor("scales", scales, [*quats.shape[:-1], 3], "[..., 3] as quats")
+    dtype = compute_dtype(quats, scales)
+    rotation = rotation_matrices(torch.nn.functional.normalize(quats.to(dtype), dim=-1))
+
+    def squared(factors: Tensor) -> Tensor:
+        m = rotation * factors[..., None, :]
+        if triu:
+            return torch.stack([(m[..., i, :] * m[..., j, :]).sum(-1) for i in range(3) for j in range(i, 3)], -1)
+        return (m[..., :, None, :] * m[..., None, :, :]).sum(-1)
+
+    return (
+        squared(scales.to(dtype)) if compute_covar else None,
+        squared(1 / scales.to(dtype)) if compute_preci else None,
+    )
