@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at
 from tsplat.scene.capture.views import View
-from tsplat.stages.process_group import RankGroup
 from tsplat.training import Checkpoint, RunConfig, Trainer, preset, write_checkpoint
 from tsplat.training.parameters import scene_tensors
 

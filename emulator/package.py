@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tsplat import gpu_driver
 from tsplat.kernels import launch
-from tsplat.stages import backend
+from tsplat.runtime import backend
 
 from .driver import Code, device_of
 from .emulation import Emulator, emulated, target_of

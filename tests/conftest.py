@@ -17,7 +17,7 @@ import torch
 from tests.support.forks import Forks
 from tests.support.interpreter import keep_booleans, vectorize_reductions
 from tests.support.waiting import wait_for
-from tsplat.stages.backend import cpu_compiler_problem
+from tsplat.runtime.backend import cpu_compiler_problem
 
 if hasattr(signal, "SIGHUP"):
     # Under nohup, tests and the processes that they start would ignore it.

@@ -19,9 +19,10 @@ pytestmark = pytest.mark.xdist_group("imports")
 PACKAGE = ROOT / "tsplat"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+STAGES_USE = {"arguments", "config", "data", "errors", "formulas", "kernels_torch", "precision", "runtime"}
 SCENE = {"__init__", "arguments", "config", "errors", "formulas", "precision", "support"}
-VIEWING = {"arguments", "config", "errors", "precision", "rendering", "scene", "stages", "support"}
-TRAINING = VIEWING | {"__init__", "ops", "passes", "strategies", "viewing"}
+VIEWING = {"arguments", "config", "errors", "precision", "rendering", "runtime", "scene", "support"}
+TRAINING = VIEWING | {"__init__", "ops", "passes", "stages", "strategies", "viewing"}
 MODULES = {
     "config": set(),
     "precision": set(),
@@ -35,40 +36,52 @@ MODULES = {
     "formulas": set(),
     "kernels_torch": {"config", "data", "formulas"},
     "reference": {"config", "data", "precision"},
-    "stages": {
+    "runtime": {
         "arguments",
         "config",
         "data",
         "errors",
-        "formulas",
         "gpu_driver",
         "kernels",
-        "kernels_torch",
         "precision",
         "support",
         "triton_cpu",
     },
-    "functional": {
+    "stages": STAGES_USE,
+    "functional": STAGES_USE | {"stages"},
+    "ops": {"arguments", "config", "errors", "formulas", "precision", "runtime"},
+    "passes": {
         "arguments",
         "config",
         "data",
         "errors",
-        "formulas",
-        "kernels_torch",
+        "gpu_driver",
+        "kernels",
+        "ops",
         "precision",
+        "runtime",
         "stages",
     },
-    "ops": {"arguments", "config", "errors", "formulas", "precision", "stages"},
-    "passes": {"arguments", "config", "data", "errors", "gpu_driver", "kernels", "ops", "precision", "stages"},
-    "rasterization": {"arguments", "config", "data", "errors", "passes", "precision", "reference", "stages"},
+    "rasterization": {"config", "data", "passes", "precision", "reference", "runtime", "stages"},
     "__init__": {"config", "errors", "functional", "ops", "passes", "rasterization", "stages"},
     "scene": SCENE,
-    "strategies": {"arguments", "config", "data", "errors", "precision", "stages", "support"},
+    "strategies": {"arguments", "config", "data", "errors", "precision", "runtime", "support"},
     "rendering": {"precision", "rasterization", "scene"},
     "viewing": VIEWING,
     "training": TRAINING,
-    "compat": {"__init__", "arguments", "config", "data", "functional", "precision", "scene", "stages", "strategies"},
-    "cli": {"__init__", "scene", "stages", "support", "training", "viewing"},
+    "compat": {
+        "__init__",
+        "arguments",
+        "config",
+        "data",
+        "functional",
+        "precision",
+        "runtime",
+        "scene",
+        "stages",
+        "strategies",
+    },
+    "cli": {"__init__", "runtime", "scene", "support", "training", "viewing"},
     "__main__": {"cli"},
 }
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
@@ -76,7 +89,7 @@ OPTIONAL = {
     "fast_simplification", "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy",
     "skimage", "tensorboard", "torchmetrics", "torchvision", "wandb", "zstandard",
 }  # fmt: skip
-USES_TRITON = {"gpu_driver", "kernels", "passes", "stages", "triton_cpu", "cli"}
+USES_TRITON = {"gpu_driver", "kernels", "passes", "runtime", "triton_cpu", "cli"}
 
 MAX_PARAMETERS, MAX_KERNEL_PARAMETERS = 12, 20
 DROP_IN = {

@@ -32,8 +32,8 @@ SIZES = re.compile(r"\}\s?x\s?\{|(?<![-\w.])[1-9]\d*x\d+\b")
 """Sizes such as 4x3 or {width}x{height}; not names of scenes, such as garden-648x420."""
 
 SIZES_IN = (
-    "tsplat/cli/", "tsplat/compat/", "tsplat/kernels", "tsplat/scene/", "tsplat/stages/", "tsplat/training/",
-    "tsplat/viewing/", "docs/", "README.md", "CHANGELOG.md",
+    "tsplat/cli/", "tsplat/compat/", "tsplat/kernels", "tsplat/runtime/", "tsplat/scene/", "tsplat/stages/",
+    "tsplat/training/", "tsplat/viewing/", "docs/", "README.md", "CHANGELOG.md",
 )  # fmt: skip
 
 SUFFIXES = {".py", ".md", ".sh"}

@@ -19,8 +19,8 @@ from .config import (
 from .data import Cameras, Splats
 from .passes import replayed
 from .precision import in_full_precision
+from .runtime.compilation import eager, traceable
 from .stages.capacity import Capacity, note_need
-from .stages.compilation import eager, traceable
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of

@@ -214,6 +214,7 @@ LAYERS = (
     ("rasterization", "reference"),
     ("passes", "functional"),
     ("stages",),
+    ("runtime",),
     ("kernels", "kernels_torch"),
     ("triton_cpu", "gpu_driver", "data"),
     ("arguments", "support", "formulas"),
@@ -224,7 +225,7 @@ PURPOSES = {
     "viewing": "images, videos, viewer", "scene": "Gaussians, cameras, files", "strategies": "densification",
     "ops": "losses, Adam, depth", "rendering": "models with cameras", "rasterization": "a call",
     "reference": "dense oracle", "passes": "calls replayed", "functional": "single stages",
-    "stages": "autograd, checks, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
+    "stages": "checks, the pipeline", "runtime": "autograd, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
     "triton_cpu": "Triton on CPUs", "gpu_driver": "Triton on GPUs", "data": "tensors, settings",
     "arguments": "checks", "support": "files, progress", "formulas": "in PyTorch",
     "config": "constants", "errors": "typed errors", "precision": "no autocast",
@@ -240,7 +241,7 @@ def read_imports():
         raise ValueError(f"docs/site/drawings.py: LAYERS differs from the package in {sorted(found ^ modules)}")
     imports = {name: set() for name in modules}
     # Kernels are chosen by name, which the source code does not show as an import.
-    imports["stages"] = {"kernels", "kernels_torch"}
+    imports["runtime"] = {"kernels", "kernels_torch"}
     for path in PACKAGE.rglob("*.py"):
         here = path.relative_to(PACKAGE).with_suffix("").parts
         if here[0] not in modules:

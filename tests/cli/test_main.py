@@ -131,7 +131,7 @@ WITHOUT_LLVMLITE = [
 def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if (arguments, words) in WITHOUT_LLVMLITE:
-        monkeypatch.setattr("tsplat.stages.backend.cpu_compiler_problem", lambda: "llvmlite is not installed")
+        monkeypatch.setattr("tsplat.runtime.backend.cpu_compiler_problem", lambda: "llvmlite is not installed")
     content = model.read_bytes()
     (tmp_path / "text.ply").write_text("hello\n")
     (tmp_path / "cut.ply").write_bytes(content[:-1])

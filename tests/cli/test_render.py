@@ -52,7 +52,7 @@ def test_render_frames_the_model_by_default(model, tmp_path):
 
 @pytest.mark.parametrize("out", [["a.png"], ["a", "--trajectory", "orbit", "--frames", "2"]])
 def test_images_beyond_the_free_memory_are_an_error_of_one_line(model, tmp_path, capsys, monkeypatch, out):
-    monkeypatch.setattr("tsplat.stages.memory.free_memory", lambda device: 2**31)
+    monkeypatch.setattr("tsplat.runtime.memory.free_memory", lambda device: 2**31)
     sizes = ["--width", "16384", "--height", "16384"]
     assert cli.main(["render", str(model), "--out", str(tmp_path / out[0]), *out[1:], *sizes]) == 2
     line = capsys.readouterr().err.splitlines()[-1]

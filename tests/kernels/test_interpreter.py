@@ -12,7 +12,7 @@ from tsplat.config import DEFAULT_NUMERICS, CameraSettings
 from tsplat.data import CompositingSettings, Splats
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
-from tsplat.stages.backend import launchers
+from tsplat.runtime.backend import launchers
 
 pytestmark = pytest.mark.interpreter
 

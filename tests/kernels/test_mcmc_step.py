@@ -7,7 +7,7 @@ from emulator.package import tsplat_emulated
 from tests.emulator.targets import each_target
 from tests.support.backends import BACKENDS
 from tsplat.reference import covariances
-from tsplat.stages.backend import launchers
+from tsplat.runtime.backend import launchers
 
 N = 300
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from tsplat.errors import BackendError, UnsupportedError
 from tsplat.gpu_driver import DriverError
 from tsplat.kernels.launch import Int, kernel
 from tsplat.kernels.prepared import Notice, prepare
-from tsplat.stages.backend import gpu_driver
+from tsplat.runtime.backend import gpu_driver
 
 pytestmark = pytest.mark.triton
 

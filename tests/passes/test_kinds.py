@@ -13,7 +13,7 @@ from tests.support import scenes
 from tests.support.call_kinds import STAGES, differences, random_kind
 from tsplat import ArgumentError, CapacityError, UnsupportedError, rasterization, rasterization_2dgs
 from tsplat.passes import calls, kinds
-from tsplat.stages.backend import choose
+from tsplat.runtime.backend import choose
 from tsplat.triton_cpu import launcher, set_num_threads
 
 pytestmark = [

@@ -10,9 +10,9 @@ from tests.support import scenes
 from tests.support.launch_recorder import LaunchRecorder
 from tsplat import UnsupportedError, rasterization
 from tsplat.passes.arenas import Bases, Life, add_arena_with_end, arrange, used_steps
+from tsplat.runtime.tracing import Trace
 from tsplat.stages.capacity import deferred
 from tsplat.stages.listing import stable_argsort
-from tsplat.stages.tracing import Trace
 
 pytestmark = pytest.mark.triton
 

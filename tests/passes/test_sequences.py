@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tsplat.stages.backend import choose
+from tsplat.runtime.backend import choose
 
 pytestmark = [
     pytest.mark.triton,

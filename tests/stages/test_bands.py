@@ -9,7 +9,8 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import run
 from tsplat.config import PRESETS
 from tsplat.data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
-from tsplat.stages import intersection, listing, memory
+from tsplat.runtime import memory
+from tsplat.stages import intersection, listing
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

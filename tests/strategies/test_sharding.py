@@ -10,7 +10,7 @@ from tests.support.slow import slow_after
 from tests.support.strategy_models import check_moments, make_info, make_model
 from tests.support.thread_ranks import on_ranks
 from tsplat import ArgumentError
-from tsplat.stages.process_group import RankGroup
+from tsplat.runtime.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.strategies.sharding import Shard, select_smallest
 

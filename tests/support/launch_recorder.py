@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tsplat.passes.arenas import Bases
 from tsplat.passes.replay import Pass
-from tsplat.stages.tracing import Trace, storage_of
+from tsplat.runtime.tracing import Trace, storage_of
 
 
 class KeepingTrace(Trace):

@@ -20,7 +20,7 @@ from tests.support.cases import Case
 from tests.support.closeness import LAYOUT, assert_exact, assert_run_exact, assert_run_fp32, assert_same_bits, run
 from tsplat import reference
 from tsplat.config import PRESETS
-from tsplat.stages.backend import triton_is_interpreted
+from tsplat.runtime.backend import triton_is_interpreted
 
 GEOMETRY = ("means", "quats", "scales", "opacities", "colors")
 

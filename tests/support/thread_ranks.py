@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from tsplat.stages.process_group import RankGroup
+from tsplat.runtime.process_group import RankGroup
 
 
 class ThreadRanks(RankGroup):

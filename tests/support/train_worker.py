@@ -24,9 +24,9 @@ from torch import Tensor
 
 from tests.support.allocations import RowLimit
 from tests.support.plain_results import simplify
+from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Gaussians, model_rows, procedural_capture, read_ply
 from tsplat.stages import capacity
-from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest, resume
 from tsplat.training import write_checkpoint as write

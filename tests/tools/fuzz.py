@@ -22,7 +22,7 @@ from tests.support.cases import Case, draw
 from tests.support.interpreter import vectorize_reductions
 from tests.support.paths import CASES, ROOT
 from tests.support.properties import PROPERTIES
-from tsplat.stages.backend import triton_is_interpreted
+from tsplat.runtime.backend import triton_is_interpreted
 from tsplat.triton_cpu import target_name
 
 RESULTS = ROOT / "docs" / "reliability.json"

@@ -27,9 +27,12 @@ TIMEOUT = 600
 CAUGHT, HUNG, SURVIVED = "caught", "hung", "SURVIVED"
 """Verdicts. A test that hangs has failed, but may do so because the machine is busy."""
 
-STAGES = tuple(
-    f"tests/stages/test_{stage}.py"
-    for stage in ("projection", "shading", "intersection", "compositing", "bands", "memory", "validation")
+STAGES = (
+    *(
+        f"tests/stages/test_{stage}.py"
+        for stage in ("projection", "shading", "intersection", "compositing", "bands", "validation")
+    ),
+    "tests/runtime/test_memory.py",
 )
 END_TO_END = ("tests/test_rasterization.py", "tests/test_properties.py")
 
@@ -145,7 +148,7 @@ MUTANTS = [
     *_in("stages/request.py", ("tests/stages/test_cameras.py",),
         ("type(scene.cameras), ", "", "cameras of all types are checked as one"),
     ),
-    *_in("stages/bundles.py", ("tests/stages/test_bundles.py",),
+    *_in("runtime/bundles.py", ("tests/runtime/test_bundles.py",),
         ("            value = None\n", "", "a structure holds tensors"),
         ("len(kind._fields)", "len(kind._fields) - 1", "a field is missing"),
     ),
@@ -170,10 +173,10 @@ MUTANTS = [
     *_in("kernels/projection/__init__.py", ("-m", "triton", "tests/stages/test_projection.py"),
         ("tl.full([BLOCK], -1, tl.int32)", "tl.full([BLOCK], 0, tl.int32)", "culled Gaussians are those of row 0"),
     ),
-    *_in("triton_cpu/trial.py", ("-m", "triton", "tests/stages/test_backend.py"),
+    *_in("triton_cpu/trial.py", ("-m", "triton", "tests/runtime/test_backend.py"),
         ("y.item() != 380", "False", "what compiled code computes is not checked"),
     ),
-    *_in("stages/backend.py", ("-m", "triton", "tests/stages/test_backend.py"),
+    *_in("runtime/backend.py", ("-m", "triton", "tests/runtime/test_backend.py"),
         ("_chosen[device, backend] = found", "pass", "the backend is chosen in every call"),
     ),
     *_in("kernels/compositing/walk_steps.py", THRESHOLDS,
@@ -190,7 +193,7 @@ MUTANTS = [
         ("constant(FLOOR * FLOOR, ratio)\n    v_det", "FLOOR * FLOOR\n    v_det",
          "lower bound of compensation in fp32"),
     ),
-    *_in("stages/process_group.py", EXCHANGE,
+    *_in("runtime/process_group.py", EXCHANGE,
         ("weakref.ref(group)", "(lambda: group)", "a graph keeps the threads of a destroyed process group"),
     ),
     *_in("kernels/device_math.py", _compiled("tests/stages/test_projection.py"),
@@ -459,7 +462,7 @@ MUTANTS = [
          "origins of orthographic rays"),
         ("means2d=projected.means2d.detach()", "means2d=projected.means2d + 1", "means in pixels moved"),
     ),
-    *_in("stages/autograd.py", RAYS,
+    *_in("runtime/autograd.py", RAYS,
         ("return sum_by_id(v,", "return 2 * sum_by_id(v,", "gradients of shapes doubled"),
     ),
     *_in("kernels/compositing/footprints/surfel.py", SURFELS,
@@ -1007,7 +1010,7 @@ MUTANTS = [
         ("flatten_ids.numel() > INTERSECTIONS_MAX", "flatten_ids.numel() > 8 * INTERSECTIONS_MAX",
          "entries of parts of tiles not counted in 32 bits"),
     ),
-    *_in("stages/memory.py", _torch("tests/stages/test_bands.py", "tests/stages/test_memory.py"),
+    *_in("runtime/memory.py", _torch("tests/stages/test_bands.py", "tests/runtime/test_memory.py"),
         ("n_intersections * self._bytes_per_intersection", "n_intersections", "bytes per intersection not counted"),
         ("n_intersections > INTERSECTIONS_MAX", "n_intersections > INDEX_MAX",
          "entries of parts of tiles not counted in 32 bits"),
@@ -1023,11 +1026,11 @@ MUTANTS = [
     *_in("stages/compositing.py", _torch("tests/test_rasterization.py"),
         ("unique=len(transmittances) == 1", "unique=True", "gradients of all images but the last lost"),
     ),
-    *_in("stages/intersection.py", _torch("tests/stages/test_bands.py", "tests/stages/test_memory.py"),
+    *_in("stages/intersection.py", _torch("tests/stages/test_bands.py", "tests/runtime/test_memory.py"),
         ("if end - begin == 1:", "if end - begin <= 2:", "a band of two tile rows not split"),
         ("todo += [(middle, end), (begin, middle)]", "todo += [(begin, middle)]", "a band's second half lost"),
     ),
-    *_in("stages/listing.py", _torch("tests/stages/test_bands.py", "tests/stages/test_memory.py"),
+    *_in("stages/listing.py", _torch("tests/stages/test_bands.py", "tests/runtime/test_memory.py"),
         ("elif max(n_spans, n_intersections) > INDEX_MAX", "elif n_spans > INDEX_MAX",
          "intersections of a call without a budget not counted"),
         ("torch.int32 if fits else torch.int64", "torch.int32", "totals in 32 bits"),
@@ -1061,7 +1064,7 @@ MUTANTS = [
         ("if torch.cuda.is_current_stream_capturing():", "if False:", "events in a captured graph"),
         ("torch.cuda.current_stream(values.device)", "torch.cuda.current_stream()", "events on another GPU"),
     ),
-    *_in("stages/operators.py", ("tests/stages/test_operators.py",),
+    *_in("runtime/operators.py", ("tests/runtime/test_operators.py",),
         ("t.is_contiguous() and t.nbytes == t.untyped_storage().nbytes() and _address(t) not in taken", "True",
          "outputs that share memory"),
         ("_offset(t) - offset + saved.offset", "saved.offset", "offsets of inputs"),
@@ -1079,7 +1082,7 @@ MUTANTS = [
         ("if len(self._recordings) >= KEPT_MAX:", "if False:", "recordings of every size kept"),
         ("int(value) if isinstance(value, torch.SymInt) else value", "value", "symbolic sizes of images"),
     ),
-    *_in("stages/meta.py", ("tests/stages/test_operators.py",),
+    *_in("stages/meta.py", ("tests/runtime/test_operators.py",),
         ("meta.copy()", "meta", "values that are computed while torch.compile reads them"),
         ('a["validate"] != "error" and', "", "a wait inside of a graph"),
         ('("packed", "sparse_grad", "absgrad", "distributed")', '("packed", "sparse_grad", "distributed")',
@@ -1269,7 +1272,7 @@ MUTANTS = [
     *_in("training/view_corrections.py", ("tests/training/test_view_corrections.py",),
         ("min(GAIN_RATE, n_views / views_per_step)", "GAIN_RATE", "gains of few views in large steps diverge"),
     ),
-    *_in("stages/tracing.py", ("tests/passes/test_replay.py",),
+    *_in("runtime/tracing.py", ("tests/passes/test_replay.py",),
         ("elif function._schema.is_mutable:", "elif False:", "operators in place done once"),
         ("elif name not in ALLOCATIONS and is_new:", "elif False:", "results made once"),
         ("            if threading.get_ident() != thread:\n                return True\n", "",
@@ -1301,7 +1304,7 @@ MUTANTS = [
         ("if len(self._kinds) >= (self._most or KINDS_MAX):", "if False:", "all kinds kept"),
         ("torch.is_grad_enabled(), torch.is_inference", "torch.is_inference", "calls without gradients for all"),
     ),
-    *_in("stages/compilation.py", ("tests/passes/test_graphed_calls.py", "tests/passes/test_kinds.py"),
+    *_in("runtime/compilation.py", ("tests/passes/test_graphed_calls.py", "tests/passes/test_kinds.py"),
         ("return torch._C._autograd._top_saved_tensors_default_hooks(True) is None", "return True",
          "recordings of what hooks pack"),
         ("or is_transformed() or forward_ad._current_level >= 0:", "or is_transformed():",
@@ -1448,7 +1451,7 @@ MUTANTS = [
         ('per Gaussian": None if values is None else list(values.shape[1:])', 'per Gaussian": None',
          "numbers of channels not compared"),
     ),
-    *_in("stages/agreement.py", ("tests/stages/test_process_group.py",),
+    *_in("stages/agreement.py", ("tests/runtime/test_process_group.py",),
         ("            self._record_device = means.device\n", "            pass\n", "records of all ranks on one GPU"),
         ("and means.device.type == self._record_device.type", "", "records where the group cannot send from"),
     ),

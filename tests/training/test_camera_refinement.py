@@ -8,11 +8,11 @@ import torch
 from tests.support.captures import changed
 from tsplat.errors import ArgumentError, UnsupportedError
 from tsplat.rendering import render
+from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at
 from tsplat.scene.cameras import map_poses, move_camera, rasterization_arguments
 from tsplat.scene.capture.views import View
 from tsplat.scene.images import to_bytes
-from tsplat.stages.process_group import RankGroup
 from tsplat.training import Config, Trainer
 from tsplat.training.evaluation import evaluate, fit_poses
 from tsplat.training.view_corrections import Lenses, move_poses

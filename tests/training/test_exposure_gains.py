@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from tests.support.training_scenes import gray, make_gaussians, make_views
+from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Camera, View, intrinsics
 from tsplat.scene.images import read_exposure
-from tsplat.stages.process_group import RankGroup
 from tsplat.training import Config, Trainer, evaluate
 from tsplat.training.exposure_gains import gains_of_held_out, gains_of_points
 from tsplat.training.view_gradients import ViewGains

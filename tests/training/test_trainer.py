@@ -284,8 +284,8 @@ def test_empty_scene_is_an_error(noisy):
 def test_too_large_gaussians_exceed_the_memory_budget(noisy, monkeypatch):
     start, views = noisy
     large = dataclasses.replace(start, log_scales=start.log_scales + 4)
-    monkeypatch.setattr("tsplat.stages.memory.free_memory", lambda device: 2**16)
-    monkeypatch.setattr("tsplat.stages.memory.UNCHECKED_BYTES", 0)
+    monkeypatch.setattr("tsplat.runtime.memory.free_memory", lambda device: 2**16)
+    monkeypatch.setattr("tsplat.runtime.memory.UNCHECKED_BYTES", 0)
     image = torch.zeros(600, 800, 3, dtype=torch.uint8)
     camera = Camera(views[0].camera.viewmat, intrinsics(800, 600, 45), 800, 600)
     view = dataclasses.replace(views[0], image=image, camera=camera)

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from tests.support.train_worker import KINDS, capture, is_sharded, start
 from tsplat.errors import UnsupportedError
-from tsplat.stages.process_group import RankGroup
+from tsplat.runtime.process_group import RankGroup
 from tsplat.training import Config, Trainer
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ import math
 
 import torch
 
+from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import look_at
-from tsplat.stages.process_group import RankGroup
 from tsplat.training.view_corrections import (
     GAIN_MAX,
     GAIN_SPREAD,

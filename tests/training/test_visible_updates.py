@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.support.thread_ranks import on_ranks
+from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
-from tsplat.stages.process_group import RankGroup
 from tsplat.training import Config, Trainer
 from tsplat.training.gradient_step import shown_share
 

@@ -9,7 +9,7 @@ from tests.support.closeness import FP32_EPSILONS, assert_run_fp32, assert_same_
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
 
-backend = pytest.importorskip("tsplat.stages.backend")
+backend = pytest.importorskip("tsplat.runtime.backend")
 matrices = pytest.importorskip("tsplat.kernels.compositing.matrices")
 
 if backend.triton_is_interpreted():

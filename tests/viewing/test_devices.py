@@ -13,7 +13,7 @@ def _no_gpu(monkeypatch):
 
 
 def test_pick_device_falls_back_to_the_cpu_and_says_why(monkeypatch):
-    monkeypatch.setattr("tsplat.stages.backend.cpu_compiler_problem", lambda: "llvmlite is not installed")
+    monkeypatch.setattr("tsplat.runtime.backend.cpu_compiler_problem", lambda: "llvmlite is not installed")
     device, description = pick_device()
     assert device == torch.device("cpu")
     assert description.startswith("backend torch on cpu: llvmlite is not installed")

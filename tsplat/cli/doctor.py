@@ -7,8 +7,8 @@ from argparse import Namespace
 import torch
 
 from .. import __version__, rasterization
+from ..runtime.backend import choose, cpu_compiler_problem, gpu_driver, triton_is_interpreted, triton_problem
 from ..scene.cameras import Camera, rasterization_arguments
-from ..stages.backend import choose, cpu_compiler_problem, gpu_driver, triton_is_interpreted, triton_problem
 
 CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors")

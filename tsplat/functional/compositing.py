@@ -26,7 +26,7 @@ from ..config import (
 )
 from ..data import Cameras, ProjectionSettings, Splats
 from ..errors import ShapeError
-from ..stages.compilation import eager, with_plain_tensors
+from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.eval3d import camera_rays, check_rays, composite_along_rays, given_rays, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
 from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import Numerics
 from ..data import CompositingSettings, Intersections, Splats
 from ..kernels_torch.compositing import Block, pixel_centers, tiles, walk
-from ..stages.backend import launchers
+from ..runtime.backend import launchers
 from .tile_lists import TileLists
 
 

@@ -20,10 +20,10 @@ from ..arguments import (
 from ..config import Backend, NumericsName
 from ..data import IntersectionSettings, ScreenGaussians, TileGrid
 from ..errors import ArgumentError
-from ..stages.compilation import eager, with_plain_tensors
+from ..runtime.compilation import eager, with_plain_tensors
+from ..runtime.memory import INDEX_MAX, check_tiles
 from ..stages.intersection import count_tiles, encode_ids, tile_bits
 from ..stages.listing import depth_order, find_spans, list_intersections
-from ..stages.memory import INDEX_MAX, check_tiles
 
 
 @eager

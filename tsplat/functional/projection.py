@@ -27,7 +27,7 @@ from ..errors import ArgumentError
 from ..formulas.rotations import rotation_matrices
 from ..kernels_torch.camera_models import project_points
 from ..precision import in_full_precision, matrix_product
-from ..stages.compilation import eager, with_plain_tensors
+from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.inputs import check_scene, flatten_batches, in_dtype
 from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.projection import project

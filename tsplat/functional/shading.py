@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import BOOLS, check_devices, check_sh_degree, check_tensor, compute_dtype
 from ..config import Backend
-from ..stages.compilation import eager, with_plain_tensors
+from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.shading import evaluate_harmonics
 
 

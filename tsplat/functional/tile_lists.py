@@ -19,8 +19,8 @@ from ..arguments import (
 from ..config import Backend, CameraSettings, Numerics
 from ..data import CompositingSettings, Intersections, Rays, Splats
 from ..errors import ArgumentError, ShapeError
+from ..runtime.memory import INTERSECTIONS_MAX, check_images
 from ..stages.compositing import composite
-from ..stages.memory import INTERSECTIONS_MAX, check_images
 
 CHANNEL_CHUNK = 32
 """Most channels accumulated in one pass."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..arguments import BOOLS, check_devices, check_not_implemented, check_tensor, plain
 from ..config import Backend
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
-from ..stages.backend import launchers
-from ..stages.compilation import plain_all
+from ..runtime.backend import launchers
+from ..runtime.compilation import plain_all
 
 METHOD = {"weight_decay": 0, "amsgrad": False, "maximize": False}
 """Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that is off."""

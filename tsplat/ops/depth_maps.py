@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..arguments import check_bool, check_tensor
 from ..formulas.depth_maps import normals_of, points_of
-from ..stages.compilation import with_plain_tensors
+from ..runtime.compilation import with_plain_tensors
 
 
 @with_plain_tensors

@@ -11,10 +11,10 @@ from ..arguments import check_choice, check_devices, check_number, check_tensor,
 from ..config import SSIM_TAPS, Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..precision import full_precision
-from ..stages.autograd import apply, once_differentiable
-from ..stages.backend import launchers
-from ..stages.compilation import traceable, with_plain_tensors
-from ..stages.operators import Results
+from ..runtime.autograd import apply, once_differentiable
+from ..runtime.backend import launchers
+from ..runtime.compilation import traceable, with_plain_tensors
+from ..runtime.operators import Results
 
 Padding = Literal["same", "valid"]
 PADDINGS = get_args(Padding)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..stages.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
+from ..runtime.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
 
 SPECIALIZED_ALIGNMENT = 16
 """Bytes to which addresses are aligned or not, which Triton specializes kernels on."""

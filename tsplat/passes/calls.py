@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..stages.autograd import Gradients, apply, once_differentiable
+from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_later
 from ..stages.meta import Meta
 from .arenas import SPECIALIZED_ALIGNMENT, View, scratch_memory, whole

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.cuda_graphs import GraphRecorder
-from ..stages.compilation import is_plain_call
+from ..runtime.compilation import is_plain_call
 from ..stages.settings import PLAIN
 from .calls import Runner
 from .captured_calls import CapturedCall

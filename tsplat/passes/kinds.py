@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..arguments import kind_of
 from ..config import Capacities
-from ..stages.backend import launchers
+from ..runtime.backend import launchers
+from ..runtime.compilation import is_plain_call
 from ..stages.capacity import UNKNOWN, any_overflow, deferred, graph_room, needed_by, note_call
-from ..stages.compilation import is_plain_call
 from ..stages.settings import PLAIN
 from .calls import ReplayedCall, Replays, Runner
 from .replay import specializations

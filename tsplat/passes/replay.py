@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..precision import full_precision
-from ..stages.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
+from ..runtime.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
 from .arenas import SPECIALIZED_ALIGNMENT, Bases, View
 
 Run = Callable[[], object]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data import Intersections
-from ..stages.autograd import Gradients, apply, once_differentiable
+from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.intersection import without_room
 from ..stages.meta import LATER, Rendered
 from .arenas import View

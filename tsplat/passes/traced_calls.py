@@ -14,10 +14,10 @@ from torch.autograd.graph import get_gradient_edge
 from ..config import Capacities
 from ..errors import UnsupportedError
 from ..precision import full_precision
+from ..runtime.tracing import Memory, Step, Trace, storage_of
 from ..stages.capacity import deferred
 from ..stages.intersection import BandedIntersections
 from ..stages.meta import Rendered
-from ..stages.tracing import Memory, Step, Trace, storage_of
 from .arenas import (
     SPECIALIZED_ALIGNMENT,
     Bases,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..stages.tracing import Memory, Trace, storage_of, without_gradient
+from ..runtime.tracing import Memory, Trace, storage_of, without_gradient
 from .arenas import Bases, View, add_arena, add_output, lives_of, whole
 from .replay import Pass, runs_on_gpu
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data import Cameras, Gaussians3D
 from ..errors import ArgumentError, DeviceError, DisagreementError, PeerError, UnsupportedError
-from .process_group import RankGroup
+from ..runtime.process_group import RankGroup
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

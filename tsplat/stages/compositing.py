@@ -21,9 +21,9 @@ from ..data import (
     sum_by_id,
 )
 from ..precision import full_precision
-from .autograd import apply, once_differentiable
-from .backend import launchers
-from .bundles import flatten, restore, split
+from ..runtime.autograd import apply, once_differentiable
+from ..runtime.backend import launchers
+from ..runtime.bundles import flatten, restore, split
 from .inputs import contiguous
 
 WALKED_MAX = 15

@@ -29,7 +29,7 @@ from ..errors import ShapeError
 from ..formulas.rotations import rotation_rows
 from ..kernels_torch.lens_models import directions
 from ..kernels_torch.unscented import pose_at, time_of
-from .autograd import take_rows
+from ..runtime.autograd import take_rows
 from .compositing import WALKED_MAX, composite
 
 

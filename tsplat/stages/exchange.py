@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..data import Cameras, Features, ProjectedGaussians, sum_by_id
+from ..runtime.autograd import once_differentiable
+from ..runtime.bundles import flatten, restore, structure
 from .agreement import Ranks
-from .autograd import once_differentiable
-from .bundles import flatten, restore, structure
 from .inputs import camera_fields
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from ..config import Capacities
 from ..data import Intersections, IntersectionSettings, ProjectedGaussians, ScreenGaussians, TileGrid
 from ..errors import MemoryBudgetError
+from ..runtime.memory import MemoryBudget, OverBudgetError
 from .agreement import Ranks
 from .capacity import choose_room, fail_together, is_shared
 from .listing import TileRows, depth_order, find_spans, list_intersections, list_within
-from .memory import MemoryBudget, OverBudgetError
 
 
 def intersect(

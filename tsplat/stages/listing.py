@@ -17,9 +17,9 @@ from torch import Tensor
 from ..config import Capacities
 from ..data import GaussianMajor, Intersections, IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
-from .backend import launchers
-from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
-from .tracing import on_arrays
+from ..runtime.backend import launchers
+from ..runtime.memory import INDEX_MAX, MemoryBudget, OverBudgetError
+from ..runtime.tracing import on_arrays
 
 TileRows = tuple[int, int]
 """A band: its first flat tile row, and the one after its last."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..data import Cameras, Intersections, ProjectedGaussians, TileGrid
+from ..runtime.operators import Arguments, Results
 from .intersection import BandedIntersections, count_tiles, encode_ids
-from .operators import Arguments, Results
 from .request import Request
 from .surfel_pixels import SurfelImages
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..precision import full_precision
-from .autograd import apply, once_differentiable
-from .backend import launchers
-from .bundles import regroup
+from ..runtime.autograd import apply, once_differentiable
+from ..runtime.backend import launchers
+from ..runtime.bundles import regroup
 from .inputs import NO_HARMONICS, Harmonics, contiguous
 
 OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))

@@ -23,14 +23,14 @@ from ..arguments import (
 )
 from ..data import Cameras, Gaussians3D, Rays, TileGrid
 from ..errors import ArgumentError
+from ..runtime.backend import launchers
+from ..runtime.bundles import flatten, restore, structure
+from ..runtime.compilation import plain_all, refuse_transforms
+from ..runtime.memory import MemoryBudget, check_images
 from .agreement import Ranks, agreement, check_distributed, describe, join
-from .backend import launchers
-from .bundles import flatten, restore, structure
-from .compilation import plain_all, refuse_transforms
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import Lens, add_lens
-from .memory import MemoryBudget, check_images
 from .settings import OF_REFERENCE, PLAIN, Options, Settings, check_options
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, prepare, raise_if_invalid, warn_if_nothing_is_visible

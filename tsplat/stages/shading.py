@@ -11,8 +11,8 @@ from ..arguments import compute_dtype, is_per_camera
 from ..config import Backend
 from ..data import Features, ProjectedGaussians
 from ..precision import full_precision
-from .autograd import apply, once_differentiable
-from .backend import launchers
+from ..runtime.autograd import apply, once_differentiable
+from ..runtime.backend import launchers
 from .request import Request
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data import CompositingSettings, Features, Intersections, ProjectedGaussians, Splats
 from ..errors import UnsupportedError
-from .autograd import take_rows, zeros_for
+from ..runtime.autograd import take_rows, zeros_for
 from .compositing import WALKED_MAX, composite
 
 

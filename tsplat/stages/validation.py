@@ -13,8 +13,8 @@ from ..errors import InvalidValueError
 from ..kernels_torch.validation import camera_centers as camera_centers
 from ..kernels_torch.validation import exceeds, has_no_focal_length, is_singular
 from ..precision import full_precision
-from .autograd import once_differentiable
-from .backend import launchers
+from ..runtime.autograd import once_differentiable
+from ..runtime.backend import launchers
 from .inputs import camera_fields, contiguous
 from .lens_models import away, center_at_end
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..data import sum_by_id
 from ..errors import ArgumentError, ShapeError
-from ..stages.process_group import RankGroup
+from ..runtime.process_group import RankGroup
 from .base import Strategy
 from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
 from .operations import LOG_SPLIT, duplicate, remove, reset_opa, revise_opacities, split

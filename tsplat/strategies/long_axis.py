@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import ArgumentError
-from ..stages.process_group import RankGroup
+from ..runtime.process_group import RankGroup
 from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_optimizers, check_shapes, opacities_of
 from .mcmc import MCMCStrategy
 from .operations import rotate

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..config import Backend
 from ..errors import ArgumentError
-from ..stages.process_group import RankGroup
+from ..runtime.process_group import RankGroup
 from .base import Strategy
 from .gaussian_parameters import (
     Follower,

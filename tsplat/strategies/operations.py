@@ -26,8 +26,8 @@ from torch import Tensor
 from ..arguments import plain
 from ..config import Backend
 from ..errors import ArgumentError
-from ..stages.backend import launchers
-from ..stages.process_group import RankGroup
+from ..runtime.backend import launchers
+from ..runtime.process_group import RankGroup
 from .gaussian_parameters import (
     Follower,
     Optimizers,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..stages.process_group import RankGroup
-from ..stages.tracing import on_arrays
+from ..runtime.process_group import RankGroup
+from ..runtime.tracing import on_arrays
 from .sharding import count, select_smallest
 
 STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import FLOATS, INTEGERS, check_tensor
-from ..stages.compilation import with_plain_tensors
+from ..runtime.compilation import with_plain_tensors
 from .gaussian_parameters import check_floats
 
 

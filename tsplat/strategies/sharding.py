@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ..stages.process_group import RankGroup
+from ..runtime.process_group import RankGroup
 from .gaussian_parameters import Follower, Optimizers, Parameters, State
 from .rows import replace_rows
 

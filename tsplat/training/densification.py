@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ..runtime.memory import FREE_SHARE, free_memory
+from ..runtime.process_group import RankGroup
 from ..scene.capture.views import View
-from ..stages.memory import FREE_SHARE, free_memory
-from ..stages.process_group import RankGroup
 from ..strategies import Strategy
 from ..strategies.random_numbers import draw_key
 from ..strategies.sharding import Shard, count

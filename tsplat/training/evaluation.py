@@ -15,10 +15,10 @@ from ..arguments import check_choice, to_float
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
 from ..rendering import kind_of_call, render_views
+from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
-from ..stages.process_group import RankGroup
 from ..support.extras import require
 from .configuration import Config
 from .losses import loss, psnr, ssim

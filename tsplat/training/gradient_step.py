@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..errors import BackendError
 from ..ops.adam import Adam, step_all
+from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera, project_points
 from ..scene.capture.views import View
-from ..stages.process_group import RankGroup
 from .configuration import Precision, Switch
 from .observers import DivergedError
 from .parameters import Parameters

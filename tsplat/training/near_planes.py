@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+from ..runtime.process_group import RankGroup
 from ..scene.capture.views import View
 from ..scene.extents import near_plane
 from ..scene.gaussians import Gaussians
-from ..stages.process_group import RankGroup
 
 
 def views_with_near_planes(views: Sequence[View], gaussians: Gaussians, ranks: RankGroup) -> Sequence[View]:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.adam import Adam
+from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
 from ..scene.gaussians import FLAT, GSPLAT_NAMES, Gaussians
-from ..stages.process_group import RankGroup
 from .configuration import FROZEN_NAMES, Config
 from .needles import limits_needles, shorten_needles
 from .view_corrections import Lenses, identity_exposures, identity_motions, move_poses

@@ -13,12 +13,12 @@ from torch import Tensor
 from ..errors import ArgumentError, UnsupportedError
 from ..precision import full_precision
 from ..rendering import kind_of_call
+from ..runtime.process_group import RankGroup
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
 from ..scene.extents import camera_positions, median_depth, scene_scale
 from ..scene.formats.checkpoints import has_rows
 from ..scene.gaussians import Gaussians
-from ..stages.process_group import RankGroup
 from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
 from .configuration import Config

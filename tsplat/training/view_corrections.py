@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..precision import differentiable, product
+from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
-from ..stages.process_group import RankGroup
 
 GAIN_RATE = 0.5
 """Largest weight of the newest estimate in the gains of a view."""

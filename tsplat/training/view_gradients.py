@@ -13,12 +13,12 @@ from ..config import Capacities
 from ..errors import UnsupportedError
 from ..precision import full_precision
 from ..rendering import kind_of_call, render_views
+from ..runtime.backend import launchers
+from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
-from ..stages.backend import launchers
 from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
-from ..stages.process_group import RankGroup
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points

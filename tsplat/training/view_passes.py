@@ -19,9 +19,9 @@ from ..config import Capacities
 from ..ops.cuda_graphs import GraphRecorder
 from ..passes.replay import specializations
 from ..passes.traced_functions import TracedFunction
+from ..runtime.compilation import is_plain_call
 from ..scene.cameras import Camera
 from ..stages.capacity import graph_room
-from ..stages.compilation import is_plain_call
 from .update_pass import Capture, UpdatePass
 
 KINDS_MAX = 32

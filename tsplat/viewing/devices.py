@@ -7,7 +7,7 @@ import torch
 
 from ..config import Backend
 from ..errors import BackendError
-from ..stages.backend import choose, set_kernel_threads
+from ..runtime.backend import choose, set_kernel_threads
 
 
 def pick_device(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tsplat.errors import PeerError
-from tsplat.stages.process_group import RankGroup
+from tsplat.runtime.process_group import RankGroup
 from tsplat.support.process_identity import describe_process
 from tsplat.training.processes import heartbeat as heartbeats
 from tsplat.training.processes.heartbeat import EXIT_PEER, INTERVAL, TIMEOUT, heartbeat

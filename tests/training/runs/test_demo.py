@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.support.training_scenes import image_sizes
 from tsplat import ArgumentError, BackendError
+from tsplat.runtime.backend import choose
 from tsplat.scene import FileError, read_ply
-from tsplat.stages.backend import choose
 from tsplat.support.locks import lock_folder
 from tsplat.training import DemoSize, Trainer, demo
 from tsplat.viewing.run_cameras import find_background
@@ -125,7 +125,7 @@ def test_invalid_arguments_are_rejected_before_anything_is_written(tmp_path, mon
     ):
         with pytest.raises(error, match=message):
             demo(**arguments, size=TINY)
-    monkeypatch.setattr("tsplat.stages.backend.cpu_compiler_problem", lambda: "llvmlite is not installed")
+    monkeypatch.setattr("tsplat.runtime.backend.cpu_compiler_problem", lambda: "llvmlite is not installed")
     with pytest.raises(BackendError, match="llvmlite is not installed"):
         demo(tmp_path / "a", backend="triton", size=TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -19,9 +19,9 @@ from tests.support.viewer_sessions import described
 from tests.support.waiting import wait_for
 from tsplat import UnsupportedError, cli
 from tsplat.errors import MissingExtraError
+from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import procedural_capture
 from tsplat.scene.formats.checkpoints import find_checkpoints
-from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.support.interruption import Interrupted
 from tsplat.training import Config, LiveView, RunConfig, Trainer, ViewOptions, fit, read_newest, resume, train

@@ -24,8 +24,8 @@ from ...functional import (
 )
 from ...functional.tile_lists import TileLists
 from ...precision import full_precision
-from ...stages.autograd import zeros_for
-from ...stages.compilation import eager, with_plain_tensors
+from ...runtime.autograd import zeros_for
+from ...runtime.compilation import eager, with_plain_tensors
 from ...stages.validation import raise_if_invalid
 from ...strategies.relocation import compute_relocation as relocate
 from . import measures

@@ -13,7 +13,7 @@ from ...functional import (
     isect_tiles,
     rasterize_to_pixels_2dgs,
 )
-from ...stages.autograd import zeros_for
+from ...runtime.autograd import zeros_for
 from ...stages.validation import raise_if_invalid
 from .outputs import Names
 from .rasterizer import NEAR, NUMERICS, TILE_SIZE, GaussianRasterizer, Pose, Screen

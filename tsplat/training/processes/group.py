@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ArgumentError
-from ...stages.process_group import RankGroup
+from ...runtime.process_group import RankGroup
 from ...viewing.devices import pick_device
 from ..configuration import RunConfig
 from .environment import is_launched

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import PeerError
-from ...stages.process_group import RankGroup
+from ...runtime.process_group import RankGroup
 from ...support.process_identity import describe_process, is_running, shares_ids
 
 INTERVAL = 2.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...stages.process_group import RankGroup
+from ...runtime.process_group import RankGroup
 
 
 def write_shards(folder: Path, tensors: dict[str, Tensor], n_rows: int, ranks: RankGroup) -> None:

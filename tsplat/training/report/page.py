@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ... import __version__
+from ...runtime.process_group import RankGroup
 from ...scene.cameras import Camera
 from ...scene.capture.local_frame import LocalFrame
 from ...scene.gaussians import Gaussians, drop_invalid
 from ...scene.images import to_bytes
-from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ...viewing.markup import Html, fill

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import torch
 
 from ...errors import FileError
-from ...stages.process_group import RankGroup
+from ...runtime.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write, write_json
 from ...support.locks import lock_folder

@@ -5,11 +5,11 @@ import os
 from typing import Any
 
 from ...config import Backend
+from ...runtime.backend import choose
+from ...runtime.process_group import RankGroup
 from ...scene.cameras import Camera, intrinsics, orbit
 from ...scene.capture.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
 from ...scene.gaussians import Gaussians
-from ...stages.backend import choose
-from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import output_folder
 from ...support.interruption import stop_on_signals

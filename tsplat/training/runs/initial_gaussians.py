@@ -15,6 +15,7 @@ import torch
 
 from ...errors import ArgumentError, FileError
 from ...rendering import render_views
+from ...runtime.process_group import RankGroup
 from ...scene.cameras import centers, project_points
 from ...scene.capture.block_plans import BlockPlan
 from ...scene.capture.local_frame import LocalFrame
@@ -25,7 +26,6 @@ from ...scene.extents import with_near_planes
 from ...scene.formats.checkpoints import is_run, open_model
 from ...scene.gaussians import GSPLAT_NAMES, Gaussians, drop_invalid
 from ...scene.rotation import transform_gaussians
-from ...stages.process_group import RankGroup
 from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...support.reading import check_possible
 from ..configuration import FROZEN_NAMES, RunConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...stages.memory import used_memory
+from ...runtime.memory import used_memory
 from ...support.extras import require
 from ...support.files import atomic_write, utf8_path
 from ...support.progress import duration

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from ...arguments import to_float
+from ...runtime.backend import choose
+from ...runtime.memory import used_memory
 from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.formats.ply import write_ply
 from ...scene.gaussians import Gaussians
 from ...scene.model_rows import MemoryRows, Rows
-from ...stages.backend import choose
-from ...stages.memory import used_memory
 from ...strategies.sharding import ranges, route
 from ...support.files import write_json
 from ...support.progress import stage_display

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...errors import FileError
+from ...runtime.process_group import RankGroup
 from ...scene.formats.checkpoints import (
     FORMAT,
     LATEST,
@@ -39,7 +40,6 @@ from ...scene.formats.checkpoints import (
     read_raw_checkpoint,
 )
 from ...scene.gaussians import GSPLAT_NAMES, Gaussians
-from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write
 from ...support.output import FULL

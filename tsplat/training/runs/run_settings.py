@@ -12,9 +12,9 @@ import numpy as np
 
 from ...arguments import check_size
 from ...errors import ArgumentError
+from ...runtime.process_group import RankGroup
 from ...scene.capture.views import Capture
 from ...scene.gaussians import Gaussians
-from ...stages.process_group import RankGroup
 from ...viewing.outputs import CONFIG
 from ..configuration import FOUND_OUT, RunConfig, read_config
 from ..processes.environment import is_restarted

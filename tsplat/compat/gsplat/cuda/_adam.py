@@ -5,8 +5,8 @@ from torch import Tensor
 
 from .... import ArgumentError, DtypeError
 from ....arguments import BOOLS, check_devices, check_tensor, plain
-from ....stages.backend import launchers
-from ....stages.compilation import plain_all
+from ....runtime.backend import launchers
+from ....runtime.compilation import plain_all
 
 
 def adam(

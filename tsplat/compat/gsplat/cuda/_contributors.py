@@ -12,7 +12,7 @@ from torch import Tensor
 from ....arguments import INTEGERS, check_numerics, check_size, check_tensor
 from ....config import NumericsName
 from ....functional.contributions import Contributions
-from ....stages.compilation import with_plain_tensors
+from ....runtime.compilation import with_plain_tensors
 from ._sparse_pixels import SparseLayout
 from ._tile_lists import Projected, check_splats, contributions, dense_contributions
 

@@ -14,8 +14,8 @@ from .... import ArgumentError, ShapeError, isect_offset_encode, isect_tiles, ra
 from ....arguments import BOOLS, INTEGERS, check_size, check_tensor, check_tile_lists, check_tile_size, plain
 from ....config import Backend, NumericsName
 from ....functional.tile_lists import TileLists
-from ....stages.compilation import with_plain_tensors
-from ....stages.memory import check_tiles
+from ....runtime.compilation import with_plain_tensors
+from ....runtime.memory import check_tiles
 from ._tile_lists import check_splats
 
 WORD = 64

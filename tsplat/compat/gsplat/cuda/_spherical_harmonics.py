@@ -11,8 +11,8 @@ from .... import ArgumentError, ShapeError
 from ....arguments import BOOLS, check_ids, check_tensor, compute_dtype
 from ....config import PRESETS, SH_NORMS
 from ....functional import shading
+from ....runtime.compilation import with_plain_tensors
 from ....stages import validation
-from ....stages.compilation import with_plain_tensors
 
 NUMERICS = PRESETS["gsplat-1.6"]
 """Where camera centers are -R^T t."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from tests.support.paths import ROOT
-from tsplat.stages.bundles import flatten, regroup, restore, structure
+from tsplat.runtime.bundles import flatten, regroup, restore, structure
 from tsplat.stages.settings import LOCAL, Options
 
 
@@ -56,7 +56,7 @@ def test_bundles_are_not_sliced_by_position():
     )
     found = [
         f"{path.name}: {match[0]}"
-        for folder in ("stages", "kernels", "kernels_torch")
+        for folder in ("runtime", "stages", "functional", "kernels", "kernels_torch")
         for path in (ROOT / "tsplat" / folder).rglob("*.py")
         for match in slices.finditer(path.read_text())
     ]

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tsplat.runtime.process_group import RankGroup
 from tsplat.stages.agreement import Ranks
-from tsplat.stages.process_group import RankGroup
 
 
 def test_shard_rows_cuts_as_torch_chunk():

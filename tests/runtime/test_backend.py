@@ -9,7 +9,7 @@ import torch
 import tsplat
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
-from tsplat.stages import backend
+from tsplat.runtime import backend
 from tsplat.triton_cpu import MissingDependencyError, target
 
 
@@ -128,7 +128,7 @@ def test_packages_that_cannot_be_loaded_fall_back_to_torch(monkeypatch, package,
 @pytest.mark.triton
 def test_an_unknown_name_of_a_cpu_is_said(monkeypatch):
     monkeypatch.setenv("TSPLAT_CPU", "avx2")
-    chosen, reason, said = _chosen_with(monkeypatch, "tsplat.stages.backend._chosen", {})
+    chosen, reason, said = _chosen_with(monkeypatch, "tsplat.runtime.backend._chosen", {})
     assert chosen == "torch"
     assert len(said) == 1
     assert all("TSPLAT_CPU: expected one of x86-64-v4, x86-64-v3, found 'avx2'" in text for text in (reason, *said))

@@ -7,7 +7,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
-from tsplat.stages import memory
+from tsplat.runtime import memory
 
 
 def scene(n=40, **changes):

@@ -12,7 +12,7 @@ from tests.support.backends import BACKENDS
 from tests.tools import compiled_layouts
 from tsplat import CapacityError, l1_and_ssim, l1_ssim_loss, rasterization
 from tsplat.ops import image_loss
-from tsplat.stages import operators
+from tsplat.runtime import operators
 
 # Importing torch._dynamo takes seconds, so that one process does, and it warns of what it does itself.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dynamo"), pytest.mark.filterwarnings("ignore")]
