@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -16,21 +17,19 @@ from .config import (
     UnscentedTransformParameters,
     Validate,
 )
-from .data import Cameras, Splats
+from .data import Splats
 from .passes import replayed
 from .precision import in_full_precision
 from .runtime.compilation import eager, traceable
+from .stages.call import Call, check_call
 from .stages.capacity import Capacity, note_need
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
-from .stages.lens_models import Lens, name_of
 from .stages.meta import IN_GRAPHS, Rendering, describe_reference, describe_render
 from .stages.primitives import composite_images, with_shapes
 from .stages.projection import project
-from .stages.request import Request, Scene, check_request
-from .stages.settings import Options
 from .stages.shading import shade
-from .stages.surfels import arrange_images, check_modes
+from .stages.surfels import arrange_images
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,27 +37,24 @@ if TYPE_CHECKING:
 __all__ = ["rasterization", "rasterization_2dgs"]
 
 
-def render(request: Request) -> Rendering:
-    """Renders the Gaussians of a request by the stages, in their order."""
-    options, settings = request.options, request.settings
-    cameras = gather_cameras(request.ranks, request.cameras, request.device)
-    gaussians, cameras, centers = request.prepare(cameras)
-    harmonics = request.find_harmonics(centers)
-    projected, shaded = project(gaussians, cameras, settings.projection, request.batch, harmonics)
-    if request.sparse_gradients is not None:
-        request.sparse_gradients.set_visible(projected)
-    features = shade(request, gaussians.means, centers, projected, shaded)
-    shaped, features, extra = with_shapes(request, gaussians, projected, features)
-    received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
+def render(call: Call) -> Rendering:
+    """Renders the Gaussians of a checked call by the stages, in their order."""
+    options, settings = call.options, call.settings
+    cameras = gather_cameras(call.ranks, call.own_cameras(), call.means.device)
+    gaussians, cameras, centers = call.prepare(cameras)
+    projected, shaded = project(gaussians, cameras, settings.projection, call.batch, call.find_harmonics(centers))
+    if call.sparse_gradients is not None:
+        call.sparse_gradients.set_visible(projected)
+    features = shade(call, gaussians.means, centers, projected, shaded)
+    shaped, features, extra = with_shapes(call, gaussians, projected, features)
+    received, features = exchange(call.ranks, shaped, features, absgrad=options.absgrad)
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
-    budget = request.memory_budget(splats.n_features)
-    intersections = intersect(
-        received, request.grid, settings.intersection, budget, request.explain_memory, request.ranks
-    )
-    images = composite_images(request, splats, intersections, cameras)
-    note_need(intersections.whole, options.capacity, request.grid, request.ranks)
+    budget = call.memory_budget(splats)
+    intersections = intersect(received, call.grid, settings.intersection, budget, call.explain_memory, call.ranks)
+    images = composite_images(call, splats, intersections, cameras)
+    note_need(intersections.whole, options.capacity, call.grid, call.ranks)
     extra |= images.extra
-    meta = describe_render(request, gaussians.valid, projected, received, intersections, extra)
+    meta = describe_render(call, gaussians.valid, projected, received, intersections, extra)
     return Rendering(images.colors, images.alphas, meta, cameras, images.surfels)
 
 
@@ -243,26 +239,11 @@ def rasterization(
         assert means.grad.shape == (n, 3)
     """
     tile_size = 16 if tile_size is None else tile_size
-    options = Options(
-        width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
-        sh_degree=sh_degree, packed=packed, tile_size=tile_size, render_mode=render_mode, absgrad=absgrad,
-        rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, camera_model=camera_model,
-        validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget, sparse_grad=sparse_grad,
-        segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree, capacity=capacity, with_ut=with_ut,
-        with_eval3d=with_eval3d, ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
-        return_normals=return_normals, global_z_order=global_z_order,
-    )  # fmt: skip
-    not_implemented = {"lidar_coeffs": (lidar_coeffs, None), "renderer_config": (renderer_config, None)}
-    lens = Lens(
-        radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
-    )  # fmt: skip
-    cameras = Cameras(viewmats, Ks)
-    scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens, rays)
-    request = check_request(scene, options, not_implemented, group, distributed)
-    rendering = _render_reference(request) if backend == "reference" else render(request)
+    call = check_call(locals())
+    rendering = _render_reference(call) if backend == "reference" else render(call)
     colors = rendering.colors
-    if request.extra_signals is not None:
-        colors, rendering.meta["render_extra_signals"] = request.split(colors)
+    if call.extra_signals is not None:
+        colors, rendering.meta["render_extra_signals"] = call.split(colors)
     return colors, rendering.alphas, rendering.meta
 
 
@@ -332,24 +313,22 @@ def rasterization_2dgs(
         )
         assert colors.shape == (1, height, width, 4) and surf_normals.shape == (height, width, 3)
     """
-    options = Options(
-        width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
-        sh_degree=sh_degree, extra_signals_sh_degree=None, packed=packed, tile_size=tile_size, render_mode=render_mode,
-        absgrad=absgrad, rasterize_mode="classic", backend=backend, numerics=numerics, camera_model="pinhole",
-        validate=validate, channel_chunk=32, memory_budget=memory_budget, sparse_grad=sparse_grad, segmented=False,
-        capacity=capacity, surfels=True,
-    )  # fmt: skip
-    scene = Scene(means, quats, scales, opacities, colors, Cameras(viewmats, Ks), backgrounds, None)
-    request = check_request(
-        scene, options, {}, group, distributed, lambda checked: check_modes(checked, distloss, depth_mode)
-    )
-    rendering = render(request)
-    return *arrange_images(request, rendering, median_depth=depth_mode == "median"), rendering.meta
+    call = check_call(locals(), surfels=True)
+    rendering = render(call)
+    return *arrange_images(call, rendering), rendering.meta
 
 
-def _render_reference(request: Request) -> Rendering:
+def _render_reference(call: Call) -> Rendering:
     """Renders with the dense reference, which is never packed and has no tiles."""
     from .reference import rasterize
 
-    found = rasterize(**request.reference_arguments())
-    return Rendering(found.colors, found.alphas, describe_reference(request, found))
+    settings = call.settings
+    made = dict(
+        numerics=settings.numerics, unscented=settings.projection.unscented, readout=call.options.rolling_shutter,
+        cull=call.options.validate != "off",
+    )  # fmt: skip
+    given = vars(call) | call.cameras._asdict() | call.options._asdict() | made
+    names = inspect.signature(rasterize).parameters.keys() & given.keys()
+    arguments: Any = {n: v.to(call.dtype) if isinstance(v := given[n], Tensor) else v for n in names}
+    found = rasterize(**arguments)
+    return Rendering(found.colors, found.alphas, describe_reference(call, found))

@@ -7,7 +7,6 @@ import torch
 
 from tests.support.paths import ROOT
 from tsplat.runtime.bundles import flatten, regroup, restore, structure
-from tsplat.stages.settings import LOCAL, Options
 
 
 class Inner(NamedTuple):
@@ -43,10 +42,6 @@ def test_structure_holds_no_tensor():
 def test_bundles_side_by_side_are_told_apart():
     bundles = [Outer(Inner(4, "a"), None, "x", "b"), Inner(5, "c", "d")]
     assert regroup([*bundles[0], *bundles[1]], Outer, Inner) == bundles
-
-
-def test_options_that_ranks_may_differ_in_are_marked():
-    assert {"channel_chunk", "memory_budget", "sparse_grad", "segmented", "capacity"} == LOCAL < set(Options._fields)
 
 
 def test_bundles_are_not_sliced_by_position():

@@ -60,7 +60,7 @@ def render(patch, scene, kind, shift, **options):
     patch.setattr(kernels_torch, "projection_fwd", projection_fwd)
     patch.setattr(kernels_torch, "projection_bwd", projection_bwd)
     with pytest.MonkeyPatch.context() as within:
-        within.setattr(sys.modules["tsplat.rasterization"], "Cameras", lambda viewmats, Ks: kind(viewmats, Ks, shift))
+        within.setattr(sys.modules["tsplat.stages.call"], "Cameras", lambda viewmats, Ks: kind(viewmats, Ks, shift))
         return tsplat.rasterization(**scene, packed=False, backend="torch", **options)
 
 

@@ -15,7 +15,7 @@ from tsplat.config import FThetaCameraDistortionParameters, FThetaPolynomialType
 from tsplat.data import Cameras
 from tsplat.stages.eval3d import camera_rays
 from tsplat.stages.lens_models import Lens, add_lens
-from tsplat.stages.settings import Options, check_options
+from tsplat.stages.options import Options, check_options
 
 SIZE = dict(width=400, height=400)
 KINDS = ["ftheta", "inverse ftheta"]
@@ -72,11 +72,7 @@ def test_pixels_are_those_of_the_inverse_of_the_polynomial_of_distances(backend)
 
 
 def rays_of(lens, dtype):
-    camera = dict(camera_model="ftheta", with_ut=True, near_plane=0.01, far_plane=1e10, radius_clip=0.0, eps2d=0.3)
-    rest = dict(sh_degree=None, extra_signals_sh_degree=None, packed=True, tile_size=16, render_mode="RGB")
-    more = dict(absgrad=False, rasterize_mode="classic", backend="auto", numerics="gsplat-1.5", validate="cull")
-    local = dict(channel_chunk=32, memory_budget=None, sparse_grad=False, segmented=False, capacity=None)
-    _, settings = check_options(Options(**SIZE, **camera, **rest, **more, **local))
+    _, settings = check_options(Options(**SIZE, camera_model="ftheta", with_ut=True))
     Ks = torch.tensor([[[1.0, 0, 210], [0, 7, 190], [0, 0, 1]]], dtype=dtype)
     cameras = Cameras(torch.eye(4, dtype=dtype)[None], Ks)
     cameras = add_lens(cameras, Lens(ftheta_coeffs=lens), settings.projection, torch.Size(), 1)

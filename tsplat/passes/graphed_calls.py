@@ -14,10 +14,10 @@ from torch import Tensor
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.cuda_graphs import GraphRecorder
 from ..runtime.compilation import is_plain_call
-from ..stages.settings import PLAIN
+from ..stages.options import PLAIN, unsupported
 from .calls import Runner
 from .captured_calls import CapturedCall
-from .kinds import REPLAYED, Kind, Kinds
+from .kinds import Kind, Kinds
 
 KINDS_MAX = 4
 """Kinds of calls whose graphs are kept."""
@@ -160,21 +160,12 @@ def _addresses(tensors: list[Tensor]) -> list[int | None]:
 
 def _check_values(arguments: dict[str, Any]) -> None:
     """Raises if calls with an argument other than a tensor are never captured."""
-    for name, value in arguments.items():
-        if isinstance(value, Tensor):
-            continue
-        allowed = REPLAYED.get(name)
-        if allowed is not None and value not in allowed:
-            values = " or ".join(map(repr, allowed))
-            raise UnsupportedError(
-                f"{name}: must be {values} in a graphed call, found {value!r}; call the function itself"
-            )
+    values = {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
+    for name, value, only in unsupported("passes", values):
+        raise UnsupportedError(f"{name}: must be {only} in a graphed call, found {value!r}; call the function itself")
+    for name, value in values.items():
         if type(value) not in PLAIN:
             raise UnsupportedError(
                 f"{name}: must be a number, a string, a tensor or None in a graphed call, found a "
                 f"{type(value).__name__}; call the function itself"
             )
-    if isinstance(capacity := arguments.get("capacity"), str):
-        raise UnsupportedError(
-            f"capacity: must be a number or None in a graphed call, found {capacity!r}; call the function itself"
-        )

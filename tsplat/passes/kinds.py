@@ -18,7 +18,7 @@ from ..config import Capacities
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
 from ..stages.capacity import UNKNOWN, any_overflow, deferred, graph_room, needed_by, note_call
-from ..stages.settings import PLAIN
+from ..stages.options import PLAIN, unsupported
 from .calls import ReplayedCall, Replays, Runner
 from .replay import specializations
 from .traced_calls import TracedCall
@@ -29,18 +29,12 @@ Result = TypeVar("Result")
 KINDS_MAX = 256
 """Kinds of calls that are known. Those that were called longest ago are forgotten."""
 
-REPLAYED: dict[str, tuple[Any, ...]] = {
-    "distributed": (False,), "sparse_grad": (False,), "memory_budget": (None,), "validate": ("cull", "off"),
-    "backend": ("auto", "triton"), "segmented": (False,),
-}  # fmt: skip
-"""Values of arguments with which calls are replayed. With others, the stages run; see :meth:`Kinds.render`."""
-
 
 def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorates a rendering function, which runs the stages, to replay passes of calls whose kind is known.
 
     The first call of a kind runs the stages, the second is traced. Calls that are not plain ones run the stages as
-    well; see :func:`is_plain_call` and ``REPLAYED``.
+    well; see :func:`is_plain_call` and :meth:`Kinds.render`.
     """
     kinds = Kinds(function)
     _all.append(kinds)
@@ -110,9 +104,9 @@ class Kinds:
         """Renders, by passes if the kind of call is known; returns None if the function has to be called.
 
         The stages run for what is compiled, transformed or observed (``is_plain_call``, ``specializations``); for
-        arguments that are not plain (below), not in ``REPLAYED``, or of a capacity that is not an int (``_add``); on
-        another backend than Triton and in several bands (``_render_first``); and for what cannot be traced
-        (``_trace``), or has too little memory.
+        arguments that are not plain (below), and options that passes do not support (``OPTIONS``); on another backend
+        than Triton and in several bands (``_render_first``); and for what cannot be traced (``_trace``), or has too
+        little memory.
         """
         arguments = dict(zip(self._names, args), **kwargs) if args else kwargs
         if len(args) > len(self._names) or len(arguments) < len(args) + len(kwargs):
@@ -134,7 +128,7 @@ class Kinds:
         if device_key is None:
             return None
         key += device_key + self._state(tensors)
-        kind = self._kinds.get(tuple(key)) or self._add(tuple(key), arguments)
+        kind = self._kinds.get(tuple(key)) or self._add(tuple(key), Kind(not any(unsupported("passes", arguments))))
         kind.turn = next(self._turns)
         if not kind.works:
             return None
@@ -170,11 +164,7 @@ class Kinds:
             kind.runner = Replays(traced)
         return kind.runner
 
-    def _add(self, key: Hashable, arguments: dict[str, Any]) -> Kind:
-        capacity = arguments.get("capacity")
-        works = capacity is None or type(capacity) is int
-        works &= all(arguments.get(name, allowed[0]) in allowed for name, allowed in REPLAYED.items())
-        kind = Kind(works)
+    def _add(self, key: Hashable, kind: Kind) -> Kind:
         with self._lock:
             if len(self._kinds) >= (self._most or KINDS_MAX):
                 del self._kinds[min(self._kinds, key=lambda other: self._kinds[other].turn)]

@@ -140,7 +140,7 @@ def join(group: ProcessGroup | None, means: object) -> Ranks | None:
     return None if dist.get_world_size(group) == 1 else Ranks(group, means)
 
 
-def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]) -> None:
+def check_distributed(batch: torch.Size, per_camera: Sequence[str]) -> None:
     """Raises for what is not implemented with ``distributed=True``, as are some arguments that are per camera."""
     if batch:
         raise UnsupportedError(
@@ -148,8 +148,6 @@ def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]
         )
     for name in per_camera:
         raise UnsupportedError(f"distributed: {name} per camera are not implemented with it; pass {name} [N, ...]")
-    if backend == "reference":
-        raise UnsupportedError('distributed: backend="reference" is not implemented with it; use "auto"')
 
 
 @contextlib.contextmanager

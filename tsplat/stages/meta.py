@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..data import Cameras, Intersections, ProjectedGaussians, TileGrid
 from ..runtime.operators import Arguments, Results
+from .call import Call
 from .intersection import BandedIntersections, count_tiles, encode_ids
-from .request import Request
+from .options import SUPPORTED
 from .surfel_pixels import SurfelImages
 
 
@@ -109,7 +110,7 @@ class Rendering(NamedTuple):
 
 
 def describe_render(
-    request: Request,
+    call: Call,
     valid: Tensor | None,
     projected: ProjectedGaussians,
     received: ProjectedGaussians,
@@ -125,29 +126,29 @@ def describe_render(
         intersections: Of ``received``.
         extra: What a primitive adds.
     """
-    grid = request.grid
+    grid = call.grid
     values: dict[str, Any] = {
         **_rows(projected),
         "tile_size": grid.tile_size,
         "tile_width": grid.tile_width,
         "tile_height": grid.tile_height,
-        "width": request.options.width,
-        "height": request.options.height,
-        "n_batches": math.prod(request.batch),
-        "n_cameras": request.n_cameras,
+        "width": call.options.width,
+        "height": call.options.height,
+        "n_batches": math.prod(call.batch),
+        "n_cameras": call.n_cameras,
         **extra,
     }
-    if request.distributed:
+    if call.options.distributed:
         _, camera_ids, gaussian_ids = received.ids()
         values["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
-        if request.options.with_eval3d:
+        if call.options.with_eval3d:
             del values["received"]["conics"]  # they were replaced by shapes in 3D
-    if request.options.surfels:
-        for rows in (values, *([values["received"]] if request.distributed else [])):
+    if call.options.surfels:
+        for rows in (values, *([values["received"]] if call.options.distributed else [])):
             rows["ray_transforms"] = rows.pop("conics").unflatten(-1, (3, 3))
         assert projected.normals is not None
         values["normals"] = projected.normals.view(*projected.means2d.shape[:-1], 3)
-    return Meta(values, LATER, Rendered(grid, request.image_shape[:-2], valid, projected, received, intersections))
+    return Meta(values, LATER, Rendered(grid, call.image_shape[:-2], valid, projected, received, intersections))
 
 
 class Rendered(NamedTuple):
@@ -204,9 +205,9 @@ LATER: dict[str, Callable[[Rendered], Any]] = {
 """Functions of the values of ``meta`` that are computed when they are read."""
 
 
-def describe_reference(request: Request, rendering: Any) -> dict[str, Any]:
+def describe_reference(call: Call, rendering: Any) -> dict[str, Any]:
     """Returns ``meta`` of what the reference rendered."""
-    options, projection = request.options, rendering.projection
+    options, projection = call.options, rendering.projection
     return {
         "batch_ids": None,
         "camera_ids": None,
@@ -214,8 +215,8 @@ def describe_reference(request: Request, rendering: Any) -> dict[str, Any]:
         **{name: getattr(projection, name) for name in ROWS},
         "width": options.width,
         "height": options.height,
-        "n_batches": math.prod(request.batch),
-        "n_cameras": request.n_cameras,
+        "n_batches": math.prod(call.batch),
+        "n_cameras": call.n_cameras,
         "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
         **({} if rendering.normals is None else {"normals": rendering.normals}),
     }
@@ -226,12 +227,8 @@ ROWS = ("radii", "means2d", "depths", "conics", "opacities")
 
 
 def _fits(a: Arguments) -> bool:
-    if not isinstance(a["capacity"], int) or any(
-        a[name] for name in ("packed", "sparse_grad", "absgrad", "distributed")
-    ):
-        return False
     is_empty = any(isinstance(value, Tensor) and value.numel() == 0 for value in a.values())
-    return a["validate"] != "error" and a["backend"] != "reference" and not is_empty
+    return not is_empty and all(only.has(a[name]) for name, only in SUPPORTED["graphs"].items())
 
 
 def _names(a: Arguments) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..config import DEPTH_ALPHA_MIN
 from ..data import Cameras, Features, Gaussians3D, ProjectedGaussians, Splats
+from .call import Call
 from .compositing import composite
 from .eval3d import composite_along_rays, with_world_shapes
 from .intersection import BandedIntersections
-from .request import Request
 from .surfel_pixels import SurfelImages, composite_surfels, with_normals, with_screen_gradient
 
 
@@ -37,16 +37,16 @@ class Images(NamedTuple):
 
 
 def with_shapes(
-    request: Request, gaussians: Gaussians3D, projected: ProjectedGaussians, features: Features
+    call: Call, gaussians: Gaussians3D, projected: ProjectedGaussians, features: Features
 ) -> tuple[ProjectedGaussians, Features, dict[str, Tensor]]:
     """Returns projected Gaussians with the shapes of their footprint, and normals in front of features if rendered.
 
     The third is what ``meta`` has of these: of 2D Gaussians zeros ``gradient_2dgs``, for densification.
     """
     extra = {}
-    if request.options.with_eval3d:
-        projected = with_world_shapes(projected, gaussians, request.settings.compositing)
-    elif request.options.surfels:
+    if call.options.with_eval3d:
+        projected = with_world_shapes(projected, gaussians, call.settings.compositing)
+    elif call.options.surfels:
         densify = extra["gradient_2dgs"] = torch.zeros_like(projected.means2d, requires_grad=True)
         projected = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
     if projected.normals is not None:
@@ -54,23 +54,23 @@ def with_shapes(
     return projected, features, extra
 
 
-def composite_images(request: Request, splats: Splats, intersections: BandedIntersections, cameras: Cameras) -> Images:
+def composite_images(call: Call, splats: Splats, intersections: BandedIntersections, cameras: Cameras) -> Images:
     """Composites the Gaussians of each tile to images, along the rays of these cameras with ``with_eval3d``."""
-    options, settings, size = request.options, request.settings.compositing, request.image_shape
-    rest = (request.backgrounds, None, request.grid.n_images, intersections, settings)
+    options, settings, size = call.options, call.settings.compositing, call.image_shape
+    rest = (call.image_backgrounds(), None, call.grid.n_images, intersections, settings)
     extra, surfels = {}, None
     if options.surfels:
         surfels = composite_surfels(splats, *rest).view(size)
         colors, alphas, extra["render_distort"] = surfels.colors, surfels.alphas, surfels.distortions
     else:
-        rays = request.find_rays(cameras)
+        rays = call.find_rays(cameras)
         if rays is None:
             colors, alphas, _ = composite(splats, *rest)
         else:
             colors, alphas, normals = composite_along_rays(splats, *rest, rays)
             if normals is not None:
                 extra["normals"] = normals.reshape(*size, 3)
-        if len(request.batch):
+        if len(call.batch):
             colors, alphas = (image.reshape(*size, image.shape[-1]) for image in (colors, alphas))
     if options.expects_depth:
         depth = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)

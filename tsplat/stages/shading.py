@@ -13,7 +13,7 @@ from ..data import Features, ProjectedGaussians
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
-from .request import Request
+from .call import Call
 
 
 class _SphericalHarmonics(torch.autograd.Function):
@@ -84,7 +84,7 @@ def evaluate_harmonics(
 
 
 def shade(
-    request: Request, means: Tensor, centers: Tensor | None, projected: ProjectedGaussians, shaded: Tensor | None
+    call: Call, means: Tensor, centers: Tensor | None, projected: ProjectedGaussians, shaded: Tensor | None
 ) -> Features:
     """Computes the features of projected Gaussians: colors, if they are rendered, and extra signals behind them.
 
@@ -92,13 +92,14 @@ def shade(
         means, centers: [..., N, 3], camera centers [B, C, 3]; centers may be None without spherical harmonics.
         shaded: Colors that projection evaluated, [nnz, 3], or None.
     """
-    o, colors = request.options, Features(shaded, None)
+    o, colors = call.options, Features(shaded, None)
     if o.renders_color and shaded is None:
-        colors = find_features(means, request.colors, centers, projected, o.sh_degree, o.backend)
-    if request.extra_signals is None:
+        assert call.colors is not None
+        colors = find_features(means, call.colors, centers, projected, o.sh_degree, o.backend)
+    if call.extra_signals is None:
         return colors
     degree = o.extra_signals_sh_degree
-    extra = find_features(means, request.extra_signals, centers, projected, degree, o.backend, clamp=False)
+    extra = find_features(means, call.extra_signals, centers, projected, degree, o.backend, clamp=False)
     return _concatenate(colors, extra)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import tsplat
 from tests.support import scenes
-from tsplat.stages import request
+from tsplat.stages import call as calls
 
 SCENE = scenes.make(scenes.Structure(n=3, cameras=1, width=8, height=6, seed=1), torch.float32)
 
@@ -13,11 +13,11 @@ SCENE = scenes.make(scenes.Structure(n=3, cameras=1, width=8, height=6, seed=1),
 @pytest.fixture
 def checked(monkeypatch):
     """Names of the calls that were checked, in order."""
-    calls = []
-    check = request._check_all
-    monkeypatch.setattr(request, "_checked", {})
-    monkeypatch.setattr(request, "_check_all", lambda *arguments: (calls.append(None), check(*arguments))[1])
-    return calls
+    names = []
+    check = calls._check_all
+    monkeypatch.setattr(calls, "_checked", {})
+    monkeypatch.setattr(calls, "_check_all", lambda *arguments: (names.append(None), check(*arguments))[1])
+    return names
 
 
 def call(**changes):
@@ -77,7 +77,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_known_calls_hide_no_error(change, checked):
     expected = outcome(**CHANGES[change]())
-    request._checked.clear()
+    calls._checked.clear()
     for _ in range(3):
         assert outcome() == "torch.float32"
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_coefficients_of_lenses_are_read_in_each_call(checked):
 
 
 def test_what_is_known_is_bounded(checked, monkeypatch):
-    monkeypatch.setattr(request, "CHECKED_MAX", 3)
+    monkeypatch.setattr(calls, "CHECKED_MAX", 3)
     for width in range(1, 9):
         call(width=width)
-        assert len(request._checked) <= 3
+        assert len(calls._checked) <= 3

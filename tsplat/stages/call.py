@@ -1,0 +1,323 @@
+"""A rendering call: its arguments as given, checked and agreed on by all ranks, and what the stages take of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..arguments import (
+    check_backgrounds,
+    check_bool,
+    check_colors,
+    check_devices,
+    check_not_implemented,
+    compute_dtype,
+    is_per_camera,
+    kind_of,
+)
+from ..data import Cameras, Gaussians3D, Rays, Splats, TileGrid
+from ..errors import ArgumentError, UnsupportedError
+from ..runtime.backend import launchers
+from ..runtime.bundles import flatten, restore, structure
+from ..runtime.compilation import plain_all, refuse_transforms
+from ..runtime.memory import MemoryBudget, check_images
+from .agreement import Ranks, agreement, check_distributed, describe, join
+from .eval3d import camera_rays, check_rays, given_rays
+from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
+from .lens_models import Lens, add_lens
+from .options import PLAIN, SUPPORTED, Options, Settings, check_options, unsupported
+from .sparse_gradients import SparseGradients
+from .validation import explain_sizes, prepare, raise_if_invalid, warn_if_nothing_is_visible
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`. The stages only read it.
+
+    Attributes:
+        means, quats, scales, opacities, colors: The Gaussians as given: [..., N, 3], [..., N, 4], [..., N, 3],
+            [..., N], and [..., N, D] or more. A call that renders no colors may have means in their place.
+        cameras: ``viewmats`` and ``Ks`` as given. Checks add the tensors of ``lens``.
+        lens, covars, backgrounds, extra_signals, rays: As given. Checks expand backgrounds and rays to all images.
+        options: As given; once checked, numbers are ints and floats.
+        ranks: The ranks that render together, or None for a single one.
+        sparse_gradients: What makes the gradients of the Gaussians sparse, or None.
+        settings: What follows from the options.
+        batch: The batch dimensions as given.
+        n_cameras, n_features: C of this rank, and the number of channels that are rendered.
+        dtype: The compute dtype.
+        grid: The tiles of this rank's images.
+        bytes_per_intersection: By number of features, as far as :meth:`memory_budget` was asked.
+    """
+
+    means: Tensor
+    quats: Tensor | None
+    scales: Tensor | None
+    opacities: Tensor
+    colors: Tensor | None
+    cameras: Cameras
+    lens: Lens
+    covars: Tensor | None
+    backgrounds: Tensor | None
+    extra_signals: Tensor | None
+    rays: Tensor | None
+    options: Options
+    ranks: Ranks | None = None
+    sparse_gradients: SparseGradients | None = None
+    settings: Settings = dataclasses.field(init=False)
+    batch: torch.Size = dataclasses.field(init=False)
+    n_cameras: int = dataclasses.field(init=False)
+    n_features: int = dataclasses.field(init=False)
+    dtype: torch.dtype = dataclasses.field(init=False)
+    grid: TileGrid = dataclasses.field(init=False)
+    bytes_per_intersection: dict[int, int] = dataclasses.field(init=False)
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Leading dimensions of the images, [..., C, H, W]."""
+        return (*self.batch, self.n_cameras, self.options.height, self.options.width)
+
+    def signals(self) -> dict[str, tuple[Tensor, int | None]]:
+        """Returns colors and extra signals, as far as there are any, with their degrees of spherical harmonics."""
+        o, given = self.options, {}
+        if self.colors is not None:
+            given["colors"] = self.colors, o.sh_degree
+        if self.extra_signals is not None:
+            given["extra_signals"] = self.extra_signals, o.extra_signals_sh_degree
+        return given
+
+    def gaussians(self) -> Gaussians3D:
+        """Returns the Gaussians, with covariances as upper triangles, which take precedence over quats and scales."""
+        means, quats, scales, covars = self.means, self.quats, self.scales, self.covars
+        if self.sparse_gradients is not None:
+            means, quats, scales, covars = map(self.sparse_gradients.attach, (means, quats, scales, covars))  # type: ignore[assignment]
+        if covars is None:
+            return Gaussians3D(means, quats, scales, None, self.opacities)
+        # By slices: a GPU waits for the copy of a list of indices.
+        upper = torch.cat([covars[..., i, i:] for i in range(3)], -1)
+        return Gaussians3D(means, None, None, upper, self.opacities)
+
+    def own_cameras(self) -> Cameras:
+        """Returns this rank's cameras [B, C] in the compute dtype."""
+        return flatten_batches(self.cameras, len(self.batch), self.dtype)
+
+    def prepare(self, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
+        """Returns the Gaussians in the compute dtype, with invalid ones marked, the cameras of all ranks, with invalid
+        ones replaced, and the camera centers, which may be None without spherical harmonics."""
+        o, gaussians = self.options, in_dtype(self.gaussians(), self.dtype)
+        if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
+            return gaussians, cameras, None
+        signals = [(t, is_per_camera(t, degree, len(self.batch))) for t, degree in self.signals().values()]
+        return prepare(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
+
+    def find_harmonics(self, centers: Tensor | None) -> Harmonics:
+        """Returns the spherical harmonics that projection can evaluate: of three channels, the same for all cameras."""
+        o, colors = self.options, self.colors
+        assert colors is not None
+        # Evaluation in 3D adds to the gradients of means, too: separate, the order of that sum is that of the stages.
+        if not o.renders_color or o.sh_degree is None or o.with_eval3d or colors.shape[-1] != 3:
+            return NO_HARMONICS
+        if is_per_camera(colors, o.sh_degree, len(self.batch)):
+            return NO_HARMONICS
+        assert centers is not None
+        return Harmonics(o.sh_degree, centers.contiguous(), colors.contiguous())
+
+    def memory_budget(self, splats: Splats) -> MemoryBudget:
+        """Returns the budget for the intersections of rows with as many features."""
+        device, n_features = splats.means2d.device, splats.n_features
+        needed = self.bytes_per_intersection.get(n_features)
+        if needed is None:
+            launch, settings = launchers(device, self.options.backend), self.settings.compositing
+            needed = launch.bytes_per_intersection(splats.means2d, self.grid, n_features, settings)
+            self.bytes_per_intersection[n_features] = needed
+        return MemoryBudget(device, self.options.memory_budget, needed)
+
+    def explain_memory(self) -> str:
+        """Returns the likely cause of too many intersections."""
+        means, _, scales, covars, *_ = in_dtype(self.gaussians(), self.dtype)
+        return explain_sizes(means, scales, covars)
+
+    def image_backgrounds(self) -> Tensor | None:
+        """Returns the backgrounds [I, D] in the compute dtype, as far as they are rendered."""
+        if self.backgrounds is None or not (self.options.renders_color or self.options.surfels):
+            return None
+        return flatten_batch(self.backgrounds, len(self.batch), self.dtype).flatten(0, 1)
+
+    def find_rays(self, cameras: Cameras) -> Rays | None:
+        """Returns the rays of this rank's pixels, given the cameras of all ranks; None without evaluation in 3D."""
+        if not self.options.with_eval3d:
+            return None
+        if self.rays is not None:
+            return given_rays(flatten_batch(self.rays, len(self.batch), self.dtype).flatten(0, 1))
+        settings = self.settings.compositing
+        return camera_rays(self.choose_own(cameras), settings.camera, unit=settings.hits)
+
+    def choose_own(self, cameras: Cameras) -> Cameras:
+        """Returns this rank's cameras among those of all ranks."""
+        if self.ranks is None:
+            return cameras
+        first = sum(self.ranks.n_cameras[: self.ranks.rank])
+        rows = slice(first, first + self.n_cameras)
+        mine: Cameras = restore(structure(cameras), [None if t is None else t[:, rows] for t in flatten(cameras)])
+        return mine
+
+    def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Separates rendered channels: colors, with depth as the last channel, and extra signals."""
+        assert self.extra_signals is not None
+        end = images.shape[-1] - int(self.options.renders_depth)
+        begin = end - self.extra_signals.shape[-1]
+        return torch.cat([images[..., :begin], images[..., end:]], -1), images[..., begin:end]
+
+
+def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
+    """Checks a call on all ranks.
+
+    Args:
+        arguments: All arguments of the rendering function, by name.
+        surfels: Whether they are those of :func:`tsplat.rasterization_2dgs`.
+
+    Raises:
+        As :func:`tsplat.rasterization`.
+    """
+    options, group = Options.of(arguments, surfels=surfels), arguments["group"]
+    given: dict[str, Any] = {name: arguments.get(name) for name in GIVEN}
+    given["cameras"] = Cameras(arguments["viewmats"], arguments["Ks"])
+    given["lens"] = Lens(*map(arguments.get, Lens._fields))
+    call = Call(**given, options=options)
+    distributed = check_bool("distributed", options.distributed)
+    if group is not None and not distributed:
+        raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
+    ranks = join(group, call.means) if distributed else None
+    if ranks is None:
+        _check(call)
+    else:
+        with agreement(ranks, options.shared()) as record:
+            _check(call)
+            launchers(call.means.device, call.options.backend)  # raises where the backend cannot run
+            signals = {"colors": call.colors, "extra_signals": call.extra_signals}
+            sizes = call.n_cameras, call.dtype, options.capacity is not None
+            describe(record, ranks, call.gaussians(), signals, call.cameras, *sizes)
+    call.ranks = ranks
+    call.sparse_gradients = SparseGradients() if call.options.sparse_grad else None
+    return call
+
+
+GIVEN = (
+    "means", "quats", "scales", "opacities", "colors", "cameras", "lens", "covars", "backgrounds", "extra_signals",
+    "rays",
+)  # fmt: skip
+"""Attributes of a call that hold what the caller passed."""
+
+FOUND = ("options", *(field.name for field in dataclasses.fields(Call) if not field.init))
+"""Attributes that follow from the options, and from the shapes, dtypes and devices of tensors."""
+
+_checked: dict[Any, dict[str, Any]] = {}
+"""``FOUND`` of earlier calls, by all that it depends on."""
+
+CHECKED_MAX = 256
+
+
+def _check(call: Call) -> None:
+    """Checks tensors and options. Calls that differ from an earlier one in values only are looked up.
+
+    Then the call has what was found; plain tensors, with a stand-in for colors that are None; and the tensors of
+    lenses.
+    """
+    options = call.options
+    check_not_implemented({name: (getattr(options, name), None) for name in SUPPORTED["tsplat"]})
+    types, tensors = tuple(map(type, options)), flatten(_given(call))
+    kinds = [type(None) if t is None else kind_of(t) for t in tensors]
+    key = (options, types, type(call.cameras), torch.is_grad_enabled(), *kinds)
+    is_known = None not in kinds and PLAIN.issuperset(types) and forward_ad._current_level < 0
+    found = _checked.get(key) if is_known else None
+    if found is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
+        refuse_transforms()
+        vars(call).update(found)
+    else:
+        _check_all(call)
+        if is_known and all(map(operator.is_, flatten(_given(call)), tensors)):
+            if len(_checked) >= CHECKED_MAX:
+                _checked.clear()
+            _checked[key] = {name: getattr(call, name) for name in FOUND}
+    o = call.options
+    check_images(call.means.device, call.grid.n_images, o.width, o.height, call.n_features, call.dtype)
+    if o.validate == "error":
+        gaussians = call.gaussians()
+        for name, (values, degree) in call.signals().items():
+            raise_if_invalid(gaussians, call.cameras, values, degree, name)
+        if o.camera_model == "pinhole" and not o.distributed:
+            warn_if_nothing_is_visible(gaussians, call.cameras, o.near_plane, o.far_plane)
+
+
+def _given(call: Call) -> tuple[Any, ...]:
+    return tuple([getattr(call, name) for name in GIVEN])
+
+
+def _check_all(call: Call) -> None:
+    call.options, call.settings = options, settings = check_options(call.options)
+    vars(call).update(zip(GIVEN, plain_all(GIVEN, _given(call))))
+    if call.opacities is None:
+        raise ArgumentError("opacities: expected a tensor [..., N], found None")
+    batch, n_gaussians, n_cameras = check_scene(
+        call.means, call.quats, call.scales, call.covars, (3, 3), call.opacities, call.cameras
+    )
+    for name in ("with_ut", "with_eval3d"):
+        if getattr(options, name) and call.covars is not None:
+            raise ArgumentError(f"covars: expected None, as {name} is True; pass quats and scales")
+    call.batch, call.n_cameras = batch, n_cameras
+    if call.rays is not None:
+        if not options.with_eval3d:
+            raise ArgumentError("rays: requires with_eval3d=True, found with_eval3d=False")
+        call.rays = check_rays(call.rays, (*call.image_shape, 6))
+    call.cameras = add_lens(call.cameras, call.lens, settings.projection, batch, n_cameras)
+    if call.colors is None:
+        call.colors, call.backgrounds = _stand_in(call.means, options), None
+    sizes = batch, n_cameras, n_gaussians
+    channels = check_colors(call.colors, options.sh_degree, *sizes)
+    n_extra = _check_extra_signals(call, *sizes)
+    if call.backgrounds is not None:
+        n_channels = channels + n_extra if options.renders_color else 1 if options.surfels else None
+        meaning = "[..., C, D] as cameras and colors" if n_channels != 1 else "[..., C, 1], as one channel is rendered"
+        call.backgrounds = check_backgrounds(call.backgrounds, (*batch, n_cameras), n_channels, meaning)
+    if options.sparse_grad and batch:
+        raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
+    check_devices(dict(means=call.means, colors=call.colors, backgrounds=call.backgrounds, rays=call.rays))
+    geometry = (call.means, call.quats, call.scales) if call.covars is None else (call.means, call.covars)
+    others = (call.colors, *call.cameras, call.backgrounds, call.extra_signals, call.rays)
+    call.dtype = compute_dtype(*geometry, call.opacities, *others)
+    call.n_features = options.renders_color * channels + n_extra + options.renders_depth + 3 * options.return_normals
+    if options.distributed:
+        per_camera = [name for name, (t, degree) in call.signals().items() if is_per_camera(t, degree, len(batch))]
+        check_distributed(batch, per_camera)
+        for name, value, only in unsupported("distributed", options._asdict()):
+            raise UnsupportedError(f'distributed: {name}="{value}" is not implemented with it; use "{only.values[0]}"')
+    call.grid = TileGrid.cover(math.prod(batch) * n_cameras, options.width, options.height, options.tile_size)
+    call.bytes_per_intersection = {}
+
+
+def _stand_in(means: Tensor, options: Options) -> Tensor:
+    """Returns valid colors [..., N, 3] for a call without colors, which renders none."""
+    if options.renders_color:
+        raise ArgumentError(f"colors: found None, but render_mode is {options.render_mode!r}; pass colors, or use 'D'")
+    if options.sh_degree is not None:
+        raise ArgumentError("sh_degree: expected None, as colors is None")
+    return means.detach()
+
+
+def _check_extra_signals(call: Call, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
+    """Checks the extra signals and returns the number of their channels, 0 if there are none."""
+    extra_signals, sh_degree = call.extra_signals, call.options.extra_signals_sh_degree
+    if extra_signals is None:
+        if sh_degree is not None:
+            raise ArgumentError("extra_signals_sh_degree: expected None, as extra_signals is None")
+        return 0
+    names = ("extra_signals", "extra_signals_sh_degree")
+    channels = check_colors(extra_signals, sh_degree, batch, n_cameras, n_gaussians, names)
+    check_devices(dict(means=call.means, extra_signals=extra_signals))
+    return channels

@@ -1,0 +1,320 @@
+"""The options of ``rasterization()``: one table, from which checks, errors and their documentation follow."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from ..arguments import (
+    check_bool,
+    check_choice,
+    check_culling,
+    check_numerics,
+    check_size,
+    check_tile_size,
+    to_int,
+)
+from ..config import (
+    BACKENDS,
+    HIT_MODES,
+    RASTERIZE_MODES,
+    RENDER_MODES,
+    VALIDATE,
+    Backend,
+    CameraModel,
+    CameraSettings,
+    Capacities,
+    Numerics,
+    NumericsName,
+    RasterizeMode,
+    RenderMode,
+    RollingShutterType,
+    Validate,
+)
+from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
+from ..errors import ArgumentError, UnsupportedError
+from .capacity import Capacity
+from .lens_models import check_camera_model, check_unscented, name_of
+
+
+class Only(NamedTuple):
+    """The values of an option that are supported, or their types, and why others are not."""
+
+    values: tuple[Any, ...]
+    why: str
+
+    def has(self, value: object) -> bool:
+        return type(value) in self.values or any([value == supported for supported in self.values])
+
+    def __str__(self) -> str:
+        return " or ".join("a number" if value is int else repr(value) for value in self.values)
+
+
+class Option(NamedTuple):
+    """What is known of an option besides its type and default.
+
+    Attributes:
+        check: Checks a value, given the name, and returns it as the type of the option. Options whose values belong
+            together are returned as they are, and checked by :func:`check_options`.
+        only: What supports some values only, by the keys of ``WHERE``.
+        is_local: Whether ranks may pass different values.
+    """
+
+    check: Callable[[str, Any], Any]
+    only: Mapping[str, Only]
+    is_local: bool
+
+
+WHERE = {
+    "tsplat": "anywhere",
+    "surfels": "`rasterization_2dgs`",
+    "eval3d": "`with_eval3d=True`",
+    "reference": '`backend="reference"`',
+    "distributed": "`distributed=True`",
+    "passes": "replayed and `graphed` calls",
+    "graphs": "graphs of `torch.compile`",
+}
+"""Where some values are not supported, in the words of the documentation."""
+
+
+def _option(
+    check: Callable[[str, Any], Any] = lambda _, value: value, *, is_local: bool = False, **only: Only
+) -> Option:
+    assert only.keys() <= WHERE.keys()
+    return Option(check, only, is_local)
+
+
+def _one_of(*choices: object) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        check_choice(name, value, choices)
+        return value
+
+    return check
+
+
+def _check_degree(_: str, value: Any) -> Any:
+    """Returns an int; what is none is checked with the coefficients."""
+    degree = to_int(value)
+    return value if degree is None else degree
+
+
+def _check_bytes(name: str, value: Any) -> int | None:
+    return None if value is None else check_size(name, value)
+
+
+def _check_capacity(name: str, value: Any) -> Capacity:
+    is_sized = isinstance(value, Capacities) or (isinstance(value, str) and value == "auto")
+    return value if is_sized else _check_bytes(name, value)
+
+
+ALONE = Only((False,), "other ranks take part")
+PLAIN_ROWS = Only((False,), "the number of projected Gaussians depends on values")
+NO_WAIT = Only(("cull", "off"), "the call waits for values")
+NO_CENTERS = Only((False,), "means2d then has no gradient")
+DENSE = Only((False,), "gradients are those of autograd")
+SEGMENTS = Only((False,), "segments are counted first")
+NO_LISTS = Only((None,), "there are no lists of intersections")
+NO_SEGMENTS = NO_LISTS._replace(values=(False,))
+KERNELS = ("auto", "triton", "torch")
+
+
+class Options(NamedTuple):
+    """The options of a call; see :func:`tsplat.rasterization`. Ranks must agree on all that are not local.
+
+    The types are those of checked options. ``surfels`` are 2D Gaussians, for which the caller chooses the function.
+    """
+
+    width: Annotated[int, _option(check_size)]
+    height: Annotated[int, _option(check_size)]
+    near_plane: Annotated[float, _option()] = 0.01
+    far_plane: Annotated[float, _option()] = 1e10
+    radius_clip: Annotated[float, _option()] = 0.0
+    eps2d: Annotated[float, _option()] = 0.3
+    sh_degree: Annotated[int | None, _option(_check_degree)] = None
+    extra_signals_sh_degree: Annotated[int | None, _option(_check_degree)] = None
+    packed: Annotated[bool, _option(check_bool, graphs=PLAIN_ROWS)] = True
+    tile_size: Annotated[int, _option(lambda _, value: check_tile_size(value))] = 16
+    render_mode: Annotated[RenderMode, _option(_one_of(*RENDER_MODES))] = "RGB"
+    rasterize_mode: Annotated[RasterizeMode, _option(_one_of(*RASTERIZE_MODES))] = "classic"
+    sparse_grad: Annotated[
+        bool, _option(check_bool, is_local=True, reference=DENSE, passes=PLAIN_ROWS, graphs=PLAIN_ROWS)
+    ] = False
+    absgrad: Annotated[
+        bool,
+        _option(
+            check_bool, eval3d=NO_CENTERS, reference=DENSE, graphs=Only((False,), "it is an attribute of a tensor")
+        ),
+    ] = False
+    channel_chunk: Annotated[int, _option(check_size, is_local=True)] = 32
+    segmented: Annotated[bool, _option(check_bool, is_local=True, reference=NO_SEGMENTS, passes=SEGMENTS)] = False
+    camera_model: Annotated[CameraModel, _option()] = "pinhole"
+    with_ut: Annotated[bool, _option(check_bool)] = False
+    with_eval3d: Annotated[bool, _option(check_bool)] = False
+    ut_params: Annotated[object, _option()] = None
+    rolling_shutter: Annotated[str, _option(_one_of(*RollingShutterType.__members__))] = RollingShutterType.GLOBAL.name
+    return_normals: Annotated[bool, _option(check_bool)] = False
+    global_z_order: Annotated[bool, _option()] = True
+    numerics: Annotated[NumericsName, _option()] = "gsplat-1.5"
+    validate: Annotated[Validate, _option(_one_of(*VALIDATE), passes=NO_WAIT, graphs=NO_WAIT)] = "cull"
+    backend: Annotated[
+        Backend,
+        _option(
+            _one_of(*BACKENDS),
+            surfels=Only(KERNELS, "the reference has no 2D Gaussians"),
+            distributed=Only(KERNELS, "the reference runs on one rank"),
+            passes=Only(("auto", "triton"), "passes consist of launches"),
+            graphs=Only(KERNELS, "the reference has no capacity"),
+        ),
+    ] = "auto"
+    memory_budget: Annotated[
+        int | None,
+        _option(_check_bytes, is_local=True, reference=NO_LISTS, passes=Only((None,), "the call may render in bands")),
+    ] = None
+    capacity: Annotated[
+        Capacity,
+        _option(
+            _check_capacity,
+            is_local=True,
+            reference=NO_LISTS,
+            passes=Only((int, None), "it changes between calls"),
+            graphs=Only((int,), "the number of intersections depends on values"),
+        ),
+    ] = None
+    distributed: Annotated[bool, _option(check_bool, is_local=True, passes=ALONE, graphs=ALONE)] = False
+    distloss: Annotated[bool, _option(check_bool, is_local=True)] = False
+    depth_mode: Annotated[str, _option(_one_of("expected", "median"), is_local=True)] = "expected"
+    surfels: Annotated[bool, _option()] = False
+    lidar_coeffs: Annotated[object, _option(tsplat=Only((None,), "spinning lidars are not implemented"))] = None
+    renderer_config: Annotated[object, _option(tsplat=Only((None,), "`backend` chooses kernels"))] = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], *, surfels: bool) -> "Options":
+        """Returns the options among the arguments of a rendering function."""
+        given = {name: arguments[name] for name in cls._fields if name in arguments}
+        if "rolling_shutter" in given:
+            given["rolling_shutter"] = name_of(given["rolling_shutter"])
+        return cls(**given, surfels=surfels)
+
+    @property
+    def renders_color(self) -> bool:
+        return "RGB" in self.render_mode
+
+    @property
+    def renders_depth(self) -> bool:
+        return "D" in self.render_mode or self.renders_hits
+
+    @property
+    def renders_hits(self) -> bool:
+        """Whether depth is the distance along the rays of pixels."""
+        return self.render_mode in HIT_MODES
+
+    @property
+    def expects_depth(self) -> bool:
+        """Whether depth is divided by alpha."""
+        return "E" in self.render_mode
+
+    def shared(self) -> dict[str, Any]:
+        """Returns the options that must be equal on all ranks."""
+        return {name: value for name, value in self._asdict().items() if not OPTIONS[name].is_local}
+
+
+OPTIONS: dict[str, Option] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()
+}
+SUPPORTED = {
+    where: {name: option.only[where] for name, option in OPTIONS.items() if where in option.only} for where in WHERE
+}
+"""For each key of ``WHERE``, the options of which only some values are supported there."""
+
+
+def unsupported(where: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any, Only]]:
+    """Yields the arguments of a call whose values are not supported: names, values, and what is supported."""
+    for name, only in SUPPORTED[where].items():
+        if name in arguments and not only.has(arguments[name]):
+            yield name, arguments[name], only
+
+
+class Settings(NamedTuple):
+    """The settings of the stages, constants of kernels, which follow from the options alone."""
+
+    numerics: Numerics
+    projection: ProjectionSettings
+    intersection: IntersectionSettings
+    compositing: CompositingSettings
+
+    @classmethod
+    def of(cls, o: Options, numerics: Numerics) -> "Settings":
+        """Makes the settings of checked options."""
+        planes = (o.near_plane, o.far_plane)
+        camera = CameraSettings.of(o.width, o.height, o.camera_model, *planes, numerics, o.rolling_shutter)
+        projection = ProjectionSettings(
+            camera=camera,
+            eps2d=o.eps2d,
+            radius_clip=o.radius_clip,
+            antialiased=o.rasterize_mode == "antialiased",
+            packed=o.packed,
+            numerics=numerics,
+            backend=o.backend,
+            unscented=check_unscented(o.with_ut, o.ut_params, numerics, o.global_z_order),
+            surfels=o.surfels,
+        )
+        compositing = CompositingSettings(
+            camera=camera,
+            tile_size=o.tile_size,
+            channel_chunk=o.channel_chunk,
+            absgrad=o.absgrad,
+            numerics=numerics,
+            backend=o.backend,
+            footprint="surfel" if o.surfels else numerics.ray_footprint if o.with_eval3d else "ellipse",
+            distortion=o.surfels,
+            normals=o.return_normals,
+            hits=o.renders_hits,
+        )
+        intersection = IntersectionSettings(
+            numerics, o.backend, segmented=o.segmented, capacity=o.capacity, boxes=o.with_eval3d or o.surfels
+        )
+        return cls(numerics, projection, intersection, compositing)
+
+
+PLAIN = {bool, int, float, str, type(None)}
+"""Types whose values cannot change, so that what follows from them is kept."""
+
+
+def check_options(options: Options) -> tuple[Options, Settings]:
+    """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages."""
+    types = tuple(map(type, options))
+    return _check_once(options, types) if PLAIN.issuperset(types) else _check(options)
+
+
+@functools.lru_cache(maxsize=256)
+def _check_once(options: Options, _types: tuple[type, ...]) -> tuple[Options, Settings]:
+    """Checks options once. Options of other types may be equal, such as 1 and True."""
+    return _check(options)
+
+
+def _check(options: Options) -> tuple[Options, Settings]:
+    options = Options(*[OPTIONS[name].check(name, value) for name, value in options._asdict().items()])
+    check_camera_model(options.camera_model, with_ut=options.with_ut)
+    numerics = check_numerics(options.numerics)
+    given = options.near_plane, options.far_plane, options.radius_clip, options.eps2d
+    culling = check_culling(*given, numerics, options.camera_model)
+    numbers: dict[str, Any] = dict(zip(("near_plane", "far_plane", "radius_clip", "eps2d"), culling))
+    options = options._replace(**numbers)
+    if options.backend == "reference":
+        for name, _, _ in unsupported("reference", options._asdict()):
+            raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
+    if options.surfels:
+        for name, only in SUPPORTED["surfels"].items():
+            check_choice(name, getattr(options, name), only.values)
+    if options.distloss and not options.renders_depth:
+        raise ArgumentError(f"render_mode: expected one with depth, as distloss is True, found {options.render_mode!r}")
+    if options.sparse_grad and not options.packed:
+        raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
+    needed = {"render_mode": options.renders_hits, "return_normals": options.return_normals}
+    for name in (name for name, is_needed in needed.items() if is_needed and not options.with_eval3d):
+        raise ArgumentError(f"{name}: {getattr(options, name)!r} requires with_eval3d=True, found with_eval3d=False")
+    if options.with_eval3d:
+        for name, _, only in unsupported("eval3d", options._asdict()):
+            raise ArgumentError(f"{name}: expected {only}, as with_eval3d is True and {only.why}")
+    if options.capacity is not None and options.segmented:
+        raise ArgumentError("capacity: requires segmented=False, as segments are counted first; the image is the same")
+    return options, Settings.of(options, numerics)
