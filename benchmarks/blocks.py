@@ -60,7 +60,7 @@ def run(log: Path, *words: str, kill_when: Path | None = None) -> float:
 
 
 def border_distances(plan: BlockPlan, points: Tensor) -> Tensor:
-    """Distance on the ground of points [P, 3] to the nearest border between blocks, [P]."""
+    """Returns the distance on the ground of points [P, 3] to the nearest border between blocks, [P]."""
     places, distances = plan.ground(points), points.new_full(points.shape[:1], torch.inf, dtype=torch.float64)
     for k, block in enumerate(plan.blocks):
         low, high = places.new_tensor(block.low), places.new_tensor(block.high)
@@ -70,7 +70,7 @@ def border_distances(plan: BlockPlan, points: Tensor) -> Tensor:
 
 
 def band_masks(plan: BlockPlan, town: Town, capture: Capture) -> list[Tensor]:
-    """Which pixels of each held-out view show something near a border, [H, W] bool."""
+    """Returns a mask of the pixels that show something near a border, [H, W] bool for each held-out view."""
     masks = []
     for view in capture.test:
         points = render_town(town, view.camera, 1)[1]
@@ -80,7 +80,7 @@ def band_masks(plan: BlockPlan, town: Town, capture: Capture) -> list[Tensor]:
 
 
 def band_psnr(scores: Evaluation, masks: list[Tensor]) -> float:
-    """PSNR in dB of all pixels of the masks together."""
+    """Returns the PSNR in dB of all pixels of the masks together."""
     errors = [(score.image - score.view.pixels)[mask].square() for score, mask in zip(scores, masks, strict=True)]
     return float(-10 * torch.cat(errors).mean().log10())
 

@@ -46,7 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 """Options of calls. A capacity is chosen for the scene."""
 STATES = ("stages", "traced", "replayed")
-"""What the first, second and third call of a kind do."""
+"""Stages of the first, second and third call of a kind."""
 MARK = "benchmarks: backward"
 
 
@@ -111,7 +111,7 @@ def sorted_events(tree: Any) -> list[tuple[str, int, int]]:
 
 @contextlib.contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """Inside, kernels run on the CPU or on an emulated GPU, and each pass allocates its arenas."""
+    """Runs kernels of the block on the CPU or on an emulated GPU; each pass allocates its arenas."""
     arenas._scratch.clear()
     with (
         contextlib.nullcontext() if device == "cpu" else host.emulated_gpu(device),

@@ -117,7 +117,7 @@ def on_device(scene: dict[str, Any], device: torch.device | str) -> dict[str, An
 
 
 def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
-    """A random cloud that fills the image, with opacities from 0.1 to 0.9."""
+    """Returns a random cloud that fills the image, with opacities from 0.1 to 0.9."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -146,7 +146,7 @@ def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
 
 
 def dense_tile(sparse: int = 1_000, dense: int = 1_500, width: int = 256, height: int = 192) -> dict[str, Any]:
-    """A cloud over the whole image, and Gaussians in the middle of one tile, faint enough that all are blended.
+    """Returns a cloud over the whole image, and Gaussians in the middle of one tile, faint enough that all are blended.
 
     With the default numbers, the list of that tile is about 100 times as long as the median.
     """

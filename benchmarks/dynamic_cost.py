@@ -29,7 +29,7 @@ BUDGETS = Path(__file__).with_name("executed_budgets.json")
 BUDGETED = "cloud"
 """The scene that has budgets."""
 FIELDS = ("warp_instructions", "load_sectors", "store_sectors")
-"""What budgets limit."""
+"""Counts that budgets limit."""
 
 
 def summarize(launches: list[Executed]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
 
 WIDTH, HEIGHT, FOV = 320, 240, 50.0
 CLUSTERED = 1 << 16
-"""With more Gaussians, splat-transform is not run to cluster SH coefficients without a GPU."""
+"""Largest number of Gaussians whose SH coefficients splat-transform clusters without a GPU."""
 
 
 @dataclasses.dataclass(frozen=True)

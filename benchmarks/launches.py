@@ -128,7 +128,7 @@ def _gaussians() -> Iterable[tuple[str, Gaussians3D]]:
 
 
 def _rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Radii, means2d, conics, depths."""
+    """Returns radii, means2d, conics, depths."""
     return torch.ones(N, 2, dtype=torch.int32), torch.ones(N, 2), torch.ones(N, 3), torch.ones(N)
 
 
@@ -167,7 +167,7 @@ def _projection(vendor: str) -> Labeled:
 
 
 def _unscented(vendor: str, cameras: Cameras, needs: Any) -> Labeled:
-    """Projection by the unscented transform."""
+    """Projects Gaussians by the unscented transform."""
     radii, means2d, conics, depths = _rows()
     (_, gaussians), *_ = _gaussians()
     lens, path = torch.ones(1, 1, 12), torch.ones(1, 1, 20)

@@ -1,4 +1,4 @@
-"""What records say about the machine and the software that they were made with."""
+"""Describes the machine and the software of a measurement."""
 
 import importlib.util
 import os

@@ -44,7 +44,7 @@ UNAVAILABLE = 3
 """Exit status without a GPU or without gsplat."""
 MODES = ("eager", "capacity", "graph", "graphed")
 PEER_COMPOSITING = "rasterize_to_pixels"
-"""What names of gsplat's compositing kernels contain."""
+"""Part of the names of gsplat's compositing kernels."""
 SCENES: dict[str, Callable[[scenes.Data], dict[str, Any]]] = scenes.SCENES | {
     "garden-2592x1680": functools.partial(scenes.from_case, Case("garden", width=4)),
     "kettle-1600x1200": functools.partial(scenes.from_case, Case("kettle", 0, 1600, 1200)),

@@ -159,7 +159,7 @@ def intersect(origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def nearer_root(b: Tensor, c: Tensor) -> Tensor:
-    """The smaller root of t² + 2 b t + c; infinite if there is none."""
+    """Returns the smaller root of t² + 2 b t + c; infinite if there is none."""
     discriminant = b.square() - c
     root: Tensor = torch.where(discriminant > 0, -b - discriminant.clamp_min(0).sqrt(), torch.inf)
     return root

@@ -32,7 +32,7 @@ BLOCK = 2**16
 
 
 def memory(field: str) -> int:
-    """Bytes of resident memory: now (VmRSS), or its peak (VmHWM) since :func:`forget_peak`."""
+    """Returns bytes of resident memory: now (VmRSS), or its peak (VmHWM) since :func:`forget_peak`."""
     text = Path("/proc/self/status").read_text().partition(f"{field}:")[2]
     return 1024 * int(text.split()[0])
 
@@ -43,7 +43,7 @@ def forget_peak() -> None:
 
 
 def random_rows(rows: range) -> Gaussians:
-    """Gaussians of a cube from -1 to 1, made in blocks."""
+    """Returns Gaussians of a cube from -1 to 1, made in blocks."""
     n = len(rows)
     tensors = {
         "means": torch.empty(n, 3),
@@ -61,7 +61,7 @@ def random_rows(rows: range) -> Gaussians:
 
 
 def views() -> list[View]:
-    """Views from inside of the cube, of about a tenth of the Gaussians each."""
+    """Returns views from inside of the cube, of about a tenth of the Gaussians each."""
     targets = ((1.0, 0.2, 0.0), (-1.0, 0.1, 0.3), (0.0, 0.3, 1.0), (0.2, 0.0, -1.0))
     K = intrinsics(WIDTH, HEIGHT, FOV)
     images = torch.randint(0, 256, (N_VIEWS, HEIGHT, WIDTH, 3), dtype=torch.uint8)

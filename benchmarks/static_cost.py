@@ -38,7 +38,7 @@ __all__ = ["BUDGETS", "TARGETS", "cost", "kernels_are_interpreted", "shipped_lau
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "hip:gfx1100")
 INSTRUCTION_BYTES = 16
-"""Of NVIDIA GPUs since Volta."""
+"""Bytes of an instruction of NVIDIA GPUs since Volta."""
 BUDGETS = Path(__file__).with_name("budgets.json")
 
 WALKS = ("_composite", "_features", "_transmittance")
@@ -115,7 +115,7 @@ def opcode(instruction: str) -> str:
 
 
 def loops(instructions: list[tuple[int, str]]) -> list[tuple[int, int]]:
-    """First and last instruction of each backward branch's body."""
+    """Returns the first and last instruction of each backward branch's body."""
     position = {address: i for i, (address, _) in enumerate(instructions)}
     found: dict[int, int] = {}
     # Branches behind the last exit return from out-of-line code. A loop may end with a conditional exit and a branch.
@@ -131,13 +131,13 @@ def loops(instructions: list[tuple[int, str]]) -> list[tuple[int, int]]:
 
 
 def loops_inside(nest: list[tuple[int, str]]) -> list[tuple[int, int]]:
-    """The innermost loops of a loop."""
+    """Returns the innermost loops of a loop."""
     found = [(first, last) for first, last in loops([*nest, (-1, "EXIT")]) if (first, last) != (0, len(nest) - 1)]
     return [(a, b) for a, b in found if not any((a, b) != (c, d) and a <= c and d <= b for c, d in found)]
 
 
 def body(kernel: str, instructions: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The instructions that count: the loop over Gaussians in compositing, everything elsewhere."""
+    """Returns the instructions that count: the loop over Gaussians in compositing, everything elsewhere."""
     if not kernel.startswith(WALKS):
         return instructions
     # The innermost loop with exponentials; of an unrolled loop and the loop over its remainder, the unrolled one.
@@ -172,7 +172,7 @@ def per_32(call: Launch, n_instructions: int) -> float:
 
 
 def code_bytes(cubin: bytes) -> int:
-    """Size of all machine code in an ELF file, with padding."""
+    """Returns the size of all machine code in an ELF file, with padding."""
     (headers,) = struct.unpack_from("<Q", cubin, 40)
     size, n_sections, names = struct.unpack_from("<3H", cubin, 58)
     # Offset of the name, type, flags, address, offset in the file, size.
@@ -191,8 +191,8 @@ def classify(instructions: list[tuple[int, str]]) -> dict[str, int]:
 def cost(
     label: str, call: Launch, target_text: str, *, counted: bool = True, budget: float | None = None
 ) -> dict[str, Any]:
-    """One record: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32, stalls_per_32, by_class,
-    code_hash.
+    """Returns the cost of a launch: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32,
+    stalls_per_32, by_class, code_hash.
 
     `stalls_per_32` are the cycles that a warp takes for the instructions of `per_32` if it never waits for memory or
     another warp.

@@ -32,7 +32,7 @@ FOV = 50.0
 
 @dataclasses.dataclass(frozen=True)
 class Town:
-    """What stands on the ground.
+    """Houses and trees on the ground.
 
     Attributes:
         size: Edge of the square town, whose middle is the origin.
@@ -126,7 +126,7 @@ def write_town(folder: Path, town: Town, cameras: list[Camera], n_points: int, s
 
 
 def _rays(camera: Camera, dx: float, dy: float) -> tuple[Tensor, Tensor]:
-    """The center of a camera [3] and directions [R, 3] through a place in each of its pixels."""
+    """Returns the center of a camera [3] and directions [R, 3] through a place in each of its pixels."""
     y, x = torch.meshgrid(torch.arange(camera.height) + dy, torch.arange(camera.width) + dx, indexing="ij")
     K, rotation = camera.K, camera.viewmat[:3, :3]
     local = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1)
@@ -227,6 +227,6 @@ def _surface(town: Town, points: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _noise(points: Tensor) -> Tensor:
-    """A number from 0 to 1 of the cell that contains each point [R, 3]."""
+    """Returns a number from 0 to 1 of the cell that contains each point [R, 3]."""
     cells = points.floor().double() @ torch.tensor([127.1, 311.7, 74.7], dtype=torch.float64)
     return (cells.sin() * 43758.5453 % 1).float()

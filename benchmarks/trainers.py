@@ -40,7 +40,7 @@ from tsplat.training.runs.initial_gaussians import initial_gaussians
 
 
 def prepared_capture() -> Capture:
-    """The photographs of `banana` with the cameras and points of `tsplat prepare`."""
+    """Returns the photographs of `banana` with the cameras and points of `tsplat prepare`."""
     with TemporaryDirectory() as folder:
         scene = Path(folder) / "scene"
         prepare(SCENES / "banana" / "images", scene)

@@ -22,7 +22,7 @@ from tsplat.training import Trainer, preset
 
 N, WIDTH, HEIGHT, VIEWS = 60, 32, 24, 6
 STEPS = 30_000
-"""Of the run, of which the first are timed: before Gaussians are added."""
+"""Steps of the run, of which the first are timed, before Gaussians are added."""
 WARM_UP, BLOCK, BLOCKS = 100, 20, 20
 
 

@@ -66,7 +66,7 @@ def measure_stop(client: ViewerClient, model: ViewedModel, viewmats: torch.Tenso
 
 
 def psnr_while_moving(model: ViewedModel, viewmat: torch.Tensor, size: tuple[int, int], divisor: int) -> float:
-    """PSNR in dB of a JPEG, enlarged to the size of the canvas, against the image at rest."""
+    """Returns the PSNR in dB of a JPEG, enlarged to the size of the canvas, against the image at rest."""
     from viser._image_encoding import cv2_imencode_with_fallback
 
     from tsplat.viewing.viewer.session import JPEG_QUALITY

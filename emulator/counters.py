@@ -1,4 +1,4 @@
-"""What executed kernels cost, exactly: warp instructions by class, memory sectors, bank conflicts, divergence."""
+"""Counts the cost of executed kernels: warp instructions by class, memory sectors, bank conflicts, divergence."""
 
 import collections
 from typing import Any

@@ -55,7 +55,7 @@ class EmulatedGpu:
 
 
 class Launcher:
-    """What Triton calls to launch one compiled kernel: a loaded kernel of `tsplat.gpu_driver`."""
+    """Launches one compiled kernel when Triton calls it, as a loaded kernel of `tsplat.gpu_driver` does."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         group = get_cache_manager(metadata.hash).get_group(f"{metadata.name}.json") or {}

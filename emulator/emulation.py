@@ -44,12 +44,12 @@ class Emulator:
 
     @property
     def counts(self) -> dict[str, Counts]:
-        """By kernel and constants, per instruction."""
+        """Returns the counts of each instruction, by kernel and constants."""
         return self.machine.counts
 
     @property
     def counters(self) -> dict[str, Counter[str]]:
-        """By kernel and constants; see :meth:`Counts.summary`."""
+        """Returns the summaries by kernel and constants; see :meth:`Counts.summary`."""
         return {key: counts.summary() for key, counts in self.machine.counts.items()}
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class Emulator:
 def emulated(
     target: str = "cuda:80", code: Code | None = None, *, strict: bool = True, **options: Any
 ) -> Iterator[Emulator]:
-    """Triton kernels on CPU tensors run compiled for a GPU, as :func:`target_of` takes it, on an emulated one.
+    """Runs Triton kernels on CPU tensors compiled for a GPU, as :func:`target_of` takes it, on an emulated one.
 
     `code` is what is executed: "ptx" (unless said otherwise) or "sass" for NVIDIA, "amdgcn" for AMD. If `strict`,
     raises EmulationError at the end for what the checks found.

@@ -101,8 +101,8 @@ class Library:
 
     @contextlib.contextmanager
     def answering(self, answers: list[tuple[int, int, int, bytes]]) -> Iterator[Callable[[], None]]:
-        """Inside, launches do nothing but write what was recorded: of a launch's number, to the address of a parameter
-        plus a distance, bytes. Yields a function that numbers launches from 0 again."""
+        """Lets launches inside of the block do nothing but write what was recorded: of a launch's number, to the
+        address of a parameter plus a distance, bytes. Yields a function that numbers launches from 0 again."""
         made = (Answer * max(len(answers), 1))()
         kept = [ctypes.create_string_buffer(data, len(data)) for *_, data in answers]
         for answer, (launch, parameter, distance, data), buffer in zip(made, answers, kept):
@@ -151,7 +151,7 @@ class Library:
 
 
 class _Metadata:
-    """What is needed of a kernel's metadata."""
+    """Metadata of a kernel that the emulator needs."""
 
     def __init__(self, name: str, target: Any) -> None:
         self.name, self.target = name, target

@@ -61,7 +61,7 @@ class Model(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check found, at one instruction of one kernel."""
+    """Fault that a check found at one instruction of a kernel."""
 
     kernel: str
     kind: str
@@ -85,7 +85,7 @@ class EmulationError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a machine checks and in which order it works."""
+    """Options of a machine: its checks, and the order of its work."""
 
     races: bool = True
     uninitialized: bool = True
@@ -97,7 +97,7 @@ class Options:
     """Takes the warps of a program in another order after each barrier."""
     seed: int = 0
     jitter: int = 0
-    """If not 0, seed of errors of one unit in the last place in approximate instructions."""
+    """Seed of errors of one unit in the last place in approximate instructions; 0 for none."""
     limit: int = 10**9
     """Branches, on AMD GPUs instructions, after which a launch counts as endless."""
     rewrite: Callable[[str], str] | None = None
@@ -111,7 +111,7 @@ class Machine:
         self.options = options
         self.findings: list[Finding] = []
         self.counts: dict[str, Counts] = {}
-        """By kernel and constants."""
+        """Counts by kernel and constants."""
         self.tracer: Tracer | None = None
         """Told what each launch did."""
         self.seconds = 0.0

@@ -19,7 +19,7 @@ VENDORS = {"cuda": "nvidia", "hip": "amd"}
 
 @contextlib.contextmanager
 def tsplat_emulated(target: str = "cuda:80", code: Code | None = None, **options: Any) -> Iterator[Emulator]:
-    """Inside, `backend="triton"` runs on an emulated GPU; arguments as for :func:`emulated`."""
+    """Runs `backend="triton"` on an emulated GPU inside of the block; arguments as for :func:`emulated`."""
     name, device = VENDORS[target_of(target).backend], device_of(target_of(target))
 
     def triton_is_interpreted() -> bool:

@@ -1,4 +1,4 @@
-"""What the front ends make of compiled code, and what a launch of it needs."""
+"""Decoded programs, as the front ends make them of compiled code, and their launches."""
 
 import abc
 import dataclasses

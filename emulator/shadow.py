@@ -1,4 +1,4 @@
-"""Which bytes of tensors were ever written."""
+"""Tracks the bytes of tensors that were written."""
 
 import ctypes
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 POISON = 0xFF
-"""Of every byte that was not written: NaN, and the integer -1."""
+"""Value of every byte that was not written: NaN, and the integer -1."""
 
 
 class Shadow(TorchDispatchMode):
@@ -40,7 +40,7 @@ class Shadow(TorchDispatchMode):
         return self.at(storage.data_ptr(), storage.nbytes())
 
     def at(self, address: int, size: int) -> np.ndarray | None:
-        """The same of a storage."""
+        """Returns the shadow of bytes at an address, None outside of all storages."""
         found = self._written.get(address)
         return found if found is not None and len(found) == size else None
 

@@ -48,7 +48,7 @@ class Storages:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Inside, notes each tensor whose address is asked for, in every thread."""
+        """Notes each tensor whose address is asked for inside of the block, in every thread."""
         address_of = torch._C.TensorBase.data_ptr
         was_noting = "data_ptr" in torch.Tensor.__dict__
         before = torch.Tensor.data_ptr if was_noting else address_of

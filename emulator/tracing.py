@@ -15,7 +15,7 @@ MAX_ROWS = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class RawTrace:
-    """What the warps of a launch did, in order; see core/trace.h."""
+    """Events of the warps of a launch, in order; see core/trace.h."""
 
     runs: np.ndarray
     """uint32, consecutive instructions of the program: first << 16 | number."""
@@ -36,7 +36,8 @@ class Tracer(Protocol):
         """Returns whether the launch is to be recorded warp by warp."""
 
     def executed(self, program: Program, launch: Launch, counts: dict[str, np.ndarray], raw: RawTrace | None) -> None:
-        """Called after each launch with its counts per instruction, and with what its warps did if it was recorded."""
+        """Receives each launch after it ended, with its counts per instruction, and with what its warps did if it was
+        recorded."""
 
 
 class Recording:

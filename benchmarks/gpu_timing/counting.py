@@ -1,4 +1,4 @@
-"""What a training step of a scene launches, waits for and allocates, and what PyTorch's operators are assumed to cost.
+"""Counts the launches, waits and allocations of a training step, and assumes the cost of PyTorch's operators.
 
 A GPU is not needed: operators are those that PyTorch dispatches to CPU tensors in place of a GPU's.
 """

@@ -1,4 +1,4 @@
-"""What a graphed call costs besides its graphs: time of Python on the host, and copies on the device."""
+"""Measures the cost of a graphed call besides its graphs: time of Python on the host, and copies on the device."""
 
 import dataclasses
 from collections.abc import Callable

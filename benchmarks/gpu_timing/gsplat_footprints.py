@@ -64,7 +64,7 @@ class Footprint:
 
 
 def _images(composited: Composited, channels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty colors, alphas and last ids."""
+    """Returns empty colors, alphas and last ids."""
     shape = composited.colors.shape[:3]
     return torch.zeros(*shape, channels), torch.zeros(*shape, 1), torch.zeros(shape, dtype=torch.int32)
 
@@ -166,4 +166,4 @@ FOOTPRINTS = {
         "RasterizeToPixels2DGS", "rasterize_to_pixels_2dgs", (52, 64), lambda n: n - 4, _run_surfel
     ),
 }  # fmt: skip
-"""By the footprint of tsplat."""
+"""gsplat's kernels by the footprint of tsplat."""

@@ -45,9 +45,9 @@ SOURCES = "gsplat/cuda/"
 FLAGS = ("-w", "-O3", "-use_fast_math", "-std=c++17", "--expt-relaxed-constexpr")
 """Optimization and fast math are gsplat's own flags; the last two are those of PyTorch's extensions."""
 ATOMIC_ADD = "static __device__ float gpuAtomicAdd(float *to, float value) { return atomicAdd(to, value); }\n"
-"""In place of PyTorch's, which does the same for fp32."""
+"""Replacement of PyTorch's function, which does the same for fp32."""
 LOW_PASS = "#define FILTER_INV_SQUARE_2DGS 2.0f\n"
-"""What gsplat's Rasterization.h, which declares launchers, defines for kernels."""
+"""Definition for kernels from gsplat's Rasterization.h, which also declares launchers."""
 SLERP = "glm::slerp(q_start, q_end, relative_frame_time)"
 """The pose of a pixel; that at the start, as shutters are global here."""
 

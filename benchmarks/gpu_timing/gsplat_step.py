@@ -31,12 +31,12 @@ Without SH there is one less in each."""
 IN_CPP = {"forward": ("cumsum", "_local_scalar_dense") * 2, "backward": ("zeros",) * 9}
 """Operators that its C++ functions call, apart from the sort."""
 INTERSECTIONS = 30
-"""Of the tiny scene."""
+"""Intersections of the tiny scene."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """What a call of gsplat costs on the host: microseconds of Python by phase, and operators without the sort."""
+    """Cost of a call of gsplat on the host: microseconds of Python by phase, and operators without the sort."""
 
     python_us: dict[str, float]
     operators: list[Operator]
@@ -114,7 +114,7 @@ def stand_ins(sizes: Sizes) -> dict[str, Callable[..., Any]]:
 
 @contextlib.contextmanager
 def peer_on_cpu(wheel: Path, functions: dict[str, Callable[..., Any]]) -> Iterator[Any]:
-    """Inside, yields gsplat's module `rendering`, whose Python calls these functions in place of its C++."""
+    """Yields gsplat's module `rendering`, whose Python calls these functions in place of its C++."""
     with mock.patch.object(sys, "path", [str(wheel), *sys.path]):
         wrapper = importlib.import_module("gsplat.cuda._wrapper")
         rendering = importlib.import_module("gsplat.rendering")

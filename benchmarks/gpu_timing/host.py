@@ -45,7 +45,7 @@ def forget() -> None:
 
 
 def replaying() -> contextlib.AbstractContextManager[Any]:
-    """Inside, calls are replayed although a mode counts operators."""
+    """Replays calls inside of the block although a mode counts operators."""
     return mock.patch.object(kinds, "is_plain_call", return_value=True) if kinds else contextlib.nullcontext()
 
 
@@ -88,8 +88,8 @@ def tiny(scene: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def emulated_gpu(target: str = "sm_80") -> Iterator[Emulator]:
-    """Inside, `backend="triton"` runs on an emulated GPU. PyTorch sorts, and what a call needed is read once the GPU is
-    done with it, as on a GPU."""
+    """Runs `backend="triton"` on an emulated GPU inside of the block. PyTorch sorts, and what a call needed is read
+    once the GPU is done with it, as on a GPU."""
     with (
         tsplat_emulated(target, "sass", **EMULATION) as gpu,
         mock.patch.object(capacity, "_collect"),

@@ -23,10 +23,10 @@ from emulator.timing.trace import Executed, Recorder
 from tsplat.data import SplatGradients, Splats
 
 TARGET = "sm_80"
-"""What is executed unless another target is chosen, and what the timing model runs."""
+"""Target that is executed unless another is chosen, and that the timing model runs."""
 TARGETS = (TARGET, "sm_90", "gfx942", "gfx1100")
 KERNELS = "tsplat.kernels.compositing"
-"""What the names of the modules begin with whose kernels are executed for their cost."""
+"""Beginning of the names of the modules whose kernels are executed for their cost."""
 LEAVES = ("means", "quats", "scales", "opacities", "colors")
 
 
@@ -77,7 +77,7 @@ class Composited:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the compositing kernels of an implementation did."""
+    """Executed compositing kernels of an implementation."""
 
     launches: list[Executed]
     list_lengths: list[int]
@@ -86,7 +86,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class TsplatRun(Run):
-    """What tsplat's compositing kernels did."""
+    """Executed compositing kernels of tsplat."""
 
     kept_bytes: int
     """Bytes of the tensors that the forward pass keeps for the backward pass, its inputs not counted."""
@@ -120,8 +120,8 @@ SCENES: dict[str, Callable[[Data], dict[str, Any]]] = {
     "garden-648x420-eval3d": lambda data: SCENES["garden-648x420"](data) | {"with_eval3d": True},
     "garden-648x420-2dgs": lambda data: SCENES["garden-648x420"](data) | {"surfels": True},
 }
-"""By name: 2,000 Gaussians at 96x64 with 3, 1, 16 and 64 channels; one tile with a list of 100 times the median length;
-a trained model; gsplat's garden; and two of these evaluated in 3D, and with 2D Gaussians."""
+"""Scenes by name: 2,000 Gaussians at 96x64 with 3, 1, 16 and 64 channels; one tile with a list of 100 times the median
+length; a trained model; gsplat's garden; and two of these evaluated in 3D, and with 2D Gaussians."""
 
 
 def is_compositing(launch: Launch) -> bool:
@@ -131,7 +131,7 @@ def is_compositing(launch: Launch) -> bool:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[dict[str, Any]]:
-    """Inside, keeps what compositing gets and returns, under the names of the fields of `Composited`."""
+    """Keeps what compositing gets and returns inside of the block, under the names of the fields of `Composited`."""
     found: dict[str, Any] = {}
     kernels = importlib.import_module("tsplat.kernels")
     forward, backward = kernels.composite_fwd, kernels.composite_bwd

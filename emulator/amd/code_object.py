@@ -16,7 +16,7 @@ SYMBOL_TABLES = (2, 11)
 
 @dataclasses.dataclass(frozen=True)
 class Descriptor:
-    """What the hardware reads before the first instruction."""
+    """Kernel descriptor, which the hardware reads before the first instruction."""
 
     shared_bytes: int
     scratch_bytes: int
@@ -24,13 +24,13 @@ class Descriptor:
     rsrc2: int
     """COMPUTE_PGM_RSRC2: number of user registers, which coordinates of the group are given."""
     properties: int
-    """Which values user registers hold."""
+    """Bits that choose the values of user registers."""
     preload: int
     """First and number of arguments that are loaded into registers."""
     arguments: list[tuple[int, int]]
     """Offset and size of each."""
     hidden: dict[str, tuple[int, int]]
-    """The same of arguments that the compiler adds."""
+    """Offset and size of the arguments that the compiler adds, by name."""
 
     def user_registers(self, arguments: bytes, address: int) -> list[int]:
         """Returns what the first scalar registers hold, for arguments that lie at an address."""

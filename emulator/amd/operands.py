@@ -7,7 +7,7 @@ from typing import Literal
 NONE, VECTOR, SCALAR, CONSTANT = range(4)
 NEGATED, ABSOLUTE = 1, 2
 SIGNED = 4
-"""Of parts of registers; see :func:`part_of`."""
+"""Bit of a part of a register whose value is signed; see :func:`part_of`."""
 NAMED = {"vcc": 106, "vcc_lo": 106, "vcc_hi": 107, "null": 124, "m0": 125, "exec": 126, "exec_lo": 126, "exec_hi": 127}
 """Scalar registers that have names."""
 PAIRS = ("vcc", "exec")

@@ -78,7 +78,7 @@ class AmdProgram(Program):
         return {hidden[name][0]: n.to_bytes(hidden[name][1], "little") for name, n in values.items() if name in hidden}
 
     def own_memories(self, launch: Launch) -> list[Memory]:
-        """Kernel arguments, which instructions load like other data."""
+        """Returns the kernel arguments, which instructions load like other data."""
         return [Memory(launch.arguments.ctypes.data, len(launch.arguments), readonly=True)]
 
 

@@ -60,16 +60,16 @@ class NvidiaProgram(Program):
     """The first bytes of the registers, which hold immediate operands."""
     local_bytes: int
     bank: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """In SASS, constants that come from the bank of arguments: offset in `constants`, offset in the bank."""
+    """Constants of SASS in the bank of arguments: offset in `constants`, offset in the bank."""
     bank_arguments: int = 0
-    """Where in that bank arguments begin."""
+    """Offset of the arguments in that bank."""
     bank_stack: int = 0
-    """Where in that bank the top of the stack is given."""
+    """Offset of the top of the stack in that bank."""
     is_machine_code: bool = False
     addresses: list[int] = dataclasses.field(default_factory=list)
-    """In SASS, the address of each instruction."""
+    """Addresses of the instructions of SASS."""
     cubin: bytes = b""
-    """In SASS, the binary, which tells source lines."""
+    """Binary of SASS, which has the source lines."""
 
     def source_lines(self) -> list[str]:
         if self.cubin and not any(self.lines):

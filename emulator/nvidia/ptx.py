@@ -17,7 +17,7 @@ from .ptx_text import BYTES, operands
 from .ptx_warps import Warps
 
 ERRORS = (UnsupportedInstructionError, KeyError, ValueError, IndexError, AttributeError, TypeError, StopIteration)
-"""What a statement of an unknown form raises somewhere."""
+"""Errors that a statement of an unknown form raises somewhere."""
 
 
 def translate(source: str, name: str) -> NvidiaProgram:

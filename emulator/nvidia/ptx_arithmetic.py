@@ -7,7 +7,7 @@ from .ptx_operands import Operands
 from .ptx_text import BYTES, operands
 
 SHARED_BASE, LOCAL_BASE = 1 << 60, 2 << 60
-"""Where shared and local memory lie in the generic address space."""
+"""Addresses of shared and local memory in the generic address space."""
 FLOATS = ("f32", "f64", "f32x2")
 HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 TYPES = {"u8": 0, "u16": 1, "u32": 2, "u64": 3, "s8": 4, "s16": 5, "s32": 6, "s64": 7} | {
@@ -20,7 +20,7 @@ PLAIN_CONVERSIONS = {
     ("u32", "u64"): "narrow", ("s32", "u64"): "narrow", ("u32", "s64"): "narrow", ("s32", "s64"): "narrow",
     ("u16", "u64"): "narrow_16", ("s16", "u64"): "narrow_16", ("u16", "s64"): "narrow_16", ("s16", "s64"): "narrow_16",
 }  # fmt: skip
-"""By destination and source."""
+"""Conversions by the types of destination and source."""
 
 
 def _float_suffix(modifiers: list[str]) -> str:
@@ -34,7 +34,7 @@ def _signed(kind: str) -> str:
 
 
 class Arithmetic(Operands):
-    """One method per opcode; `do_plain` for those of a regular form."""
+    """Translates arithmetic: has a method per opcode, and `do_plain` for those of a regular form."""
 
     def do_plain(self, modifiers: list[str], values: list[str]) -> None:
         base, kind = modifiers[0], modifiers[-1]
@@ -77,7 +77,8 @@ class Arithmetic(Operands):
     do_mad = do_mul
 
     def _half(self, modifiers: list[str], values: list[str]) -> None:
-        """abs and neg; add, sub and fma in fp32 (sm_100 and later) with operands in half precision but for the last."""
+        """Translates abs and neg; add, sub and fma in fp32 (sm_100 and later) with operands in half precision but for
+        the last."""
         base, accumulator, kind = modifiers[0], modifiers[-2], modifiers[-1]
         if base in ("abs", "neg"):
             signs = 0x80008000 if kind.endswith("x2") else 0x8000

@@ -17,7 +17,7 @@ def _space(modifiers: list[str]) -> int:
 
 
 class MemoryAccess(Operands):
-    """One method per opcode."""
+    """Translates accesses to memory: has a method per opcode."""
 
     def _access(self, modifiers: list[str], registers: str, address: str) -> dict[str, Any]:
         count = int(next((x[1] for x in modifiers if re.fullmatch(r"v[248]", x)), 1))

@@ -18,7 +18,7 @@ class Operands(Emitter):
     def __init__(self) -> None:
         super().__init__()
         self.types: dict[str, str] = {}
-        """Of registers, by name."""
+        """Types of registers, by name."""
         self.symbols: dict[str, int] = {}
         """Addresses of variables in shared or local memory."""
         self.space_bytes = {"shared": 0, "local": 0}
@@ -54,7 +54,7 @@ class Operands(Emitter):
         return self.constant(ptx_text.number(text, width), 8 if width == 8 else 0 if width == 0 else 4)
 
     def is_wide(self, text: str) -> bool:
-        """Whether a register has 8 bytes."""
+        """Returns whether a register has 8 bytes."""
         return text in self.types and BYTES[self.types[text]] == 8
 
     def address(self, text: str) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from .ptx_operands import Operands
 
 
 class Warps(Operands):
-    """One method per opcode."""
+    """Translates instructions of whole warps: has a method per opcode."""
 
     def do_ret(self, modifiers: list[str], values: list[str]) -> None:
         self.row("ret")

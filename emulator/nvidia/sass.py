@@ -20,10 +20,10 @@ IDLE = {
 }  # fmt: skip
 """Instructions without an effect where everything takes effect at once."""
 BANK_ARGUMENTS = {80: 0x160, 86: 0x160, 89: 0x160, 90: 0x210}
-"""By compute capability: where arguments begin in the bank of constants."""
+"""Offset of the arguments in the bank of constants, by compute capability."""
 BANK_STACK = 0x28
 RESERVED_SHARED_BYTES = 1024
-"""Of the system, before a kernel's own, from sm_90 on."""
+"""Bytes of shared memory that the system reserves before a kernel's own, from sm_90 on."""
 STACK_BYTES = 4096
 
 

@@ -35,7 +35,7 @@ def _integer_type(modifiers: list[str]) -> int:
 
 
 class Arithmetic(Operands):
-    """One method per opcode; those of the uniform datapath have a U before it."""
+    """Translates arithmetic: has a method per opcode, with a U before those of the uniform datapath."""
 
     # --- moves
 

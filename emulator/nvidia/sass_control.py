@@ -20,7 +20,7 @@ WIDTHS = {
 
 
 class Control(Operands):
-    """One method per opcode."""
+    """Translates accesses to memory, branches and barriers: has a method per opcode."""
 
     # --- memory
 

@@ -8,7 +8,7 @@ from .sass_arithmetic import ROUNDING, Arithmetic
 
 
 class Doubles(Arithmetic):
-    """One method per opcode."""
+    """Translates arithmetic in fp64: has a method per opcode."""
 
     def _double(self, name: str, modifiers: list[str], target: str, operands: list[str]) -> None:
         out, places = self.temporary(2), [self.double(x) for x in operands]

@@ -30,7 +30,7 @@ class Operands(Emitter):
         self.compiler_constants = compiler_constants
         """Bank 2."""
         self.constants: dict[tuple[str, int], int] = {}
-        """By ("value", bits) or ("bank", offset)."""
+        """Offset of each constant, by ("value", bits) or ("bank", offset)."""
         self.statements: list[str] = []
         self.statement = ""
         self.is_uniform = False

@@ -20,7 +20,7 @@ from .trace import INSTRUCTION, Trace
 CAUSES = (
     "issue", "pipe", "fixed latency", "global memory", "short latency", "barrier", "start", "no warp", "tail",
 )  # fmt: skip
-"""What a sub-core's cycles go to: issuing; waiting for a busy pipe, for a fixed latency, for global memory, for shared
+"""Causes of a sub-core's cycles: issuing; waiting for a busy pipe, for a fixed latency, for global memory, for shared
 memory or a shuffle or a special function, at a barrier, for the start of a program; no warp; and after its last one."""
 SHARED_SIZES = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
 """KiB of shared memory that an SM can be set to; the rest is L1."""
@@ -74,21 +74,21 @@ class Gpu:
     """Assumed."""
     slices: int = 80
     slice64: int = 32
-    """Of a slice of L2, per sector."""
+    """Time of a slice of L2, per sector."""
     atomic64: int = 64
     """Assumed; of a slice of L2, per sector updated by atomics."""
     same_sector64: int = 128
     """Assumed; between two atomics on a sector."""
     channels: int = 40
     dram64: int = 82
-    """Of a channel, per sector: 1,400 of 1,555 GB/s, as copies reach."""
+    """Time of a channel of memory, per sector: 1,400 of 1,555 GB/s, as copies reach."""
     response64: int = 32
-    """Of an SM, per sector that L2 answers."""
+    """Time of an SM, per sector that L2 answers."""
     request64: int = 64
-    """Of an SM, per sector that it writes; half of it for a sector that it asks for."""
+    """Time of an SM, per sector that it writes; half of it for a sector that it asks for."""
     l2_kb: int = 40 * KIB
     l2_warm: int = 1
-    """Whether L2 holds what the launch accesses when it begins."""
+    """1 if L2 holds what the launch accesses when it begins."""
     slice_queue: int = 64
     """Assumed; cycles that a slice of L2 may be behind before it holds up SMs."""
     request_queue: int = 128
@@ -98,11 +98,11 @@ class Gpu:
     stall_percent: int = 100
     """Scales the compiler's stall cycles."""
     l1_tag64: int = 64
-    """Of L1, per line that an instruction accesses."""
+    """Time of L1, per line that an instruction accesses."""
     all_hit_l1: int = 0
-    """Whether every load hits L1."""
+    """1 if every load hits L1."""
     fma_every_cycle: int = 0
-    """Whether stalls of two cycles after instructions of the FMA pipe, made for 16 lanes, count as one."""
+    """1 if stalls of two cycles after instructions of the FMA pipe, made for 16 lanes, count as one."""
 
     def but(self, **changes: int) -> "Gpu":
         return dataclasses.replace(self, **changes)
@@ -134,7 +134,7 @@ VARIATIONS: dict[str, Callable[[Gpu], Gpu]] = {
     "cold L2": lambda gpu: gpu.but(l2_warm=0),
     "all loads hit L1": lambda gpu: gpu.but(all_hit_l1=1),
 }
-"""What the parameters that are known least could be instead."""
+"""Other values of the parameters that are known least."""
 
 
 class Work(ctypes.Structure):
@@ -165,7 +165,7 @@ class Result(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What the model says of one launch."""
+    """Predicted time of one launch."""
 
     cycles: int
     predicted_us: float
@@ -173,9 +173,9 @@ class Prediction:
     causes: dict[str, float]
     """Shares of all cycles of all sub-cores, by `CAUSES`."""
     last_causes: dict[str, float]
-    """The same for the sub-core that issued last, without its tail."""
+    """Causes of the cycles of the sub-core that issued last, without its tail."""
     median_us: float
-    """When half of the sub-cores were done."""
+    """Time at which half of the sub-cores were done."""
     programs_per_sm: int
     l1_sectors: int
     l1_hits: int
@@ -188,12 +188,12 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Occupancy:
-    """What fits on an SM at once."""
+    """Programs that fit on an SM at once, and their resources."""
 
     programs_per_sm: int
     warps_per_sub: int
     l1_bytes: int
-    """What shared memory leaves."""
+    """Bytes of L1 that shared memory leaves."""
 
 
 def occupancy(gpu: Gpu, trace: Trace) -> Occupancy:

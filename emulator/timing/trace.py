@@ -1,4 +1,4 @@
-"""What a launch executed on the emulator, and for the timing model a trace of NVIDIA's machine code."""
+"""Executes a launch on the emulator, and traces NVIDIA's machine code for the timing model."""
 
 import collections
 import dataclasses
@@ -67,7 +67,7 @@ def instruction_table(statements: list[str], control: list[int]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What the timing model needs of a launch."""
+    """Trace of a launch for the timing model."""
 
     table: np.ndarray
     """[n] `INSTRUCTION`, of the machine instructions."""
@@ -77,7 +77,7 @@ class Trace:
     shared_bytes: int
     programs: int
     warps: int
-    """Of one program."""
+    """Number of warps of one program."""
     raw: RawTrace
 
 
@@ -87,11 +87,11 @@ class Executed:
 
     kernel: str
     phase: str
-    """What the program was doing: "forward" or "backward"."""
+    """Phase of the program: "forward" or "backward"."""
     counts: collections.Counter[str]
     """See :meth:`emulator.counters.Counts.summary`."""
     registers: int | None = None
-    """Of a thread. None, as `stall_cycles`, if what was executed is not NVIDIA's machine code."""
+    """Registers of a thread. None, as `stall_cycles`, if what was executed is not NVIDIA's machine code."""
     stall_cycles: int | None = None
     """Sum over all warp instructions of the cycles that the compiler makes the warp wait before its next one."""
     trace: Trace | None = None

@@ -98,7 +98,8 @@ def _report(message: str) -> int:
 
 
 def _one_line(message: str) -> str:
-    """A message as one line of at most :data:`MESSAGE_MAX` characters, with escapes for those that terminals obey."""
+    """Returns a message as one line of at most :data:`MESSAGE_MAX` characters, with escapes for those that terminals
+    obey."""
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
     half = MESSAGE_MAX // 2 - 3
     return text if len(text) <= MESSAGE_MAX else f"{text[:half]} [...] {text[-half:]}"

@@ -12,21 +12,22 @@ SIZE_MAX = 16384
 
 
 def path(text: str) -> Path:
-    """A path that is not empty: an empty one, as of a shell variable that is not set, would be the current folder."""
+    """Parses a path that is not empty: an empty one, as of a shell variable that is not set, would be the current
+    folder."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"expected a path, found {text!r}")
     return Path(text)
 
 
 def model_path(text: str) -> Path:
-    """A path to read a model from; no pipe, as the format is detected before the file is read."""
+    """Parses a path to read a model from; no pipe, as the format is detected before the file is read."""
     found = path(text)
     raise_if_special(found)
     return found
 
 
 def number(text: str) -> float:
-    """A finite number."""
+    """Parses a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -37,7 +38,7 @@ def number(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Parses a finite number above 0."""
     value = number(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
@@ -45,7 +46,7 @@ def positive(text: str) -> float:
 
 
 def channel(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parses a number from 0 to 1."""
     value = number(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
@@ -53,7 +54,7 @@ def channel(text: str) -> float:
 
 
 def integer(text: str, least: int, most: int) -> int:
-    """An integer within limits."""
+    """Parses an integer within limits."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
         raise argparse.ArgumentTypeError(f"expected an integer from {least} to {most}, found {text!r}")
     return int(text)
@@ -75,7 +76,7 @@ BOX: dict[str, Any] = {"type": number, "nargs": 6, "metavar": ("X0", "Y0", "Z0",
 
 
 def amount(text: str) -> int | float:
-    """A positive number of things, or a percentage of them up to 100%, which becomes a float up to 1."""
+    """Parses a positive number of things, or a percentage of them up to 100%, which becomes a float up to 1."""
     if not text.endswith("%"):
         return count(text)
     share = number(text[:-1]) / 100

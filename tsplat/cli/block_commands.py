@@ -56,7 +56,7 @@ def add_blocks_options(parser: Parser) -> None:
 
 
 def plan(arguments: Namespace) -> int:
-    """``tsplat blocks plan``."""
+    """Runs ``tsplat blocks plan``."""
     require("PIL", "matplotlib", "rich")
     with output_folder(arguments.out) as folder:
         trained = sorted(path.name for path in folder.glob("block_*"))
@@ -80,7 +80,7 @@ def plan(arguments: Namespace) -> int:
 
 
 def train(arguments: Namespace) -> int:
-    """``tsplat blocks train``: indices of blocks, then options of ``tsplat train``."""
+    """Runs ``tsplat blocks train``: indices of blocks, then options of ``tsplat train``."""
     from ..training import train_blocks
     from ..training.runs.context import require_extras
     from .train_options import parse
@@ -120,7 +120,7 @@ def train(arguments: Namespace) -> int:
 
 
 def merge(arguments: Namespace) -> int:
-    """``tsplat blocks merge``."""
+    """Runs ``tsplat blocks merge``."""
     from ..training import merge_blocks
 
     start = time.perf_counter()

@@ -44,7 +44,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(arguments: Namespace) -> int:
-    """``tsplat demo``."""
+    """Runs ``tsplat demo``."""
     from ..training import demo as run_demo
 
     run_demo(arguments.out, backend=arguments.backend, steps=arguments.steps, seed=arguments.seed)
@@ -78,7 +78,7 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: Namespace) -> int:
-    """``tsplat prepare``, whose arguments are named as those of the function."""
+    """Runs ``tsplat prepare``, whose arguments are named as those of the function."""
     require_installed("pycolmap")
     require("PIL", "rich")
     with stage_display() as show:
@@ -121,7 +121,7 @@ def add_view_options(parser: argparse.ArgumentParser) -> None:
 
 
 def view(arguments: Namespace) -> int:
-    """``tsplat view``."""
+    """Runs ``tsplat view``."""
     from ..viewing.viewer import ViewedModel, Viewer, open_viewed
     from ..viewing.viewer.server import MODULES, open_in_browser, print_address
 
@@ -172,7 +172,7 @@ def _photographs(
 
 
 def train(arguments: Namespace) -> int:
-    """``tsplat train``."""
+    """Runs ``tsplat train``."""
     from ..training import resume
     from ..training import train as run_train
     from ..training.processes.launcher import ranks_and_gpus
@@ -219,7 +219,7 @@ def add_eval_options(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: Namespace) -> int:
-    """``tsplat eval``."""
+    """Runs ``tsplat eval``."""
     from ..training import evaluate_run
     from ..training.runs.context import require_extras
 
@@ -240,7 +240,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def report(arguments: Namespace) -> int:
-    """``tsplat report``."""
+    """Runs ``tsplat report``."""
     from ..training.runs.report import report_run
 
     report_run(arguments.run_folder, **options_of(arguments, "out", "views", "scene"))
@@ -253,7 +253,7 @@ def add_info_options(parser: argparse.ArgumentParser) -> None:
 
 
 def info(arguments: Namespace) -> int:
-    """``tsplat info``."""
+    """Runs ``tsplat info``."""
     with open_rows_of(arguments, "info") as rows:
         summary = summarize(rows)
     print(summary.json() if arguments.json else "\n".join(summary.lines()))

@@ -35,8 +35,9 @@ FRAMING = 1 << 17
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a task needs range by range: bytes of memory in all and per Gaussian, bytes of disk per Gaussian in addition
-    to the output, and seconds per million Gaussians, on one core. ``benchmarks/out_of_core.py`` measures them."""
+    """Cost of a task that works range by range: bytes of memory in all and per Gaussian, bytes of disk per Gaussian in
+    addition to the output, and seconds per million Gaussians, on one core. ``benchmarks/out_of_core.py`` measures
+    them."""
 
     memory: int
     memory_each: int
@@ -121,7 +122,7 @@ def show_passes(rows: Rows) -> Iterator[None]:
 
 
 def _limit(arguments: Namespace) -> int | None:
-    """The bytes of memory that a command may use; None if that is not known."""
+    """Returns the bytes of memory that a command may use; None if that is not known."""
     return available_bytes() if arguments.memory is None else int(arguments.memory * 1e9)
 
 

@@ -53,7 +53,7 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
 
 
 def mesh(arguments: Namespace) -> int:
-    """``tsplat mesh``."""
+    """Runs ``tsplat mesh``."""
     out = arguments.out
     check_mesh_path(out)
     check_output(out, arguments.model)

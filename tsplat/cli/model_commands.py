@@ -76,7 +76,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def convert(arguments: Namespace) -> int:
-    """``tsplat convert`` and ``tsplat export``."""
+    """Runs ``tsplat convert`` and ``tsplat export``."""
     if is_page(arguments.out):
         refuse(arguments, ("memory",), "not for an output that ends in .html, which holds the whole model")
         return _export_page(arguments)
@@ -99,13 +99,13 @@ def convert(arguments: Namespace) -> int:
 
 
 def written_format(arguments: Namespace) -> Task:
-    """The format that a command writes, for what it needs."""
+    """Returns the format that a command writes, for what it needs."""
     found = format_of(arguments.out, arguments.format)
     return found if found in STREAMED else "ply"  # type: ignore[return-value]
 
 
 def existing_folder(out: Path) -> Path:
-    """The closest folder above an output that exists."""
+    """Returns the closest folder above an output that exists."""
     return next(folder for folder in out.absolute().parents if folder.is_dir())
 
 
@@ -133,7 +133,7 @@ def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
 
 
 def _export_page(arguments: Namespace) -> int:
-    """``tsplat convert`` and ``tsplat export`` to an HTML file."""
+    """Runs ``tsplat convert`` and ``tsplat export`` to an HTML file."""
     options = options_of(arguments, "view", "up", "background", "title", "force", "checkpoint")
     page = export_page(
         arguments.model,
@@ -151,7 +151,7 @@ def _export_page(arguments: Namespace) -> int:
 
 
 def _box(arguments: Namespace) -> Box | None:
-    """The two corners of ``--crop``."""
+    """Returns the two corners of ``--crop``."""
     crop = arguments.crop
     return None if crop is None else (tuple(crop[:3]), tuple(crop[3:]))
 
@@ -200,7 +200,7 @@ def add_edit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def edit(arguments: Namespace) -> int:
-    """``tsplat edit``."""
+    """Runs ``tsplat edit``."""
     start = time.perf_counter()
     operations = arguments.operations
     if not operations:
@@ -298,14 +298,14 @@ class _Edited:
             ).to("cpu")
 
     def _cameras(self) -> list[Camera]:
-        """The cameras of a file or of the run, moved as the model was; none for other models."""
+        """Returns the cameras of a file or of the run, moved as the model was; none for other models."""
         arguments = self.arguments
         cameras = read_cameras(arguments.cameras) if arguments.cameras else find_cameras(arguments.model)
         return [move_camera(camera, self.moved) for camera in cameras if not camera.is_test]
 
 
 def _matrix(option: str, values: Any) -> Tensor:
-    """The matrix [4, 4] fp64 of an option that moves the model."""
+    """Returns the matrix [4, 4] fp64 of an option that moves the model."""
     match option:
         case "--translate":
             return similarity(translation=values)

@@ -55,7 +55,7 @@ def add_render_options(parser: argparse.ArgumentParser) -> None:
 
 
 def render(arguments: Namespace) -> int:
-    """``tsplat render``."""
+    """Runs ``tsplat render``."""
     out, placing = arguments.out, ("eye", "look_at", "up")
     if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
         # Along the cameras of a run, unless they are placed.
@@ -115,7 +115,7 @@ def render(arguments: Namespace) -> int:
 
 
 def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
-    """The cameras that ``tsplat render`` renders."""
+    """Returns the cameras that ``tsplat render`` renders."""
     trajectory = arguments.trajectory
     if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
         return read_cameras(trajectory)

@@ -28,7 +28,7 @@ PRESET_HELP = (
 
 
 def default_steps(device: DeviceType) -> int:
-    """The number of steps of a run for which none is given: fewer without a GPU."""
+    """Returns the number of steps of a run for which none is given: fewer without a GPU."""
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     return RunConfig.steps if on_gpu else CPU_STEPS
 

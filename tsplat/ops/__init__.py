@@ -1,4 +1,4 @@
-"""What surrounds rasterization: image losses, Adam, and what depth maps show."""
+"""Functions around rasterization: image losses, Adam, and positions and normals from depth maps."""
 
 from .adam import Adam, step_all
 from .depth_maps import depth_to_normals, depth_to_points

@@ -18,7 +18,7 @@ from ..runtime.compilation import plain_all
 METHOD = {"weight_decay": 0, "amsgrad": False, "maximize": False}
 """Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that is off."""
 OFF = METHOD | dict.fromkeys(("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"), False)
-"""The same, and those that choose an implementation. Groups may have these, as in a state of a fused optimizer."""
+"""Options of :data:`METHOD`, and those that choose an implementation, which the groups of a loaded state may have."""
 
 
 class Adam(torch.optim.Adam):

@@ -91,10 +91,10 @@ def _without_collections() -> Iterator[None]:
 
 
 _lock = threading.Lock()
-"""Of one capture at a time, as all have the same stream."""
+"""Held by one capture at a time, as all have the same stream."""
 
 
 @functools.cache
 def _stream_of(device: int) -> Any:
-    """The stream of captures on a device. PyTorch keeps the memory of calls before them for the stream."""
+    """Returns the stream of captures on a device. PyTorch keeps the memory of calls before them for the stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What depth maps show: world positions and surface normals."""
+"""Computes world positions and surface normals from depth maps."""
 
 from torch import Tensor
 

@@ -142,7 +142,7 @@ def rasterization_arguments(
 
 
 def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
-    """The arguments about lenses; none if no camera has distortion."""
+    """Returns the arguments about lenses; none if no camera has distortion."""
     if all(camera.distortion is None for camera in cameras):
         return {}
     given = [camera.viewmat.new_zeros(4) if camera.distortion is None else camera.distortion for camera in cameras]
@@ -154,13 +154,13 @@ def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
 
 
 def _kind(camera: Camera) -> str:
-    """What cameras that are rendered together share, in words."""
+    """Describes the size, the model and the shutter of a camera, which are those of all cameras of one rendering."""
     shutter = "" if camera.viewmat_end is None else f" {camera.readout}"
     return f"{camera.width}×{camera.height} {camera.model}{shutter}"
 
 
 def _shutters(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
-    """The arguments about rolling shutters; none of global ones."""
+    """Returns the arguments about rolling shutters; none of global ones."""
     ends = [camera.viewmat_end for camera in cameras if camera.viewmat_end is not None]
     if not ends:
         return {}

@@ -62,7 +62,7 @@ def crop_option(box: Box) -> str:
 
 
 def _sorted(box: Box) -> Box:
-    """The lower and the upper corner of a box."""
+    """Returns the lower and the upper corner of a box."""
     first, second = box
     if not all(math.isfinite(value) for value in (*first, *second)):
         raise ArgumentError(f"crop: expected finite corners, found {first} and {second}")

@@ -53,7 +53,7 @@ class CulledModel:
 
     @in_full_precision
     def _hidden(self, camera: Camera, near: float, eps2d: float) -> Tensor:
-        """Which chunks are behind the near plane or beside the image for certain, [chunks] bool.
+        """Returns a mask of the chunks that are certainly behind the near plane or beside the image, [chunks] bool.
 
         A corner p of a box that is ahead bounds what its Gaussians cover: a point within r of p is at most
         f r (1 + (x / z)²)^(1/2) / (z - r) pixels from the projection of p, and so is the ellipse of their linearized

@@ -34,8 +34,8 @@ UNIFORM = 3 / 5
 """Mean sum of the fourth powers of the cosines between three axes and normals in all directions."""
 
 LEAD, LEAD_OF_FEW = 0.05, 2.0
-"""How much larger this mean has to be for axes to be clear: at least the first, and the second over the root of the
-number of normals, as some axes suit a few random normals by chance."""
+"""Smallest excess of this mean over :data:`UNIFORM` for clear axes: the first, and for few normals the second over the
+root of their number, as some axes suit a few random normals by chance."""
 
 
 def dominant_axes(points: Tensor) -> list[float] | None:
@@ -105,7 +105,7 @@ def _cosines(axes: Floats, normals: Floats) -> Floats:
 
 
 def _power(values: Floats, power: int) -> Floats:
-    """A positive power, by products, which are ten times as fast as NumPy's."""
+    """Raises to a positive power by products, which are ten times as fast as NumPy's."""
     if power == 1:
         return values
     half = _power(values, power // 2)
@@ -120,7 +120,8 @@ def _starts() -> Floats:
 
 
 def _closest_to_none(axes: Floats) -> list[float]:
-    """The rotation by the smallest angle whose axes are these [3, 3], in any order and of any sign, as a quaternion."""
+    """Returns the rotation by the smallest angle whose axes are these [3, 3], in any order and of any sign, as a
+    quaternion."""
     best: Any = max(
         (
             axes[:, order] * signs

@@ -14,7 +14,7 @@ FAR = 5.0
 which three quarters of them are."""
 
 CAMERAS_LEAST = 5
-"""Of fewer cameras, none is taken for far from the others."""
+"""Smallest number of cameras of which one can be far from the others."""
 
 EXTENT_FACTOR = 1.1
 """Extent of a scene over the largest distance of a camera from their mean position, as in 3D Gaussian Splatting."""

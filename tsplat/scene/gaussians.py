@@ -39,7 +39,7 @@ ACTIVATED_SCALE_MAX = 0.5
 """Values in (0, this] in nearly all of ``log_scales`` suggest that they are scales and not their logarithms."""
 
 ACTIVATED_COUNT_MIN = 16
-"""With fewer Gaussians than this, the values of ``log_scales`` alone suggest nothing."""
+"""Smallest number of Gaussians whose values of ``log_scales`` suggest that."""
 
 
 class AlreadyActivatedError(FileError):
@@ -309,7 +309,8 @@ def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     tree = cKDTree(positions)
 
     def spacing(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Mean distances to the nearest positions that are not the same; the cells beside may hold that one again."""
+        """Returns the mean distances to the nearest positions that are not the same; the cells beside may hold that one
+        again."""
         means = np.zeros(len(places))
         left = np.arange(len(places))
         for k in (NEIGHBORS + 1, NEIGHBORS + 8):

@@ -76,7 +76,7 @@ class ImageInfo:
 
     @property
     def is_sideways(self) -> bool:
-        """Whether the EXIF orientation swaps width and height."""
+        """Returns whether the EXIF orientation swaps width and height."""
         return self.orientation in SWAPPED_ORIENTATIONS
 
 

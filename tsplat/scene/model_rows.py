@@ -32,7 +32,7 @@ Place = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a model says about all of its Gaussians, as the attributes of :class:`Gaussians`."""
+    """Properties that all Gaussians of a model share, named as the attributes of :class:`Gaussians`."""
 
     sh_degree: int
     antialiased: bool = False

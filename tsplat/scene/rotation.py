@@ -169,7 +169,7 @@ def _rotate_band(block: Tensor, band: Tensor) -> Tensor:
 
 
 def _similarity(matrix: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Factor, rotation or reflection [3, 3] and translation [3] of a matrix, fp64."""
+    """Returns the factor, rotation or reflection [3, 3] and translation [3] of a matrix, fp64."""
     expected = "matrix: expected a rotation or reflection times a positive factor, and a translation, [4, 4] or [3, 4]"
     matrix = matrix.detach().double().cpu()
     if matrix.shape not in ((4, 4), (3, 4)):
@@ -207,13 +207,13 @@ def rotation_matrix(quat: Sequence[float]) -> Tensor:
 
 
 def _left_product(unit: Tensor) -> Tensor:
-    """[4, 4] matrix that multiplies quaternions wxyz by one from the left."""
+    """Returns the [4, 4] matrix that multiplies quaternions wxyz by one from the left."""
     w, x, y, z = unit.tolist()
     return unit.new_tensor([[w, -x, -y, -z], [x, w, -z, y], [y, z, w, -x], [z, -y, x, w]])
 
 
 def _sh_blocks(degree: int, matrix: Tensor) -> list[Tensor]:
-    """The matrices [2 l + 1, 2 l + 1] that rotate the coefficients of the degrees l above 0.
+    """Returns the matrices [2 l + 1, 2 l + 1] that rotate the coefficients of the degrees l above 0.
 
     The rotated color in direction d is the color before in the direction that becomes d. A degree's functions span a
     space that rotations keep, so that a fit by least squares is exact.

@@ -52,7 +52,7 @@ class Strategy:
 
     @property
     def reads_rendering(self) -> bool:
-        """Whether hooks must be called in every step, with what was rendered. Otherwise only in those that refine."""
+        """Returns whether hooks must be called with what was rendered in every step, not only in those that refine."""
         return True
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:

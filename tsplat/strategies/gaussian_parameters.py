@@ -16,7 +16,7 @@ State = dict[str, Any]
 
 
 class Follower(Protocol):
-    """What follows the Gaussians: operations call its hooks after each change. As `Scene` of gsplat 1.6.
+    """Data that follow the Gaussians: operations call the hooks after each change. As `Scene` of gsplat 1.6.
     Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change."""
 
     def on_duplicate(self, sel: Tensor) -> None:
@@ -111,7 +111,7 @@ def check_parameters(params: Parameters, optimizers: Optimizers) -> int:
 
 
 def has_rows(key: str, value: object) -> bool:
-    """Whether an entry of an optimizer's state has a row per Gaussian: all tensors but the step count and scalars."""
+    """Returns whether an entry of an optimizer's state has a row per Gaussian, as the step count and scalars do not."""
     return key != "step" and isinstance(value, Tensor) and value.dim() > 0
 
 

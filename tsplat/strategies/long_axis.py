@@ -17,8 +17,8 @@ from .rows import append_zeros, replace_rows
 from .sharding import count, ranges, route
 
 OFFSET, LONGEST, OTHERS, OPACITY = 1.35, 0.55, 0.893, 0.6
-"""Of each half: distance from the center, in standard deviations along the longest axis; and factors of the scale along
-this axis, of the other scales, and of the opacity."""
+"""Values of each half: distance from the center, in standard deviations along the longest axis; and factors of the
+scale along this axis, of the other scales, and of the opacity."""
 
 GROWTH_TIME = 0.5
 """Part of the time from the first to the last refinement after which the whole budget is used."""

@@ -63,7 +63,7 @@ class MCMCStrategy(Strategy):
 
     @property
     def reads_rendering(self) -> bool:
-        """Whether a subclass overrides a hook."""
+        """Returns whether a subclass overrides a hook."""
         hooks, own = ((cls.step_pre_backward, cls.step_post_backward) for cls in (type(self), MCMCStrategy))
         return hooks != own
 

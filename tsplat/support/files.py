@@ -112,7 +112,7 @@ def raise_if_not_replaceable(path: str | os.PathLike[str]) -> None:
 
 
 def _names_descriptor(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is, or links to, an open file of a process, such as ``/dev/stdout`` or ``/proc/self/fd/1``."""
+    """Returns whether a path is, or links to, an open file of a process, such as ``/dev/stdout``."""
     path = os.fspath(path)
     for _ in range(LINKS_MAX):
         folder = os.path.realpath(os.path.dirname(path))

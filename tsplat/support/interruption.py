@@ -21,7 +21,7 @@ EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
 ALL_SIGNALS = tuple(sorted(signal.valid_signals()))
 
 _handler_of: Callable[[int], Any] = _signal.getsignal
-"""Without the enumerations of :mod:`signal`, which take most of the time."""
+"""Returns the handler of a signal, without the enumerations of :mod:`signal`, which take most of the time."""
 
 REPEAT = 1.0
 """Seconds within which another signal is the same request: launchers forward what schedulers send to every process."""
@@ -49,7 +49,7 @@ class StopRequest:
 
     @property
     def is_set(self) -> bool:
-        """Whether there was a signal."""
+        """Returns whether there was a signal."""
         return self.signum is not None
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class StopRequest:
             raise Interrupted(self.signum)
 
     def handle(self, signum: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handles a signal."""
         if self.signum is None:
             self.signum, self._time = signum, time.monotonic()
         elif time.monotonic() - self._time >= REPEAT:
@@ -112,7 +112,7 @@ class DeferredSignals:
             self._active = False  # a handler that was restored may have raised before the others were
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """The handler of all signals inside the block."""
+        """Handles all signals inside the block."""
         now = time.monotonic()
         if self._active and now - self._received.setdefault(signum, now) < REPEAT:
             return

@@ -18,7 +18,7 @@ CONTENT_MAX = 65536
 """Bytes of a lock file that are read. On Windows, the byte after them is locked: locked ones cannot be read there."""
 
 TRIES = 100
-"""How often another process may delete the file while this one opens it."""
+"""Number of times that another process may delete the file while this one opens it."""
 
 UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
 """Errors of file systems without locks, such as some network file systems."""

@@ -1,4 +1,4 @@
-"""Which process something belongs to, and whether that one still runs.
+"""Identifies processes, and tells whether one still runs.
 
 Containers may share a machine name, and each numbers its processes from 1, so neither tells processes apart.
 """

@@ -31,7 +31,7 @@ _inputs: contextvars.ContextVar[set[tuple[int, int]] | None] = contextvars.Conte
 
 @contextlib.contextmanager
 def protect_inputs() -> Iterator[None]:
-    """Inside of the block, no output replaces a file that was read there, by whatever path or link."""
+    """Protects the files that are read inside of the block: no output replaces one, by whatever path or link."""
     token = _inputs.set(set())
     try:
         yield
@@ -64,7 +64,7 @@ def stays_inside(name: str) -> bool:
 
 
 def is_possible(path: str | os.PathLike[str]) -> bool:
-    """Whether a file could have this path: not if it has NUL or surrogates, or is too long for its file system."""
+    """Returns whether a file could have this path: it has no NUL or surrogate, and is not too long."""
     try:
         os.lstat(path)
     except ValueError:  # NUL, or characters that the file system cannot encode

@@ -1,4 +1,4 @@
-"""What is probably meant by a word that is not known."""
+"""Suggests a known word for one that is not known."""
 
 import difflib
 from collections.abc import Iterable

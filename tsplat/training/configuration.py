@@ -37,7 +37,7 @@ FROZEN_NAMES: dict[str, tuple[str, ...]] = {
     "opacities": ("opacities",),
     "colors": ("sh0", "shN"),
 }
-"""What `freeze` names -> names of the parameters in gsplat."""
+"""Maps the names that `freeze` takes to the names of parameters in gsplat."""
 
 TYPICAL_EXTENT = 4.0
 """Extent of the scenes, in their unit, for which the weight of scales and the scale of noise are given."""
@@ -342,7 +342,7 @@ def _check_freeze(config: Config) -> None:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """The configuration as JSON values; the entry `kind` of a strategy is its name."""
+    """Returns the configuration as JSON values; the entry `kind` of a strategy is its name."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     strategy = config.strategy
     if strategy is not None:
@@ -358,7 +358,7 @@ def to_json(config: Config) -> dict[str, Any]:
 
 
 def from_json(values: Any, where: str) -> RunConfig:
-    """The inverse of :func:`to_json`. Missing fields get their defaults.
+    """Returns the configuration of the values of :func:`to_json`. Missing fields get their defaults.
 
     Raises ArgumentError for an unknown field, or a value of the wrong type or out of range; messages start with
     `where`, such as the file's name.
@@ -390,7 +390,7 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
 
 
 def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
-    """The values, checked against the types of a dataclass's defaults; messages name them with a prefix."""
+    """Returns the values, checked against the types of a dataclass's defaults; messages name them with a prefix."""
     if not isinstance(values, dict):
         raise ArgumentError(f"expected a JSON object, found {type(values).__name__}")
     defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name != "generator"}

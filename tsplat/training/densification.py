@@ -51,7 +51,7 @@ class Densification:
             self.strategy_state = self.strategy.initialize_state(extent)
 
     def before_backward(self, step: int, meta: dict[str, Any]) -> None:
-        """To be called with the ``meta`` of each rendered view, before the backward pass."""
+        """Passes the ``meta`` of a rendered view to the strategy, before the backward pass."""
         if self.strategy is not None:
             self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
 
@@ -78,8 +78,8 @@ class Densification:
         return lr * (TYPICAL_EXTENT / self._extent) ** 2
 
     def after_update(self, step: int, info: dict[str, Any], lr: float, n_gaussians: int) -> int:
-        """To be called after the optimizer step, with the merged ``meta`` of its views and the means' rate in world
-        units.
+        """Passes the merged ``meta`` of a step's views, and the means' rate in world units, to the strategy after the
+        optimizer step.
 
         Takes and returns the number of Gaussians of all ranks.
         """
@@ -111,7 +111,8 @@ class Densification:
         self.strategy.cap_max = min(n_max, self._config.strategy.cap_max or n_max)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The strategy's tensors as ``strategy/NAME``, and the rest of what :meth:`restore` takes as JSON values."""
+        """Returns the strategy's tensors as ``strategy/NAME``, and the rest of what :meth:`restore` takes as JSON
+        values."""
         # The table of binomial coefficients is always the same.
         values = {name: value for name, value in self.strategy_state.items() if name != "binoms"}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}

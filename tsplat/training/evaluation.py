@@ -95,7 +95,7 @@ class Evaluation(tuple[Score, ...]):
 
 
 POSE_STEPS, POSE_RATE, POSE_DECAY = 60, 10.0, 0.95
-"""Of :func:`fit_poses`: steps, the first learning rate over that of training, and a factor after each step."""
+"""Steps of :func:`fit_poses`, the first learning rate over that of training, and a factor after each step."""
 
 Network = Literal["alex", "vgg", "squeeze"]
 """Networks of LPIPS."""

@@ -41,7 +41,7 @@ colors of points differ by the direction of light, which is a part of the model.
 
 
 class Observations(NamedTuple):
-    """What views see of points: the index of the view [O], of the point [O], and the logarithm of the color [O, 3]."""
+    """Colors of points in views: the index of the view [O], of the point [O], and the logarithm of the color [O, 3]."""
 
     views: Tensor
     points: Tensor

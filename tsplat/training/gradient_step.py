@@ -32,7 +32,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """The dtype for autocast; None for fp32. "auto" is bf16 on GPUs that support it, and fp32 elsewhere.
+    """Returns the dtype for autocast; None for fp32. "auto" is bf16 on GPUs that support it, and fp32 elsewhere.
 
     The rasterizer, the loss and Adam always compute in fp32. Raises BackendError for a device without autocast.
     """
@@ -56,7 +56,7 @@ def resolve_visible_adam(visible_adam: Switch, means: Tensor, views: Sequence[Vi
 
 
 def shown_share(means: Tensor, cameras: Sequence[Camera], ranks: RankGroup) -> float:
-    """Mean share of the centers [N, 3] of all ranks that are inside the image of a camera, of some of both.
+    """Returns the mean share of the centers [N, 3] of all ranks that are inside the image of a camera, of some of both.
 
     Centers are projected without the distortion of lenses, by the first pose of a rolling shutter.
     """
@@ -143,7 +143,7 @@ class GradientStep:
         return [(own, True), (others, False)] if others else [(own, True)]
 
     def visible(self) -> Tensor | None:
-        """Rows of Gaussians to update, [N] bool; None for all."""
+        """Returns rows of Gaussians to update, [N] bool; None for all."""
         gradient = self._parameters.params["means"].grad
         return gradient.ne(0).any(-1) if self._visible_only and gradient is not None else None
 
@@ -186,7 +186,7 @@ class GradientStep:
             gradient *= (self._clip / squared_norm.sqrt().clamp_min(1e-30)).clamp_max(1)
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` takes, as JSON values."""
+        """Returns the values that :meth:`restore` takes, as JSON."""
         return {"scaler": self.scaler.state_dict(), "skipped": self.n_skipped}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ PSNR_MAX = 120.0
 
 
 def read_psnr(progress: Progress) -> float | None:
-    """The PSNR of a step, at most PSNR_MAX; None if the loss is not finite, which checkpoints cannot hold."""
+    """Returns the PSNR of a step, at most PSNR_MAX; None if the loss is not finite, which checkpoints cannot hold."""
     return min(float(progress.psnr), PSNR_MAX) if math.isfinite(float(progress.loss)) else None
 
 
@@ -89,7 +89,7 @@ class PsnrMonitor:
         )
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` takes, as JSON values."""
+        """Returns the values that :meth:`restore` takes, as JSON."""
         return {"smoothed": self._smoothed, "best": self._best, "since": self._low_since, "said": self._warned}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from .configuration import Config, DepthKind
 
 
 def psnr(image: Tensor, target: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio in dB: -10 log10 of the mean squared error; infinite for equal images. []
+    """Returns the peak signal-to-noise ratio in dB: -10 log10 of the mean squared error; infinite for equal images. []
 
     Raises:
         ShapeError: The images differ in shape.
@@ -26,7 +26,7 @@ def psnr(image: Tensor, target: Tensor) -> Tensor:
 
 
 def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"] = "valid") -> Tensor:
-    """Mean structural similarity, computed in fp32 or fp64; 1 for equal images. []
+    """Returns the mean structural similarity, computed in fp32 or fp64; 1 for equal images. []
 
     Args:
         padding: "valid" for windows inside the image only, "same" for zero padding.
@@ -38,7 +38,7 @@ def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"] = "
 
 
 def loss(image: Tensor, target: Tensor) -> Tensor:
-    """0.8 L1 + 0.2 (1 - SSIM), the loss of 3D Gaussian Splatting (Kerbl et al., 2023, equation 7). []"""
+    """Returns 0.8 L1 + 0.2 (1 - SSIM), the loss of 3D Gaussian Splatting (Kerbl et al., 2023, equation 7). []"""
     return l1_ssim_loss(image, target)
 
 
@@ -175,7 +175,7 @@ def prior_depth_error(
     kind: DepthKind = "inverse",
     confidence: Tensor | None = None,
 ) -> Tensor:
-    """Mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units. []
+    """Returns the mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units. []
 
     The prior [H, W] is NaN where it is unknown, and inverse depth up to scale and shift, or of the kind "disparity" up
     to scale. These are those of least squares, and have no gradient. Of the kind "metric" it is in 1 / world units.
@@ -212,7 +212,8 @@ def _fit_prior(
 
 
 def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:
-    """Mean absolute difference between inverse expected depths and those of sparse points, in 1 / world units. []
+    """Returns the mean absolute difference between inverse expected depths and those of sparse points, in 1 / world
+    units. []
 
     `depth` [H, W] is along z in the camera frame, infinitely far where it is zero or less. `sparse` [P, 3] has x and y
     of points in pixels, with pixel centers at +0.5, and their positive depth along z.

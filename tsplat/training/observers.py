@@ -1,4 +1,4 @@
-"""What training tells its observers, such as the history, the progress display, TensorBoard and the live view."""
+"""Messages of training to its observers, such as the history, the progress display, TensorBoard and the live view."""
 
 import contextlib
 import dataclasses
@@ -64,17 +64,17 @@ class Observer:
         return contextlib.nullcontext()
 
     def before_step(self, step: int, gaussians: Gaussians) -> None:
-        """Is called with the number of steps taken, and with this rank's current Gaussians.
+        """Receives the number of steps taken, and this rank's current Gaussians.
 
         Raises:
             Interrupted: Training is to end before this step.
         """
 
     def after_step(self, progress: Progress) -> None:
-        """Is called after each step."""
+        """Receives the results of a step."""
 
     def between_views(self, gaussians: Gaussians) -> None:
-        """Is called between the views of an evaluation, with this rank's current Gaussians."""
+        """Receives this rank's current Gaussians between the views of an evaluation."""
 
 
 OnStep = Callable[[Progress], bool | None]

@@ -101,7 +101,7 @@ class Parameters:
         self.params[name] = parameter
 
     def gaussians(self, *, detached: bool = False) -> Gaussians:
-        """The Gaussians, with gradients unless detached."""
+        """Returns the Gaussians, with gradients unless detached."""
         tensors: dict[str, Any] = {name: self.params[theirs] for name, theirs in GSPLAT_NAMES.items()}
         if detached:
             tensors = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -119,12 +119,12 @@ class Parameters:
             shorten_needles(self.params["scales"].detach(), self.params["means"].detach(), self._cameras, limit)
 
     def for_strategy(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
-        """The Gaussians' parameters and their optimizers, as new dictionaries."""
+        """Returns the Gaussians' parameters and their optimizers, as new dictionaries."""
         names = self.gaussian_names
         return {name: self.params[name] for name in names}, {name: self.optimizers[name] for name in names}
 
     def gradient(self, name: str) -> Tensor:
-        """The gradient of a parameter, contiguous; zero where there is none yet."""
+        """Returns the gradient of a parameter, contiguous; zero where there is none yet."""
         parameter = self.params[name]
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
         parameter.grad = gradient
@@ -136,7 +136,7 @@ class Parameters:
             parameter.grad = None
 
     def camera_of(self, index: int, camera: Camera) -> Camera:
-        """The camera of a view with its learned motion and lens."""
+        """Returns the camera of a view with its learned motion and lens."""
         if "lenses" in self.params:
             camera = self.lenses.apply(camera, self.params["lenses"])
         if "motions" in self.params:
@@ -145,7 +145,7 @@ class Parameters:
         return camera
 
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
-        """Views with the learned lenses of the cameras that took them; held-out ones, too."""
+        """Returns views with the learned lenses of the cameras that took them; held-out ones, too."""
         return self.lenses.apply_to_views(views, self.params["lenses"]) if "lenses" in self.params else views
 
     @torch.no_grad()
@@ -178,7 +178,8 @@ class Parameters:
         return rates["means"] * factor
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """The parameters and their moments as ``params/NAME`` and ``adam/NAME/MOMENT``, and Adam's step counts."""
+        """Returns the parameters and their moments as ``params/NAME`` and ``adam/NAME/MOMENT``, and Adam's step
+        counts."""
         tensors = {f"params/{name}": parameter.detach() for name, parameter in self.params.items()}
         adam_steps = {}
         for name, optimizer in self.optimizers.items():
@@ -223,5 +224,5 @@ def own_rows(config: Config, ranks: RankGroup) -> Callable[[int], slice]:
 
 
 def scene_tensors(gaussians: Gaussians) -> dict[str, Tensor]:
-    """The parameters of Gaussians under the names that :meth:`Parameters.state` has for them."""
+    """Returns the parameters of Gaussians under the names that :meth:`Parameters.state` has for them."""
     return {f"params/{GSPLAT_NAMES[name]}": tensor for name, tensor in gaussians.tensors().items()}

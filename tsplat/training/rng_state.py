@@ -8,7 +8,7 @@ import torch
 
 
 def get_rng_state() -> dict[str, Any]:
-    """The global generators' states of Python, NumPy, PyTorch on the CPU and on each GPU, as JSON values."""
+    """Returns the global generators' states of Python, NumPy, PyTorch on the CPU and on each GPU, as JSON values."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -31,7 +31,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def generator_state(generator: torch.Generator) -> str:
-    """The state of a generator, as hexadecimal digits."""
+    """Returns the state of a generator, as hexadecimal digits."""
     return _to_hex(generator.get_state())
 
 

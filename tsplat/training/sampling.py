@@ -17,13 +17,13 @@ class ViewSampler:
         self._remaining: list[int] = []
 
     def next(self) -> int:
-        """The index of the next view."""
+        """Returns the index of the next view."""
         if not self._remaining:
             self._remaining = torch.randperm(self._n, generator=self._generator, device="cpu").tolist()
         return self._remaining.pop()
 
     def upcoming(self, n: int) -> list[int]:
-        """The next views in their order: n of them, or those that are left before the next permutation."""
+        """Returns the next views in their order: n of them, or those that are left before the next permutation."""
         return self._remaining[-n:][::-1]
 
     def state(self) -> dict[str, Any]:

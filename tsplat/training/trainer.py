@@ -146,13 +146,13 @@ class Trainer:
 
     @property
     def lens_changes(self) -> Tensor | None:
-        """What was learned to add to the coefficients of each lens, [n, 4]; None without `lens_refinement`."""
+        """Returns the learned change of the coefficients of each lens, [n, 4]; None without `lens_refinement`."""
         found = self._parameters.params.get("lenses")
         return None if found is None else found.detach()
 
     @property
     def prior_scales(self) -> dict[str, Tensor]:
-        """By the names of this rank's views, the last scale with which their priors of depth fit inverse depths."""
+        """Returns, by the names of this rank's views, the last scale that fits their depth priors to inverse depths."""
         return self._view_gradients.prior_scales
 
     def known_gains(self, views: Sequence[View]) -> Tensor | None:
@@ -163,7 +163,7 @@ class Trainer:
         return None if found is None else self._gains.applied(found.to(self._gains.logs))
 
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
-        """Views with the learned lenses of the cameras that took them; held-out ones, too."""
+        """Returns views with the learned lenses of the cameras that took them; held-out ones, too."""
         return self._parameters.with_lenses(views)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -249,7 +249,7 @@ class Trainer:
         return scene_extent(views, sorted(self.ranks.all_gather_object(depth))[self.ranks.world_size // 2])
 
     def _by_kind(self, drawn: list[tuple[int, Color]]) -> list[tuple[int, Color]]:
-        """Views and backgrounds of a step, those together that ranks can render in one call."""
+        """Returns views and backgrounds of a step, those together that ranks can render in one call."""
         kinds: dict[object, list[tuple[int, Color]]] = {}
         for index, background in drawn:
             kinds.setdefault(kind_of_call(self._views[index].camera), []).append((index, background))
@@ -277,7 +277,7 @@ class Trainer:
             )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state of training for :meth:`restore`: tensors by name, and JSON values.
+        """Returns the state of training for :meth:`restore`: tensors by name, and JSON values.
 
         If the scene is sharded, tensors with a row per Gaussian have only this rank's rows.
         """
@@ -352,7 +352,7 @@ def _restored(
 
 
 def scene_extent(views: Sequence[View], depth: float = 0.0) -> float:
-    """1.1 times the largest distance of a camera from the mean camera position, in world units.
+    """Returns 1.1 times the largest distance of a camera from the mean camera position, in world units.
 
     Cameras that are far from the others do not count. It is at least a hundredth of `depth`, the median depth of the
     scene, where photographs were taken from one place; and 1e-6 if nothing tells it.

@@ -1,4 +1,4 @@
-"""What a step without refinement does with the gradients of a view, as one pass: Adam, gains, noise, and flat axes."""
+"""Applies the gradients of a view in one pass: Adam, gains, noise, and flat axes. For steps without refinement."""
 
 from collections.abc import Callable
 

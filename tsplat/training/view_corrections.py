@@ -55,7 +55,7 @@ def identity_motions(n_views: int, like: Tensor, *, rolls: bool = False) -> Tens
 
 
 class Lenses:
-    """Which cameras of training views share a lens: those whose model, size, intrinsics and distortion are equal."""
+    """Lenses of the training views. Cameras share a lens if their model, size, intrinsics and distortion are equal."""
 
     def __init__(self, cameras: Sequence[Camera]) -> None:
         self._indices = {key: i for i, key in enumerate(dict.fromkeys(map(self._key, cameras)))}

@@ -1,4 +1,4 @@
-"""What a training step computes for a view: its rendering, the loss, and the gradients of all parameters."""
+"""Renders a training view, and computes the loss and the gradients of all parameters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GAINS_START = 0.1
 
 
 class Kind(NamedTuple):
-    """All that the gradients of a view depend on but tensors.
+    """Properties of a view, besides tensors, on which its gradients depend.
 
     Attributes:
         camera: Size, model and shutter of the camera, and which tensors it has.

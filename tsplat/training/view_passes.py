@@ -1,4 +1,4 @@
-"""What a training step computes for a view, by passes and by CUDA graphs of these: rendering, loss and gradients.
+"""Computes the rendering, the loss and the gradients of a training view by passes, and by CUDA graphs of these.
 
 The first view of a kind runs the stages, which tells how many intersections there are. The second is traced while it is
 computed, and later ones replay one pass. What updates the parameters is traced with the first replay. On a GPU, the
@@ -33,7 +33,7 @@ REPLAYS_MAX = 4
 
 @dataclasses.dataclass(frozen=True)
 class ViewInputs:
-    """What the gradients of a view depend on besides the parameters.
+    """Inputs of the gradients of a view besides the parameters.
 
     Attributes:
         index: [1] int64, of the view.
@@ -48,13 +48,13 @@ class ViewInputs:
     background: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """The tensors, in an order that depends on the kind of camera only."""
+        """Returns the tensors, in an order that depends on the kind of camera only."""
         return [self.index, self.pixels, self.background, *self.camera.tensors().values()]
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewResults:
-    """What is computed for a view.
+    """Results of one view.
 
     Attributes:
         figures: [2] loss and PSNR.

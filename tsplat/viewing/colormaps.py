@@ -64,7 +64,7 @@ def _between(inverse: Tensor, limits: Limits | None) -> Tensor:
 
 
 def _inverse(depths: Tensor, alphas: Tensor, alpha_min: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Inverse depths [H, W], and [H, W] bool, True where there is a surface."""
+    """Returns inverse depths [H, W], and [H, W] bool, True where there is a surface."""
     seen = alphas > alpha_min
     return torch.where(seen, 1 / depths.clamp_min(1e-12), 0.0), seen
 

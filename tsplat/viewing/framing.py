@@ -163,7 +163,7 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float | Tensor) -> Ten
 
 
 def visible_size(gaussians: Gaussians) -> Tensor:
-    """Median of the largest scales of the valid Gaussians, []; 0 if there are none."""
+    """Returns the median of the largest scales of the valid Gaussians, []; 0 if there are none."""
     largest = gaussians.scales.detach()[gaussians.valid].amax(-1)
     return largest.median().cpu() if len(largest) else torch.zeros((), dtype=torch.float32, device="cpu")
 
@@ -182,7 +182,8 @@ def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
 
 
 def _near(means: Tensor, weights: Tensor, center: Tensor) -> Tensor:
-    """[M] bool: per axis within three times the distance that covers nine tenths of the mass."""
+    """Returns a mask of rows that are within three times the distance that covers nine tenths of the mass, per axis.
+    [M] bool"""
     offsets = (means - center).abs()
     reach = torch.stack([weighted_quantile(axis, weights, 0.9) for axis in offsets.unbind(-1)])
     return (offsets <= 3 * reach).all(-1)

@@ -12,7 +12,7 @@ CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uf
 """Characters that HTML does not allow."""
 
 UNDECODABLE = re.compile("[\udc80-\udcff]")
-"""How Python represents bytes of file names that are not UTF-8."""
+"""Surrogates by which Python represents bytes of file names that are not UTF-8."""
 
 
 class Html(str):

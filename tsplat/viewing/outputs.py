@@ -1,4 +1,4 @@
-"""What no command replaces: the model that it reads, and the files of a run."""
+"""Protects what no command replaces: the model that it reads, and the files of a run."""
 
 import itertools
 import os

@@ -50,7 +50,7 @@ def find_background(model: str | os.PathLike[str]) -> Color | None:
 
 
 def _find_file(model: str | os.PathLike[str], name: str) -> Path | None:
-    """The file of the run that a model belongs to; None if there is none."""
+    """Returns the file of the run that a model belongs to; None if there is none."""
     path = Path(model).absolute()
     for folder in (path, *path.parents[:2]):
         if is_of_run(folder) and (folder / name).is_file():
@@ -118,7 +118,8 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
 
 
 def _visible_point(gaussians: Gaussians, positions: Tensor, axes: Tensor) -> Tensor:
-    """The point at the median depth of the visible Gaussians, ahead of the camera closest to the middle of all."""
+    """Returns the point at the median depth of the visible Gaussians, ahead of the camera closest to the middle of
+    all."""
     means, weights = visible_mass(gaussians)
     middle = int((positions - positions.median(0).values).norm(dim=-1).argmin())
     depths = (means - positions[middle]) @ axes[middle]

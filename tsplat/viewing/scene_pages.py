@@ -34,7 +34,7 @@ from .run_cameras import find_background, find_cameras
 from .start_views import StartView, first_view
 
 Embedding = Literal["sog", "compressed-ply", "streamed-sog"]
-"""How a page stores the model: inside, or as a folder of levels of detail beside it."""
+"""Format in which a page stores the model: inside, or as a folder of levels of detail beside it."""
 
 SUFFIXES = (".html", ".htm")
 FILE_NAMES = {"sog": "scene.sog", "compressed-ply": "scene.compressed.ply", "streamed-sog": LOD_META}

@@ -88,7 +88,7 @@ def _nearest_axis(direction: Tensor) -> list[float]:
 
 
 def _slopes(camera: Camera) -> tuple[float, float]:
-    """Half the width and half the height of an image at distance 1."""
+    """Returns half the width and half the height of an image at distance 1."""
     slopes = camera.width / (2 * float(camera.K[0, 0])), camera.height / (2 * float(camera.K[1, 1]))
     limit = 1.0 if camera.model == "pinhole" else min(1.0, SLOPE_MAX / max(slopes))
     return limit * slopes[0], limit * slopes[1]

@@ -1,4 +1,4 @@
-"""Where a viewer listens, and how it shows a training."""
+"""Options of viewers: the address, and the display of a training."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ ADDRESS, PORT = "127.0.0.1", 8080
 
 @dataclasses.dataclass(frozen=True)
 class ViewOptions:
-    """How to show models, or a training, in web browsers.
+    """Options of a viewer that shows models, or a training, in web browsers.
 
     Attributes:
         address: Address to listen at; 0.0.0.0 lets other computers in.

@@ -1,4 +1,4 @@
-"""What only forks of Inria's rasterizer have: arguments, names and modules that tsplat does not implement."""
+"""Arguments, names and modules that only forks of Inria's rasterizer have, and tsplat does not implement."""
 
 from collections.abc import Iterable
 from typing import NoReturn
@@ -32,7 +32,7 @@ INSTEAD = {
     "render_geo": "import diff_plane_rasterization",
     "scores": "take sums of weights from diff_gaussian_rasterization_ms",
 }  # fmt: skip
-"""What to do instead of passing an argument."""
+"""Advice in place of an argument that is not implemented."""
 
 METHODS = {
     "apply_weights": "GaussianEditor", "forward_counter": "LightGaussian", "forward_mask": "SegAnyGAussians",

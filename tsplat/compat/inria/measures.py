@@ -1,4 +1,4 @@
-"""What forks of Inria's rasterizer compute of projected Gaussians besides images. Nothing here is differentiable."""
+"""Measures of projected Gaussians that forks of Inria's rasterizer return besides images. None is differentiable."""
 
 import torch
 from torch import Tensor

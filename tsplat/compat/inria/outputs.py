@@ -34,7 +34,7 @@ OUTPUTS = {
     "n_touched": "[N] int32, numbers of pixels with transmittance above 0.5 behind",
     "observed": "[N] int32, numbers of pixels with transmittance above 0.5 in front",
 }
-"""What can be returned, and what it is."""
+"""Results that can be returned -> shape and meaning."""
 
 OF_GENERATIONS: dict[object, Names] = {
     2023: ("color", "radii"),
@@ -49,7 +49,7 @@ OF_SETTINGS: dict[str, Names] = {
     "do_depth": ("color", "radii", "invdepth"),
     "antialiasing": ("color", "radii", "invdepth"),
 }
-"""What the fork returns whose programs name a setting."""
+"""Results of the fork whose programs name a setting."""
 
 OF_ARGUMENTS: dict[str, Names] = {
     "semantic_feature": ("color", "features", "radii", "depth"),
@@ -59,10 +59,10 @@ OF_ARGUMENTS: dict[str, Names] = {
     "semantics": ("color", "radii", "depth", "alpha", "features"),
     "means2D_densify": ("color", "radii", "depth"),
 }
-"""What the fork returns whose programs pass an argument."""
+"""Results of the fork whose programs pass an argument."""
 
 OF_BATCHED_MATRICES: Names = ("color", "radii", "median_depth")
-"""What the fork of SplaTAM and Dynamic 3D Gaussians returns, whose programs pass matrices [1, 4, 4]."""
+"""Results of the fork of SplaTAM and Dynamic 3D Gaussians, whose programs pass matrices [1, 4, 4]."""
 
 OF_FORKS: dict[str, Names] = {
     "Inria (2023), SuGaR, Scaffold-GS, Mip-Splatting, pixelSplat, MVSplat": ("color", "radii"),
@@ -72,7 +72,7 @@ OF_FORKS: dict[str, Names] = {
     "LGM, DreamGaussian, SC-GS, DNGaussian, FSGS": ("color", "radii", "depth", "alpha"),
     "MonoGS, NoPoSplat": ("color", "radii", "depth", "alpha", "n_touched"),
 }
-"""What to choose for programs that do not name what their fork returns."""
+"""Results of forks whose calls do not tell which fork they expect, by the names of programs."""
 
 
 def parse_returns(text: str, source: str = "returns") -> Names:

@@ -100,7 +100,7 @@ class GaussianRasterizer(torch.nn.Module):
         self.raster_settings = raster_settings.checked()
 
     def _returned(self, arguments: dict[str, Any]) -> Names:
-        """Names of the values to return, for a call with these arguments of forks."""
+        """Returns the names of the values to return, for a call with these arguments of forks."""
         chosen = self.returns or self.own_returns or returns_of_environment()
         if chosen is not None:
             return chosen
@@ -349,7 +349,8 @@ class Pose(NamedTuple):
 
     @classmethod
     def of(cls, settings: GaussianRasterizationSettings, arguments: dict[str, Tensor | None]) -> "Pose | None":
-        """The pose of the arguments ``theta`` and ``rho``, whose values are not read; None if neither is given."""
+        """Returns the pose of the arguments ``theta`` and ``rho``, whose values are not read; None if neither is
+        given."""
         given = {name: arguments.get(name) for name in ("theta", "rho")}
         if all(tensor is None for tensor in given.values()):
             return None
@@ -423,7 +424,7 @@ class _AbsoluteGradients(torch.autograd.Function):
 
 
 def _features(settings: GaussianRasterizationSettings, arguments: dict[str, Tensor | None], n: int) -> Tensor | None:
-    """The features [N, F] among arguments, or None."""
+    """Returns the features [N, F] among arguments, or None."""
     given = {name: tensor for name, tensor in arguments.items() if tensor is not None and tensor.numel() > 0}
     if settings.include_feature is False:
         given.pop("language_feature_precomp", None)
@@ -446,7 +447,7 @@ def _check_confidence(confidence: Tensor, n: int) -> Tensor:
 
 
 def _with_scaled_gradient(tensor: Tensor, factor: Tensor) -> Tensor:
-    """The same tensor [N, ...], whose gradient is multiplied by factors [N, 1]."""
+    """Returns a tensor [N, ...] as it is; its gradient is multiplied by factors [N, 1]."""
     factor = factor.detach().view(-1, *[1] * (tensor.ndim - 1))
     return tensor.detach() + zeros_for(tensor) * factor.to(tensor)
 

@@ -23,10 +23,10 @@ ROUNDOFFS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 NOTICEABLE = 0.01
-"""How well a principal point is to be known, in pixels."""
+"""Largest error of a principal point in pixels that makes no visible difference."""
 
 FP32_ERROR = 2.0**-18
-"""What products in fp32 are never off by, relative to the sum of magnitudes."""
+"""Upper bound of the error of products in fp32, relative to the sum of magnitudes."""
 
 
 class _Settings(NamedTuple):
@@ -144,7 +144,7 @@ class GaussianRasterizationSettings(_Settings):
 
     @torch.no_grad()  # poses that are optimized move both matrices, and not the principal point
     def _offsets(self) -> list[float]:
-        """The principal point minus the image center, along both axes, where the image spans -1 to 1.
+        """Returns the principal point minus the image center, along both axes, where the image spans -1 to 1.
 
         With row vectors, clip = world @ viewmatrix @ projection; row 2 of the projection is what depth contributes.
         Programs compute the product of these matrices, in bf16 or fp16 under autocast, and its rounding looks like an
@@ -183,13 +183,13 @@ def _matrix(name: str, value: object) -> Tensor:
 
 
 def _roundoff(values: Tensor) -> float:
-    """The largest relative error of values that were rounded to the smallest dtype in which they are exact."""
+    """Returns the largest relative error of values that were rounded to the smallest dtype in which they are exact."""
     exact = [roundoff for dtype, roundoff in ROUNDOFFS.items() if values.equal(values.to(dtype).to(values.dtype))]
     return exact[0] if exact else 0.0
 
 
 def _roundoff_of_error(error: float) -> float:
-    """The roundoff of products that explains a relative error beyond what fp32 does."""
+    """Returns the roundoff of products that explains a relative error beyond what fp32 does."""
     if error <= FP32_ERROR:
         return 0.0
     return next((ROUNDOFFS[d] for d in reversed(LOW_PRECISION) if error <= ROUNDINGS * ROUNDOFFS[d]), 0.0)

@@ -94,7 +94,7 @@ class BlockPlan:
         return ((places >= low.to(places)) & (places < high.to(places))).all(-1)
 
     def box(self, block: int, *, expanded: bool = False, bounded: bool = False) -> tuple[Corner, Corner]:
-        """The corners of a block, with its margin if `expanded`; within the extent if `bounded`."""
+        """Returns the corners of a block, with its margin if `expanded`; within the extent if `bounded`."""
         low, high = self.blocks[block].low, self.blocks[block].high
         ends = [(max(a, c), min(b, d)) for a, b, c, d in zip(low, high, *self.extent, strict=True)]
         margins = [self.margin * max(end - start, 0.0) if expanded else 0.0 for start, end in ends]
@@ -171,7 +171,7 @@ def plan_blocks(
 
 
 def _assign(plan: BlockPlan, capture: Capture, points: Tensor, min_share: float) -> tuple[Block, ...]:
-    """The blocks of a plan with the views that show them, and their numbers of points."""
+    """Returns the blocks of a plan with the views that show them, and their numbers of points."""
     indices = range(len(plan.blocks))
     members = torch.stack([plan.contains(k, points, expanded=True) for k in indices])
     views = (*capture.train, *capture.test)
@@ -188,7 +188,8 @@ def _assign(plan: BlockPlan, capture: Capture, points: Tensor, min_share: float)
 
 
 def _ground_axes(points: Tensor, cameras: Sequence[Camera]) -> Tensor:
-    """The plane along which points [P, 3] are spread most, as two rows, and up; the farthest tenth does not count."""
+    """Returns the plane along which points [P, 3] are spread most, as two rows, and up; the farthest tenth does not
+    count."""
     distances = (points - points.median(0).values).norm(dim=-1)
     near = points[distances <= distances.sort().values[int(0.9 * (len(points) - 1))]]
     centered = near - near.mean(0)
@@ -201,7 +202,8 @@ def _ground_axes(points: Tensor, cameras: Sequence[Camera]) -> Tensor:
 
 
 def _cut(values: Tensor, shares: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Lower and upper borders of intervals that have these shares of values [P]; the outermost are infinite."""
+    """Returns the lower and upper borders of intervals that have these shares of values [P]; the outermost are
+    infinite."""
     ordered, total, borders = values.sort().values, sum(shares), []
     for i in range(1, len(shares)):
         place = min(max(1, len(ordered) * sum(shares[:i]) // total), len(ordered) - 1)
@@ -210,7 +212,7 @@ def _cut(values: Tensor, shares: Sequence[int]) -> tuple[list[float], list[float
 
 
 def _shares(camera: Camera, points: Tensor, members: Tensor) -> Tensor:
-    """Share of the cells of an image whose nearest point belongs to each block. [B]
+    """Returns the share of the cells of an image whose nearest point belongs to each block. [B]
 
     Args:
         points, members: [P, 3] fp64, world frame, and [B, P] bool, to which blocks they belong.
@@ -334,6 +336,6 @@ def read_plan(folder: str | os.PathLike[str]) -> BlockPlan:
 
 
 def _corner(values: Sequence[float | None], missing: float = math.nan) -> Corner:
-    """Two numbers of a file; None becomes `missing`."""
+    """Returns two numbers of a file; None becomes `missing`."""
     first, second = (missing if value is None else float(value) for value in values)
     return first, second

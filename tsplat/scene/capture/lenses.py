@@ -58,7 +58,7 @@ COLMAP_MODELS: dict[str, CameraModel] = {
 """COLMAP's camera models that pycolmap undistorts -> the model that their images are undistorted to."""
 
 PROBES = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 0.5), (0.0, -0.5))
-"""Where a lens has to be invertible: positions between the principal point, 0, and the borders of the image."""
+"""Positions at which a lens has to be invertible, in units of the image's size from the principal point."""
 
 PROBE_PIXELS = 0.5
 """Maximum distance in pixels between a pixel and the projection of its ray."""
@@ -95,7 +95,7 @@ class Lens:
 
     @property
     def problem(self) -> str | None:
-        """What no real camera has, as "expected .., found .."; None for a plausible one."""
+        """Describes a value that no real camera has, as "expected .., found .."; None for a plausible camera."""
         size = max(self.width, self.height)
         if min(self.width, self.height) < 1 or size > SIZE_MAX:
             return f"width and height: expected 1 to {SIZE_MAX} pixels, found {self.width}×{self.height}"
@@ -120,7 +120,7 @@ class Lens:
 
     @property
     def doubt(self) -> str | None:
-        """What few real cameras have, in words; None for a usual one."""
+        """Describes a value that few real cameras have; None for a usual camera."""
         if not (0 < self.cx < self.width and 0 < self.cy < self.height):
             found = f"({self.cx:g}, {self.cy:g}) of {self.width}×{self.height} pixels"
             return f"the principal point is not inside of the image, {found}"
@@ -138,7 +138,7 @@ class Lens:
         return dataclasses.replace(self, distortion=(0.0, 0.0, 0.0, 0.0), colmap=None)
 
     def distorted(self, points: Tensor) -> Tensor:
-        """Where a lens with a focal length of 1 shows points [P, 2] at depth 1. [P, 2]"""
+        """Projects points [P, 2] at depth 1 through the lens with a focal length of 1. [P, 2]"""
         k1, k2, k3, k4 = self.distortion
         square = points.square().sum(-1, keepdim=True)
         if self.model == "fisheye":
@@ -151,7 +151,7 @@ class Lens:
         return points * (1 + k1 * square + k2 * square.square()) + shift
 
     def shown(self, width: int, height: int) -> Tensor:
-        """Which pixels of an image of another size the unscented transform can reach. [H, W] bool"""
+        """Returns a mask of the pixels that the unscented transform can reach, of an image of another size. [H, W]"""
         if self.model == "fisheye":
             reach = _distorted_angle(_largest_angle(self.distortion), self.distortion)
         else:
@@ -257,7 +257,8 @@ class _Radial:
         self._max_squared_radius = min(_roots([1, 3 * lens.distortion[0], 5 * lens.distortion[1]]), default=math.inf)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
-        """Pixels [P, 2] of undistorted points [P, 2] at depth 1, and whether they are where distortion is monotonic."""
+        """Returns pixels [P, 2] of undistorted points [P, 2] at depth 1, and whether they are where distortion is
+        monotonic."""
         near = (points**2).sum(-1) < self._max_squared_radius
         return self._camera.img_from_cam(np.concatenate([points, np.ones((len(points), 1))], -1)), near
 
@@ -272,7 +273,8 @@ class _Fisheye:
         self.undistorted = _zoomed(lens, zoom)
 
     def _zoom(self) -> float:
-        """The smallest factor of the focal lengths for which no pixel on the border of the image lies outside of it."""
+        """Returns the smallest factor of the focal lengths for which no pixel on the border of the image lies outside
+        of it."""
         lens = self._lens
         _, radii = _border(lens)
         thetas = np.linspace(0, self._max_theta, 10_001)
@@ -283,7 +285,8 @@ class _Fisheye:
         return float(ratios.max(initial=0.0) or distorted[-1] / self._max_theta)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
-        """Pixels [P, 2] of undistorted points [P, 2], theta x/r and theta y/r, and whether the lens reaches them."""
+        """Returns pixels [P, 2] of undistorted points [P, 2], theta x/r and theta y/r, and whether the lens reaches
+        them."""
         lens = self._lens
         theta = np.hypot(points[:, 0], points[:, 1])
         ratio = _distorted_angle(theta, lens.distortion) / np.maximum(theta, 1e-12)
@@ -306,7 +309,7 @@ class _Colmap:
             self._reach, _ = self._find_reach(lens, 1.01 * math.hypot(x / pinhole.fx, y / pinhole.fy))
 
     def _project(self, points: Array) -> Array:
-        """Pixels [P, 2] of undistorted points [P, 2]; NaN where there are none."""
+        """Returns pixels [P, 2] of undistorted points [P, 2]; NaN where there are none."""
         if not self._is_fisheye:
             return _img_from_cam(self._camera, np.concatenate([points, np.ones((len(points), 1))], -1))
         theta = np.hypot(points[:, 0], points[:, 1])
@@ -326,7 +329,7 @@ class _Colmap:
         return float(radii[max(last, 1)]), float(distances[max(last, 1)].max())
 
     def _zoom(self, lens: Lens) -> float:
-        """The factor of :meth:`_Fisheye._zoom`; 0 if the lens does not reach the border."""
+        """Returns the factor of :meth:`_Fisheye._zoom`; 0 if the lens does not reach the border."""
         border, radii = _border(lens)
         points, is_inverse = _invert(self._camera, border)
         thetas = np.arctan(np.hypot(points[:, 0], points[:, 1]))
@@ -334,7 +337,7 @@ class _Colmap:
         return float((radii[reached] / thetas[reached]).max(initial=0.0))
 
     def sources(self, points: Array) -> tuple[Array, Array]:
-        """Pixels [P, 2] of undistorted points [P, 2], and whether they are where distortion is monotonic."""
+        """Returns pixels [P, 2] of undistorted points [P, 2], and whether they are where distortion is monotonic."""
         return self._project(points), np.hypot(points[:, 0], points[:, 1]) < self._reach
 
 
@@ -418,21 +421,21 @@ def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) ->
 
 
 def _distorted_angle(theta: Angle, distortion: Sequence[float]) -> Angle:
-    """theta_d of angles theta."""
+    """Returns the distorted angles theta_d of angles theta."""
     k1, k2, k3, k4 = distortion
     square = theta * theta
     return theta * (1 + square * (k1 + square * (k2 + square * (k3 + square * k4))))
 
 
 def _largest_angle(distortion: Sequence[float]) -> float:
-    """The angle from the optical axis at which a fisheye image ends, at most 90 degrees."""
+    """Returns the angle from the optical axis at which a fisheye image ends, at most 90 degrees."""
     derivative = [1.0, *((2 * i + 3) * k for i, k in enumerate(distortion))]
     # Beyond the first extremum of theta_d, the image would repeat itself.
     return min([math.pi / 2, *(math.sqrt(square) for square in _roots(derivative))])
 
 
 def _roots(coefficients: Sequence[float]) -> list[float]:
-    """Positive real roots of a polynomial, given its coefficients with the constant term first."""
+    """Returns positive real roots of a polynomial, given its coefficients with the constant term first."""
     # Dividing by a subnormal leading coefficient would overflow.
     roots = np.roots([value if abs(value) > COEFFICIENT_MIN else 0.0 for value in coefficients[::-1]])
     return [float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12]

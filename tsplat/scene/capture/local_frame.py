@@ -26,12 +26,12 @@ FAR_ORIGIN = 256.0
 """Distance from the origin, in extents, from which single precision shifts images by about a hundredth of a pixel."""
 
 UP_NORM_MIN = 1e-6
-"""If the mean of the cameras' up directions is shorter than this, they have no common up direction."""
+"""Shortest mean of the cameras' up directions that counts as a common up direction."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocalFrame:
-    """How the frames of files, of the model and of training belong together.
+    """Transforms between the frames of files, of the model and of training.
 
     Attributes:
         world: [4, 4] fp64, the similarity transform from the frame of the files to that of the model.
@@ -50,12 +50,12 @@ class LocalFrame:
 
     @property
     def is_of_model(self) -> bool:
-        """Whether the local frame is that of the model."""
+        """Returns whether the local frame is that of the model."""
         return self.unit == 1 and not any(self.origin)
 
     @property
     def moves(self) -> bool:
-        """Whether the frame of the model is not that of the files."""
+        """Returns whether the frame of the model differs from that of the files."""
         return not torch.equal(self.world, similarity())
 
     def to_local(self) -> Tensor:
@@ -107,7 +107,8 @@ class LocalFrame:
 
 
 def frame_from_json(values: Any, where: str) -> LocalFrame:
-    """The inverse of :meth:`LocalFrame.to_json`. Raises FileError for other values; messages start with `where`."""
+    """Returns the frame of the values of :meth:`LocalFrame.to_json`. Raises FileError for other values; messages start
+    with `where`."""
     try:
         world = torch.tensor(values["world"], dtype=torch.float64, device="cpu")
         x, y, z = map(float, values["origin"])

@@ -43,7 +43,7 @@ UNSUPPORTED_SUFFIXES = (
 CONVERT = "convert them to JPEG, under the same names"
 
 CameraKind = Literal["undistorted", "native"]
-"""Whether photographs are undistorted, or cameras have the distortion of their lenses."""
+"""Name of the cameras to read: undistorted ones with resampled photographs, or the native ones with distortion."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of images read and their total."""
@@ -92,7 +92,7 @@ def check_test_every(test_every: int) -> None:
 
 
 def is_held_out(index: int, test_every: int) -> bool:
-    """Whether the view with an index, in the order of names, is held out: the first of every so many; never for 0."""
+    """Returns whether the view with an index, in the order of names, is held out: the first of each `test_every`."""
     return test_every > 0 and index % test_every == 0
 
 

@@ -138,7 +138,7 @@ def read_placed(
 
 
 def _seen(photograph: Photograph, points: Tensor) -> Tensor:
-    """The points that a photograph is known to show, or else all points of the scene."""
+    """Returns the points that a photograph is known to show, or else all points of the scene."""
     observed = photograph.points
     return points if observed is None or len(observed) < SHOWN_POINTS else observed
 
@@ -178,7 +178,7 @@ def _position(photograph: Photograph) -> Tensor:
 
 
 def _camera(photograph: Photograph) -> Camera:
-    """The camera of a photograph at full size, in double precision."""
+    """Returns the camera of a photograph at full size, in double precision."""
     lens = photograph.lens
     K = lens.intrinsics(lens.width, lens.height)
     return Camera(photograph.viewmat, K, lens.width, lens.height, lens.model)

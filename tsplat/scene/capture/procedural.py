@@ -249,7 +249,7 @@ def _ball(center: Point, radius: float, color: Field) -> Solid:
 
 
 def _box(center: Point, half: float, turn: float, color: Field) -> Solid:
-    """A cube with rounded edges, rotated by `turn` degrees about the vertical axis."""
+    """Returns a cube with rounded edges, rotated by `turn` degrees about the vertical axis."""
 
     def field(points: Tensor) -> Tensor:
         return _rounded(points.abs() - half, edge=0.04)
@@ -258,7 +258,7 @@ def _box(center: Point, half: float, turn: float, color: Field) -> Solid:
 
 
 def _torus(center: Point, radius: float, thickness: float, turn: float, color: Field) -> Solid:
-    """An upright ring, rotated by `turn` degrees about the vertical axis."""
+    """Returns an upright ring, rotated by `turn` degrees about the vertical axis."""
 
     def field(points: Tensor) -> Tensor:
         x, y, z = points
@@ -269,7 +269,7 @@ def _torus(center: Point, radius: float, thickness: float, turn: float, color: F
 
 
 def _cylinder(center: Point, radius: float, half: float, color: Field) -> Solid:
-    """An upright cylinder of height 2 `half` with rounded edges."""
+    """Returns an upright cylinder of height 2 `half` with rounded edges."""
 
     def field(points: Tensor) -> Tensor:
         x, y, z = points

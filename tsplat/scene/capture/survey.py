@@ -1,4 +1,4 @@
-"""What readers of cameras of survey software share: photographs by name, and the capture of photographs with poses."""
+"""Shared parts of the readers of survey software: photographs by name, and the capture of photographs with poses."""
 
 import dataclasses
 import os

@@ -106,7 +106,7 @@ def _merge(
     generator: torch.Generator,
     on_progress: Progress,
 ) -> Gaussians:
-    """The rounds of merging."""
+    """Runs the rounds of merging."""
     first, done = len(gaussians), itertools.count(1)
     views = itertools.cycle([*cameras[::2], *cameras[1::2]])
 

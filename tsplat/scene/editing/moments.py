@@ -80,7 +80,8 @@ def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) ->
 
 
 def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Index among the keepers of the one that each of the others is merged into, and whether it is close. [M] each"""
+    """Returns the index among the keepers of the one that each of the others is merged into, and whether it is close.
+    [M] each"""
     require("scipy")
     from scipy.spatial import cKDTree
 
@@ -109,5 +110,5 @@ def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, ot
 
 
 def _area(scales: Tensor) -> Tensor:
-    """Product of the two longest axes, without the constant. [N, 3] -> [N]"""
+    """Returns the product of the two longest axes, without the constant. [N, 3] -> [N]"""
     return scales.sort(-1).values[:, 1:].prod(-1)

@@ -45,7 +45,7 @@ SCENE_PREFIX = "scene/"
 """Prefix of the raw parameters' names among the tensors in ``rows/``."""
 
 OwnRows = Callable[[int], slice]
-"""Which of a number of Gaussians to read."""
+"""Returns the range of Gaussians to read, given their number."""
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
 LATEST_BYTES_MAX = 4096
@@ -117,7 +117,7 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
+    """Returns the checkpoints in a folder, oldest first."""
     found = {path: match for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
     return sorted(found, key=lambda path: (int(found[path][1]), int(found[path][2] or 1), path))
 
@@ -179,7 +179,7 @@ def skipped_messages(errors: Sequence[str], used: Path) -> list[str]:
 
 
 def has_rows(name: str, tensor: Tensor, n: int) -> bool:
-    """Whether a tensor of the state of training, such as ``adam/means/exp_avg``, has a row for each of n Gaussians."""
+    """Returns whether a tensor of the state of training, such as ``adam/means/exp_avg``, has a row per Gaussian."""
     kind, key = name.split("/")[:2]
     return tensor.shape[:1] == (n,) if kind == "strategy" else key in GSPLAT_NAMES.values()
 
@@ -242,7 +242,7 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """The SHA-256 that a manifest has under ``sha256``: that of its other entries."""
+    """Returns the SHA-256 that a manifest has under ``sha256``: that of its other entries."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

@@ -66,7 +66,7 @@ class Clusters:
 
 
 def _k_means(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Lloyd's algorithm (1982), starting from random rows. Returns centroids [min(k, N), D]."""
+    """Clusters rows by Lloyd's algorithm (1982), starting from random rows. Returns centroids [min(k, N), D]."""
     n = len(rows)
     if n <= k:
         return rows

@@ -1,4 +1,4 @@
-"""What files hold beyond 3D Gaussians: parameters of other methods are refused by name, others ignored with a note."""
+"""Handles parameters beyond 3D Gaussians: those of other methods are refused by name, others ignored with a note."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

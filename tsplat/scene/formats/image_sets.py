@@ -1,4 +1,4 @@
-"""What the formats that store parameters as images share: ``meta.json``, images and ZIP archives."""
+"""Shared parts of the formats that store parameters as images: ``meta.json``, images and ZIP archives."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""How much memory reading a model takes, which is compared with what is free before it is read.
+"""Estimates the memory that reading a model takes, and compares it with what is free before the model is read.
 
 A small file can announce any number of Gaussians: by compression, or by naming the same data many times.
 """

@@ -285,7 +285,8 @@ def render_mode(ply: PlyFile) -> str | None:
 
 
 def _columns(group: str, size: int) -> list[int]:
-    """Column of each property in its array. f_rest is stored [channel, coefficient], shN is [coefficient, channel]."""
+    """Returns the column of each property in its array. f_rest is stored [channel, coefficient], shN is [coefficient,
+    channel]."""
     return [3 * (i % (size // 3)) + i // (size // 3) for i in range(size)] if group == "shN" else list(range(size))
 
 

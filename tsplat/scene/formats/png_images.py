@@ -99,7 +99,7 @@ def _named(folder: Path) -> set[str]:
 
 
 def is_png_folder(folder: Path) -> bool:
-    """Whether a folder has the images of :func:`write_png_images`, and not those of SOG, which has a ``meta.json`` too.
+    """Returns whether a folder has the images of :func:`write_png_images`; SOG has a ``meta.json`` with others.
 
     Raises:
         FileError, OSError: ``meta.json`` cannot be read.

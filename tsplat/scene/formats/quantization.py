@@ -20,7 +20,7 @@ OPACITY_MARGIN = 1e-6
 """Opacities are clamped to [this, 1 - this], so that their logits are finite."""
 
 OPACITY_TOLERANCE = 1e-3
-"""By which opacities of a file may be outside of [0, 1]."""
+"""Distance by which opacities of a file may be outside of [0, 1]."""
 
 LOG_SCALE_MAX = 20.0
 """Log scales are written within plus or minus this, where a format has no infinity."""

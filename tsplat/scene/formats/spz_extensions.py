@@ -22,7 +22,7 @@ EXTENSIONS_MAX = 1 << 20
 UPRIGHT = ("LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF")
 TURNED = ("LFD", "RFD", "LFU", "RFU", "LBD", "RBD", "LBU", "RBU")
 AXES = (*UPRIGHT, *TURNED)
-"""Where x, y and z point to: left or right, down or up, backward or forward (F). A file has the index plus one.
+"""Directions of x, y and z: left or right, down or up, backward or forward (F). A file has the index plus one.
 
 Niantic's library of July 2026 converts LFD, RFD, LBU and RBU to RUB as if they were LBU, RBU, LFD and RFD.
 """
@@ -32,7 +32,7 @@ QUARTER_TURN = (0.5**0.5, -(0.5**0.5), 0.0, 0.0)
 
 
 class Axes(NamedTuple):
-    """How a file's Gaussians become those of a PLY: x, y, z times signs, and then a quarter turn about x or none."""
+    """Conversion of Gaussians to the axes of a PLY: signs of x, y and z, and then a quarter turn about x or none."""
 
     x: int
     y: int
@@ -65,7 +65,7 @@ class OrbitLimits(NamedTuple):
 
 
 class Extensions(NamedTuple):
-    """What the extensions of a file say: its axes, and limits of a camera or None."""
+    """Contents of a file's extensions: its axes, and limits of a camera or None."""
 
     axes: Axes = RUB
     orbit: OrbitLimits | None = None

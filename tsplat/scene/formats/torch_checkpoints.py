@@ -136,7 +136,7 @@ def _last_step(folder: Path) -> list[Path]:
 
 
 def _is_antialiased(checkpoint: Path) -> bool:
-    """Whether the settings above the folder of a checkpoint tell so: YAML, whose tags could run code, read as text."""
+    """Returns whether the settings above a checkpoint tell so: YAML, read as text, as its tags could run code."""
     for name, line in ANTIALIASED.items():
         with contextlib.suppress(OSError):
             text = read_file(checkpoint.absolute().parent.parent / name, SETTINGS_BYTES_MAX).decode("utf-8", "replace")

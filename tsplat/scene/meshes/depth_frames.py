@@ -30,7 +30,7 @@ WEIGHT_MIN = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DepthFrame:
-    """What a camera sees.
+    """Depths and colors of the surface that a camera sees.
 
     Attributes:
         camera: A pinhole camera without distortion, on the device of the images.

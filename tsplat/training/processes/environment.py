@@ -18,7 +18,7 @@ PORTS = range(15000, 30000)
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process as one of several ranks. Sets torchrun's variables in a task of ``srun``.
+    """Returns whether a launcher started this process as one of several ranks. Sets torchrun's variables for ``srun``.
 
     Raises ArgumentError if a variable is missing, is not an integer, or contradicts another one.
     """

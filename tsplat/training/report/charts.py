@@ -35,7 +35,7 @@ VARIABLES = {"#000001": "--accent", "#000002": "--faint", "#000003": "--bar", "#
 ACCENT, FAINT, BAR, LINE, SOFT = VARIABLES
 
 UNUSED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|(?<=<g) id=\"(?!at-)[^\"]*\"", re.DOTALL)
-"""What the page does not need of Matplotlib's SVG."""
+"""Parts of Matplotlib's SVG that the page does not need."""
 
 Point = tuple[float, float]
 Format = Callable[[float], str]
@@ -121,7 +121,7 @@ def _finite(points: Sequence[Point]) -> list[Point]:
 
 
 def _thin(points: list[Point], style: str) -> list[Point]:
-    """At most :data:`POINTS_MAX` points: means of neighbors or, with markers, a selection with the last one."""
+    """Returns at most :data:`POINTS_MAX` points: means of neighbors or, with markers, a selection with the last one."""
     n = math.ceil(len(points) / POINTS_MAX)
     if n <= 1:
         return points

@@ -9,24 +9,24 @@ MISSING = "\N{EN DASH}"
 
 
 def fixed(value: Any, spec: str, scale: float = 1.0) -> str:
-    """A number, multiplied by `scale`, in a format."""
+    """Formats a number, multiplied by `scale`."""
     found = to_float(value)
     return MISSING if found is None else format(scale * found, spec)
 
 
 def decibels(value: Any, *, infinite: bool = True) -> str:
-    """A PSNR; null in `metrics.json` is that of equal images, if the metrics have one."""
+    """Formats a PSNR; null in `metrics.json` is that of equal images, if the metrics have one."""
     return "∞" if value is None and infinite else fixed(value, ".2f")
 
 
 def duration(value: Any) -> str:
-    """Seconds, with units."""
+    """Formats seconds, with units."""
     seconds = to_float(value)
     return MISSING if seconds is None else progress.duration(seconds)
 
 
 def size(value: int | None) -> str:
-    """A number of bytes, with units."""
+    """Formats a number of bytes, with units."""
     if value is None:
         return MISSING
     return f"{value / 1e6:.1f} MB" if value >= 100_000 else f"{value / 1e3:.1f} kB"

@@ -69,7 +69,7 @@ class ShownView:
 
 @dataclasses.dataclass(eq=False)
 class RunPage:
-    """What the page of a run shows. Whatever is unknown is empty or None.
+    """Contents of the page of a run. Whatever is unknown is empty or None.
 
     Attributes:
         metrics, rows: The contents of ``metrics.json``, and its `views`, metrics of single views.

@@ -1,4 +1,4 @@
-"""Where a model is good and where it is not: metrics of regions of images, the worst patches, and floaters."""
+"""Locates the errors of a model: metrics of regions of images, the worst patches, and floaters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -46,12 +46,12 @@ class Patch(NamedTuple):
     psnr: float
 
     def crop(self, image: Tensor) -> Tensor:
-        """The patch of an image [H, W, 3]."""
+        """Returns the patch of an image [H, W, 3]."""
         return image[self.top : self.top + self.side, self.left : self.left + self.side]
 
 
 def regions(target: Tensor) -> dict[str, Tensor]:
-    """Which pixels of a photograph [H, W, 3] uint8 belong to each of :data:`REGIONS`, [H, W] bool."""
+    """Returns a mask of each of :data:`REGIONS` of a photograph [H, W, 3] uint8, [H, W] bool."""
     brightness = target.float().mean(-1)
     strength = torch.stack(torch.gradient(brightness)).square().sum(0)
     margin = max(1, min(brightness.shape) // BORDER)
@@ -81,7 +81,8 @@ def score_regions(target: Tensor, rendered: Tensor) -> dict[str, RegionScore]:
 
 @in_full_precision
 def ssim_map(image: Tensor, target: Tensor) -> Tensor:
-    """SSIM of the windows inside of images [H, W, C] in [0, 1], as a mean over channels. [H - 10, W - 10]"""
+    """Returns the SSIM of the windows inside of images [H, W, C] in [0, 1], as a mean over channels. [H - 10, W -
+    10]"""
     x, y = image.movedim(-1, 0), target.movedim(-1, 0)
     taps = torch.tensor(SSIM_TAPS, dtype=x.dtype, device=x.device)
     maps = torch.cat([x, y, x * x, y * y, x * y])[:, None]
@@ -94,7 +95,7 @@ def ssim_map(image: Tensor, target: Tensor) -> Tensor:
 
 
 def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch]:
-    """The n patches with the largest squared error, the worst first; they do not overlap."""
+    """Returns the n patches with the largest squared error, the worst first; they do not overlap."""
     found = []
     for view, (target, rendered) in enumerate(images):
         side = min(*target.shape[:2], max(PATCH_MIN, min(target.shape[:2]) // PATCH))
@@ -109,7 +110,8 @@ def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch
 
 @torch.no_grad()
 def floaters(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
-    """Part of the pixels' weight of Gaussians far in front of the expected depth, from 0 to 1, of each camera."""
+    """Returns the part of the pixels' weight of Gaussians far in front of the expected depth, from 0 to 1, of each
+    camera."""
     found = []
     for camera in with_near_planes(cameras, gaussians.means):
         depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)

@@ -1,4 +1,4 @@
-"""What the sections of a run's page show, as values of its template."""
+"""Fills the sections of a run's page: computes the values of its template."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ METRICS = (("psnr", "PSNR, dB"), ("ssim", "SSIM"), ("lpips", "LPIPS"), ("seconds
 
 
 def header(name: str, config: Config | None, metrics: Values, notes: Sequence[str]) -> Values:
-    """The title and what is missing."""
+    """Returns the title and what is missing."""
     scene = Path(config.scene).name if isinstance(config, RunConfig) else ""
     about = [f"Scene {scene}"] if scene else []
     if config is not None:
@@ -55,7 +55,7 @@ def header(name: str, config: Config | None, metrics: Values, notes: Sequence[st
 
 
 def cards(metrics: Values, gaussians: Gaussians | None, model_bytes: int | None) -> list[Values]:
-    """The key figures."""
+    """Returns the key figures."""
     is_test = bool(metrics.get("views"))
     kind = "" if is_test or to_float(metrics.get("psnr_train")) is None else ", training views"
     psnr = metrics.get("psnr" if is_test else "psnr_train")
@@ -108,7 +108,7 @@ def curves(history: History | None) -> Values | None:
 
 
 def table(rows: Sequence[Values], metrics: Values, shown: Sequence[Values], *, is_test: bool) -> Values | None:
-    """A table of views, those with images linked to them."""
+    """Returns a table of views, those with images linked to them."""
     if not rows:
         return None
     columns = [(key, label) for key, label in METRICS if any(key in row for row in rows)]
@@ -209,7 +209,7 @@ def configuration(config: Config | None) -> Values | None:
 
 
 def machine(sessions: Sequence[Values], metrics: Values) -> Values | None:
-    """Hardware and versions of the last session."""
+    """Returns hardware and versions of the last session."""
     last = sessions[-1] if sessions else {}
     hardware, software = (value if isinstance(value := last.get(key), dict) else {} for key in ("machine", "software"))
     cpu, cores, ranks = hardware.get("cpu"), hardware.get("cores"), to_float(hardware.get("ranks"))
@@ -229,7 +229,7 @@ def machine(sessions: Sequence[Values], metrics: Values) -> Values | None:
 
 
 def times(sessions: Sequence[Values]) -> Values | None:
-    """Seconds per part, of all sessions together."""
+    """Returns seconds per part, of all sessions together."""
     measured = [seconds for session in sessions if isinstance(seconds := session.get("seconds"), dict)]
     found = {part: [s for seconds in measured if (s := to_float(seconds.get(part))) is not None] for part in PARTS}
     total = {part: sum(values) for part, values in found.items() if values}
@@ -246,12 +246,12 @@ def times(sessions: Sequence[Values]) -> Values | None:
 
 
 def commands(sessions: Sequence[Values]) -> list[Values]:
-    """The command line of each session."""
+    """Returns the command line of each session."""
     return [{"command": command} for session in sessions if isinstance(command := session.get("command"), str)]
 
 
 def view(row: Values, remark: str, place: int, *, is_large: bool, images: Values) -> Values:
-    """A view with images: photograph and rendering under a slider, error and depth.
+    """Returns a view with images: photograph and rendering under a slider, error and depth.
 
     `row` are its metrics, `place` its number among those with images, from 1. One that is large takes the whole width.
     `images` are the `target`, the image that was `rendered`, and `others` with labels.
@@ -269,14 +269,14 @@ def view(row: Values, remark: str, place: int, *, is_large: bool, images: Values
 
 
 def _metric(key: str, value: Any) -> str:
-    """A metric of a view."""
+    """Returns a metric of a view."""
     if key == "psnr":
         return decibels(value)
     return fixed(value, ".1f", 1000) if key == "seconds" else fixed(value, ".4f")
 
 
 def _datum(text: str, value: Any) -> Values:
-    """A value and its text. Tables are sorted by the value; it is empty if it is not finite."""
+    """Returns a value and its text. Tables are sorted by the value; it is empty if it is not finite."""
     return {"text": text, "raw": value if to_float(value) is not None else ""}
 
 
@@ -303,7 +303,7 @@ def _flatten(values: Values) -> Values:
 
 
 def _preset_name(config: Config) -> Preset:
-    """The preset with the same kind of strategy and, if there are several, the most settings in common."""
+    """Returns the preset with the same kind of strategy and, if there are several, the most settings in common."""
     values = to_json(config)
 
     def in_common(name: Preset) -> tuple[bool, int]:

@@ -35,7 +35,7 @@ class BlockError(FileError):
 
 
 def block_run(plan: str | os.PathLike[str], block: int) -> Path:
-    """The folder of the run of a block, in the folder of its plan."""
+    """Returns the folder of the run of a block, in the folder of its plan."""
     return Path(plan) / f"block_{block}"
 
 

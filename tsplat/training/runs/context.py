@@ -1,4 +1,4 @@
-"""What a run holds while it lasts: heartbeats, the lock of its folder, deterministic algorithms."""
+"""Context managers that last as long as a run: heartbeats, the lock of its folder, deterministic algorithms."""
 
 from __future__ import annotations
 

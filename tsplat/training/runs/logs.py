@@ -80,7 +80,7 @@ class ProgressDisplay(Observer):
 
 
 def _usage(speed: float, device: torch.device) -> str:
-    """The speed in steps per second, and the memory in use."""
+    """Returns the speed in steps per second, and the memory in use."""
     return f"{format_speed(speed)}  {used_memory(device) / 2**30:.1f} GiB"
 
 

@@ -158,7 +158,7 @@ class RunLoop:
         raise Interrupted(signum, message if ranks.is_main else "")
 
     def what_is_saved(self) -> str:
-        """What a run that stops now has saved, and how to continue."""
+        """Describes what a run that stops now has saved, and how to continue."""
         saved = self._saved_step
         if saved < 0:
             return f"no step is saved yet; to start again: tsplat train --resume {self.folder}"
@@ -176,7 +176,7 @@ class RunLoop:
             observer.between_views(self.trainer.gaussians)
 
     def _clock(self) -> float:
-        """Seconds without the time for images and pauses of a viewer."""
+        """Returns seconds without the time for images and pauses of a viewer."""
         return time.perf_counter() - self.record.seconds.get("viewing", 0.0)
 
     def save_checkpoint(self) -> str:

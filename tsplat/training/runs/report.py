@@ -37,7 +37,7 @@ PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
 
 @dataclasses.dataclass
 class _Found:
-    """What was found of a run: what its page shows, its newest valid checkpoint, and where metrics and images lie."""
+    """Files of a run: the contents of its page, its newest valid checkpoint, and the paths of metrics and images."""
 
     folder: Path
     results: Path
@@ -47,7 +47,7 @@ class _Found:
 
     @property
     def is_current(self) -> bool:
-        """Whether the metrics are those of the newest checkpoint, or there is no checkpoint."""
+        """Returns whether the metrics are those of the newest checkpoint, or there is no checkpoint."""
         metrics = self.page.metrics
         return bool(metrics) and (self.checkpoint is None or metrics.get("steps") == self.checkpoint.step)
 
@@ -238,14 +238,14 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
 
 
 def _psnr(row: dict[str, Any]) -> float | None:
-    """The PSNR of a view; None is infinite, and any other value that is not finite is NaN."""
+    """Returns the PSNR of a view; None is infinite, and any other value that is not finite is NaN."""
     value = row.get("psnr")
     found = to_float(value)
     return found if found is not None or value is None else float("nan")
 
 
 def _history(checkpoint: Checkpoint | None, metrics: dict[str, Any]) -> History | None:
-    """The history of a checkpoint, with the last evaluation, which comes after it."""
+    """Returns the history of a checkpoint, with the last evaluation, which comes after it."""
     if checkpoint is None:
         return None
     try:

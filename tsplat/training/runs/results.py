@@ -190,12 +190,13 @@ def write_held_out(folder: Path, scores: Evaluation, on_view: OnView | None = No
 
 
 def held_out_name(index: int, view: str) -> str:
-    """The file name of a held-out view."""
+    """Returns the file name of a held-out view."""
     return f"{index:03d}_{Path(view).stem}.png"
 
 
 def _metrics_of_ranks(loop: RunLoop) -> dict[str, Any]:
-    """Number of Gaussians, peak memory and received rows per step of each rank; empty for a single process."""
+    """Returns the number of Gaussians, peak memory and received rows per step of each rank; empty for a single
+    process."""
     trainer = loop.trainer
     if trainer.ranks.world_size == 1:
         return {}

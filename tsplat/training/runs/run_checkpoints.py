@@ -216,7 +216,7 @@ def _delete_old(folder: Path, written: Path, keep: int, intact: dict[Path, bool]
 
 
 def _size(checkpoint: Checkpoint) -> int:
-    """Size of the tensors of a checkpoint, or of this rank's rows of them, in bytes."""
+    """Returns the size of the tensors of a checkpoint, or of this rank's rows of them, in bytes."""
     tensors = [*checkpoint.gaussians.tensors().values(), *checkpoint.tensors.values()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -250,7 +250,7 @@ def _create_temporary(folder: Path, step: int) -> Path:
 
 
 def _unused_path(folder: Path, step: int) -> Path:
-    """A path that no checkpoint of this step has, as none is ever overwritten."""
+    """Returns a path that no checkpoint of this step has, as none is ever overwritten."""
     path, n = folder / f"step_{step:08d}", 1
     while path.exists():
         n += 1

@@ -75,7 +75,7 @@ def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) 
 
 
 def changed_settings(configure: RunConfig | Configure, found: RunConfig) -> list[str]:
-    """Names of the settings that differ from those of a run; not those that it found out by itself."""
+    """Returns the names of the settings that differ from those of a run; not those that it found out by itself."""
     given = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(found.steps))
     names = {field.name for field in dataclasses.fields(found)} - set(FOUND_OUT)
     if given.sh_degree is not None:
@@ -126,7 +126,7 @@ def plan(
 
 
 def _final_count(config: RunConfig, n: int) -> float:
-    """The number of Gaussians after the last refinement of n initial ones."""
+    """Returns the number of Gaussians after the last refinement of n initial ones."""
     strategy = config.strategy
     growth = None if strategy is None else strategy.expected_growth()
     cap = config.max_gaussians if strategy is None or strategy.cap_max is None else strategy.cap_max

@@ -282,7 +282,7 @@ def difference(recorded: Description, found: Description, scene: str, *, with_ha
 
 
 def _photograph_differences(recorded: dict[str, Any] | None, found: dict[str, Any]) -> list[str]:
-    """A phrase for each photograph that has changed, is missing or is new; none without a record."""
+    """Returns a phrase for each photograph that has changed, is missing or is new; none without a record."""
     if not recorded:
         return []
     phrases = []
@@ -309,7 +309,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _numbers(matrix: Tensor) -> list[list[float]]:
-    """The values of an fp32 matrix, or of a vector as one row, with as many digits as determine them."""
+    """Returns the values of an fp32 matrix, or of a vector as one row, with as many digits as determine them."""
     return [[float(f"{value:.9g}") for value in row] for row in matrix.view(-1, matrix.shape[-1]).tolist()]
 
 

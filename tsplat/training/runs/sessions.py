@@ -1,4 +1,4 @@
-"""How a run was made: command line, machine, versions and seconds per part, as ``run.json`` holds them."""
+"""Records the sessions of a run in ``run.json``: command line, machine, versions and seconds per part."""
 
 import contextlib
 import importlib.metadata
@@ -49,7 +49,7 @@ class RunRecord:
         self._earlier = read_sessions(folder)
 
     def sessions(self, device: torch.device, ranks: int = 1) -> list[dict[str, Any]]:
-        """All sessions, as JSON values."""
+        """Returns all sessions, as JSON values."""
         self._count()
         current = {
             "command": _command_line(),
@@ -83,7 +83,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 def _command_line() -> str:
-    """The command line of this process, which a shell can repeat."""
+    """Returns the command line of this process, which a shell can repeat."""
     program, *arguments = sys.argv or [""]
     is_tsplat = Path(program).name in ("tsplat", "__main__.py")
     return shlex.join(["tsplat", *arguments] if is_tsplat else [*sys.orig_argv])

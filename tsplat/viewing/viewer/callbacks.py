@@ -1,4 +1,4 @@
-"""What a control calls: an action whose errors become messages on the page."""
+"""Callbacks of controls: actions whose errors become messages on the page."""
 
 import dataclasses
 import re
@@ -133,7 +133,7 @@ class Callbacks:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """What the controls of a tab know of their client.
+    """The client of a tab, as its controls use it.
 
     Attributes:
         model, settings: Return what is shown, and how it is rendered.

@@ -30,7 +30,7 @@ KNOB_DEPTH, KNOB_SIZE = 1.0, 0.02
 
 
 AT_VIEW = 2e-4
-"""How far a camera may be from that of a view, in radians and in distances of the model, to be compared."""
+"""Largest distance between a camera and that of a view to be compared, in radians and in distances of the model."""
 
 
 class CamerasTab:

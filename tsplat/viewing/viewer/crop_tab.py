@@ -136,7 +136,7 @@ class CropTab:
         return f"Wrote {len(gaussians):,} Gaussians, {page.size / 1e6:.1f} MB,"
 
     def _start_view(self) -> StartView:
-        """The current camera, for an HTML file."""
+        """Returns the current camera, for an HTML file."""
         camera = self._page.client.camera
         slope = math.tan(camera.fov / 2)
         slopes = (slope * max(camera.image_width, 1) / max(camera.image_height, 1), slope)

@@ -1,4 +1,4 @@
-"""Who may talk to the web server of the viewer: requests and messages are checked before viser sees them.
+"""Checks requests and messages to the web server of the viewer before viser sees them.
 
 viser runs one server of the package websockets. :class:`Guard` adds to its arguments, when viser starts it.
 """
@@ -24,7 +24,7 @@ from .folder import TRANSFER_MAX
 from .messages import PART_MESSAGE_BYTES
 
 CLIENTS_MAX = 15
-"""Each client occupies at most two of the 32 threads in which viser runs callbacks."""
+"""Largest number of clients. Each occupies at most two of the 32 threads in which viser runs callbacks."""
 
 RATE, BURST = 200.0, 400.0
 """Messages a second from one client, and how many of them at once. Later ones wait; a page sends about 50 a second."""
@@ -40,7 +40,7 @@ HEADERS = {
 
 VISER_TITLE = re.compile(rb"<title>[^<]*</title>")
 HEAD = Path(__file__).with_name("head.html")
-"""What takes its place: a title, and what else pages of tsplat do."""
+"""File whose content replaces viser's title: another title, and the scripts of tsplat's pages."""
 
 _CONNECTION: contextvars.ContextVar[Any] = contextvars.ContextVar("connection")
 _PATCHING = threading.Lock()

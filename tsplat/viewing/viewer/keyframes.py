@@ -24,7 +24,7 @@ GIF_PIXELS_MAX = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class VideoOptions:
-    """How a path along keyframes becomes a video.
+    """Options of a video along keyframes.
 
     A `closed` path returns to the first keyframe. The size is that of the first keyframe if None; the vertical field
     of view stays.

@@ -63,7 +63,7 @@ class LiveRenderer(Renderer):
         return self._training.call(lambda: Renderer.cropped(self, box).map(lambda tensor: tensor.clone()))
 
     def seen(self, camera: Camera, settings: Settings) -> Gaussians:
-        """All Gaussians, as every step changes the boxes of those that could be culled."""
+        """Returns all Gaussians, as every step changes the boxes of those that could be culled."""
         return self.cropped(settings.crop)
 
 
@@ -86,7 +86,7 @@ class _Call(Future[Any]):
 
 
 class LiveTraining:
-    """What a training and its pages exchange.
+    """Connects a training with the pages that show it.
 
     The training thread calls :meth:`between_steps`; all other threads call the other methods. Images take at most
     :attr:`share` of the time while training runs. Without a page that asks for images, a step takes less than 0.1 ms
@@ -246,7 +246,7 @@ class LiveTraining:
 
     @property
     def paused(self) -> bool:
-        """Whether training waits for :meth:`resume` or :meth:`take_step`."""
+        """Returns whether training waits for :meth:`resume` or :meth:`take_step`."""
         return self._allowed == 0
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""What a page may send: messages of a few types, whose numbers, texts and sizes are bounded."""
+"""Checks the messages that a page sends: a few types, whose numbers, texts and sizes are bounded."""
 
 import io
 import math

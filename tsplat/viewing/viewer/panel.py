@@ -28,7 +28,7 @@ MOVING = "Drag to turn, with the right button or two fingers to move, wheel to z
 
 @dataclasses.dataclass
 class Actions:
-    """What the controls do. Messages that actions return are shown, and so are errors.
+    """Actions of the controls. Messages that actions return are shown, and so are errors.
 
     `open_model` reads a file and adds its model; `upload` does the same for a name and a content. Both are None where
     this is not possible. `set_fov` takes degrees, vertically.

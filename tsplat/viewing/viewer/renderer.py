@@ -268,7 +268,8 @@ class Renderer:
         return to_bytes(image).cpu().numpy(), visible, depths
 
     def _divisor(self, pose: Pose, seconds: float) -> int:
-        """The smallest factor whose predicted time is within a budget, or little more than that of the largest one."""
+        """Returns the smallest factor whose predicted time is within a budget, or little more than that of the largest
+        one."""
         if not self._samples:
             return DIVISOR_MAX
         fixed, slope = self._predict()

@@ -1,4 +1,4 @@
-"""One client of the viewer: its camera, its controls, and the thread that renders for it."""
+"""The session of a client of the viewer: its camera, its controls, and the thread that renders for it."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ JPEG_QUALITY = 75
 """Quality of images while the camera moves; at rest they are PNG."""
 
 STILL = 1e-4
-"""How far a camera may be from where it was placed, relative to the point it looks at, to count as not moved."""
+"""Largest distance of a camera from where it was placed that counts as not moved, relative to the point it looks at."""
 
 OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
 """Reads a model from a path, and adds it to those of the viewer; calls its second argument with notes."""
@@ -40,7 +40,7 @@ OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """What to render: a model from a camera, or in comparison with a photograph."""
+    """An image to render: a model from a camera, or in comparison with a photograph."""
 
     model: ViewedModel
     pose: Pose
@@ -50,7 +50,7 @@ class Request:
 
 
 class Session:
-    """One client, of viser, with models to choose from, of which the first is shown.
+    """The session of a client of viser, with models to choose from, of which the first is shown.
 
     `training` is None for models that do not change, and `open_model` where no model can be added. The client may write
     and read what is in a folder, the current directory if None.

@@ -1,4 +1,4 @@
-"""What pages show about a training: its newest values, and curves over its steps."""
+"""State of a training for the pages that show it: its newest values, and curves over its steps."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ def format_speed(speed: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingState:
-    """What a page shows about a training.
+    """State of a training that a page shows.
 
     Newest values are None before the first. `speed` is in steps per second, without pauses; `share` is that of the time
     for images while training runs; `result` tells how to see the result later, and is empty before the end.

@@ -1,4 +1,4 @@
-"""What the viewer shows: a model with its cameras, photographs and framing."""
+"""Models in the viewer: a model with its cameras, photographs and framing."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from ..trajectories import cameras_of_views
 from .renderer import Pose, Renderer, Settings
 
 POINT_OPACITY, POINT_SCALE = 0.9, 0.5
-"""How the sparse points of a capture are shown as Gaussians."""
+"""Opacity, and scale relative to the default, of Gaussians that show the sparse points of a capture."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -85,7 +85,7 @@ class Worker(Generic[Request]):
             self._show(frame, at_rest)
 
     def _rest_in(self) -> float:
-        """Seconds until the camera is at rest, unless it moves again."""
+        """Returns seconds until the camera is at rest, unless it moves again."""
         return self._submitted + REST_SECONDS - time.monotonic()
 
     def _take(self, seconds: float | None) -> Request | None:

@@ -1,4 +1,4 @@
-"""What can be asked for: values of options in gsplat 1.6, and which of its parts are implemented."""
+"""Describes the supported features: values of options in gsplat 1.6, and which of its parts are implemented."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Which Gaussians contribute to which pixels, and compositing of such lists."""
+"""Lists the Gaussians that contribute to each pixel, and composites such lists."""
 
 import math
 from typing import NamedTuple
@@ -197,7 +197,7 @@ class _Entries(NamedTuple):
         )
 
     def take(self, values: Tensor, size: int) -> Tensor:
-        """Values of the entries' Gaussians. [..., N, size] -> [M, size]"""
+        """Returns values of the entries' Gaussians. [..., N, size] -> [M, size]"""
         return values.reshape(-1, size)[self.rows]
 
     def accumulate(self, sigmas: Tensor, opacities: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

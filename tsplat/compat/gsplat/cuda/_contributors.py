@@ -1,4 +1,4 @@
-"""Which Gaussians contribute to each pixel, and by how much: counts, all of them, and the largest.
+"""Finds the Gaussians that contribute to each pixel, and their weights: counts, all of them, and the largest.
 
 A Gaussian contributes to a pixel if compositing adds it. Its weight is alpha times the transmittance in front of it.
 Each question can be asked of all pixels, or (``_sparse``) of those of a layout. Nothing here is differentiable.

@@ -15,7 +15,7 @@ from ....runtime.compilation import with_plain_tensors
 from ....stages import validation
 
 NUMERICS = PRESETS["gsplat-1.6"]
-"""Where camera centers are -R^T t."""
+"""Numerics in which camera centers are -R^T t."""
 
 
 @with_plain_tensors

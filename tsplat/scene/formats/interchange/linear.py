@@ -1,4 +1,4 @@
-"""What glTF and OpenUSD share: parameters after activation, in float32, and axes that their readers convert from."""
+"""Shared parts of glTF and OpenUSD: parameters after activation, in float32, and conversions of their axes."""
 
 import dataclasses
 

@@ -97,7 +97,7 @@ def write_streamed_sog(
 
 
 class Datasets:
-    """Which rows of each level each dataset gets, and the tree.
+    """Assigns the rows of each level to datasets, and builds the tree.
 
     Nodes are cells of the Morton curve, which is halved bit by bit, so that a node has one range of rows in each level.
 
