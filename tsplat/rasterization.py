@@ -40,8 +40,9 @@ __all__ = ["rasterization", "rasterization_2dgs"]
 def render(call: Call) -> Rendering:
     """Renders the Gaussians of a checked call by the stages, in their order."""
     options, settings = call.options, call.settings
+    gaussians = call.gaussians()  # means, quats, scales and opacities as given
     cameras = gather_cameras(call.ranks, call.own_cameras(), call.means.device)
-    gaussians, cameras, centers = call.prepare(cameras)
+    gaussians, cameras, centers = call.prepare(gaussians, cameras)
     projected, shaded = project(gaussians, cameras, settings.projection, call.batch, call.find_harmonics(centers))
     if call.sparse_gradients is not None:
         call.sparse_gradients.set_visible(projected)

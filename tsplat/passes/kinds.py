@@ -18,7 +18,7 @@ from ..config import Capacities
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
 from ..stages.capacity import UNKNOWN, any_overflow, deferred, graph_room, needed_by, note_call
-from ..stages.options import PLAIN, unsupported
+from ..stages.options import PLAIN, Options, unsupported, with_room
 from .calls import ReplayedCall, Replays, Runner
 from .replay import specializations
 from .traced_calls import TracedCall
@@ -60,6 +60,7 @@ class Kind:
     Attributes:
         works: Whether it is replayed.
         turn: When it was called last.
+        options: Those of its calls; None before the first.
         room: What its lists have room for; None before the first call.
         least: The room of the last trace, which was too small; the next one has no less. None at first.
         v_strides: Strides of the gradients of images that the first call got, by their numbers; of others C order.
@@ -69,6 +70,7 @@ class Kind:
 
     def __init__(self, works: bool) -> None:
         self.works, self.turn = works, 0
+        self.options: Options | None = None
         self.room: Capacities | None = None
         self.least: Capacities | None = None
         self.v_strides: dict[int, tuple[int, ...]] = {}
@@ -87,7 +89,7 @@ class Kinds:
     def __init__(self, function: Callable[..., Any], most: int | None = None) -> None:
         self._function, self._most = function, most
         parameters = inspect.signature(function).parameters
-        self._names, self._is_packed = tuple(parameters), parameters["packed"].default
+        self._names = tuple(parameters)
         self._tensors = {name for name, parameter in parameters.items() if "Tensor" in str(parameter.annotation)}
         self._kinds: dict[Hashable, Kind] = {}
         self._turns = itertools.count()
@@ -149,8 +151,8 @@ class Kinds:
         elif call.needed is not None and call.needed[-1]:
             kind.room, kind.least, kind.runner = graph_room(Capacities(*call.needed[:-1]), kind.room), kind.room, None
             return None
-        packed = bool(arguments.get("packed", self._is_packed))
-        return call.results(packed=packed)
+        assert kind.options is not None
+        return call.results(packed=kind.options.packed)
 
     def _state(self, _tensors: list[Tensor]) -> list[Any]:
         """Returns what kinds depend on besides arguments."""
@@ -174,12 +176,13 @@ class Kinds:
     def _render_first(self, kind: Kind, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
         """Renders by the stages, and learns how many intersections there are."""
         rendered, device = self._function(**arguments), tensors[0].device
-        listed, capacity = rendered[-1].source.intersections, arguments.get("capacity")
-        by_kernels = launchers(device, arguments.get("backend", "auto")).__name__ == "tsplat.kernels"
+        kind.options, listed = rendered[-1].source.options, rendered[-1].source.intersections
+        capacity = kind.options.capacity
+        by_kernels = launchers(device, kind.options.backend).__name__ == "tsplat.kernels"
         kind.works = by_kernels and len(listed.bands) == 1
         n = listed.n_intersections
         counted = graph_room(Capacities(n, n, UNKNOWN * n, n))
-        kind.room = counted if capacity is None else Capacities(*[capacity] * 4)
+        kind.room = Capacities(*[capacity] * 4) if isinstance(capacity, int) else counted
         self._observe_gradients(kind, rendered[:-1])
         return rendered
 
@@ -191,11 +194,12 @@ class Kinds:
 
     def _trace(self, kind: Kind, arguments: dict[str, Any]) -> TracedCall | None:
         """Traces a call, with room for what its lists need; returns None if that fails."""
-        assert kind.room is not None
+        assert kind.room is not None and kind.options is not None
+        is_exact = kind.options.capacity is None
         try:
-            if arguments.get("capacity") is None:
+            if is_exact:
                 kind.room = graph_room(self._measure(kind.room, arguments), kind.least)
-            return TracedCall(self._function, arguments, kind.room, kind.v_strides)
+            return TracedCall(self._function, with_room(arguments, kind.room), kind.v_strides, is_exact=is_exact)
         except Exception as error:  # what cannot be traced runs the stages
             kind.works = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
@@ -205,7 +209,7 @@ class Kinds:
     def _measure(self, room: Capacities, arguments: dict[str, Any]) -> Capacities:
         """Returns what lists need, given what may be room enough to count it."""
         with deferred() as calls:
-            self._function(**arguments | {"capacity": room, "packed": False})
+            self._function(**with_room(arguments, room))
         needed = needed_by(calls)
         return self._measure(graph_room(needed, room), arguments) if any_overflow(calls) else needed
 

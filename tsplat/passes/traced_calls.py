@@ -132,17 +132,14 @@ class _Record(NamedTuple):
 
 
 def _record(
-    function: Callable[..., Any],
-    arguments: dict[str, Any],
-    room: Capacities,
-    v_strides: Mapping[int, tuple[int, ...]],
+    function: Callable[..., Any], arguments: dict[str, Any], v_strides: Mapping[int, tuple[int, ...]]
 ) -> _Record:
     """Traces a function, and the gradients of all its images."""
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     on_gpu = runs_on_gpu(inputs[0])
     trace = Trace(runs=False, counts_rows=on_gpu)
     with deferred() as calls, trace.recording():
-        *images, meta = function(**arguments | {"capacity": room, "packed": False})
+        *images, meta = function(**arguments)
     n_forward, n_images = len(trace.steps), len(images)
     values, rendered = dict(dict.items(meta)), meta.source
     banded = rendered.intersections
@@ -218,13 +215,13 @@ class TracedCall:
 
     Args:
         function: The rendering function, which runs the stages.
-        arguments: Of a call.
-        room: What lists have room for.
+        arguments: Of a call with room for its lists (``with_room``).
         v_strides: Strides of gradients of images, by their numbers; of others C order.
+        is_exact: Whether the caller gave no capacity.
 
     Attributes:
-        room: As given.
-        is_exact: Whether the caller gave no capacity.
+        room: What lists have room for.
+        is_exact: As given.
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
         on_gpu: As in :class:`_Record`.
@@ -256,14 +253,16 @@ class TracedCall:
         self,
         function: Callable[..., Any],
         arguments: dict[str, Any],
-        room: Capacities,
         v_strides: Mapping[int, tuple[int, ...]],
+        *,
+        is_exact: bool,
     ) -> None:
-        self.room, self.is_exact = room, arguments.get("capacity") is None
+        self.is_exact = is_exact
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             own = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-            record = _record(function, own, room, v_strides)
+            record = _record(function, own, v_strides)
+        self.room: Capacities = record.rendered.options.capacity
         bases = Bases()
         self._place_forward(record, bases)
         self._describe(record, bases)

@@ -107,10 +107,13 @@ class Call:
         """Returns this rank's cameras [B, C] in the compute dtype."""
         return flatten_batches(self.cameras, len(self.batch), self.dtype)
 
-    def prepare(self, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
-        """Returns the Gaussians in the compute dtype, with invalid ones marked, the cameras of all ranks, with invalid
-        ones replaced, and the camera centers, which may be None without spherical harmonics."""
-        o, gaussians = self.options, in_dtype(self.gaussians(), self.dtype)
+    def prepare(self, gaussians: Gaussians3D, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
+        """Converts Gaussians to the compute dtype, marks invalid ones, and replaces invalid cameras.
+
+        Returns:
+            The Gaussians, the cameras, and the camera centers, which may be None without spherical harmonics.
+        """
+        o, gaussians = self.options, in_dtype(gaussians, self.dtype)
         if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
             return gaussians, cameras, None
         signals = [(t, is_per_camera(t, degree, len(self.batch))) for t, degree in self.signals().values()]
@@ -213,6 +216,7 @@ GIVEN = (
     "rays",
 )  # fmt: skip
 """Attributes of a call that hold what the caller passed."""
+_given = operator.attrgetter(*GIVEN)
 
 FOUND = ("options", *(field.name for field in dataclasses.fields(Call) if not field.init))
 """Attributes that follow from the options, and from the shapes, dtypes and devices of tensors."""
@@ -253,10 +257,6 @@ def _check(call: Call) -> None:
             raise_if_invalid(gaussians, call.cameras, values, degree, name)
         if o.camera_model == "pinhole" and not o.distributed:
             warn_if_nothing_is_visible(gaussians, call.cameras, o.near_plane, o.far_plane)
-
-
-def _given(call: Call) -> tuple[Any, ...]:
-    return tuple([getattr(call, name) for name in GIVEN])
 
 
 def _check_all(call: Call) -> None:

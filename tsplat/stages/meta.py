@@ -13,7 +13,7 @@ from ..data import Cameras, Intersections, ProjectedGaussians, TileGrid
 from ..runtime.operators import Arguments, Results
 from .call import Call
 from .intersection import BandedIntersections, count_tiles, encode_ids
-from .options import SUPPORTED
+from .options import SUPPORTED, Options
 from .surfel_pixels import SurfelImages
 
 
@@ -148,12 +148,15 @@ def describe_render(
             rows["ray_transforms"] = rows.pop("conics").unflatten(-1, (3, 3))
         assert projected.normals is not None
         values["normals"] = projected.normals.view(*projected.means2d.shape[:-1], 3)
-    return Meta(values, LATER, Rendered(grid, call.image_shape[:-2], valid, projected, received, intersections))
+    return Meta(
+        values, LATER, Rendered(call.options, grid, call.image_shape[:-2], valid, projected, received, intersections)
+    )
 
 
 class Rendered(NamedTuple):
     """What :func:`describe_render` describes, for images of these leading dimensions [..., C]."""
 
+    options: Options
     grid: TileGrid
     images: tuple[int, ...]
     valid: Tensor | None

@@ -275,6 +275,11 @@ class Settings(NamedTuple):
         return cls(numerics, projection, intersection, compositing)
 
 
+def with_room(arguments: Mapping[str, Any], room: Capacities) -> dict[str, Any]:
+    """Returns the arguments of the same call, with room for lists and without packing: no size depends on values."""
+    return {**arguments, "capacity": room, "packed": False}
+
+
 PLAIN = {bool, int, float, str, type(None)}
 """Types whose values cannot change, so that what follows from them is kept."""
 
