@@ -19,7 +19,17 @@ pytestmark = pytest.mark.xdist_group("imports")
 PACKAGE = ROOT / "tsplat"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-STAGES_USE = {"arguments", "config", "data", "errors", "formulas", "kernels_torch", "precision", "runtime"}
+STAGES_USE = {
+    "arguments",
+    "config",
+    "data",
+    "errors",
+    "formulas",
+    "kernels_torch",
+    "output_maps",
+    "precision",
+    "runtime",
+}
 SCENE = {"__init__", "arguments", "config", "errors", "formulas", "precision", "support"}
 VIEWING = {"arguments", "config", "errors", "precision", "rendering", "runtime", "scene", "support"}
 TRAINING = VIEWING | {"__init__", "ops", "passes", "stages", "strategies", "viewing"}
@@ -27,7 +37,8 @@ MODULES = {
     "config": set(),
     "precision": set(),
     "errors": set(),
-    "data": {"config"},
+    "output_maps": set(),
+    "data": {"config", "output_maps"},
     "arguments": {"config", "errors"},
     "support": {"errors"},
     "triton_cpu": set(),
@@ -58,6 +69,7 @@ MODULES = {
         "gpu_driver",
         "kernels",
         "ops",
+        "output_maps",
         "precision",
         "runtime",
         "stages",
@@ -75,6 +87,7 @@ MODULES = {
         "config",
         "data",
         "functional",
+        "output_maps",
         "precision",
         "runtime",
         "scene",

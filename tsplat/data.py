@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import DEFAULT_NUMERICS, Backend, CameraField, CameraSettings, Capacities, Numerics, Unscented
+from .output_maps import Output, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +59,7 @@ class CompositingSettings:
         channel_chunk: Upper bound of the channels accumulated in one pass.
         absgrad, numerics, backend: As in :func:`tsplat.rasterization`.
         footprint: The kind of splat, see ``kernels/compositing/footprints``.
-        distortion: Whether to render the distortion of the last feature, as a channel after it, and find its median.
-        normals, hits: Whether the first three features are normals, which face rays; the last, distances along them.
+        outputs: The maps to render besides colors and alphas.
     """
 
     camera: CameraSettings
@@ -69,9 +69,25 @@ class CompositingSettings:
     numerics: Numerics
     backend: Backend
     footprint: str = "ellipse"
-    distortion: bool = False
-    normals: bool = False
-    hits: bool = False
+    outputs: tuple[Output, ...] = ()
+
+    @functools.cached_property
+    def distortion(self) -> bool:
+        """Whether to render the distortion of the last feature, as a channel after it, and find its median."""
+        return self._has(Rule.DISTORTION)
+
+    @functools.cached_property
+    def normals(self) -> bool:
+        """Whether the first three features are normals, which face rays."""
+        return self._has(Rule.FACING)
+
+    @functools.cached_property
+    def hits(self) -> bool:
+        """Whether distances along rays take the place of the last feature."""
+        return self._has(Rule.HIT)
+
+    def _has(self, rule: Rule) -> bool:
+        return any(output.rule is rule for output in self.outputs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .stages.capacity import Capacity, note_need
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.meta import IN_GRAPHS, Rendering, describe_reference, describe_render
-from .stages.primitives import composite_images, with_shapes
+from .stages.primitives import composite_maps, with_shapes
 from .stages.projection import project
 from .stages.shading import shade
 from .stages.surfels import arrange_images
@@ -52,11 +52,10 @@ def render(call: Call) -> Rendering:
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
     budget = call.memory_budget(splats)
     intersections = intersect(received, call.grid, settings.intersection, budget, call.explain_memory, call.ranks)
-    images = composite_images(call, splats, intersections, cameras)
+    maps = composite_maps(call, splats, intersections, cameras)
     note_need(intersections.whole, options.capacity, call.grid, call.ranks)
-    extra |= images.extra
-    meta = describe_render(call, gaussians.valid, projected, received, intersections, extra)
-    return Rendering(images.colors, images.alphas, meta, cameras, images.surfels)
+    meta = describe_render(call, gaussians.valid, projected, received, intersections, maps, extra)
+    return Rendering(maps, meta, cameras)
 
 
 @traceable(IN_GRAPHS)
@@ -242,10 +241,10 @@ def rasterization(
     tile_size = 16 if tile_size is None else tile_size
     call = check_call(locals())
     rendering = _render_reference(call) if backend == "reference" else render(call)
-    colors = rendering.colors
+    colors = rendering.maps["colors"]
     if call.extra_signals is not None:
         colors, rendering.meta["render_extra_signals"] = call.split(colors)
-    return colors, rendering.alphas, rendering.meta
+    return colors, rendering.maps["alphas"], rendering.meta
 
 
 @eager
@@ -332,4 +331,4 @@ def _render_reference(call: Call) -> Rendering:
     names = inspect.signature(rasterize).parameters.keys() & given.keys()
     arguments: Any = {n: v.to(call.dtype) if isinstance(v := given[n], Tensor) else v for n in names}
     found = rasterize(**arguments)
-    return Rendering(found.colors, found.alphas, describe_reference(call, found))
+    return Rendering({"colors": found.colors, "alphas": found.alphas}, describe_reference(call, found))

@@ -29,6 +29,7 @@ from tsplat.data import (
     TileGrid,
 )
 from tsplat.errors import UnsupportedError
+from tsplat.output_maps import OF_SURFELS
 from tsplat.reference import camera_centers, spherical_harmonics
 from tsplat.reference.camera_formulas import Camera, intrinsics
 from tsplat.reference.surfel_formulas import composite_surfels, project_surfels
@@ -546,7 +547,7 @@ def test_kernels_for_gpus_do_not_spill(target):
     order = GaussianMajor(ids, starts, starts, ids, ids)
     offsets = torch.zeros(TileGrid.cover(1, *size, 16).n_tiles + 1, dtype=torch.int32)
     splats = Splats(ones(n, 2), ones(n, 9), ones(n), ones(n, 7), None)
-    settings = CompositingSettings(camera, 16, 32, True, PRESETS["gsplat-1.5"], "triton", "surfel", True)
+    settings = CompositingSettings(camera, 16, 32, True, PRESETS["gsplat-1.5"], "triton", "surfel", OF_SURFELS)
     with recorded(vendor) as launches, pytest.MonkeyPatch.context() as patch:
         projected = kernels.projection_fwd(gaussians, cameras, projection)
         found = (projected.means2d, projected.depths, projected.conics, None, projected.depths, projected.normals)

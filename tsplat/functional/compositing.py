@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
@@ -26,8 +24,10 @@ from ..config import (
 )
 from ..data import Cameras, ProjectionSettings, Splats
 from ..errors import ShapeError
+from ..output_maps import HITS, OF_SURFELS, RAY_NORMALS
 from ..runtime.compilation import eager, with_plain_tensors
-from ..stages.eval3d import camera_rays, check_rays, composite_along_rays, given_rays, third_axes
+from ..stages.compositing import composite_outputs
+from ..stages.eval3d import camera_rays, check_rays, given_rays, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
 from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
@@ -214,13 +214,14 @@ def rasterize_to_pixels_2dgs(
     arranged = lists.arrange(given, n_colors + 5)
     transforms = with_screen_gradient(ray_transforms.to(dtype).reshape(-1, 9), densify.to(dtype).reshape(-1, 2))
     preset = check_numerics(numerics)
-    settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", distortion=True)
+    settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", outputs=OF_SURFELS)
     features = torch.cat([normals.to(dtype), colors.to(dtype)], -1).reshape(-1, n_colors + 3)
     centers = standing_for(means2d.to(dtype), means2d)
     flat = Splats(centers, transforms, opacities.to(dtype).reshape(-1), features[:, :-1], features[:, -1])
     backgrounds = None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors)
-    images = composite_surfels(flat, backgrounds, *arranged, settings)
-    return tuple(image.contiguous() for image in images.view((*lists.images, lists.height, lists.width)))
+    maps, size = composite_surfels(flat, backgrounds, *arranged, settings), (*lists.images, lists.height, lists.width)
+    names = ("colors", "alphas", "normals", "distortions", "medians")
+    return tuple(maps[name].reshape(*size, maps[name].shape[-1]).contiguous() for name in names)
 
 
 @eager
@@ -323,9 +324,8 @@ def rasterize_to_pixels_eval3d(
     dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
     shapes = torch.cat([t.to(dtype) for t in (means, quats, scales)], -1)
     hits, normals = check_bool("use_hit_distance", use_hit_distance), check_bool("return_normals", return_normals)
-    settings = dataclasses.replace(
-        lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint), normals=normals, hits=hits
-    )
+    outputs = (*((RAY_NORMALS,) if normals else ()), *((HITS,) if hits else ()))
+    settings = lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint, outputs=outputs)
     if rays is None:
         found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera, unit=hits)
     else:
@@ -336,7 +336,7 @@ def rasterize_to_pixels_eval3d(
         features = torch.cat([axes.expand(*rows, 3), features], -1)
     features, depths = features.reshape(-1, features.shape[-1]), None
     if hits:
-        features, depths = features[:, :-1], features[:, -1].detach()
+        features, depths = features[:, :-1], features[:, -1]
     splats = Splats(
         shapes.new_zeros(features.shape[0], 2),
         shapes[..., None, :, :].expand(*rows, 10).reshape(-1, 10),
@@ -351,9 +351,10 @@ def rasterize_to_pixels_eval3d(
         backgrounds = backgrounds.to(dtype).reshape(-1, colors.shape[-1])
         if hits:
             backgrounds, behind = backgrounds[:, :-1], backgrounds[:, None, None, -1:]
-    images, alphas, of_normals = composite_along_rays(splats, backgrounds, *arranged, settings, found)
+    maps = composite_outputs(splats, backgrounds, *arranged, settings, found)
+    images, alphas = maps["colors"], maps["alphas"]
     if behind is not None:
         images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * behind], -1)
     size = (*lists.images, lists.height, lists.width)
-    outputs = (images.reshape(*size, -1), alphas.view(*size, 1))
-    return outputs if of_normals is None else (*outputs, of_normals.reshape(*size, 3))
+    rendered = (images.reshape(*size, -1), alphas.view(*size, 1))
+    return (*rendered, maps["normals"].reshape(*size, 3)) if normals else rendered

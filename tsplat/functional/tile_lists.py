@@ -19,6 +19,7 @@ from ..arguments import (
 from ..config import Backend, CameraSettings, Numerics
 from ..data import CompositingSettings, Intersections, Rays, Splats
 from ..errors import ArgumentError, ShapeError
+from ..output_maps import Output
 from ..runtime.memory import INTERSECTIONS_MAX, check_images
 from ..stages.compositing import composite
 
@@ -110,12 +111,12 @@ class TileLists(NamedTuple):
         camera: CameraSettings | None = None,
         absgrad: bool = False,
         footprint: str = "ellipse",
-        distortion: bool = False,
+        outputs: tuple[Output, ...] = (),
     ) -> CompositingSettings:
         """Settings of compositing for these images. The camera matters to footprints along rays only."""
         camera = camera or CameraSettings(self.width, self.height)
         return CompositingSettings(
-            camera, self.tile_size, CHANNEL_CHUNK, absgrad, numerics, backend, footprint, distortion
+            camera, self.tile_size, CHANNEL_CHUNK, absgrad, numerics, backend, footprint, outputs
         )
 
     @torch.no_grad()
@@ -152,7 +153,7 @@ class TileLists(NamedTuple):
         dtype, channels = means2d.dtype, colors.shape[-1]
         given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)
         lists = self.arrange(given, channels)
-        render_colors, render_alphas, _ = composite(
+        maps = composite(
             Splats(means2d, shapes, opacities.to(dtype).reshape(-1), colors.reshape(-1, channels)),
             None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
             *lists,
@@ -160,4 +161,4 @@ class TileLists(NamedTuple):
             rays,
         )
         size = (*self.images, self.height, self.width)
-        return render_colors.view(*size, channels), render_alphas.view(*size, 1)
+        return maps["colors"].view(*size, channels), maps["alphas"].view(*size, 1)

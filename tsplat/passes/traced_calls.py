@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..config import Capacities
 from ..errors import UnsupportedError
+from ..output_maps import IN_META
 from ..precision import full_precision
 from ..runtime.tracing import Memory, Step, Trace, storage_of
 from ..stages.capacity import deferred
@@ -35,9 +36,6 @@ from .arenas import (
     used_steps,
 )
 from .replay import Pass, runs_on_gpu
-
-EXTRA_IMAGES = ("render_extra_signals", "normals", "render_distort")
-"""Values of ``meta`` that may be images."""
 
 ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_transforms": "conics",
         "normals": "normals"}  # fmt: skip
@@ -143,7 +141,8 @@ def _record(
     n_forward, n_images = len(trace.steps), len(images)
     values, rendered = dict(dict.items(meta)), meta.source
     banded = rendered.intersections
-    extra = {n: values[n] for n in EXTRA_IMAGES if n in values and values[n].shape[:-1] == images[0].shape[:-1]}
+    named = [output.meta for output in IN_META if output.meta in values]
+    extra = {n: values[n] for n in named if values[n].shape[:-1] == images[0].shape[:-1]}  # or values of rows
     images += [image for image in extra.values() if all(image is not other for other in images)]
     in_meta = {name: next(i for i, other in enumerate(images) if other is image) for name, image in extra.items()}
     differentiable = {i: image for i, image in enumerate(images) if image is not None and image.requires_grad}

@@ -269,7 +269,7 @@ class Rendering:
         weights: [..., C, H, W, N].
         decisions, margins: See the classes.
         valid: [..., N] bool, or None if values were not checked.
-        normals: [..., C, H, W, 3], or None.
+        outputs: Further images that arguments ask for, by their names in ``meta``: ``normals`` [..., C, H, W, 3].
     """
 
     colors: Tensor
@@ -279,7 +279,7 @@ class Rendering:
     decisions: Decisions
     margins: Margins
     valid: Tensor | None
-    normals: Tensor | None = None
+    outputs: dict[str, Tensor]
 
 
 def rasterize(
@@ -371,7 +371,7 @@ def rasterize(
         Decisions(visible, order, image.weights > 0),
         Margins(projection.margin.detach(), order_margin, image.alpha_margin, image.stop_margin, image.clamp_margin),
         valid,
-        along[1] if return_normals else None,
+        {"normals": along[1]} if return_normals else {},
     )
 
 

@@ -291,7 +291,7 @@ def _check_all(call: Call) -> None:
     geometry = (call.means, call.quats, call.scales) if call.covars is None else (call.means, call.covars)
     others = (call.colors, *call.cameras, call.backgrounds, call.extra_signals, call.rays)
     call.dtype = compute_dtype(*geometry, call.opacities, *others)
-    call.n_features = options.renders_color * channels + n_extra + options.renders_depth + 3 * options.return_normals
+    call.n_features = options.renders_color * channels + n_extra + sum(output.channels for output in options.outputs())
     if options.distributed:
         per_camera = [name for name, (t, degree) in call.signals().items() if is_per_camera(t, degree, len(batch))]
         check_distributed(batch, per_camera)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ..data import (
     Splats,
     sum_by_id,
 )
+from ..output_maps import front_channels, split_channels
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
@@ -195,11 +197,12 @@ def composite(
     bands: Iterable[Intersections],
     settings: CompositingSettings,
     rays: Rays | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Composites projected Gaussians into images.
+) -> dict[str, Tensor]:
+    """Composites projected Gaussians into maps.
 
     Args:
-        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``.
+        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``. Colors are
+            behind the features of ``settings.outputs``.
         backgrounds: [I, D] or None; depth has background 0.
         masks: [I, tiles] bool or None; tiles that are false show the background.
         n_images: I.
@@ -208,8 +211,8 @@ def composite(
         rays: Of the pixels, if the footprint is evaluated along them. Differentiable.
 
     Returns:
-        Colors [I, H, W, D], with depth and distortion as further channels, in this order; alphas [I, H, W, 1]; the rows
-        of medians [I, H, W] int32, see :class:`RenderBuffers`, or None.
+        Maps [I, H, W, channels] by name: ``colors``, with depth as the last channel; ``alphas``; those that
+        :func:`split_channels` names; with distortion, also ``median_rows`` [I, H, W] int32, see :class:`RenderBuffers`.
     """
     dense = contiguous(splats)
     inputs = _Inputs(
@@ -218,7 +221,49 @@ def composite(
         None if masks is None else masks.contiguous(),
         None if rays is None else rays._replace(per_pixel=rays.per_pixel.contiguous()),
     )
-    images: tuple[Tensor, Tensor, Tensor | None] = apply(
-        _Composite, inputs, n_images, bands, settings, *flatten(inputs)
-    )
-    return images
+    channels, alphas, rows = apply(_Composite, inputs, n_images, bands, settings, *flatten(inputs))
+    maps = split_channels(channels, settings.outputs) | {"alphas": alphas}
+    return maps if rows is None else maps | {"median_rows": rows}
+
+
+def composite_outputs(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
+    n_images: int,
+    bands: Iterable[Intersections],
+    settings: CompositingSettings,
+    rays: Rays | None = None,
+) -> dict[str, Tensor]:
+    """Composites what :func:`composite` does, whose arguments these are, for any number of channels.
+
+    What only walks compute is composited apart from the other colors, if these are too many for walks.
+
+    Args:
+        backgrounds: Of the colors, [I, D], or None. D may be 0.
+    """
+    n_front, rest = front_channels(settings.outputs), (masks, n_images, bands)
+    if settings.hits:
+        assert splats.depths is not None
+        splats = splats._replace(depths=splats.depths.detach())  # distances take their place
+    is_walked = settings.normals or settings.hits or settings.distortion
+    if splats.n_features <= WALKED_MAX or not is_walked:
+        if backgrounds is not None and n_front:
+            backgrounds = torch.nn.functional.pad(backgrounds, (n_front, 0))
+        if backgrounds is not None and not backgrounds.shape[-1]:
+            backgrounds = None
+        return composite(splats, backgrounds, *rest, settings, rays)
+    assert splats.colors is not None
+    walked = splats._replace(colors=splats.colors[:, :n_front] if n_front else None)
+    others = splats._replace(colors=splats.colors[:, n_front:])
+    if settings.hits:
+        others = others._replace(depths=None)
+    elif not settings.distortion:
+        walked = walked._replace(depths=None)
+    own = dataclasses.replace(settings, outputs=())
+    if settings.distortion:  # its gradient depends on alphas, which are those of its walk
+        maps = composite(walked, None, *rest, settings, rays)
+        return maps | {"colors": composite(others, backgrounds, *rest, own, rays)["colors"]}
+    of_others = composite(others, backgrounds, *rest, own, rays)
+    maps = composite(walked, None, *rest, settings, rays)
+    return maps | of_others | {"colors": torch.cat([of_others["colors"], maps["colors"]], -1)}

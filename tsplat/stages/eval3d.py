@@ -6,31 +6,17 @@ point is seen at has no ray.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
 from ..arguments import check_tensor
-from ..config import (
-    CameraSettings,
-)
-from ..data import (
-    Cameras,
-    CompositingSettings,
-    Gaussians3D,
-    Intersections,
-    ProjectedGaussians,
-    Rays,
-    Splats,
-)
+from ..config import CameraSettings
+from ..data import Cameras, CompositingSettings, Gaussians3D, ProjectedGaussians, Rays
 from ..errors import ShapeError
 from ..formulas.rotations import rotation_rows
 from ..kernels_torch.lens_models import directions
 from ..kernels_torch.unscented import pose_at, time_of
 from ..runtime.autograd import take_rows
-from .compositing import WALKED_MAX, composite
 
 
 def with_world_shapes(
@@ -38,7 +24,7 @@ def with_world_shapes(
 ) -> ProjectedGaussians:
     """Replaces conics by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph.
 
-    Adds normals, if they are rendered. Depths are taken out of the graph if distances along rays are rendered.
+    Adds normals, if they are rendered.
     """
     assert gaussians.quats is not None and gaussians.scales is not None
     parts = [gaussians.means, gaussians.quats, gaussians.scales]
@@ -48,57 +34,15 @@ def with_world_shapes(
     ids = projected.feature_ids(per_camera=False)
     if ids is not None:
         shapes = take_rows(shapes, ids, unique=projected.n_cameras == 1)
-    projected = projected._replace(
+    return projected._replace(
         means2d=projected.means2d.detach(), conics=shapes[:, :10], normals=shapes[:, 10:] if settings.normals else None
     )
-    return projected._replace(depths=projected.depths.detach()) if settings.hits else projected
 
 
 def third_axes(quats: Tensor) -> Tensor:
     """Returns the third axes of Gaussians, world frame, [..., 3]: their normals before they face a pixel."""
     rows = rotation_rows(torch.nn.functional.normalize(quats, dim=-1))
     return torch.stack([row[2] for row in rows], -1)
-
-
-def composite_along_rays(
-    splats: Splats,
-    backgrounds: Tensor | None,
-    masks: Tensor | None,
-    n_images: int,
-    bands: Iterable[Intersections],
-    settings: CompositingSettings,
-    rays: Rays,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Composites Gaussians along rays, with what the settings ask for of normals and distances.
-
-    Args:
-        splats: With normals in front of the colors of each row, if they are rendered.
-        backgrounds: Of the colors without normals, [I, D], or None. D may be 0.
-        masks, n_images, bands, settings, rays: As for ``composite``.
-
-    Returns:
-        Colors [I, H, W, D], with depth or distance as one more channel; alphas [I, H, W, 1]; normals [I, H, W, 3], or
-        None.
-    """
-    first, rest = 3 * settings.normals, (masks, n_images, bands)
-    if splats.n_features <= WALKED_MAX or not (settings.normals or settings.hits):
-        if backgrounds is not None:
-            backgrounds = torch.nn.functional.pad(backgrounds, (first, 0))
-            backgrounds = backgrounds if backgrounds.shape[-1] else None
-        images, alphas, _ = composite(splats, backgrounds, *rest, settings, rays)
-        return images[..., first:], alphas, images[..., :first] if first else None
-    assert splats.colors is not None
-    seen = splats._replace(colors=splats.colors[:, :first] if first else None)
-    others = splats._replace(colors=splats.colors[:, first:])
-    if settings.hits:
-        others = others._replace(depths=None)
-    else:
-        seen = seen._replace(depths=None)
-    images, alphas, _ = composite(
-        others, backgrounds, *rest, dataclasses.replace(settings, normals=False, hits=False), rays
-    )
-    of_rays, _, _ = composite(seen, None, *rest, settings, rays)
-    return torch.cat([images, of_rays[..., first:]], -1), alphas, of_rays[..., :first] if first else None
 
 
 def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = False) -> Rays:

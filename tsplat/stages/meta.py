@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..data import Cameras, Intersections, ProjectedGaussians, TileGrid
+from ..output_maps import EXTRA_SIGNALS, ON_REQUEST
 from ..runtime.operators import Arguments, Results
 from .call import Call
 from .intersection import BandedIntersections, count_tiles, encode_ids
 from .options import SUPPORTED, Options
-from .surfel_pixels import SurfelImages
 
 
 class Meta(dict[str, Any]):
@@ -95,18 +95,14 @@ class Rendering(NamedTuple):
     """What a call renders.
 
     Attributes:
-        colors: [..., C, H, W, X], with extra signals behind colors, and depth as the last channel if it is rendered.
-        alphas: [..., C, H, W, 1].
+        maps: Images [..., C, H, W, channels] by name, see :func:`composite_maps`; of the reference colors and alphas.
         meta: See :func:`tsplat.rasterization`.
         cameras: Those of all ranks, with invalid ones replaced; None of the reference.
-        surfels: The images of 2D Gaussians, with depth as the last color; None for 3D Gaussians.
     """
 
-    colors: Tensor
-    alphas: Tensor
+    maps: dict[str, Tensor]
     meta: dict[str, Any]
     cameras: Cameras | None = None
-    surfels: SurfelImages | None = None
 
 
 def describe_render(
@@ -115,6 +111,7 @@ def describe_render(
     projected: ProjectedGaussians,
     received: ProjectedGaussians,
     intersections: BandedIntersections,
+    maps: dict[str, Tensor],
     extra: dict[str, Tensor],
 ) -> dict[str, Any]:
     """Returns ``meta`` as :func:`tsplat.rasterization` documents it.
@@ -124,9 +121,10 @@ def describe_render(
         projected: This rank's Gaussians.
         received: The Gaussians that this rank composited; ``projected`` itself on a single rank.
         intersections: Of ``received``.
+        maps: Images by name, of which ``meta`` has some.
         extra: What a primitive adds.
     """
-    grid = call.grid
+    grid, outputs = call.grid, call.settings.compositing.outputs
     values: dict[str, Any] = {
         **_rows(projected),
         "tile_size": grid.tile_size,
@@ -137,6 +135,7 @@ def describe_render(
         "n_batches": math.prod(call.batch),
         "n_cameras": call.n_cameras,
         **extra,
+        **{output.meta: maps[output.name] for output in outputs if output.meta},
     }
     if call.options.distributed:
         _, camera_ids, gaussian_ids = received.ids()
@@ -221,7 +220,7 @@ def describe_reference(call: Call, rendering: Any) -> dict[str, Any]:
         "n_batches": math.prod(call.batch),
         "n_cameras": call.n_cameras,
         "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
-        **({} if rendering.normals is None else {"normals": rendering.normals}),
+        **rendering.outputs,
     }
 
 
@@ -235,12 +234,13 @@ def _fits(a: Arguments) -> bool:
 
 
 def _names(a: Arguments) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    images: tuple[str, ...] = ("render_colors", "render_alphas")
-    if a["extra_signals"] is not None:
-        images += ("render_extra_signals",)
-    if a["return_normals"]:
-        images += ("normals",)
+    asked = [output for output in (EXTRA_SIGNALS, *ON_REQUEST) if _is_given(a[output.argument])]
+    images = ("render_colors", "render_alphas", *[output.meta for output in asked])
     return images, (*ROWS, "overflow") if a["validate"] == "off" else (*ROWS, "n_invalid", "overflow")
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False
 
 
 def _unpack(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> dict[str, Any]:

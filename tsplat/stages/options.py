@@ -32,6 +32,7 @@ from ..config import (
 )
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
+from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, Output
 from .capacity import Capacity
 from .lens_models import check_camera_model, check_unscented, name_of
 
@@ -212,6 +213,15 @@ class Options(NamedTuple):
         """Whether depth is divided by alpha."""
         return "E" in self.render_mode
 
+    def outputs(self) -> tuple[Output, ...]:
+        """Returns the maps to render besides colors and alphas."""
+        asked = [output for output in ON_REQUEST if getattr(self, output.argument)]
+        if self.surfels:
+            asked += OF_SURFELS
+        if self.renders_depth or self.surfels:
+            asked.append(HITS if self.renders_hits else DEPTHS)
+        return tuple(asked)
+
     def shared(self) -> dict[str, Any]:
         """Returns the options that must be equal on all ranks."""
         return {name: value for name, value in self._asdict().items() if not OPTIONS[name].is_local}
@@ -265,9 +275,7 @@ class Settings(NamedTuple):
             numerics=numerics,
             backend=o.backend,
             footprint="surfel" if o.surfels else numerics.ray_footprint if o.with_eval3d else "ellipse",
-            distortion=o.surfels,
-            normals=o.return_normals,
-            hits=o.renders_hits,
+            outputs=o.outputs(),
         )
         intersection = IntersectionSettings(
             numerics, o.backend, segmented=o.segmented, capacity=o.capacity, boxes=o.with_eval3d or o.surfels
@@ -314,9 +322,10 @@ def _check(options: Options) -> tuple[Options, Settings]:
         raise ArgumentError(f"render_mode: expected one with depth, as distloss is True, found {options.render_mode!r}")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    needed = {"render_mode": options.renders_hits, "return_normals": options.return_normals}
-    for name in (name for name, is_needed in needed.items() if is_needed and not options.with_eval3d):
-        raise ArgumentError(f"{name}: {getattr(options, name)!r} requires with_eval3d=True, found with_eval3d=False")
+    for output in options.outputs():
+        if output.needs and not getattr(options, output.needs):
+            found = f"{output.argument}: {getattr(options, output.argument)!r}"
+            raise ArgumentError(f"{found} requires {output.needs}=True, found {output.needs}=False")
     if options.with_eval3d:
         for name, _, only in unsupported("eval3d", options._asdict()):
             raise ArgumentError(f"{name}: expected {only}, as with_eval3d is True and {only.why}")

@@ -6,40 +6,24 @@ the world. A 2D Gaussian (surfel) is a disc in the world, with a normal, and has
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from ..config import DEPTH_ALPHA_MIN
 from ..data import Cameras, Features, Gaussians3D, ProjectedGaussians, Splats
+from ..output_maps import Output
+from ..runtime.autograd import take_rows
 from .call import Call
-from .compositing import composite
-from .eval3d import composite_along_rays, with_world_shapes
+from .compositing import composite_outputs
+from .eval3d import with_world_shapes
 from .intersection import BandedIntersections
-from .surfel_pixels import SurfelImages, composite_surfels, with_normals, with_screen_gradient
-
-
-class Images(NamedTuple):
-    """What compositing makes.
-
-    Attributes:
-        colors: [..., C, H, W, X], with extra signals behind colors, and depth as the last channel if it is rendered.
-        alphas: [..., C, H, W, 1].
-        extra: What ``meta`` has of this primitive only.
-        surfels: All images of 2D Gaussians, with depth as the last color; None for 3D Gaussians.
-    """
-
-    colors: Tensor
-    alphas: Tensor
-    extra: dict[str, Tensor]
-    surfels: SurfelImages | None
+from .surfel_pixels import composite_surfels, with_screen_gradient
 
 
 def with_shapes(
     call: Call, gaussians: Gaussians3D, projected: ProjectedGaussians, features: Features
 ) -> tuple[ProjectedGaussians, Features, dict[str, Tensor]]:
-    """Returns projected Gaussians with the shapes of their footprint, and normals in front of features if rendered.
+    """Returns projected Gaussians with the shapes of their footprint, and features with those of outputs in front.
 
     The third is what ``meta`` has of these: of 2D Gaussians zeros ``gradient_2dgs``, for densification.
     """
@@ -49,30 +33,37 @@ def with_shapes(
     elif call.options.surfels:
         densify = extra["gradient_2dgs"] = torch.zeros_like(projected.means2d, requires_grad=True)
         projected = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
-    if projected.normals is not None:
-        features = with_normals(features, projected)
-    return projected, features, extra
+    return projected, with_outputs(features, projected, call.settings.compositing.outputs), extra
 
 
-def composite_images(call: Call, splats: Splats, intersections: BandedIntersections, cameras: Cameras) -> Images:
-    """Composites the Gaussians of each tile to images, along the rays of these cameras with ``with_eval3d``."""
+def with_outputs(features: Features, projected: ProjectedGaussians, outputs: tuple[Output, ...]) -> Features:
+    """Puts the features of outputs in front of those of each row."""
+    front = [output.features(projected) for output in outputs if output.features is not None]
+    if not front:
+        return features
+    if features.values is None:
+        return Features(front[0] if len(front) == 1 else torch.cat(front, -1), None)
+    values = features.values.to(front[0].dtype)
+    if features.ids is not None:
+        values = take_rows(values, features.ids, unique=projected.n_cameras == 1)
+    return Features(torch.cat([*front, values], -1), None)
+
+
+def composite_maps(
+    call: Call, splats: Splats, intersections: BandedIntersections, cameras: Cameras
+) -> dict[str, Tensor]:
+    """Composites the Gaussians of each tile, along the rays of these cameras with ``with_eval3d``.
+
+    Returns:
+        Maps [..., C, H, W, channels] by name: ``colors``, with extra signals behind colors, and depth as the last
+        channel, of surfels always; ``alphas``; and the outputs of the call.
+    """
     options, settings, size = call.options, call.settings.compositing, call.image_shape
-    rest = (call.image_backgrounds(), None, call.grid.n_images, intersections, settings)
-    extra, surfels = {}, None
-    if options.surfels:
-        surfels = composite_surfels(splats, *rest).view(size)
-        colors, alphas, extra["render_distort"] = surfels.colors, surfels.alphas, surfels.distortions
-    else:
-        rays = call.find_rays(cameras)
-        if rays is None:
-            colors, alphas, _ = composite(splats, *rest)
-        else:
-            colors, alphas, normals = composite_along_rays(splats, *rest, rays)
-            if normals is not None:
-                extra["normals"] = normals.reshape(*size, 3)
-        if len(call.batch):
-            colors, alphas = (image.reshape(*size, image.shape[-1]) for image in (colors, alphas))
+    arguments = (splats, call.image_backgrounds(), None, call.grid.n_images, intersections, settings)
+    maps = composite_surfels(*arguments) if options.surfels else composite_outputs(*arguments, call.find_rays(cameras))
+    if len(call.batch):
+        maps = {name: values.reshape(*size, values.shape[-1]) for name, values in maps.items()}
     if options.expects_depth:
-        depth = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
-        colors = torch.cat([colors[..., :-1], depth], -1)
-    return Images(colors, alphas, extra, surfels)
+        colors, alphas = maps["colors"], maps["alphas"]
+        maps["colors"] = torch.cat([colors[..., :-1], colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)], -1)
+    return maps

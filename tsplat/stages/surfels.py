@@ -12,14 +12,15 @@ from .meta import Rendering
 
 def arrange_images(call: Call, rendering: Rendering) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """The images as ``rasterization_2dgs`` returns them."""
-    options, images, colors, leading = call.options, rendering.surfels, rendering.colors, call.image_shape[:-2]
-    assert images is not None and rendering.cameras is not None
+    options, maps, leading = call.options, rendering.maps, call.image_shape[:-2]
+    colors = maps["colors"]
+    assert rendering.cameras is not None
     cameras = call.choose_own(rendering.cameras)
     to_world = differentiable(inverse, cameras.viewmats).view(*leading, 4, 4)
-    normals = product(images.normals, to_world[..., None, :3, :3].transpose(-1, -2))
+    normals = product(maps["normals"], to_world[..., None, :3, :3].transpose(-1, -2))
     surface = None
     if options.renders_depth and options.renders_color:
-        depths = images.medians if options.depth_mode == "median" else colors[..., -1:]
+        depths = maps["medians"] if options.depth_mode == "median" else colors[..., -1:]
         surface = normals_of(points_of(depths, to_world, cameras.Ks.view(*leading, 3, 3))).squeeze(0)
     colors = (colors if options.renders_depth else colors[..., :-1]).contiguous()
-    return colors, images.alphas, normals, surface, images.distortions, images.medians
+    return colors, maps["alphas"], normals, surface, maps["distortions"], maps["medians"]

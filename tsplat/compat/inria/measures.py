@@ -7,6 +7,7 @@ from ...config import PRESETS
 from ...data import Splats
 from ...functional.contributions import Contributions
 from ...functional.tile_lists import TileLists
+from ...output_maps import DISTORTIONS, MEDIANS
 from ...stages.compositing import composite
 
 FARTHEST = 15.0
@@ -16,10 +17,10 @@ FARTHEST = 15.0
 @torch.no_grad()
 def median_depths(splats: Splats, depths: Tensor, lists: TileLists, numerics: str) -> Tensor:
     """Depths [1, H, W] of the Gaussians at which transmittance falls to 0.5, of depths [N]."""
-    settings = lists.settings(PRESETS[numerics], "auto", distortion=True)
+    settings = lists.settings(PRESETS[numerics], "auto", outputs=(DISTORTIONS, MEDIANS))
     splats = splats._replace(colors=depths[:, None])
-    _, alphas, rows = composite(splats, None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
-    assert rows is not None
+    maps = composite(splats, None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
+    alphas, rows = maps["alphas"], maps["median_rows"]
     found = torch.nn.functional.pad(depths, (0, 1))[rows.long()]  # -1 is the row behind the last
     return torch.where((rows >= 0) & (alphas[..., 0] > 0.5), found, FARTHEST)
 
@@ -29,10 +30,8 @@ def sum_weights(splats: Splats, lists: TileLists, numerics: str) -> Tensor:
     with torch.enable_grad():
         ones = torch.ones_like(splats.opacities)[:, None].requires_grad_()
         settings = lists.settings(PRESETS[numerics], "auto")
-        image, _, _ = composite(
-            splats._replace(colors=ones), None, *lists.arrange({"means2d": splats.means2d}, 1), settings
-        )
-        return torch.autograd.grad(image.sum(), ones)[0][:, 0]
+        maps = composite(splats._replace(colors=ones), None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
+        return torch.autograd.grad(maps["colors"].sum(), ones)[0][:, 0]
 
 
 @torch.no_grad()
