@@ -22,7 +22,7 @@ from ..config import (
     RollingShutterType,
     UnscentedTransformParameters,
 )
-from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectionSettings
+from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..errors import ArgumentError
 from ..formulas.rotations import rotation_matrices
 from ..kernels_torch.camera_models import project_points
@@ -32,9 +32,6 @@ from ..stages.inputs import check_scene, flatten_batches, in_dtype
 from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.projection import project
 from ..stages.sparse_gradients import SparseGradients
-
-OWN_SHAPES = ((2,), (2,), (), (3,), ())
-"""Trailing dimensions of radii, means2d, depths, conics and compensations."""
 
 
 @eager
@@ -110,16 +107,8 @@ def fully_fused_projection(
     packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
     cameras = Cameras(viewmats, Ks)
     batch, _, _ = check_scene(means, quats, scales, covars, (6,), opacities, cameras)
-    if sparse_grad and (not packed or batch):
-        raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
-    sparse_gradients = SparseGradients() if sparse_grad else None
     if covars is not None:
         quats = scales = None
-    if sparse_gradients is not None:
-        means, covars, quats, scales = map(sparse_gradients.attach, (means, covars, quats, scales))  # type: ignore[assignment]
-    dtype = compute_dtype(means, quats, scales, covars, opacities, *cameras)
-    if opacities is not None:
-        opacities = opacities.detach()
     settings = ProjectionSettings(
         camera=CameraSettings.of(width, height, camera_model, near, far, preset),
         eps2d=eps2d,
@@ -129,14 +118,7 @@ def fully_fused_projection(
         numerics=preset,
         backend=backend,
     )
-    gaussians = in_dtype(Gaussians3D(means, quats, scales, covars, opacities), dtype)
-    projected, _ = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
-    if sparse_gradients is not None:
-        sparse_gradients.set_visible(projected)
-    if packed:
-        outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
-        return *projected.ids(), *outputs
-    return _unpacked(projected, batch)
+    return _project(Gaussians3D(means, quats, scales, covars, opacities), cameras, settings, batch, sparse_grad)
 
 
 @eager
@@ -223,11 +205,7 @@ def fully_fused_projection_with_ut(
         radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
     )
     cameras = add_lens(cameras, lens, settings, batch, n_cameras)
-    opacities = None if opacities is None else opacities.detach()
-    dtype = compute_dtype(means, quats, scales, opacities, *cameras)
-    gaussians = in_dtype(Gaussians3D(means, quats, scales, None, opacities), dtype)
-    projected, _ = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
-    return _unpacked(projected, batch)
+    return _project(Gaussians3D(means, quats, scales, None, opacities), cameras, settings, batch)
 
 
 @eager
@@ -293,35 +271,48 @@ def fully_fused_projection_2dgs(
     near, far, radius_clip, _ = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, "pinhole")
     packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
     cameras = Cameras(viewmats, Ks)
-    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, None, (6,), None, cameras)
-    if sparse_grad and (not packed or batch):
-        raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
-    sparse_gradients = SparseGradients() if sparse_grad else None
-    if sparse_gradients is not None:
-        means, quats, scales = map(sparse_gradients.attach, (means, quats, scales))  # type: ignore[assignment]
-    dtype = compute_dtype(means, quats, scales, *cameras)
+    batch, _, _ = check_scene(means, quats, scales, None, (6,), None, cameras)
     camera = CameraSettings.of(width, height, "pinhole", near, far, preset)
     settings = ProjectionSettings(
         camera, radius_clip=radius_clip, packed=packed, numerics=preset, backend=backend, surfels=True
     )
-    gaussians = in_dtype(Gaussians3D(means, quats, scales, None, None), dtype)
-    projected, _ = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
+    return _project(Gaussians3D(means, quats, scales, None, None), cameras, settings, batch, sparse_grad)
+
+
+def _project(
+    gaussians: Gaussians3D,
+    cameras: Cameras,
+    settings: ProjectionSettings,
+    batch: torch.Size,
+    sparse_grad: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Projects Gaussians that were checked.
+
+    Returns:
+        Radii, means2d, depths, shapes, and compensations of Gaussians or normals of surfels, [*batch, C, N, ...]; or
+        packed, [nnz, ...], with ids in front.
+    """
+    sparse_gradients = SparseGradients() if sparse_grad else None
+    if sparse_gradients is not None:
+        if batch or not settings.packed:
+            found = f"{settings.packed}, {list(batch)}"
+            raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {found}")
+        means, quats, scales, covars, *rest = gaussians
+        gaussians = Gaussians3D(*map(sparse_gradients.attach, (means, quats, scales, covars)), *rest)  # type: ignore[arg-type]
+    if gaussians.opacities is not None:
+        gaussians = gaussians._replace(opacities=gaussians.opacities.detach())
+    dtype = compute_dtype(*gaussians, *cameras)
+    flat = flatten_batches(cameras, len(batch), dtype)
+    projected, _ = project(in_dtype(gaussians, dtype), flat, settings, batch)
     if sparse_gradients is not None:
         sparse_gradients.set_visible(projected)
-    transforms = projected.conics.view(-1, 3, 3)
-    assert projected.normals is not None
-    outputs = (projected.radii, projected.means2d, projected.depths, transforms, projected.normals)
-    if packed:
-        return *projected.ids(), *outputs
-    shape, own_shapes = (*batch, n_cameras, n_gaussians), ((2,), (2,), (), (3, 3), (3,))
-    return tuple(t.view(*shape, *own) for t, own in zip(outputs, own_shapes))
-
-
-def _unpacked(projected: ProjectedGaussians, batch: torch.Size) -> tuple[Tensor | None, ...]:
-    """Radii, means2d, depths, conics and compensations, [*batch, C, N, ...]."""
-    outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
-    shape = (*batch, projected.n_cameras, projected.n_gaussians)
-    return tuple(None if t is None else t.view(*shape, *own) for t, own in zip(outputs, OWN_SHAPES))
+    shape = (3, 3) if settings.surfels else (3,)
+    last, own = (projected.normals, (3,)) if settings.surfels else (projected.compensations, ())
+    ids = projected.ids() if settings.packed else ()
+    leading = (-1,) if settings.packed else (*batch, projected.n_cameras, projected.n_gaussians)
+    outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, last)
+    shapes: tuple[tuple[int, ...], ...] = ((2,), (2,), (), shape, own)
+    return *ids, *(None if t is None else t.view(*leading, *own) for t, own in zip(outputs, shapes))
 
 
 @in_full_precision
