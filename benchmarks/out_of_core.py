@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tsplat.config import SH_NORMS
 from tsplat.scene import write_ply
-from tsplat.scene.model_rows import Kind, Rows
+from tsplat.scene.model_rows import ModelProperties, Rows
 
 CELL, HALF = 10.0, 0.35
 """Distance of the houses, in world units, and half of their width in proportion to it."""
@@ -45,7 +45,7 @@ class TownRows(Rows):
     """Houses of random heights and colors on a plane. Each range of rows has some of all; its first row is its seed."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(count, Kind(3))
+        super().__init__(count, ModelProperties(3))
         self.n_side = max(1, round(math.sqrt(count / 20_000)))
         generator = torch.Generator().manual_seed(0)
         self.heights = 2 + 18 * torch.rand(self.n_side, self.n_side, generator=generator).square()

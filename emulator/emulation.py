@@ -15,7 +15,7 @@ from . import build
 from .counters import Counts
 from .driver import Code, EmulatedDriver, EmulatedGpu
 from .library import library
-from .machine import EmulationError, Finding, Machine, Options
+from .machine import EmulationError, Finding, Machine, MachineOptions
 from .shadow import Shadow
 from .storages import Storages
 
@@ -71,7 +71,7 @@ def emulated(
         raise EmulationError(f"the emulator {reason}")
     gpu_target = target_of(target)
     default: Code = "amdgcn" if gpu_target.backend == "hip" else "ptx"
-    gpu, shadow, storages = Emulator(Machine(Options(**options))), Shadow(), Storages()
+    gpu, shadow, storages = Emulator(Machine(MachineOptions(**options))), Shadow(), Storages()
     config, compilation, drivers = triton.runtime.driver, triton.knobs.compilation, library()
     before = config._active, compilation.listener, drivers.execute
     config.set_active(EmulatedDriver(gpu_target))

@@ -84,7 +84,7 @@ class EmulationError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class MachineOptions:
     """Options of a machine: its checks, and the order of its work."""
 
     races: bool = True
@@ -107,7 +107,7 @@ class Options:
 class Machine:
     """Executes launches one after the other."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: MachineOptions) -> None:
         self.options = options
         self.findings: list[Finding] = []
         self.counts: dict[str, Counts] = {}

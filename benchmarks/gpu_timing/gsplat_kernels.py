@@ -25,7 +25,7 @@ from torch import Tensor
 
 from emulator import build
 from emulator.launch import GUARD_BYTES
-from emulator.machine import EmulationError, Machine, Options
+from emulator.machine import EmulationError, Machine, MachineOptions
 from emulator.nvidia import sass, sass_text
 from emulator.nvidia.program import NvidiaProgram
 from emulator.program import Launch, Memory
@@ -190,7 +190,7 @@ def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, 
     starts, ids = tile_lists(splats.means2d.view(-1, 2), composited.radii, composited.depths, width, height)
     *given, results = footprint.run(composited, Lists(starts, ids, width, height))
     recorder = Recorder(lambda launch: True, traced=traced)
-    machine = Machine(Options(races=False, uninitialized=False, first_touch=False))
+    machine = Machine(MachineOptions(races=False, uninitialized=False, first_touch=False))
     machine.tracer = recorder
     grid = (1, -(-height // TILE_SIZE), -(-width // TILE_SIZE))
     features = (0, 4 * channels)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from emulator.emulation import Emulator
-from emulator.machine import Machine, Options
+from emulator.machine import Machine, MachineOptions
 from emulator.nvidia import ptx
 from emulator.program import Launch, Memory
 from emulator.shadow import Shadow
@@ -45,14 +45,14 @@ def run_ptx(
         body: PTX statements; `ret` is added.
         block: Threads of a program along x, y and z; None for `threads` along x.
         shadow: Knows which bytes of the tensor were written.
-        options: See :class:`Options`.
+        options: See :class:`MachineOptions`.
     """
     program = ptx.translate(HEADER + body + "\n    ret;\n}\n", "kernel")
     storage = data.untyped_storage()
     arguments = np.frombuffer(struct.pack("<Q", data.data_ptr()) + bytes(64), np.uint8)
     written = shadow.of(data) if shadow else None
     memory = Memory(storage.data_ptr(), storage.nbytes(), data.element_size(), written)
-    machine = Machine(Options(**options))  # type: ignore[arg-type]
+    machine = Machine(MachineOptions(**options))  # type: ignore[arg-type]
     shared = program.static_shared_bytes
     machine.run(program, Launch((programs, 1, 1), threads, arguments, [memory], shared, "kernel", block=block))
     return Emulator(machine)

@@ -87,7 +87,7 @@ def test_order_and_subsets(tmp_path, tiny, surfels):
     gaussians = read_model(tmp_path / "a.ply")
     generator = np.random.default_rng(0)
     with open_ply_rows(tmp_path / "a.ply") as rows:
-        assert rows.kind == as_rows(gaussians).kind
+        assert rows.properties == as_rows(gaussians).properties
         for order in (generator.permutation(100), generator.permutation(100)[:40], np.zeros(0, np.int64)):
             with rows.ordered(order, tmp_path) as found:
                 assert len(found) == len(order)

@@ -1370,7 +1370,7 @@ MUTANTS = [
          "a need is read from a device that is not done"),
     ),
     *_in("training/view_gradients.py", ("tests/training/test_view_passes.py",),
-        ("Kind(described, self._degree(step), ", "Kind(described, 0, ", "passes of spherical harmonics of degree 0"),
+        ("(described, self._degree(step), ", "(described, 0, ", "passes of spherical harmonics of degree 0"),
         ("self._observes(step), knows)", "False, knows)", "no gains estimated in passes"),
         ("            state.append(self.gains.logs)\n", "            pass\n", "gains of the first step for all"),
     ),

@@ -20,8 +20,8 @@ from ..support.progress import Show, stage_display
 from ..viewing import read_cameras
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
-from ..viewing.outputs import check_output
 from ..viewing.run_cameras import find_cameras
+from ..viewing.run_files import check_output
 from .argument_types import BOX, COUNT, SIZE, model_path, path, positive
 from .commands import open_model_of, options_of
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint

@@ -30,8 +30,8 @@ from ..support.reading import read_file
 from ..viewing import export_page, read_cameras
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
-from ..viewing.outputs import check_output
 from ..viewing.run_cameras import find_cameras
+from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
 from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
 from .commands import open_model_of, open_rows_of, options_of, refuse

@@ -17,8 +17,8 @@ from ..support.progress import track
 from ..viewing import path_along, read_cameras, render_frames, write_frames
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import place_cameras
-from ..viewing.outputs import check_output
 from ..viewing.run_cameras import complete_framing, find_background, find_cameras, vertical_fov
+from ..viewing.run_files import check_output
 from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
 from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer, stale_frames

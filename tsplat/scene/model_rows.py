@@ -31,7 +31,7 @@ Place = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ModelProperties:
     """Properties that all Gaussians of a model share, named as the attributes of :class:`Gaussians`."""
 
     sh_degree: int
@@ -66,13 +66,13 @@ class Rows:
 
     Attributes:
         count: Number of rows.
-        kind: What the model is.
+        properties: Those that all Gaussians of the model share.
         passes: Told of passes over these rows, and those that are made of them; None for nothing.
     """
 
-    def __init__(self, count: int, kind: Kind, passes: Passes | None = None) -> None:
+    def __init__(self, count: int, properties: ModelProperties, passes: Passes | None = None) -> None:
         self.count = count
-        self.kind = kind
+        self.properties = properties
         self.passes = passes
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Rows:
     def read(self, start: int, stop: int) -> Gaussians:
         """Returns the Gaussians of a range of rows."""
         tensors: dict[str, Any] = self.columns(PARAMETERS, start, stop)
-        return Gaussians(**tensors, antialiased=self.kind.antialiased, surfels=self.kind.surfels)
+        return Gaussians(**tensors, antialiased=self.properties.antialiased, surfels=self.properties.surfels)
 
     def ranges(self, size: int | None = None) -> Iterator[tuple[int, int]]:
         """Yields (start, stop) of the ranges that are read one after another, of `size` or :data:`CHUNK` rows."""
@@ -128,7 +128,7 @@ class Rows:
         """
         places: NDArray[Any] = np.full(self.count, -1, np.int64 if self.count >= 1 << 31 else np.int32)
         places[order] = np.arange(len(order), dtype=places.dtype)
-        stored = StoredRows(self.kind, folder, len(order), self.passes)
+        stored = StoredRows(self.properties, folder, len(order), self.passes)
         try:
             ends = np.arange(0, len(order), PART)
             for start, stop in self.ranges():
@@ -158,7 +158,7 @@ class MemoryRows(Rows):
     """The rows of Gaussians in memory."""
 
     def __init__(self, gaussians: Gaussians) -> None:
-        super().__init__(len(gaussians), Kind(gaussians.sh_degree, gaussians.antialiased, gaussians.surfels))
+        super().__init__(len(gaussians), ModelProperties(gaussians.sh_degree, gaussians.antialiased, gaussians.surfels))
         self.gaussians = gaussians.map(lambda tensor: tensor.detach())
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
@@ -181,10 +181,10 @@ class StoredRows(Rows):
     """
 
     def __init__(
-        self, kind: Kind, folder: str | os.PathLike[str], count: int = 0, passes: Passes | None = None
+        self, properties: ModelProperties, folder: str | os.PathLike[str], count: int = 0, passes: Passes | None = None
     ) -> None:
-        super().__init__(count, kind, passes)
-        self._sizes = {name: 4 * int(np.prod(shape, dtype=np.int64)) for name, shape in kind.shapes.items()}
+        super().__init__(count, properties, passes)
+        self._sizes = {name: 4 * int(np.prod(shape, dtype=np.int64)) for name, shape in properties.shapes.items()}
         needed, free = count * sum(self._sizes.values()), shutil.disk_usage(folder).free
         if needed > free:
             raise FileError(
@@ -200,7 +200,7 @@ class StoredRows(Rows):
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
         found = {}
         for name in names:
-            values = np.empty((max(stop - start, 0), *self.kind.shapes[name]), np.float32)
+            values = np.empty((max(stop - start, 0), *self.properties.shapes[name]), np.float32)
             view = values.reshape(-1).view(np.uint8).data
             self._files[name].seek(start * self._sizes[name])
             while len(view) and (n := self._files[name].readinto(view)):
@@ -226,7 +226,7 @@ class RangeOfRows(Rows):
     """A range of consecutive rows."""
 
     def __init__(self, rows: Rows, start: int, stop: int) -> None:
-        super().__init__(stop - start, rows.kind)
+        super().__init__(stop - start, rows.properties)
         self._rows, self._start = rows, start
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
@@ -235,7 +235,7 @@ class RangeOfRows(Rows):
 
 class _MappedRows(Rows):
     def __init__(self, rows: Rows, function: Callable[[Gaussians], Gaussians]) -> None:
-        super().__init__(rows.count, rows.kind, rows.passes)
+        super().__init__(rows.count, rows.properties, rows.passes)
         self._rows, self._function = rows, function
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
@@ -256,13 +256,13 @@ def gather(parts: Iterable[Gaussians], like: Rows, folder: str | os.PathLike[str
     try:
         for part in parts:
             if stored is None:
-                stored = StoredRows(MemoryRows(part).kind, folder, 0, like.passes)
+                stored = StoredRows(MemoryRows(part).properties, folder, 0, like.passes)
             stored.append(part)
     except BaseException:
         if stored is not None:
             stored.close()
         raise
-    return StoredRows(like.kind, folder) if stored is None else stored
+    return StoredRows(like.properties, folder) if stored is None else stored
 
 
 def codes_of(rows: Rows, place: Place, bounds: NDArray[np.float32]) -> NDArray[np.int64]:

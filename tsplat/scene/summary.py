@@ -73,7 +73,7 @@ class Summary:
 def summarize(model: Gaussians | Rows) -> Summary:
     """Computes the statistics of a model on any device, or of rows, which needs 16 bytes of memory for each of them."""
     rows = as_rows(model)
-    n_scales = 2 if rows.kind.surfels else 3
+    n_scales = 2 if rows.properties.surfels else 3
     opacities, scales = np.empty(len(rows), np.float32), np.empty((len(rows), n_scales), np.float32)
     low, high, n = np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32), 0
     for chunk in rows.chunks():
@@ -86,9 +86,9 @@ def summarize(model: Gaussians | Rows) -> Summary:
             n += len(valid)
     return Summary(
         count=len(rows),
-        sh_degree=rows.kind.sh_degree,
-        antialiased=rows.kind.antialiased,
-        surfels=rows.kind.surfels,
+        sh_degree=rows.properties.sh_degree,
+        antialiased=rows.properties.antialiased,
+        surfels=rows.properties.surfels,
         n_invalid=len(rows) - n,
         lowest=low.tolist() if n else None,
         highest=high.tolist() if n else None,

@@ -35,7 +35,7 @@ GAINS_START = 0.1
 """Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
 
 
-class Kind(NamedTuple):
+class ViewKind(NamedTuple):
     """Properties of a view, besides tensors, on which its gradients depend.
 
     Attributes:
@@ -303,11 +303,11 @@ class ViewGradients:
             return f"on {self._device.type}"
         return "with capacity off" if self._capacity is None else ""
 
-    def _kind(self, step: int, index: int) -> Kind:
+    def _kind(self, step: int, index: int) -> ViewKind:
         camera = self._views[index].camera
         described = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
         knows = self.gains is not None and self.gains.known
-        return Kind(described, self._degree(step), self._observes(step), knows)
+        return ViewKind(described, self._degree(step), self._observes(step), knows)
 
     def _replay(self, passes: ViewPasses, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
         """Computes the gradients of a view by a pass, if there can be one yet. Returns as :meth:`compute`."""
@@ -329,7 +329,7 @@ class ViewGradients:
         self._observe(index, found.gain_change)
         return found.figures, [{"n_cameras": 1}]
 
-    def _differentiate(self, kind: Kind, inputs: ViewInputs, room: Capacities) -> ViewResults:
+    def _differentiate(self, kind: ViewKind, inputs: ViewInputs, room: Capacities) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
         with self._autocasting(), deferred():
             images, _, meta = self._render(inputs.camera, inputs.background, room, kind.degree)

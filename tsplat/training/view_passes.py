@@ -119,7 +119,7 @@ class _Replay:
 
 
 @dataclasses.dataclass
-class _Kind:
+class _TracedKind:
     """A kind of view: what its lists have room for, and its pass, for tensors of the kinds `key`."""
 
     room: Capacities
@@ -142,7 +142,7 @@ class ViewPasses:
         self._compute = compute
         self._make_update = make_update
         self._by_graphs = by_graphs
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, _TracedKind] = {}
         self._replays: dict[Hashable, _Replay] = {}
         self._works = True
         self._recorder: GraphRecorder | None = None
@@ -181,7 +181,7 @@ class ViewPasses:
         *needed, overflow = results.needed.tolist()
         if not overflow:
             return results
-        self._kinds[kind] = _Kind(graph_room(Capacities(*needed), known.room))
+        self._kinds[kind] = _TracedKind(graph_room(Capacities(*needed), known.room))
         self._last = None
         return None
 
@@ -238,4 +238,4 @@ class ViewPasses:
         if self._works and kind not in self._kinds:
             while len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[kind] = _Kind(graph_room(needed()))
+            self._kinds[kind] = _TracedKind(graph_room(needed()))

@@ -17,7 +17,7 @@ from ..scene.extents import common_point
 from ..scene.gaussians import Gaussians
 from ..support.reading import read_json
 from .framing import visible_mass, weighted_quantile
-from .outputs import CAMERAS, CONFIG, METRICS, is_of_run
+from .run_files import CAMERAS, CONFIG, METRICS, is_of_run
 from .trajectories import read_cameras
 
 FOV = 50.0

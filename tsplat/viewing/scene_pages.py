@@ -29,8 +29,8 @@ from ..scene.rotation import rotation_matrix, rotation_to_y
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .markup import Html, escape, fill
-from .outputs import check_output
 from .run_cameras import find_background, find_cameras
+from .run_files import check_output
 from .start_views import StartView, first_view
 
 Embedding = Literal["sog", "compressed-ply", "streamed-sog"]

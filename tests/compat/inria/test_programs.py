@@ -8,7 +8,7 @@ from tests.support import scenes
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.compat import inria
 from tsplat.compat.inria import GaussianRasterizationSettings, GaussianRasterizer, variants
-from tsplat.compat.inria.outputs import RETURNS_VARIABLE
+from tsplat.compat.inria.returns import RETURNS_VARIABLE
 
 WIDTH, HEIGHT, N = 40, 30, 25
 SCENE = scenes.make(

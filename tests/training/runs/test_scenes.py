@@ -11,7 +11,7 @@ from tests.support.captures import write_scene
 from tsplat import cli
 from tsplat.scene import FileError, read_capture
 from tsplat.training import RunConfig, evaluate_run, read_newest, resume, train
-from tsplat.training.runs.scenes import describe_capture, difference, locate_scene, record_scene
+from tsplat.training.runs.scenes import describe_capture, difference, locate_scene, scene_to_save
 
 pytest.importorskip("safetensors")
 
@@ -124,4 +124,4 @@ def test_older_checkpoints_have_no_record(tmp_path, monkeypatch):
     assert locate_scene(config, {}, tmp_path / "run", None).scene == str(tmp_path / "scene")
     with pytest.raises(FileError, match="missing: no such scene"):
         locate_scene(dataclasses.replace(config, scene="missing"), {}, tmp_path / "run", None)
-    assert record_scene(config, {}, tmp_path / "run") == {"relative": "../scene"}
+    assert scene_to_save(config, {}, tmp_path / "run") == {"relative": "../scene"}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tsplat import __version__
-from tsplat.training.runs import sessions as run_record
-from tsplat.training.runs.sessions import RunRecord, read_sessions
+from tsplat.training.runs import sessions
+from tsplat.training.runs.sessions import RunSession, read_sessions
 
 CPU = torch.device("cpu")
 
@@ -28,23 +28,23 @@ def clock(monkeypatch):
 
 
 def test_parts_exclude_the_parts_inside_them(clock):
-    record = RunRecord()
-    with record.measure("training"):
+    session = RunSession()
+    with session.measure("training"):
         clock(1)
-        with record.measure("evaluation"):
+        with session.measure("evaluation"):
             clock(10)
-            with record.measure("saving"):
+            with session.measure("saving"):
                 clock(100)
         clock(2)
     clock(1000)
-    with contextlib.suppress(KeyError), record.measure("saving"):
+    with contextlib.suppress(KeyError), session.measure("saving"):
         clock(5)
         raise KeyError
-    assert record.seconds == {"training": 3, "evaluation": 10, "saving": 105}
+    assert session.seconds == {"training": 3, "evaluation": 10, "saving": 105}
 
 
 def test_sessions_of_a_resumed_run_are_kept(tmp_path, clock):
-    first, second = RunRecord(), RunRecord()
+    first, second = RunSession(), RunSession()
     with first.measure("training"):
         clock(2)
         first.write(tmp_path, CPU)
@@ -60,7 +60,7 @@ def test_sessions_of_a_resumed_run_are_kept(tmp_path, clock):
 
 
 def test_machine_and_versions():
-    (session,) = RunRecord().sessions(CPU)
+    (session,) = RunSession().sessions(CPU)
     assert session["software"]["torch"] == torch.__version__
     assert session["software"]["tsplat"] == __version__
     assert session["machine"]["device"] == "cpu"
@@ -70,14 +70,14 @@ def test_machine_and_versions():
 
 def test_command_line_can_be_repeated_by_a_shell(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/venv/bin/tsplat", "train", "my scene", "--out", "a"])
-    assert RunRecord().sessions(CPU)[0]["command"] == "tsplat train 'my scene' --out a"
+    assert RunSession().sessions(CPU)[0]["command"] == "tsplat train 'my scene' --out a"
     monkeypatch.setattr(sys, "argv", ["script.py", "x"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "script.py", "x"])
-    assert RunRecord().sessions(CPU)[0]["command"] == "python script.py x"
+    assert RunSession().sessions(CPU)[0]["command"] == "python script.py x"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"sessions": 3}', '{"sessions": null}', "\xff"])
 def test_damaged_files_have_no_sessions(text, tmp_path):
     assert read_sessions(tmp_path) == []
-    (tmp_path / run_record.RECORD).write_bytes(text.encode("latin-1"))
+    (tmp_path / sessions.SESSIONS).write_bytes(text.encode("latin-1"))
     assert read_sessions(tmp_path) == []

@@ -6,7 +6,7 @@ import sys
 from ... import ArgumentError
 from ..installation import run_script
 from .installation import install
-from .outputs import OF_FORKS, OUTPUTS, RETURNS_VARIABLE, parse_returns
+from .returns import OF_FORKS, OUTPUTS, RETURNS_VARIABLE, parse_returns
 
 OPTION = "--returns"
 USAGE = f"""usage: python -m tsplat.compat.inria SCRIPT [ARGUMENTS ...]

@@ -30,7 +30,7 @@ from ...stages.validation import raise_if_invalid
 from ...strategies.relocation import compute_relocation as relocate
 from . import measures
 from .forks import refuse_arguments, refuse_method
-from .outputs import (
+from .returns import (
     OF_ARGUMENTS,
     OF_BATCHED_MATRICES,
     OF_GENERATIONS,

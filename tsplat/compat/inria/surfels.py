@@ -15,8 +15,8 @@ from ...functional import (
 )
 from ...runtime.autograd import zeros_for
 from ...stages.validation import raise_if_invalid
-from .outputs import Names
 from .rasterizer import NEAR, NUMERICS, TILE_SIZE, GaussianRasterizer, Pose, Screen
+from .returns import Names
 
 FAR = 100.0
 """Depths are mapped to where those from 0.2 to this one are 0 to 1, for their distortion."""

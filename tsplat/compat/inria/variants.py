@@ -4,8 +4,8 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from .forks import refuse_name
-from .outputs import OF_BATCHED_MATRICES, Names
 from .rasterizer import GaussianRasterizer
+from .returns import OF_BATCHED_MATRICES, Names
 from .settings import GaussianRasterizationSettings
 from .surfels import SurfelRasterizer
 

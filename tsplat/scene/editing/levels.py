@@ -46,7 +46,7 @@ def detail_levels(
         MissingExtraError: SciPy is not installed, and there are several levels.
     """
     levels = [rows]
-    most = 1 if rows.kind.surfels else n_levels or LEVELS_MAX
+    most = 1 if rows.properties.surfels else n_levels or LEVELS_MAX
     while len(levels) < most and len(levels[-1]) > (COARSEST if n_levels is None else 1):
         n = len(levels[-1]) - len(levels[-1]) // 2
         with merge_rows(levels[-1], n, folder) as merged:

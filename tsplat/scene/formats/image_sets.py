@@ -144,7 +144,7 @@ def free_suffix(folder: Path, names: Iterable[str]) -> str:
 def named_images(folder: Path) -> set[str]:
     """Returns the names of the images in the ``meta.json`` of a folder; none if it cannot be read."""
     with contextlib.suppress(FileError, OSError):
-        meta = Meta.parse(str(folder), read_file(folder / META, META_MAX))
+        meta = JsonObject.parse(str(folder), read_file(folder / META, META_MAX))
         parts = [meta.part(name) for name in meta.values]
         return {name for part in parts if "files" in part.values for name in part.files(0)}
     return set()
@@ -154,7 +154,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"found {name}, which is not JSON")
 
 
-class Meta:
+class JsonObject:
     """An object in ``meta.json`` or other JSON; every access checks the type of the value.
 
     Args:
@@ -170,7 +170,7 @@ class Meta:
         self.name = name
 
     @classmethod
-    def parse(cls, path: str, text: bytes, file: str = META) -> "Meta":
+    def parse(cls, path: str, text: bytes, file: str = META) -> "JsonObject":
         """Parses JSON."""
         try:
             return cls(path, json.loads(text, parse_constant=_refuse_constant), file=file)
@@ -181,16 +181,16 @@ class Meta:
         name = f"{self.name}.{name}" if self.name else name
         return FileError(f"{self.path}: {self.file}: expected {name} to be {expected}; the file is damaged")
 
-    def part(self, name: str) -> "Meta":
-        return Meta(self.path, self.values.get(name), f"{self.name}.{name}" if self.name else name, self.file)
+    def part(self, name: str) -> "JsonObject":
+        return JsonObject(self.path, self.values.get(name), f"{self.name}.{name}" if self.name else name, self.file)
 
-    def parts(self, name: str) -> "list[Meta]":
+    def parts(self, name: str) -> "list[JsonObject]":
         """Returns a list of objects; an empty one if there is none."""
         found = self.values.get(name, [])
         if not isinstance(found, list):
             raise self.fail(name, "a list")
         outer = f"{self.name}.{name}" if self.name else name
-        return [Meta(self.path, value, f"{outer}[{i}]", self.file) for i, value in enumerate(found)]
+        return [JsonObject(self.path, value, f"{outer}[{i}]", self.file) for i, value in enumerate(found)]
 
     def text(self, name: str) -> str:
         value = self.values.get(name)

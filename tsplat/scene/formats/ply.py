@@ -32,7 +32,7 @@ from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ...support.reading import open_file
 from ..gaussians import FLAT, Gaussians
-from ..model_rows import Kind, Rows, as_rows
+from ..model_rows import ModelProperties, Rows, as_rows
 from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .filter_3d import NAMES as FILTER_NAMES
 from .filter_3d import apply_filter
@@ -96,7 +96,7 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             ply.note_rest(warn)
             return gaussians.as_surfels() if mode == SURFELS else gaussians
         rows = PlyRows(ply, mode, warn)
-        check_model_memory(str(path), rows.count, rows.kind.sh_degree, copies=1)  # read block by block
+        check_model_memory(str(path), rows.count, rows.properties.sh_degree, copies=1)  # read block by block
         return rows.read(0, rows.count)
 
 
@@ -133,7 +133,9 @@ class PlyRows(Rows):
         note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
         surfels = is_flat or mode == SURFELS
         antialiased = not surfels and (mode == "mip" or (mode is None and self._filter is not None))
-        super().__init__(ply.elements["vertex"].count, Kind(math.isqrt(n_rest // 3 + 1) - 1, antialiased, surfels))
+        super().__init__(
+            ply.elements["vertex"].count, ModelProperties(math.isqrt(n_rest // 3 + 1) - 1, antialiased, surfels)
+        )
 
     def close(self) -> None:
         self._ply.close()
@@ -159,9 +161,9 @@ class PlyRows(Rows):
                     log_scales, logits = values["log_scales"][rows], values["opacity_logits"][rows]
                     log_scales[:], logits[:, 0] = apply_filter(log_scales, logits[:, 0], block[self._filter])
                 first += len(block)
-        if self.kind.surfels and "log_scales" in values:
+        if self.properties.surfels and "log_scales" in values:
             values["log_scales"][:, 2] = FLAT
-        shapes = self.kind.shapes
+        shapes = self.properties.shapes
         return {name: torch.from_numpy(values[name]).view(stop - start, *shapes[name]) for name in names}
 
 
@@ -183,15 +185,15 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
         OSError: The file cannot be written.
     """
     rows = as_rows(gaussians)
-    _check_degree(rows.kind)
-    f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[rows.kind.sh_degree]))
-    scales = GROUPS["log_scales"][: 2 if rows.kind.surfels else 3]
+    _check_degree(rows.properties)
+    f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[rows.properties.sh_degree]))
+    scales = GROUPS["log_scales"][: 2 if rows.properties.surfels else 3]
     names = (
         *(*GROUPS["means"], "nx", "ny", "nz", *GROUPS["sh0"], *f_rest),
         *(*GROUPS["opacity_logits"], *scales, *GROUPS["quats"]),
     )
     lines = ["ply", "format binary_little_endian 1.0"]
-    lines += [f"comment {comment}" for comment in _comments(rows.kind)]
+    lines += [f"comment {comment}" for comment in _comments(rows.properties)]
     lines += [f"element vertex {rows.count}", *(f"property float {name}" for name in names), "end_header", ""]
     with atomic_write(path) as file:
         file.write("\n".join(lines).encode())
@@ -244,12 +246,12 @@ def compressed_ply_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
     return encode_compressed_ply(gaussians, _comments(gaussians)), ["every value rounded to 8 to 11 bits"]
 
 
-def _check_degree(gaussians: Gaussians | Kind) -> None:
+def _check_degree(gaussians: Gaussians | ModelProperties) -> None:
     if gaussians.sh_degree > 3:
         raise UnsupportedError(f"sh_degree: expected at most 3 for a PLY of Gaussians, found {gaussians.sh_degree}")
 
 
-def _comments(gaussians: Gaussians | Kind) -> list[str]:
+def _comments(gaussians: Gaussians | ModelProperties) -> list[str]:
     return [f"SplatRenderMode: {SURFELS}"] if gaussians.surfels else [ANTIALIASED_COMMENT] * gaussians.antialiased
 
 

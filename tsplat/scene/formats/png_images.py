@@ -30,7 +30,7 @@ from ...support.reading import check_memory, read_file
 from ..gaussians import GSPLAT_NAMES, Gaussians
 from .clustering import Clusters
 from .foreign import Warn, note_ignored
-from .image_sets import META, META_MAX, ZIP_ERRORS, Load, Meta, archive_loader, decode_image, is_file_name
+from .image_sets import META, META_MAX, ZIP_ERRORS, JsonObject, Load, archive_loader, decode_image, is_file_name
 from .quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
 
 PARAMETERS = {theirs: name for name, theirs in GSPLAT_NAMES.items()}
@@ -92,7 +92,7 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
 def _named(folder: Path) -> set[str]:
     """Returns the names of the files that the ``meta.json`` of a folder of images names; none if it cannot be read."""
     with contextlib.suppress(FileError, OSError):
-        meta = Meta.parse(str(folder), read_file(folder / META, META_MAX))
+        meta = JsonObject.parse(str(folder), read_file(folder / META, META_MAX))
         parameters = [name for name in meta.values if is_file_name(name) and _is_parameter(meta, name)]
         return {f"{name}{end}" for name in parameters for end in ("_l.png", "_u.png", ".png", ".npz")}
     return set()
@@ -104,10 +104,10 @@ def is_png_folder(folder: Path) -> bool:
     Raises:
         FileError, OSError: ``meta.json`` cannot be read.
     """
-    return _is_parameter(Meta.parse(str(folder), read_file(folder / META, META_MAX)), MEANS)
+    return _is_parameter(JsonObject.parse(str(folder), read_file(folder / META, META_MAX)), MEANS)
 
 
-def _is_parameter(meta: Meta, name: str) -> bool:
+def _is_parameter(meta: JsonObject, name: str) -> bool:
     """Returns whether ``meta.json`` describes a parameter as :func:`write_png_images` does; SOG names files."""
     values = meta.part(name).values
     return "shape" in values and "files" not in values
@@ -124,7 +124,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
         except OSError as error:
             raise FileError(f"{path}: cannot read {name} ({error.strerror})") from error
 
-    meta = Meta.parse(str(path), load(META))
+    meta = JsonObject.parse(str(path), load(META))
     tensors: dict[str, Tensor] = {}
     needed = sum(VALUE_BYTES_MAX * math.prod(_shape(meta.part(name))) for name in meta.values)
     check_memory(f"{path}: the parameters in {META}", needed, "free some, or the file is damaged")
@@ -210,7 +210,7 @@ def _encode_images(name: str, pixels: Array) -> tuple[dict[str, bytes], dict[str
     return {f"{name}_l.png": _png(words & 255), f"{name}_u.png": _png(words >> 8)}, bounds
 
 
-def _decode_images(part: Meta, name: str, load: Load, shape: list[int]) -> Array:
+def _decode_images(part: JsonObject, name: str, load: Load, shape: list[int]) -> Array:
     """Decodes the values of a parameter, [N, channels]."""
     n = shape[0]
     n_channels = math.prod(shape[1:])
@@ -258,7 +258,7 @@ def _encode_clusters(tensor: Tensor) -> tuple[bytes, dict[str, Any]]:
     return content, {"mins": float(low), "maxs": float(high), "quantization": CLUSTER_BITS}
 
 
-def _decode_clusters(part: Meta, path: Path, shape: list[int]) -> Array:
+def _decode_clusters(part: JsonObject, path: Path, shape: list[int]) -> Array:
     """Decodes SH coefficients, [N, K * 3]."""
     low, high, bits = part.number("mins"), part.number("maxs"), part.count("quantization")
     if not 1 <= bits <= 16:
@@ -301,7 +301,7 @@ def _decode_array(path: Path, name: str, content: bytes) -> Array:
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
 
 
-def _shape(part: Meta) -> list[int]:
+def _shape(part: JsonObject) -> list[int]:
     value = part.values.get("shape")
     sizes = value if isinstance(value, list) else []
     if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
@@ -311,7 +311,7 @@ def _shape(part: Meta) -> list[int]:
     return sizes
 
 
-def _dtype(part: Meta) -> torch.dtype:
+def _dtype(part: JsonObject) -> torch.dtype:
     value = part.values.get("dtype")
     if value not in DTYPES:
         raise part.fail("dtype", f"one of {', '.join(DTYPES)}")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ..gaussians import PARAMETERS, Gaussians
-from ..model_rows import Kind, Rows, as_rows
+from ..model_rows import ModelProperties, Rows, as_rows
 from .foreign import Warn
 
 Floats = NDArray[np.float32]
@@ -199,7 +199,7 @@ def valid_bounds(rows: Rows) -> Floats:
     return np.stack([low, high]) if rows.count else np.zeros((2, 3), np.float32)
 
 
-def check_degree(gaussians: Gaussians | Kind, name: str, degree_max: int = 3) -> None:
+def check_degree(gaussians: Gaussians | ModelProperties, name: str, degree_max: int = 3) -> None:
     """Raises `UnsupportedError` if the format of a name has no spherical harmonics of the Gaussians' degree."""
     if gaussians.sh_degree > degree_max:
         others = "" if name == "SPZ 4" else "; SPZ 4 (spz4) holds degree 4, or remove the highest degree"

@@ -19,7 +19,7 @@ from ...support.extras import require
 from ...support.reading import check_possible, read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
-from .image_sets import META, META_MAX, Load, Meta, archive_loader, decode_image
+from .image_sets import META, META_MAX, JsonObject, Load, archive_loader, decode_image
 from .model_memory import check_model_memory
 from .quantization import Bytes, Floats, gaussians_from_arrays, interpolate, quats_from_smallest_three, signed_exp
 
@@ -56,7 +56,7 @@ def read_sog(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
 
 def _read(path: str, load: Load, warn: Warn) -> Gaussians:
-    meta = Meta.parse(path, load(META))
+    meta = JsonObject.parse(path, load(META))
     version = meta.values.get("version")
     if version != 2:
         found = "none (a file from before version 2)" if version is None else repr(version)
@@ -100,7 +100,7 @@ def decode_means(words: NDArray[Any], bounds: NDArray[np.float64]) -> Floats:
     return signed_exp(interpolate(bounds[0], bounds[1], words / 65535)).astype(np.float32)
 
 
-def _look_up(part: Meta, indices: NDArray[Any]) -> Floats:
+def _look_up(part: JsonObject, indices: NDArray[Any]) -> Floats:
     """Returns the entries of the codebook at `indices`, in the shape of `indices`."""
     codebook = part.floats("codebook").astype(np.float32)
     if indices.size and int(indices.max()) >= len(codebook):
@@ -122,7 +122,7 @@ def decode_quats(codes: Bytes) -> Floats:
     return quats_from_smallest_three((codes[:, :3] / 255 * 2 - 1) / math.sqrt(2), codes[:, 3] - LARGEST_IS_W)
 
 
-def _decode_sh(part: Meta, centroids: Bytes, pixels: Bytes) -> Floats:
+def _decode_sh(part: JsonObject, centroids: Bytes, pixels: Bytes) -> Floats:
     """Decodes the SH coefficients above degree 0, [N, K - 1, 3], from the palette and its indices."""
     bands = part.count("bands")
     if bands not in (1, 2, 3):

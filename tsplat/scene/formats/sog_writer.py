@@ -106,7 +106,7 @@ def sorted_files(rows: Rows, folder: Path, lost: list[str], suffix: str = "") ->
 
     Temporary files are in `folder`.
     """
-    check_degree(rows.kind, "SOG")
+    check_degree(rows.properties, "SOG")
     bounds = valid_bounds(rows)
     with morton_sorted(rows, placement(bounds), bounds, folder) as ordered:
         yield sog_files(ordered, bounds, lost, suffix)
@@ -141,8 +141,8 @@ def sog_files(rows: Rows, ends: Floats, lost: list[str], suffix: str = "") -> It
     files = {name: f"{name}{suffix}.webp" for name in IMAGES}
     lost.append("positions rounded to 16 bits, other values to 8")
     meta: dict[str, Any] = {"version": 2, "count": rows.count}
-    if rows.kind.antialiased or rows.kind.surfels:
-        meta["model"] = "2dgs" if rows.kind.surfels else "antialiased"
+    if rows.properties.antialiased or rows.properties.surfels:
+        meta["model"] = "2dgs" if rows.properties.surfels else "antialiased"
 
     bounds = _log_bounds(ends)
     names = [files["means_l"], files["means_u"]]
@@ -169,7 +169,7 @@ def sog_files(rows: Rows, ends: Floats, lost: list[str], suffix: str = "") -> It
     yield files["sh0"], _webp(_image(rows, 4, color))
     meta["sh0"] = {"codebook": _padded(colors), "files": [files["sh0"]]}
 
-    if rows.kind.sh_degree:
+    if rows.properties.sh_degree:
         entries, indices, labels, is_exact = _palette(rows, sample)
         del sample, shown
         if not is_exact:
@@ -180,7 +180,7 @@ def sog_files(rows: Rows, ends: Floats, lost: list[str], suffix: str = "") -> It
         bytes_of_labels[:, 0], bytes_of_labels[:, 1] = labels & 255, labels >> 8
         yield names[1], _webp(_arranged(bytes_of_labels))
         meta["shN"] = {
-            "count": len(indices), "bands": rows.kind.sh_degree, "codebook": _padded(entries), "files": names
+            "count": len(indices), "bands": rows.properties.sh_degree, "codebook": _padded(entries), "files": names
         }  # fmt: skip
     yield META, json.dumps(meta, allow_nan=False).encode()
 
@@ -259,7 +259,7 @@ def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.i
     Returns the entries of the codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which
     Gaussians use it; the entry of each Gaussian, [N]; and whether the palette has every row.
     """
-    shape = rows.kind.shapes["shN"]
+    shape = rows.properties.shapes["shN"]
     if not rows.count:
         return np.zeros(1, np.float32), np.zeros((1, *shape), np.uint8), np.zeros(0, np.int32), True
     distinct = _distinct(rows)

@@ -86,7 +86,7 @@ def extension_records(axes: str, orbit: OrbitLimits | None) -> bytes:
 
 
 def parse_extensions(path: str, records: bytes, warn: Warn) -> Extensions:
-    """Returns what all extensions of a file say. Of several of a kind, the first one counts.
+    """Returns what all extensions of a file say. Of several of a type, the first one counts.
 
     Args:
         path: For messages.
@@ -102,20 +102,20 @@ def parse_extensions(path: str, records: bytes, warn: Warn) -> Extensions:
     while start < len(records):
         if start + RECORD.size > len(records):
             raise FileError(f"{path}: the file ends within an extension; it is damaged or cut short")
-        kind, size = RECORD.unpack_from(records, start)
+        code, size = RECORD.unpack_from(records, start)
         start += RECORD.size
-        if size > len(records) - start or size != SIZES.get(kind, size):
-            raise FileError(f"{path}: extension {kind:#x} has an invalid size of {size} bytes; the file is damaged")
-        if kind in SIZES:
-            found.setdefault(kind, records[start : start + size])
+        if size > len(records) - start or size != SIZES.get(code, size):
+            raise FileError(f"{path}: extension {code:#x} has an invalid size of {size} bytes; the file is damaged")
+        if code in SIZES:
+            found.setdefault(code, records[start : start + size])
         else:
-            ignored.append(f"{kind:#x}")
+            ignored.append(f"{code:#x}")
         start += size
     note_ignored(path, "the extensions", ignored, warn)
-    (code,) = VALUE.unpack(found[COORDINATE_SYSTEM]) if COORDINATE_SYSTEM in found else (0,)
-    if code > len(AXES):
+    (system,) = VALUE.unpack(found[COORDINATE_SYSTEM]) if COORDINATE_SYSTEM in found else (0,)
+    if system > len(AXES):
         raise FileError(
-            f"{path}: expected a coordinate system of at most {len(AXES)}, found {code}; the file is damaged"
+            f"{path}: expected a coordinate system of at most {len(AXES)}, found {system}; the file is damaged"
         )
     orbit = OrbitLimits(*LIMITS.unpack(found[ORBIT])) if ORBIT in found else None
-    return Extensions(Axes.of(AXES[code - 1]) if code else RUB, orbit)
+    return Extensions(Axes.of(AXES[system - 1]) if system else RUB, orbit)

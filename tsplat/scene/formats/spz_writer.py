@@ -87,14 +87,14 @@ def write_spz(
     extensions = extension_records(axes, orbit)
     signs = Axes.of(axes)
     rows = as_rows(gaussians)
-    check_degree(rows.kind, f"SPZ {version}", DEGREES_MAX[version])
+    check_degree(rows.properties, f"SPZ {version}", DEGREES_MAX[version])
     if signs.turned:
         rows = rows.map(lambda part: rotate_gaussians(part, (QUARTER_TURN[0], -QUARTER_TURN[1], 0.0, 0.0)))
     bounds = valid_bounds(rows)
     fraction = _fractional_bits(bounds)
-    flags = (ANTIALIASED if rows.kind.antialiased else 0) | (EXTENSIONS if extensions else 0)
-    fields = (MAGIC, version, rows.count, rows.kind.sh_degree, fraction, flags)
-    sections = _sections(signs, fraction, rows.kind.sh_degree)
+    flags = (ANTIALIASED if rows.properties.antialiased else 0) | (EXTENSIONS if extensions else 0)
+    fields = (MAGIC, version, rows.count, rows.properties.sh_degree, fraction, flags)
+    sections = _sections(signs, fraction, rows.properties.sh_degree)
     lost: dict[str, None] = {}
     with morton_sorted(rows, placement(bounds), bounds, Path(path).parent) as ordered, atomic_write(path) as file:
         if version == 4:

@@ -16,7 +16,7 @@ from ...scene.formats.checkpoints import open_model
 from ...scene.formats.foreign import Warn
 from ...scene.gaussians import Gaussians
 from ...support.reading import read_json
-from ...viewing.outputs import CONFIG, METRICS
+from ...viewing.run_files import CONFIG, METRICS
 from ..configuration import RunConfig, read_config
 from ..processes.group import join_ranks
 from .context import on_main

@@ -15,7 +15,7 @@ from ...runtime.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write, write_json
 from ...support.locks import lock_folder
-from ...viewing.outputs import CONFIG, RECORD, RUN_RESULTS
+from ...viewing.run_files import CONFIG, RUN_RESULTS, SESSIONS
 from ...viewing.viewer.server import MODULES as VIEWER_MODULES
 from ..configuration import RunConfig, to_json
 from ..processes.heartbeat import heartbeat
@@ -85,7 +85,7 @@ def _occupied(folder: Path) -> str | None:
     if has_checkpoints(folder):
         return f"{folder}: contains the checkpoints of another run; resume it, or choose another folder"
     foreign = sorted(name for name in RUN_RESULTS if os.path.lexists(folder / name))
-    if foreign and not (folder / RECORD).is_file():
+    if foreign and not (folder / SESSIONS).is_file():
         return f"{folder}: {foreign[0]} would be replaced, which no run here has written; choose another folder"
     return None
 

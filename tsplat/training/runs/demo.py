@@ -18,7 +18,7 @@ from ...viewing.videos import render_frames, write_gif
 from ..configuration import Config
 from ..trainer import Trainer
 from .context import lock_run
-from .sessions import RunRecord
+from .sessions import RunSession
 from .train import fit_and_report
 
 SHORT_RUN = Config(means_rate=1e-3, scales_rate=2.2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)
@@ -90,8 +90,8 @@ def demo(
     )
     with output_folder(out) as folder, lock_run(folder, RankGroup(), new=True):
         reserve_threads(device, backend)
-        record = RunRecord()
-        with record.measure("reading"):
+        session = RunSession()
+        with session.measure("reading"):
             capture = procedural_capture(
                 size.width,
                 size.height,
@@ -107,7 +107,7 @@ def demo(
         start = Gaussians.from_points(capture.points, capture.colors, size.sh_degree)
         trainer = Trainer(start, capture.train, config)
         with stop_on_signals() as stop:
-            metrics = fit_and_report(trainer, start, capture, folder, stop=stop, record=record)
+            metrics = fit_and_report(trainer, start, capture, folder, stop=stop, session=session)
         width, height = round(size.width * size.frame_scale), round(size.height * size.frame_scale)
         K = intrinsics(width, height, FOV)
         azimuths = [360 * i / size.frames for i in range(size.frames)]

@@ -33,7 +33,7 @@ from ..gradient_step import shown_share
 from ..parameters import own_rows
 from ..trainer import scene_extent
 from .run_checkpoints import read_newest_settings
-from .scenes import Description, find_moved, read_block, recorded_frame, relative_path
+from .scenes import Description, find_moved, read_block, relative_path, saved_frame
 
 SKY_RADIUS = 20.0
 """Radius of the sphere of the sky over the extent of the cameras, or half of this over that of the points."""
@@ -170,7 +170,7 @@ def _read(path: str, frame: LocalFrame) -> Gaussians:
     if not is_run(path):
         return model
     found, _, figures = read_newest_settings(path)
-    world = recorded_frame(figures, found).world
+    world = saved_frame(figures, found).world
     if torch.equal(world, frame.world):
         return model
     _print_note(f"{path}: moved from the frame of its run, world.json, to that of this run")
@@ -211,13 +211,13 @@ def relative_models(config: RunConfig, folder: Path) -> list[str | None]:
     return [relative_path(path, folder) for path in config.init]
 
 
-def locate_models(config: RunConfig, record: dict[str, Any], folder: Path) -> RunConfig:
+def locate_models(config: RunConfig, saved: dict[str, Any], folder: Path) -> RunConfig:
     """Returns the configuration of a run with the paths where the models are now that it started from.
 
-    `record` is what the checkpoint says of the scene, empty if there is none, and `folder` the run's now. Raises
+    `saved` is what the checkpoint says of the scene, empty if there is none, and `folder` the run's now. Raises
     FileError if a model is neither at its absolute path nor at its path relative to the run.
     """
-    relatives = record.get("init_paths") or [None] * len(config.init)
+    relatives = saved.get("init_paths") or [None] * len(config.init)
     found = [
         find_moved(path, relative, folder, "model, from which the run started; put it back there")
         for path, relative in zip(config.init, relatives, strict=False)

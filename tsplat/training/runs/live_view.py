@@ -20,7 +20,7 @@ from ..history import History
 from ..observers import Observer, Progress, RunStart
 from ..trainer import Trainer
 from .scenes import views_of_model
-from .sessions import RunRecord
+from .sessions import RunSession
 
 
 def check_view(options: ViewOptions | None, world_size: int) -> None:
@@ -143,12 +143,17 @@ class LiveView(Observer):
 
 @contextlib.contextmanager
 def shown(
-    trainer: Trainer, capture: Capture, options: ViewOptions | None, folder: Path, stop: StopRequest, record: RunRecord
+    trainer: Trainer,
+    capture: Capture,
+    options: ViewOptions | None,
+    folder: Path,
+    stop: StopRequest,
+    session: RunSession,
 ) -> Iterator[None]:
     """Shows the training of a run inside the block, and prints where. Does nothing without options.
 
-    The trainer is new, or restored from a checkpoint, and gets the observer. `stop` ends a pause; `record` measures the
-    time for images and pauses.
+    The trainer is new, or restored from a checkpoint, and gets the observer. `stop` ends a pause; `session` measures
+    the time for images and pauses.
     """
     if options is None:
         yield
@@ -165,7 +170,7 @@ def shown(
         frame=capture.frame,
     )
     view.check = stop.check
-    view.training.measure = functools.partial(record.measure, "viewing")
+    view.training.measure = functools.partial(session.measure, "viewing")
     trainer.observers.append(view)
     try:
         view.print_address()

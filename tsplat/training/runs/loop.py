@@ -23,7 +23,7 @@ from ..parameters import scene_tensors
 from ..rng_state import get_rng_state, set_rng_state
 from ..trainer import Trainer
 from .run_checkpoints import Checkpoint, write_checkpoint
-from .sessions import RunRecord
+from .sessions import RunSession
 
 EVALUATIONS, CHECKPOINTS = 12, 4
 """Default numbers of evaluations and checkpoints of a run."""
@@ -37,7 +37,7 @@ class RunLoop:
 
     Attributes:
         history: Metrics so far.
-        record: As given, or a new one.
+        session: As given, or a new one.
         seconds: Duration of the training so far, including earlier parts of a resumed run, without the time for images
             and pauses of the viewer.
         first_step: The step at which this process started.
@@ -52,7 +52,7 @@ class RunLoop:
         run: RunConfig | None,
         stop: StopRequest | None = None,
         scene: dict[str, Any] | None = None,
-        record: RunRecord | None = None,
+        session: RunSession | None = None,
         observers: Sequence[Observer] = (),
         resumed: dict[str, Any] | None = None,
         frame: LocalFrame | None = None,
@@ -61,7 +61,7 @@ class RunLoop:
         self.frame = frame or LocalFrame()
         self.folder = folder
         self.history = History()
-        self.record = RunRecord() if record is None else record
+        self.session = RunSession() if session is None else session
         self.seconds = 0.0
         self.first_step = trainer.step
         self._test_views = test_views
@@ -137,7 +137,7 @@ class RunLoop:
         is_due = step % self._eval_every == 0 and step < self.trainer.config.steps
         if not is_due or not self._test_views or step in self.history.test_steps:
             return
-        with contextlib.suppress(Interrupted), self.record.measure("evaluation"):
+        with contextlib.suppress(Interrupted), self.session.measure("evaluation"):
             found = score_views(self.trainer, self.trainer.gaussians, self._test_views, self.between_views)
             self.history.record_test(step, found.psnr, self.trainer.n_gaussians)
 
@@ -177,7 +177,7 @@ class RunLoop:
 
     def _clock(self) -> float:
         """Returns seconds without the time for images and pauses of a viewer."""
-        return time.perf_counter() - self.record.seconds.get("viewing", 0.0)
+        return time.perf_counter() - self.session.seconds.get("viewing", 0.0)
 
     def save_checkpoint(self) -> str:
         """Saves the current step unless it is saved, and returns a message."""
@@ -220,7 +220,7 @@ class RunLoop:
             config=run,
             per_gaussian_names=trainer.per_gaussian_names,
         )
-        with self.record.measure("saving"):
+        with self.session.measure("saving"):
             path = write_checkpoint(
                 self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded, intact=self._intact
             )

@@ -18,7 +18,7 @@ from ...scene.images import read_image
 from ...support.extras import require
 from ...support.reading import read_json
 from ...viewing.devices import pick_device, reserve_threads
-from ...viewing.outputs import CAMERAS, CONFIG, METRICS, check_output
+from ...viewing.run_files import CAMERAS, CONFIG, METRICS, check_output
 from ...viewing.trajectories import read_cameras
 from ..configuration import read_config
 from ..evaluation import Evaluation, evaluate
@@ -28,7 +28,7 @@ from ..report.plots import evenly_spaced
 from ..view_corrections import Lenses
 from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
-from .scenes import check_scene, locate_scene, read_run_capture, recorded_frame
+from .scenes import check_scene, locate_scene, read_run_capture, saved_frame
 from .sessions import read_sessions
 
 PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
@@ -210,7 +210,7 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
     page = found.page
     config = locate_scene(checkpoint.config, checkpoint.figures.get("scene", {}), found.folder, scene)
     device, _ = pick_device(config.backend, config.device)
-    frame = recorded_frame(checkpoint.figures, found.path)
+    frame = saved_frame(checkpoint.figures, found.path)
     capture = read_run_capture(config, device, None, frame)
     reserve_threads(device, config.backend)
     chosen: Sequence[View] = capture.test or evenly_spaced(capture.train)

@@ -51,7 +51,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
 
             return on_view
 
-        with loop.record.measure("evaluation"):
+        with loop.session.measure("evaluation"):
             test = (
                 score_views(trainer, gaussians, capture.test, progress_of("held-out")) if capture.test else Evaluation()
             )
@@ -59,7 +59,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
             fitted = _with_fitted_poses(trainer, gaussians, capture.test, progress_of("poses"))
             exposed = _with_known_gains(trainer, gaussians, capture.test, progress_of("gains"))
         if test:
-            with loop.record.measure("saving"):
+            with loop.session.measure("saving"):
                 write_held_out(folder / "held_out", test, progress_of("images"))
             loop.history.record_test(trainer.step, test.psnr, trainer.n_gaussians)
     metrics = {
@@ -88,7 +88,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
     for name, scores in (("before", initial), ("after", final), *others):
         print(f"{name:14} {scores.psnr:7.2f} dB  {scores.ssim:.4f}")
     sheet = [scores.complete(trainer.ranks, evenly_spaced(range(len(final)))) for scores in (initial, final)]
-    with loop.record.measure("saving"):
+    with loop.session.measure("saving"):
         _write_model(folder / "point_cloud.ply", trainer, loop.frame)
         if trainer.ranks.is_main:
             contact_sheet(folder / "contact_sheet.png", *sheet)
@@ -141,7 +141,7 @@ class _RowsOfRanks(Rows):
     """The Gaussians of all ranks. Reading a range is a collective call, in which rank 0 gets its rows."""
 
     def __init__(self, trainer: Trainer, frame: LocalFrame) -> None:
-        super().__init__(trainer.n_gaussians, MemoryRows(trainer.gaussians).kind)
+        super().__init__(trainer.n_gaussians, MemoryRows(trainer.gaussians).properties)
         self._ranks, self._own = trainer.ranks, frame.gaussians_of_model(trainer.gaussians).tensors()
         self._sources = ranges(trainer.ranks, len(trainer.gaussians))
 
@@ -171,7 +171,7 @@ def _write_page(
         gaussians=None if trainer.sharded else loop.frame.gaussians_of_model(gaussians),
         notes=[NOT_SHOWN.format(folder)] if trainer.sharded else [],
         model_bytes=(folder / "point_cloud.ply").stat().st_size,
-        sessions=loop.record.write(folder, trainer.device, trainer.ranks.world_size),
+        sessions=loop.session.write(folder, trainer.device, trainer.ranks.world_size),
     )
     write_page(folder / REPORT, page)
 

@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from ...runtime.process_group import RankGroup
 from ...scene.capture.views import Capture
 from ...scene.gaussians import Gaussians
-from ...viewing.outputs import CONFIG
+from ...viewing.run_files import CONFIG
 from ..configuration import FOUND_OUT, RunConfig, read_config
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks

@@ -55,10 +55,10 @@ def with_absolute_scene(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, **absolute, init=tuple(map(os.path.abspath, config.init)))
 
 
-def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, override: str | None) -> RunConfig:
+def locate_scene(config: RunConfig, saved: dict[str, Any], folder: Path, override: str | None) -> RunConfig:
     """Returns the configuration of a run with the path where its scene is now.
 
-    `record` is the checkpoint's :func:`record_scene`, empty for older ones, `folder` the run's now, and `override` the
+    `saved` is the checkpoint's :func:`scene_to_save`, empty for older ones, `folder` the run's now, and `override` the
     path that the user gave. Raises FileError if there is nothing at `override`; or, without it, neither at the absolute
     path of the scene nor at its path relative to the run.
     """
@@ -70,7 +70,7 @@ def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, overri
         return with_absolute_scene(dataclasses.replace(config, scene=override))
     if not config.scene:
         return config
-    found = find_moved(config.scene, record.get("relative"), folder, "scene; where it is now: --scene PATH")
+    found = find_moved(config.scene, saved.get("relative"), folder, "scene; where it is now: --scene PATH")
     return with_absolute_scene(dataclasses.replace(config, scene=found))
 
 
@@ -165,7 +165,7 @@ def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]
         return None
 
     def read() -> dict[str, View]:
-        capture = read_scene(config, frame=recorded_frame(figures, path))
+        capture = read_scene(config, frame=saved_frame(figures, path))
         return views_of_model(capture.train, capture.test, capture.frame)
 
     return read
@@ -204,7 +204,7 @@ def describe_block(config: RunConfig) -> Description:
     return {} if found is None else {"block": {"index": found[1], "plan": digest(found[0])}}
 
 
-def recorded_frame(figures: dict[str, Any], path: Path) -> LocalFrame:
+def saved_frame(figures: dict[str, Any], path: Path) -> LocalFrame:
     """Returns the local frame of a checkpoint, whose folder is `path`, by its figures."""
     return frame_from_json(figures["frame"], str(path)) if "frame" in figures else BEFORE_FRAMES
 
@@ -219,7 +219,7 @@ def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
     return dataclasses.replace(config, scale_weight=config.scale_weight * ratio, strategy=strategy)
 
 
-def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
+def scene_to_save(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
     """Returns the entries of a checkpoint about the scene, as JSON values."""
     return {"relative": relative_path(config.scene, folder), **description}
 
@@ -253,45 +253,45 @@ def describe_capture(capture: Capture) -> Description:
     }
 
 
-def difference(recorded: Description, found: Description, scene: str, *, with_hash: bool = True) -> str:
+def difference(saved: Description, found: Description, scene: str, *, with_hash: bool = True) -> str:
     """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
-    What was not recorded, as by earlier versions, is not compared. Of points that another version has moved, compares
+    What was not saved, as by earlier versions, is not compared. Of points that another version has moved, compares
     only the number, without `with_hash`."""
-    photographs = _photograph_differences(recorded.get("photographs"), found.get("photographs", {}))
-    cameras, new_cameras = recorded.get("cameras", {}), found.get("cameras", {})
+    photographs = _photograph_differences(saved.get("photographs"), found.get("photographs", {}))
+    cameras, new_cameras = saved.get("cameras", {}), found.get("cameras", {})
     moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
     clauses = [
         f"{len(phrases)} {what} differ from those of the run: {_first(phrases)}"
         for what, phrases in (("photographs", photographs), ("cameras", moved))
         if phrases
     ]
-    points, new_points = recorded.get("points"), found.get("points")
+    points, new_points = saved.get("points"), found.get("points")
     if points and new_points and not with_hash:
         points, new_points = ({"number": values["number"]} for values in (points, new_points))
     if points and new_points and points != new_points:
         before, after = points["number"], new_points["number"]
         how = f"{before}, now {after}" if before != after else "their hash differs"
         clauses.append(f"the points differ from those of the run ({how})")
-    block, new_block = recorded.get("block"), found.get("block")
+    block, new_block = saved.get("block"), found.get("block")
     if block and new_block and block != new_block:
         clauses.append("the plan of its block, or the block, differs from that of the run")
-    init, new_init = recorded.get("init"), found.get("init")
+    init, new_init = saved.get("init"), found.get("init")
     if init and new_init and init != new_init:
         clauses.append("the models in init differ from those that the run started from")
     return f"{scene}: {'; '.join(clauses)}" if clauses else ""
 
 
-def _photograph_differences(recorded: dict[str, Any] | None, found: dict[str, Any]) -> list[str]:
-    """Returns a phrase for each photograph that has changed, is missing or is new; none without a record."""
-    if not recorded:
+def _photograph_differences(saved: dict[str, Any] | None, found: dict[str, Any]) -> list[str]:
+    """Returns a phrase for each photograph that has changed, is missing or is new; none if none are saved."""
+    if not saved:
         return []
     phrases = []
-    for name, files in recorded.items():
+    for name, files in saved.items():
         if name not in found:
             phrases.append(f"{name} is missing")
         elif files != found[name]:
             phrases.append(f"{name} {_change(files, found[name])}")
-    return phrases + [f"{name} is new" for name in found if name not in recorded]
+    return phrases + [f"{name} is new" for name in found if name not in saved]
 
 
 def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -16,10 +16,10 @@ import torch
 from ... import __version__
 from ...support.files import write_json
 from ...support.reading import read_json
-from ...viewing.outputs import RECORD
+from ...viewing.run_files import SESSIONS
 
 
-class RunRecord:
+class RunSession:
     """Measures the parts of a run in this process, and writes them with the command line and the machine.
 
     A run that is resumed consists of several sessions, one per process. A part inside another does not count as part of
@@ -63,7 +63,7 @@ class RunRecord:
     def write(self, folder: Path, device: torch.device, ranks: int = 1) -> list[dict[str, Any]]:
         """Writes all sessions to ``run.json`` and returns them."""
         sessions = self.sessions(device, ranks)
-        write_json(folder / RECORD, {"sessions": sessions})
+        write_json(folder / SESSIONS, {"sessions": sessions})
         return sessions
 
     def _count(self) -> None:
@@ -76,7 +76,7 @@ class RunRecord:
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """Reads the sessions of a run; none if the file is missing or damaged."""
     try:
-        sessions = read_json(folder / RECORD)["sessions"]
+        sessions = read_json(folder / SESSIONS)["sessions"]
     except (OSError, ValueError, LookupError, TypeError):
         return []
     return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []

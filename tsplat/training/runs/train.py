@@ -17,7 +17,7 @@ from ...strategies.sharding import count
 from ...support.files import delete_temporaries, output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
 from ...viewing.devices import reserve_threads
-from ...viewing.outputs import CAMERAS, CONFIG, METRICS, RUN_FILES, check_output
+from ...viewing.run_files import CAMERAS, CONFIG, METRICS, RUN_FILES, check_output
 from ...viewing.trajectories import describe_cameras
 from ...viewing.view_options import ViewOptions
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
@@ -53,12 +53,12 @@ from .scenes import (
     difference,
     locate_scene,
     read_run_capture,
-    record_scene,
-    recorded_frame,
+    saved_frame,
+    scene_to_save,
     with_absolute_scene,
     with_relative_lengths,
 )
-from .sessions import RunRecord
+from .sessions import RunSession
 
 WORLD = "world.json"
 
@@ -165,9 +165,9 @@ def resume(
     if steps == config.steps and ranks.any([is_restarted()], device)[0]:
         steps = None  # this checkpoint is one of the extended run
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
-    recorded = found.figures.get("scene", {})
-    config = locate_scene(found.config, recorded, path.parent.parent, scene)
-    config = locate_models(config, recorded, path.parent.parent)
+    saved_scene = found.figures.get("scene", {})
+    config = locate_scene(found.config, saved_scene, path.parent.parent, scene)
+    config = locate_models(config, saved_scene, path.parent.parent)
     config = config if steps is None else extend(config, steps)
     return _run(config, path.parent.parent, stop_after, view, (path, found, errors), accept_changes=accept_changes)
 
@@ -203,18 +203,18 @@ def _run(
             delete_incomplete(folder / "checkpoints")
             for written in (folder, folder / "checkpoints"):
                 delete_temporaries(written, RUN_FILES)
-        record = RunRecord()
+        session = RunSession()
         # A run that is killed starts again with its configuration, in which steps are missing if it is timed.
         is_known = found is None and timed is None
-        with record.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
-            frame = None if found is None else recorded_frame(found.figures, path)
+        with session.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
+            frame = None if found is None else saved_frame(found.figures, path)
             capture = read_run_capture(config, device, stop, frame)
             model = read_initial_model(config, capture)
         described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config) | describe_model(model))
         change = ""
         if found is not None:
-            recorded, with_hash = found.figures.get("scene", {}), frame is not BEFORE_FRAMES
-            change = difference(recorded, described, config.scene, with_hash=with_hash)
+            saved_scene, with_hash = found.figures.get("scene", {}), frame is not BEFORE_FRAMES
+            change = difference(saved_scene, described, config.scene, with_hash=with_hash)
         if change:
             if not accept_changes:
                 raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
@@ -238,7 +238,7 @@ def _run(
             tensors = found.local_tensors()
             trainer.restore(tensors, found.figures["trainer"], is_shard=True)
             print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians} Gaussians")
-        with shown(trainer, capture, view, folder, stop, record):
+        with shown(trainer, capture, view, folder, stop, session):
             metrics = fit_and_report(
                 trainer,
                 initial,
@@ -249,8 +249,8 @@ def _run(
                 resumed=None if found is None else found.figures,
                 is_extended=found is not None and found.config.steps != config.steps,
                 stop=stop,
-                scene=record_scene(config, described, folder) | {"init_paths": relative_models(config, folder)},
-                record=record,
+                scene=scene_to_save(config, described, folder) | {"init_paths": relative_models(config, folder)},
+                session=session,
             )
             print(
                 f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, "
@@ -293,14 +293,14 @@ def evaluate_run(
     device, description, ranks = join_ranks(saved)
     sharded = ranks.world_size > 1 and saved.parallel == "shard"
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(saved, ranks))
-    record = found.figures.get("scene", {})
-    config = locate_scene(found.config, record, path.parent.parent, scene)
+    saved_scene = found.figures.get("scene", {})
+    config = locate_scene(found.config, saved_scene, path.parent.parent, scene)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
     check_output(target / METRICS, path.parent.parent)
     with rank_context(ranks), output_folder(target) as folder:
         for message in skipped_messages(errors, path):
             print(message)
-        frame = recorded_frame(found.figures, path)
+        frame = saved_frame(found.figures, path)
         capture = read_run_capture(config, device, None, frame)
         if not capture.test:
             raise ArgumentError(
@@ -308,7 +308,7 @@ def evaluate_run(
                 "other blocks"
             )
         described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
-        change = difference(record, described, config.scene, with_hash=frame is not BEFORE_FRAMES)
+        change = difference(saved_scene, described, config.scene, with_hash=frame is not BEFORE_FRAMES)
         if change:
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
@@ -353,7 +353,7 @@ def fit_and_report(
     is_extended: bool = False,
     stop: StopRequest | None = None,
     scene: dict[str, Any] | None = None,
-    record: RunRecord | None = None,
+    session: RunSession | None = None,
 ) -> dict[str, Any]:
     """Trains for the remaining steps, writes the results, and returns the contents of ``metrics.json``.
 
@@ -367,16 +367,16 @@ def fit_and_report(
         observers.append(TensorBoardLog(folder / "tensorboard"))
     if run is not None and run.wandb and trainer.ranks.is_main:
         observers.append(WandbLog(folder, run))
-    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record, observers, resumed, capture.frame)
+    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, session, observers, resumed, capture.frame)
     if resumed is not None:
-        loop.record.keep_earlier(folder)
+        loop.session.keep_earlier(folder)
     if is_extended:
         loop.save_again()
     views = capture.test or evenly_spaced(capture.train)
-    with loop.record.measure("evaluation"):
+    with loop.session.measure("evaluation"):
         scores = score_views(trainer, initial, views, loop.between_views)
     if run is not None and trainer.ranks.is_main:
-        _write_record(loop)
+        _write_session(loop)
         write_json(folder / CONFIG, to_json(run))
         write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test, capture.frame))
         if capture.frame.moves:
@@ -384,10 +384,10 @@ def fit_and_report(
     if resumed is None and capture.test:
         loop.history.record_test(0, scores.psnr, trainer.n_gaussians)
     try:
-        with loop.record.measure("training"):
+        with loop.session.measure("training"):
             loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
     except Interrupted:
-        _write_record(loop)
+        _write_session(loop)
         raise
     for note in note_fits(trainer.prior_scales) if trainer.ranks.is_main else []:
         print(f"note: {note}")
@@ -405,10 +405,10 @@ def _check_counts(**counts: int | None) -> None:
             check_size(name, value)
 
 
-def _write_record(loop: RunLoop) -> None:
+def _write_session(loop: RunLoop) -> None:
     """Writes ``run.json`` as far as the run has come."""
     if loop.trainer.ranks.is_main:
-        loop.record.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
+        loop.session.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
 
 
 def _print_scores(scores: Evaluation) -> None:

@@ -39,7 +39,7 @@ OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Request:
+class ViewRequest:
     """An image to render: a model from a camera, or in comparison with a photograph."""
 
     model: ViewedModel
@@ -108,7 +108,7 @@ class Session:
             self._video = VideoTab(page)
         self._show_model()
         # Last, as its thread would outlive controls that cannot be made.
-        self._worker: Worker[Request] = Worker(
+        self._worker: Worker[ViewRequest] = Worker(
             self._render, self._show, partial(self._callbacks.fail, cause=self._show)
         )
         self._ready = True
@@ -150,15 +150,15 @@ class Session:
         else:
             self._change()
 
-    def _request(self) -> Request:
+    def _request(self) -> ViewRequest:
         pose = client_pose(self._client.camera)
         comparison = self._cameras.comparison(pose)
-        return Request(self._panel.model, pose, self._settings(), self._panel.divisor, comparison)
+        return ViewRequest(self._panel.model, pose, self._settings(), self._panel.divisor, comparison)
 
     def _settings(self) -> Settings:
         return dataclasses.replace(self._panel.settings(), crop=self._crop.box())
 
-    def _render(self, request: Request, seconds: float | None) -> Frame:
+    def _render(self, request: ViewRequest, seconds: float | None) -> Frame:
         if seconds is None and self._training is not None:
             seconds = self._training.seconds_at_rest
         renderer, pose = request.model.renderer, request.pose

@@ -27,7 +27,7 @@ from ....support.reading import check_memory, read_file, stays_inside
 from ...gaussians import Gaussians
 from ...rotation import rotation_matrix
 from ..foreign import Warn, listed, note_ignored
-from ..image_sets import Meta
+from ..image_sets import JsonObject
 from ..model_memory import bytes_of
 from .linear import gaussians_from_linear, joined, placed
 
@@ -66,10 +66,10 @@ def read_gltf(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Ga
     return _Document(path, document, binary, warn).read()
 
 
-def _split(path: str, content: bytes) -> tuple[Meta, memoryview | None]:
+def _split(path: str, content: bytes) -> tuple[JsonObject, memoryview | None]:
     """Returns the JSON of a file, and the binary chunk of a ``.glb``."""
     if content[:4] != MAGIC:
-        return Meta.parse(path, content, "its JSON"), None
+        return JsonObject.parse(path, content, "its JSON"), None
     if len(content) < HEADER.size + CHUNK.size:
         raise FileError(f"{path}: the file ends within its header")
     _, version, length = HEADER.unpack_from(content)
@@ -88,13 +88,13 @@ def _split(path: str, content: bytes) -> tuple[Meta, memoryview | None]:
         start += size
     if JSON_CHUNK not in chunks:
         raise FileError(f"{path}: the file has no JSON chunk; it is damaged")
-    return Meta.parse(path, bytes(chunks[JSON_CHUNK]), "its JSON"), chunks.get(BINARY_CHUNK)
+    return JsonObject.parse(path, bytes(chunks[JSON_CHUNK]), "its JSON"), chunks.get(BINARY_CHUNK)
 
 
 class _Document:
     """A glTF file while it is read."""
 
-    def __init__(self, path: Path, document: Meta, binary: memoryview | None, warn: Warn) -> None:
+    def __init__(self, path: Path, document: JsonObject, binary: memoryview | None, warn: Warn) -> None:
         self.path, self.document, self.binary, self.warn = path, document, binary, warn
         self.buffers: dict[int, memoryview] = {}
         self.parts = functools.cache(document.parts)
@@ -161,41 +161,41 @@ class _Document:
             stack += [(child, matrix) for child in reversed(self._indices(node, "children"))]
         return found
 
-    def _entry(self, name: str, index: int) -> Meta:
+    def _entry(self, name: str, index: int) -> JsonObject:
         entries = self.parts(name)
         if index >= len(entries):
             raise FileError(f"{self.path}: there is no {name}[{index}]; the file is damaged")
         return entries[index]
 
-    def _indices(self, part: Meta, name: str) -> list[int]:
+    def _indices(self, part: JsonObject, name: str) -> list[int]:
         values = part.values.get(name, [])
         if not isinstance(values, list) or not all(type(x) is int and x >= 0 for x in values):
             raise part.fail(name, "a list of indices")
         return values
 
-    def _mesh(self, mesh: Meta) -> list[Gaussians]:
+    def _mesh(self, mesh: JsonObject) -> list[Gaussians]:
         """Returns the Gaussians of each primitive that has any."""
         splats = self._splats(mesh)
         others = len(mesh.parts("primitives")) - len(splats)
         note_ignored(self.path, "meshes:", [f"{others} primitives of {mesh.name}"] if others else [], self.warn)
         return [self._primitive(primitive) for primitive in splats]
 
-    def _splats(self, mesh: Meta) -> list[Meta]:
+    def _splats(self, mesh: JsonObject) -> list[JsonObject]:
         """Returns the primitives of a mesh that are Gaussians."""
         return [one for one in mesh.parts("primitives") if EXTENSION in one.part("extensions").values]
 
-    def _count(self, primitive: Meta) -> int:
+    def _count(self, primitive: JsonObject) -> int:
         """Returns the number of vertices of a primitive."""
         return self._entry("accessors", primitive.part("attributes").count("POSITION")).count("count")
 
-    def _degree(self, attributes: Meta) -> int:
+    def _degree(self, attributes: JsonObject) -> int:
         """Returns the SH degree of which there are attributes."""
         degree = 0
         while degree < DEGREE_MAX and f"{EXTENSION}:SH_DEGREE_{degree + 1}_COEF_0" in attributes.values:
             degree += 1
         return degree
 
-    def _primitive(self, primitive: Meta) -> Gaussians:
+    def _primitive(self, primitive: JsonObject) -> Gaussians:
         extension = primitive.part("extensions").part(EXTENSION)
         kernel, mode = extension.text("kernel"), primitive.count("mode", 4)
         if inner := list(extension.part("extensions").values):
@@ -227,7 +227,7 @@ class _Document:
         note_ignored(self.path, "the attributes", unknown, self.warn)
         return gaussians_from_linear(**arrays, path=str(self.path), warn=self.warn)
 
-    def _values(self, attributes: Meta, name: str, count: int, width: int) -> NDArray[np.float32]:
+    def _values(self, attributes: JsonObject, name: str, count: int, width: int) -> NDArray[np.float32]:
         """Returns an attribute of `count` vertices as floats [count, width]."""
         index = attributes.count(name)
         accessor = self._entry("accessors", index)
@@ -263,7 +263,7 @@ class _Document:
                 raise FileError(f"{self.path}: buffers[{index}] is shorter than its byteLength; it is cut short")
         return self.buffers[index]
 
-    def _load(self, buffer: Meta) -> memoryview:
+    def _load(self, buffer: JsonObject) -> memoryview:
         if "uri" not in buffer.values and self.binary is not None:
             return self.binary
         uri = buffer.text("uri")
@@ -286,7 +286,7 @@ class _Document:
             raise FileError(f"{self.path}: its buffer {name[:60]!a} cannot be read ({error.strerror})") from error
 
 
-def _local_matrix(node: Meta) -> Tensor:
+def _local_matrix(node: JsonObject) -> Tensor:
     """Returns the matrix [4, 4] fp64 of a node: its matrix, or translation, rotation (xyzw) and scale."""
     if "matrix" in node.values:
         return torch.from_numpy(node.floats("matrix", 16).reshape(4, 4).T.copy())

@@ -16,7 +16,7 @@ from ....support.reading import read_file, stays_inside
 from ...editing.joining import merge_models
 from ...gaussians import Gaussians
 from ..foreign import Warn, note_ignored
-from ..image_sets import META, Meta, is_file_name, named_images
+from ..image_sets import META, JsonObject, is_file_name, named_images
 from ..model_memory import check_model_memory
 from ..sog import read_sog
 
@@ -47,7 +47,7 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
         raise ArgumentError(f"level: expected a number of 0 or more, found {level!r}")
     path = Path(path)
     folder = path if path.is_dir() else path.parent
-    meta = Meta.parse(str(path), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
+    meta = JsonObject.parse(str(path), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
     if meta.count("version", VERSION) != VERSION:  # the first files had none
         raise UnsupportedError(f"{path}: expected Streamed SOG version {VERSION}, found {meta.count('version')}")
     note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
@@ -72,7 +72,7 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
 def dataset_size(folder: Path) -> int:
     """Returns the bytes of all files of a dataset that was written."""
     meta = folder / LOD_META
-    names = Meta.parse(str(folder), read_file(meta, LOD_META_MAX), LOD_META).values["filenames"]
+    names = JsonObject.parse(str(folder), read_file(meta, LOD_META_MAX), LOD_META).values["filenames"]
     files = [meta, *(file for name in names for file in (folder / name).parent.iterdir())]
     return sum(file.stat().st_size for file in files)
 
@@ -80,7 +80,7 @@ def dataset_size(folder: Path) -> int:
 def named_files(folder: Path) -> set[str]:
     """Returns the names of all files that ``lod-meta.json`` names, but not itself; none if it cannot be read."""
     with contextlib.suppress(FileError, OSError):
-        meta = Meta.parse(str(folder), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
+        meta = JsonObject.parse(str(folder), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
         found = meta.values.get("filenames")
         names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
         parts = [Path(name).parts for name in names]
@@ -104,7 +104,7 @@ def _check_names(path: Path, folder: Path, names: list[str]) -> None:
         seen[own] = name
 
 
-def _leaves(meta: Meta, level: int) -> list[tuple[int, int, int]]:
+def _leaves(meta: JsonObject, level: int) -> list[tuple[int, int, int]]:
     """Returns (file, offset, count) of each leaf."""
     found = []
     stack = [meta.part("tree")]

@@ -65,7 +65,7 @@ def write_streamed_sog(
     """
     require("PIL")
     rows = as_rows(gaussians)
-    check_degree(rows.kind, "Streamed SOG")
+    check_degree(rows.properties, "Streamed SOG")
     bounds = valid_bounds(rows)
     path = Path(path)
     lost: dict[str, None] = {}

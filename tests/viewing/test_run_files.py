@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tsplat.errors import FileError
-from tsplat.viewing.outputs import check_output
+from tsplat.viewing.run_files import check_output
 
 
 @pytest.fixture

@@ -11,21 +11,21 @@ from ..scene.formats.models import POINT_CLOUD
 from ..scene.formats.streaming.streamed_sog import LOD_META
 from ..support.files import raise_if_not_replaceable
 
-CAMERAS, CONFIG, METRICS, RECORD = "cameras.json", "config.json", "metrics.json", "run.json"
+CAMERAS, CONFIG, METRICS, SESSIONS = "cameras.json", "config.json", "metrics.json", "run.json"
 """Names of files in a run's folder. That of a demo has only the last two."""
 
 RUN_RESULTS = frozenset(
     (CAMERAS, METRICS, POINT_CLOUD, "contact_sheet.png", "curve.png", "report.html", "turntable.gif", "world.json")
 )
-"""Files that a run writes into its folder, after :data:`RECORD`."""
+"""Files that a run writes into its folder, after :data:`SESSIONS`."""
 
-RUN_FILES = RUN_RESULTS | {CONFIG, "lock", LATEST, MANIFEST, RECORD}
+RUN_FILES = RUN_RESULTS | {CONFIG, "lock", LATEST, MANIFEST, SESSIONS}
 RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard", "wandb"))
 
 
 def is_of_run(folder: Path) -> bool:
     """Returns whether a folder is that of a run or of a demo."""
-    return is_run(folder) or (folder / RECORD).is_file()
+    return is_run(folder) or (folder / SESSIONS).is_file()
 
 
 def _indices(path: Path) -> tuple[Path, ...]:
