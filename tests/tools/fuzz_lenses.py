@@ -106,7 +106,7 @@ def _decided(decisions: reference.Decisions) -> Iterator[None]:
         return torch.ones((), dtype=torch.bool)
 
     with (
-        patch.object(reference, "rasterize", lambda **named: rasterize(**named | dict(decisions=decisions))),
+        patch.object(reference, "rasterize", lambda *a, **named: rasterize(*a, **named | dict(decisions=decisions))),
         patch.object(
             surfel_formulas, "composite", lambda *a, **named: composite(*a, contributes=decisions.contributes, **named)
         ),
