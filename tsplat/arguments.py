@@ -28,12 +28,6 @@ TRANSFORMS = (
     "instead of grad use torch.autograd.grad"
 )
 
-FEATURES = {
-    "lidar_coeffs": ("spinning lidars are ", "; use cameras"),
-    "renderer_config": ("the choice of a kernel for evaluation in 3D is ", "; use the argument backend"),
-}
-"""Options of gsplat: what they are known by, and what to use instead."""
-
 
 def check_choice(
     name: str, value: object, choices: Sequence[object], not_implemented: Mapping[str, str] | None = None
@@ -41,12 +35,12 @@ def check_choice(
     """Raises if a value is not one of the choices, or not implemented: value -> what to do instead."""
     if not_implemented and isinstance(value, str) and value in not_implemented:
         raise UnsupportedError(f"{name}: {value!r} is not implemented; {not_implemented[value]}")
-    if not any([_equals(value, choice) for choice in choices]):
+    if not any([equals(value, choice) for choice in choices]):
         known = ", ".join(repr(choice) for choice in choices)
         raise ArgumentError(f"{name}: expected one of {known}, found {describe(value)}")
 
 
-def _equals(value: object, other: object) -> bool:
+def equals(value: object, other: object) -> bool:
     """Returns whether a value is equal to a scalar; tensors and arrays are not."""
     return value is other or (getattr(value, "ndim", 0) == 0 and not isinstance(value, Tensor) and value == other)
 
@@ -318,14 +312,6 @@ def check_numerics(numerics: object) -> Numerics:
     """Returns the preset of a name."""
     check_choice("numerics", numerics, tuple(PRESETS))
     return PRESETS[str(numerics)]
-
-
-def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
-    """Raises for each option that differs from its only implemented value. Name -> (value, implemented value)."""
-    for name, (value, implemented) in options.items():
-        if value is not implemented and not _equals(value, implemented):
-            feature, instead = FEATURES.get(name, ("", ""))
-            raise UnsupportedError(f"{name}: {feature}not implemented; pass {implemented!r}{instead}")
 
 
 def check_rolling_shutter(name: object) -> None:

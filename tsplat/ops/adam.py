@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import BOOLS, check_devices, check_not_implemented, check_tensor, plain
+from ..arguments import BOOLS, check_devices, check_tensor, equals, plain
 from ..config import Backend
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from ..runtime.backend import launchers
@@ -271,8 +271,8 @@ def _check_off(options: dict[str, Any], off: dict[str, Any]) -> None:
     """Raises for an option that is neither None nor the value that turns it off."""
     for name, value in off.items():
         given = options.get(name)
-        if given is not None and given is not value:
-            check_not_implemented({name: (given, value)})
+        if given is not None and not equals(given, value):
+            raise UnsupportedError(f"{name}: not implemented; pass {value!r}")
 
 
 def _without_importing_dynamo(method: Any) -> Callable[..., None]:

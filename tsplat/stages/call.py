@@ -16,7 +16,6 @@ from ..arguments import (
     check_bool,
     check_colors,
     check_devices,
-    check_not_implemented,
     compute_dtype,
     is_per_camera,
     kind_of,
@@ -31,7 +30,7 @@ from .agreement import Ranks, agreement, check_distributed, describe, join
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import Lens, add_lens
-from .options import PLAIN, SUPPORTED, Options, Settings, check_options, unsupported
+from .options import PLAIN, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, prepare, raise_if_invalid, warn_if_nothing_is_visible
 
@@ -234,7 +233,8 @@ def _check(call: Call) -> None:
     lenses.
     """
     options = call.options
-    check_not_implemented({name: (getattr(options, name), None) for name in SUPPORTED["tsplat"]})
+    for name, _, only in unsupported("tsplat", options._asdict()):
+        raise UnsupportedError(f"{name}: {only.why}")
     types, tensors = tuple(map(type, options)), flatten(_given(call))
     kinds = [type(None) if t is None else kind_of(t) for t in tensors]
     key = (options, types, type(call.cameras), torch.is_grad_enabled(), *kinds)

@@ -11,6 +11,7 @@ from ..arguments import (
     check_numerics,
     check_size,
     check_tile_size,
+    equals,
     to_int,
 )
 from ..config import (
@@ -44,7 +45,7 @@ class Only(NamedTuple):
     why: str
 
     def has(self, value: object) -> bool:
-        return type(value) in self.values or any([value == supported for supported in self.values])
+        return type(value) in self.values or any([equals(value, other) for other in self.values])
 
     def __str__(self) -> str:
         return " or ".join("a number" if value is int else repr(value) for value in self.values)
@@ -113,6 +114,9 @@ NO_WAIT = Only(("cull", "off"), "the call waits for values")
 NO_CENTERS = Only((False,), "means2d then has no gradient")
 DENSE = Only((False,), "gradients are those of autograd")
 SEGMENTS = Only((False,), "segments are counted first")
+CHOICE_OF_KERNEL = Only(
+    (None,), "the choice of a kernel for evaluation in 3D is not implemented; pass None; use the argument backend"
+)
 NO_LISTS = Only((None,), "there are no lists of intersections")
 NO_SEGMENTS = NO_LISTS._replace(values=(False,))
 KERNELS = ("auto", "triton", "torch")
@@ -184,8 +188,10 @@ class Options(NamedTuple):
     distloss: Annotated[bool, _option(check_bool, is_local=True)] = False
     depth_mode: Annotated[str, _option(_one_of("expected", "median"), is_local=True)] = "expected"
     surfels: Annotated[bool, _option()] = False
-    lidar_coeffs: Annotated[object, _option(tsplat=Only((None,), "spinning lidars are not implemented"))] = None
-    renderer_config: Annotated[object, _option(tsplat=Only((None,), "`backend` chooses kernels"))] = None
+    lidar_coeffs: Annotated[
+        object, _option(tsplat=Only((None,), "spinning lidars are not implemented; pass None; use cameras"))
+    ] = None
+    renderer_config: Annotated[object, _option(tsplat=CHOICE_OF_KERNEL)] = None
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], *, surfels: bool) -> "Options":
