@@ -20,6 +20,7 @@ from tsplat.data import (
     Gaussians3D,
     Intersections,
     IntersectionSettings,
+    Limit,
     ProjectedGradients,
     ProjectionSettings,
     RenderBuffers,
@@ -215,7 +216,7 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
             images = screen._replace(image_ids=torch.arange(N))
             kernels.tile_intersections(images, grid, spans, torch.int16, 2**15, 2**15 - 1)
             kernels.tile_lists(ints.to(torch.int16), torch.arange(N), ints, 64, -(2**15))
-            kernels.limit_starts(starts, N, torch.zeros(5, dtype=torch.int64), 0)
+            kernels.prefix_sums(ints, limit=Limit(torch.zeros(5, dtype=torch.int64), 0, N))
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
 
 
@@ -226,7 +227,8 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
 
     with recorded(vendor) as launches:
         ints = torch.ones(N, dtype=torch.int32)
-        kernels.limit_starts(ints, N, torch.zeros(5, dtype=torch.int64), 2, torch.ones_like(ints), 4)
+        limit = Limit(torch.zeros(5, dtype=torch.int64), 2, N, 4)
+        kernels.prefix_sums(ints, limit=limit, words=torch.ones_like(ints))
     yield from (("lists of parts", call) for call in launches)
     with mock.patch.object(part_lists, "CUT", 0):
         for d in channels:

@@ -290,6 +290,26 @@ class Intersections(NamedTuple):
     needed: Tensor | None = None
 
 
+class Limit(NamedTuple):
+    """The most that lists may have in total, and where is noted what they need.
+
+    Attributes:
+        needed: See :class:`Intersections`. Zeros at first. The element ``kind`` becomes what the lists need if that is
+            more: two passes over features may have lists of other parts. None if there is no limit.
+        kind: An index of ``Capacities``.
+        capacity: The largest total that fits.
+        per_unit: How much of the total counts as one in ``needed``, rounded up.
+    """
+
+    needed: Tensor | None
+    kind: int = 0
+    capacity: int = 0
+    per_unit: int = 1
+
+
+NO_LIMIT = Limit(None)
+
+
 class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 

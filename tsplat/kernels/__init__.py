@@ -1,11 +1,12 @@
 """Triton kernels and their launchers: tensors in, tensors out, no autograd. ``kernels_torch`` has the same ones."""
 
 from .adam import adam_step
-from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, limit_starts, tile_alphas
+from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows, unread_spans
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
+from .scans import prefix_sums
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
 from .validation import prepare
 
@@ -16,9 +17,9 @@ __all__ = [
     "composite_fwd",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
-    "limit_starts",
     "mcmc_noise",
     "mcmc_regularization",
+    "prefix_sums",
     "prepare",
     "projection_bwd",
     "projection_fwd",

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..config import ALPHA_MIN
-from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
+from ..data import NO_LIMIT, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
 
 
 def _extents(
@@ -118,15 +118,14 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
     return flatten_ids[indices], indices.to(torch.int32), isect_offsets
 
 
-def limit_starts(
-    sums: Tensor, capacity: int, needed: Tensor, kind: int, words: Tensor | None = None, per_intersection: int = 1
-) -> Tensor:
-    fits = sums[-1] <= capacity
-    needed[kind] = (sums[-1] + (per_intersection - 1)) // per_intersection
-    needed[-1] |= ~fits
-    if words is not None:
-        words *= fits
-    return torch.where(fits, sums, 0).to(torch.int32)
+def prefix_sums(lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT) -> Tensor:
+    sums = lengths.cumsum(0)
+    if limit.needed is not None:
+        fits = sums[-1] <= limit.capacity
+        limit.needed[limit.kind] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
+        limit.needed[-1] |= ~fits
+        sums = torch.where(fits, sums, 0)
+    return sums.to(dtype)
 
 
 def _parents(starts: Tensor, children: Tensor) -> Tensor:

@@ -156,8 +156,6 @@ class Pass:
     def _operator(self, step: Operator) -> Bind:
         function, args, kwargs = step.function, self._views(step.args), self._views(step.kwargs)
         results = self._views(step.results)
-        if function is torch.ops.aten.cumsum.default and results[0].dtype in (torch.int32, torch.int64):
-            return self._prefix_sum(step)
         into = _writing_into(function, len(results)) if results else None
         if not results or into is not None:
             function, names = into or (function, [])
@@ -194,25 +192,6 @@ class Pass:
                     output[...] = new
 
             return run
-
-        return bind
-
-    def _prefix_sum(self, step: Operator) -> Bind:
-        """Of integers, whose sums do not depend on the order."""
-        if self._on_gpu:
-            values, sums = self._view(step.args[0]), self._view(step.results[0])
-            dim = step.args[1]
-
-            def bind_on_gpu(_launches: list[Run], bases: list[Tensor], _arrays: list[Any]) -> Run:
-                out = sums.of(bases[sums.base])
-                return functools.partial(torch.cumsum, values.of(bases[values.base]), dim, dtype=out.dtype, out=out)
-
-            return bind_on_gpu
-        given, output = self._array(step.args[0]), self._array(step.results[0])
-
-        def bind(_launches: list[Run], _bases: list[Tensor], arrays: list[Any]) -> Run:
-            out = output(arrays)
-            return functools.partial(np.add.accumulate, given(arrays), dtype=out.dtype, out=out)
 
         return bind
 

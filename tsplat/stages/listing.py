@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..config import Capacities
-from ..data import GaussianMajor, Intersections, IntersectionSettings, ScreenGaussians, Spans, TileGrid
+from ..data import GaussianMajor, Intersections, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from ..runtime.backend import launchers
 from ..runtime.memory import INDEX_MAX, MemoryBudget, OverBudgetError
@@ -92,15 +92,15 @@ def find_spans(
     def starts(counts: Tensor, bound: int, kind: int, unread: int = 0) -> tuple[Tensor, int]:
         """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and for how many there is to be room:
         the total; or, without waiting for it, the ``bound`` if it is at most ``unread``, or what ``room`` says."""
-        fits = bound <= INDEX_MAX
-        sums = counts.cumsum(0, dtype=torch.int32 if fits else torch.int64)
-        if room is None:
-            if kind == 1 and read_total is not None:
-                total = read_total(sums[-1], n_spans)
-            else:
-                total = bound if bound <= unread else int(sums[-1])
-            return sums if fits else sums.to(torch.int32), total
-        return launch.limit_starts(sums, room.capacities[kind], room.needed, kind), room.capacities[kind]
+        if room is not None:
+            capacity = room.capacities[kind]
+            return launch.prefix_sums(counts, limit=Limit(room.needed, kind, capacity)), capacity
+        sums = launch.prefix_sums(counts, torch.int32 if bound <= INDEX_MAX else torch.int64)
+        if kind == 1 and read_total is not None:
+            total = read_total(sums[-1], n_spans)
+        else:
+            total = bound if bound <= unread else int(sums[-1])
+        return sums.to(torch.int32), total
 
     unread = launch.unread_spans(screen.order) if budget is None or budget.limit is None else 0
     rows, first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)

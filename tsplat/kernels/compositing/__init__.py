@@ -68,7 +68,6 @@ from .lists import list_parts
 from .matrices_backward import features_bwd
 from .matrices_forward import features_fwd
 from .records import pack_records
-from .sizes import limit_starts
 from .slots import assign_slots, sum_slots
 from .walk_steps import Band, Chunks, ImageGradients, PixelEnds, Ranges
 from .walks_backward import walk_bwd
@@ -78,7 +77,6 @@ __all__ = [
     "bytes_per_intersection",
     "composite_bwd",
     "composite_fwd",
-    "limit_starts",
     "tile_alphas",
 ]
 

@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN
-from ...data import Intersections, PartLists
+from ...config import ALPHA_MIN, Capacities
+from ...data import NO_LIMIT, Intersections, Limit, PartLists
 from .. import launch
 from ..device_math import popcount, search_starts
 from ..launch import UNREAD, Int, approximate, has_ptx, is_compiled_for_cpu, kernel
+from ..scans import prefix_sums
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
-from .sizes import CUT, limit_starts, most_chunks
 from .walk_steps import OPACITY, Band
 
 BLOCK = 128
@@ -32,6 +32,11 @@ BLOCK = 128
 WORD = tl.constexpr(32)
 """Intersections whose bits are in one word."""
 LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
+
+CUT = 1.5
+"""Lists longer than this many chunks are cut."""
+
+LISTS, CHUNKS = Capacities._fields.index("lists"), Capacities._fields.index("chunks")
 
 MARGIN = tl.constexpr(4)
 """Entries of row 0 before the first list and after the last one. Walks load up to two of them ahead and do not
@@ -234,27 +239,30 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         offsets = offsets.new_zeros(band.parts * band.tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     words, totals = _part_bits(records, band) if band.parts > 1 else (None, None)
-    sums, n_lists, is_known = None, band.parts * band.tiles, words is None
+    counts, n_lists, is_known = None, band.parts * band.tiles, words is None
     order = launch.part_order(band.parts, offsets) if is_compiled_for_cpu(records) else None
     if n > CUT * chunk:
         offsets, counts, grains = _list_sizes(offsets, words, totals, band)
         order = order if grains is None else launch.by_grains(grains)
-        sums, is_known = counts.cumsum(0, dtype=torch.int32), True  # ``chunk_starts``, then n_chunks + n_entries
+        is_known = True
     elif words is not None:
         offsets = offsets.new_empty(n_lists + 1)
-    chunk_starts, n_chunks, n_entries = None if sums is None else sums[:-1], 0, n * band.parts
+    chunk_starts, n_chunks, n_entries = None, 0, n * band.parts
     if room is not None and words is not None:
         n_entries = room.lists * entries_per_intersection(band.parts)
-    if room is not None or n_entries <= UNREAD:
-        n_chunks = 0 if sums is None else most_chunks(n_entries, chunk)
-        if chunk_starts is not None and room is not None and needed is not None:
-            n_chunks = min(n_chunks, room.chunks)
-            chunk_starts = limit_starts(chunk_starts, n_chunks, needed, 3)
-    elif sums is not None:
+    is_read = room is None and n_entries > UNREAD
+    if counts is None:
+        n_entries = int(totals[-1]) if is_read and totals is not None else n_entries
+    elif is_read:
+        sums = prefix_sums(counts)  # ``chunk_starts``, then n_chunks + n_entries
         n_chunks, total = sums[-2:].tolist()
-        n_entries = (total - n_chunks) % 2**32  # the total may exceed int32
-    elif totals is not None:
-        n_entries = int(totals[-1])
+        chunk_starts, n_entries = sums[:-1], (total - n_chunks) % 2**32  # the total may exceed int32
+    else:
+        n_chunks = most_chunks(n_entries, chunk)
+        if room is not None:
+            n_chunks = min(n_chunks, room.chunks)
+        limit = NO_LIMIT if room is None else Limit(needed, CHUNKS, n_chunks)
+        chunk_starts = prefix_sums(counts[:-1], limit=limit)
     chunks: dict[str, Tensor] = {}
     if chunk_starts is not None and n_chunks > 0:
         pixels = band.shape.width * band.shape.height
@@ -267,6 +275,11 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         ends = offsets.new_empty(n_lists) if room is None else torch.zeros_like(offsets)[:-1]
     lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks, order=order)
     return lists._replace(ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, is_known=is_known))
+
+
+def most_chunks(n_entries: int, chunk: int) -> int:
+    """Returns the most chunks that lists with ``n_entries`` in total are cut into: each list may round one up."""
+    return int(n_entries / chunk * (1 + 1 / CUT))
 
 
 def entries_per_intersection(parts: int) -> int:
@@ -358,11 +371,11 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         APPROX=approximate(records),
         PTX=has_ptx(records),
     )
-    totals = counts.cumsum(0, dtype=torch.int32)
-    if intersections.room is not None and intersections.needed is not None:
+    limit = NO_LIMIT
+    if intersections.room is not None:
         entries = entries_per_intersection(band.parts)
-        totals = limit_starts(totals, intersections.room.lists * entries, intersections.needed, 2, words, entries)
-    return words, totals
+        limit = Limit(intersections.needed, LISTS, intersections.room.lists * entries, entries)
+    return words, prefix_sums(counts, limit=limit, words=words)
 
 
 def _list_sizes(

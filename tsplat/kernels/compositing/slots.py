@@ -24,6 +24,7 @@ from ...data import GaussianMajor, Intersections, PartLists, SplatGradients, Spl
 from .. import launch
 from ..device_math import load_tuple, store_tuple
 from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, programs
+from ..scans import prefix_sums
 from .footprints.ellipse import LARGE
 from .lists import BLOCK, MARGIN, list_values, number_of_entries, places_in_lists, store_margins, tile_keys
 from .walk_steps import Band
@@ -456,7 +457,7 @@ def _entries(
         "PTX": has_ptx(ends),
     }
     _slot_counts_kernel.launch_elementwise(n, BLOCK, counts=counts, **arguments)
-    starts = counts.cumsum(0, dtype=torch.int32)
+    starts = prefix_sums(counts)
     entries = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
     place_starts = gaussian_major.place_starts
     slot_starts, n_spans = torch.empty_like(place_starts), place_starts.numel() - 1
