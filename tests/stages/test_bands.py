@@ -7,6 +7,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
+from tsplat import kernels_torch
 from tsplat.config import PRESETS
 from tsplat.data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from tsplat.runtime import memory
@@ -88,6 +89,8 @@ def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, cou
 
         def tile_columns(*arguments):
             return ids, ids, behind_zero(torch.ones_like(counts) if counted == "spans" else counts)
+
+        prefix_sums = kernels_torch.prefix_sums
 
     monkeypatch.setattr(listing, "launchers", lambda *arguments: Launchers)
     screen = ScreenGaussians(torch.zeros(len(counts), 2), *[None] * 3, ids, None)

@@ -163,28 +163,35 @@ class Bases:
 
 
 class Output(NamedTuple):
-    """A base that a pass allocates and that leaves it."""
+    """A base that a pass allocates and that leaves it.
+
+    If it is packed, it has a row for each packed row of a call, and `shape` is that of all rows.
+    """
 
     base: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    is_packed: bool = False
 
-    def allocate(self, device: torch.device) -> Tensor:
-        """Allocates it."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+    def allocate(self, device: torch.device, n_packed: int | None = None) -> Tensor:
+        """Allocates it, for so many packed rows, or for all rows."""
+        return torch.empty(self._shape(n_packed), dtype=self.dtype, device=device)
 
-    def zeros(self, device: torch.device) -> Tensor:
+    def zeros(self, device: torch.device, n_packed: int | None = None) -> Tensor:
         """Allocates zeros of its shape and dtype."""
-        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+        return torch.zeros(self._shape(n_packed), dtype=self.dtype, device=device)
+
+    def _shape(self, n_packed: int | None) -> tuple[int, ...]:
+        return (n_packed, *self.shape[1:]) if self.is_packed and n_packed is not None else self.shape
 
 
-def add_output(bases: Bases, tensor: Tensor) -> Output:
+def add_output(bases: Bases, tensor: Tensor, *, is_packed: bool = False) -> Output:
     """Adds a base for the storage of a tensor."""
     memory, base = Memory.of(tensor), bases.add()
     bases.put(base, memory.storage, 0)
     size = memory.size // tensor.dtype.itemsize
     is_whole = tensor.is_contiguous() and tensor.numel() == size
-    return Output(base, tuple(tensor.shape) if is_whole else (size,), tensor.dtype)
+    return Output(base, tuple(tensor.shape) if is_whole else (size,), tensor.dtype, is_packed)
 
 
 def whole(view: View, bases: Any) -> Tensor:

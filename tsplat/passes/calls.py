@@ -9,7 +9,6 @@ images.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +31,7 @@ class Forward(NamedTuple):
         needed: What lists needed: spans, intersections, entries and chunks; and 1 if they did not fit. None if the
             caller gave a capacity.
         kept: The arena that is needed later, if a later call may take its memory. Otherwise it is one of the bases.
+        n_packed: The number of packed rows; None if rows are not packed.
         n_rows: Waits for the pass, and returns how many rows the backward pass of images uses, see
             :attr:`.BackwardPass.rows`; None if it is not known to use a part only.
     """
@@ -39,6 +39,7 @@ class Forward(NamedTuple):
     bases: list[Any]
     needed: list[int] | None
     kept: Kept | None
+    n_packed: int | None = None
     n_rows: Callable[[], int] | None = None
 
 
@@ -55,6 +56,7 @@ class Runner(Protocol):
         saved: Sequence[Tensor | None],
         given: dict[int, Tensor],
         kept: Kept | None,
+        n_packed: int | None,
         n_rows: Callable[[], int] | None,
     ) -> dict[int, Tensor]: ...
 
@@ -69,25 +71,21 @@ class Replays:
         """Runs the forward pass."""
         traced = self.traced
         kept = torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device)
-        own = [*tensors, *[output.allocate(traced.device) for output in traced.outputs], kept]
-        until_counted, *rest = traced.forward  # all of it on a CPU
+        # Packed rows are counted first.
+        outputs: list[Any] = [None if o.is_packed else o.allocate(traced.device) for o in traced.outputs]
+        until_counted, *rest = traced.forward
         with scratch_memory(traced.scratch[1], traced.device) as scratch:
-            bases = [*own, scratch]
+            bases = [*tensors, *outputs, kept, scratch]
             until_counted.run([bases[i] for i in until_counted.used])
-            needed = self._read_needed(own) if traced.is_exact else None
+            needed, n_packed = read_counted(traced, kept)
+            for output in traced.packed or ():
+                bases[output.base] = output.allocate(traced.device, n_packed)
             for replayed in rest:
                 replayed.run([bases[i] for i in replayed.used])
+        del bases[-1]
         rows = traced.of_images.rows
-        return Forward(own, needed, None, None if rows is None else read_later(rows.n.of(own[rows.n.base])))
-
-    def _read_needed(self, bases: list[Tensor]) -> list[int]:
-        """Waits for the device."""
-        needed = self.traced.needed
-        if not self.traced.on_gpu:
-            address = bases[needed.base].data_ptr() + needed.offset
-            return (ctypes.c_int64 * 5).from_address(address)[:]
-        found: list[int] = needed.of(bases[needed.base]).tolist()
-        return found
+        n_rows = None if rows is None else read_later(rows.n.of(bases[rows.n.base]))
+        return Forward(bases, needed, None, n_packed, n_rows)
 
     def differentiate(
         self,
@@ -95,6 +93,7 @@ class Replays:
         saved: Sequence[Tensor | None],
         given: dict[int, Tensor],
         _kept: Kept | None,
+        n_packed: int | None,
         n_rows: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
         """Runs a backward pass.
@@ -104,7 +103,7 @@ class Replays:
             saved: The bases of the forward pass that it reads, ``backward.saved``; None for the arena that is kept, if
                 that is given.
             given: Gradients, by the number of the base.
-            n_rows: See :class:`Forward`.
+            n_packed, n_rows: See :class:`Forward`.
 
         Returns:
             Bases, by number, among them ``backward.results``.
@@ -112,7 +111,7 @@ class Replays:
         device = self.traced.device
         bases: dict[int, Any] = dict(zip(backward.saved, saved))
         bases |= {base: _aligned(v) for base, v in given.items()}
-        bases |= {output.base: output.allocate(device) for output in backward.outputs}
+        bases |= {output.base: output.allocate(device, n_packed) for output in backward.outputs}
         backward.clear(bases)
         base, size = backward.scratch
         if backward.rows is not None and n_rows is not None:
@@ -128,17 +127,36 @@ class _Differentiation(NamedTuple):
     Attributes:
         runner: Runs its passes.
         ids: The rows that are packed, [nnz] int64, or None.
-        kept, n_rows: See :class:`Forward`.
+        kept, n_packed, n_rows: See :class:`Forward`.
     """
 
     runner: Runner
     ids: Tensor | None
     kept: Kept | None
+    n_packed: int | None
     n_rows: Callable[[], int] | None
 
     def run(self, backward: BackwardPass, saved: Sequence[Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`Replays.differentiate`. Other tensors may follow those that it reads."""
-        return self.runner.differentiate(backward, saved[: len(backward.saved)], given, self.kept, self.n_rows)
+        saved = saved[: len(backward.saved)]
+        return self.runner.differentiate(backward, saved, given, self.kept, self.n_packed, self.n_rows)
+
+    def packed(self, values: Tensor | None) -> Tensor | None:
+        """Returns the rows of values [..., 2] that are packed; the values if none are."""
+        return values if values is None or self.ids is None else values.view(-1, 2)[self.ids]
+
+
+def read_counted(traced: TracedCall, kept: Tensor) -> tuple[list[int] | None, int | None]:
+    """Returns ``needed`` and ``n_packed`` of :class:`Forward`. Waits for the device, unless both are None."""
+    if not traced.is_exact and traced.packed is None:
+        return None, None
+    counted = traced.counted
+    if traced.on_gpu:
+        *needed, n_packed = counted.of(kept).tolist()
+    else:
+        address = kept.data_ptr() + counted.offset
+        *needed, n_packed = (ctypes.c_int64 * counted.shape.numel()).from_address(address)
+    return needed if traced.is_exact else None, None if traced.packed is None else n_packed
 
 
 class ReplayedCall:
@@ -154,23 +172,20 @@ class ReplayedCall:
 
     def __init__(self, runner: Runner, tensors: list[Tensor]) -> None:
         self._runner, self._tensors = runner, tensors
-        self._bases, self.needed, self._kept, self._n_rows = runner.forward(tensors)
+        self._bases, self.needed, self._kept, self._n_packed, self._n_rows = runner.forward(tensors)
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
         return tensor_of(view, self._bases, self._kept)
 
-    def results(self, *, packed: bool) -> tuple[Any, ...]:
+    def results(self) -> tuple[Any, ...]:
         """Returns what the rendering function returns."""
         traced, bases = self._runner.traced, self._bases
         images = [None if view is None else whole(view, bases) for view in traced.images]
-        centers = whole(traced.centers, bases)
-        ids = None
-        if packed:
-            from ..kernels.launch import indices_of
-
-            ids = indices_of(self.tensor(traced.radii)[:, 0])
-            centers = _rows(centers, ids, on_gpu=traced.on_gpu)
+        if traced.packed is None:
+            ids, centers = None, whole(traced.centers, bases)
+        else:
+            ids, centers = (bases[output.base] for output in traced.packed)
         leaf = None
         if traced.leaf is not None:
             leaf = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
@@ -184,7 +199,7 @@ class ReplayedCall:
             values[name] = images[i]
         read = [base if i in traced.described else None for i, base in enumerate(bases)]
         source = Source(traced, read, self._kept, self.needed, ids, carrier)
-        return *images[: traced.n_images], Meta(values, later(traced, packed=packed), source, traced.names)
+        return *images[: traced.n_images], Meta(values, later(traced), source, traced.names)
 
     def _connect(
         self, images: list[Tensor | None], centers: Tensor, leaf: Tensor | None, ids: Tensor | None
@@ -192,7 +207,7 @@ class ReplayedCall:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
         is one."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, leaf]
-        common = _Differentiation(self._runner, ids, self._kept, self._n_rows)
+        common = _Differentiation(self._runner, ids, self._kept, self._n_packed, self._n_rows)
         links: list[Tensor | None] = []
         carrier = None
         if traced.of_centers is not None:
@@ -226,15 +241,12 @@ class _Centers(torch.autograd.Function):
         common: _Differentiation = ctx.common
         traced = common.runner.traced
         assert traced.of_centers is not None and traced.v_centers is not None
-        dense, _ = traced.v_centers
+        of_centers, _ = traced.v_centers
         if v_centers is None:
-            v_centers = dense.zeros(traced.device)
-        elif common.ids is not None:
-            packed, v_centers = v_centers, dense.zeros(traced.device)
-            _set_rows(v_centers, common.ids, packed, on_gpu=traced.on_gpu)
+            v_centers = of_centers.zeros(traced.device, common.n_packed)
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
-        given = {dense.base: v_centers, traced.v_carrier.base: v_carrier}
+        given = {of_centers.base: v_centers, traced.v_carrier.base: v_carrier}
         found = common.run(traced.of_centers, saved, given)
         return None, None, None, *_gradients(traced.of_centers, found, given)
 
@@ -266,18 +278,17 @@ class _Images(torch.autograd.Function):
         images = zip(traced.v_images, traced.v_views, v, strict=True)
         given = {o.base: o.zeros(traced.device) if each is None else _memory_of(each, view) for o, view, each in images}
         found = common.run(backward, saved, given)
-        packed = functools.partial(_packed, ids=common.ids, on_gpu=traced.on_gpu)
         v_links: list[Tensor | None] = []
         crossing: tuple[int, ...] = ()  # what the other pass reads as well
         if traced.v_centers is not None:
             (v_centers, depends), v_carrier = traced.v_centers, traced.v_carrier
-            v_links = [packed(found[v_centers.base]) if depends else None, found[v_carrier.base]]
+            v_links = [found[v_centers.base] if depends else None, found[v_carrier.base]]
             crossing = v_centers.base, v_carrier.base
         for i, gradient in zip(backward.inputs, _gradients(backward, found, crossing)):
             if i == ABSGRAD:
-                ctx.centers.absgrad = packed(gradient)
+                ctx.centers.absgrad = common.packed(gradient)
             of_leaf = i == traced.n_inputs
-            v_links.append(None if i == ABSGRAD else packed(gradient) if of_leaf else gradient)
+            v_links.append(None if i == ABSGRAD else common.packed(gradient) if of_leaf else gradient)
         return None, None, None, None, *v_links
 
 
@@ -294,26 +305,6 @@ def _aligned(values: Tensor) -> Tensor:
     """Returns values in C order at an address that is aligned, as those of the trace are."""
     values = values.contiguous()
     return values.clone() if values.data_ptr() % SPECIALIZED_ALIGNMENT else values
-
-
-def _rows(values: Tensor, ids: Tensor, *, on_gpu: bool) -> Tensor:
-    """Returns rows of values [..., 2]. By NumPy on a CPU, which takes less time."""
-    if on_gpu:
-        return values.view(-1, 2)[ids]
-    return torch.from_numpy(values.numpy().reshape(-1, 2)[ids.numpy()])
-
-
-def _set_rows(values: Tensor, ids: Tensor, rows: Tensor, *, on_gpu: bool) -> None:
-    """Sets rows of values [..., 2]."""
-    if on_gpu:
-        values.view(-1, 2)[ids] = rows
-    else:
-        values.numpy().reshape(-1, 2)[ids.numpy()] = rows.numpy()
-
-
-def _packed(values: Tensor | None, ids: Tensor | None, *, on_gpu: bool) -> Tensor | None:
-    """Returns the rows of values [..., 2] that are packed; the values if none are."""
-    return values if values is None or ids is None else _rows(values, ids, on_gpu=on_gpu)
 
 
 def _gradients(backward: BackwardPass, bases: dict[int, Tensor], crossing: Container[int]) -> list[Tensor | None]:

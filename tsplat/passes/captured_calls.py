@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops.cuda_graphs import GraphRecorder
-from .calls import Forward
+from .calls import Forward, read_counted
 from .replay import Pass
 from .replayed_meta import Kept
 from .traced_calls import BackwardPass, TracedCall, copy_with_layout
@@ -58,6 +58,8 @@ class CapturedCall:
             if len(backward) > 1:
                 self._of_centers = _capture(recorder, memory, [backward[1].steps])
         self._results = [base for each in backward for base in each.results]
+        of_packed_rows = [*traced.outputs, *([] if traced.v_centers is None else [traced.v_centers[0]])]
+        self._packed = {output.base for output in of_packed_rows if output.is_packed}
         self._copied = [i for i, is_read in enumerate(in_place) if not is_read]
         self._restored = [i for i in self._copied if i in read] + [o.base for o in traced.outputs if o.base in read]
         # What is read in place belongs to the caller.
@@ -72,11 +74,15 @@ class CapturedCall:
             if self._copied:
                 torch._foreach_copy_([memory[i] for i in self._copied], [tensors[i] for i in self._copied])
             self._forward()
-            outputs = _copies([memory[output.base] for output in traced.outputs])
+            needed, n_packed = read_counted(traced, kept.memory)
+            outputs = _copies(self._used([output.base for output in traced.outputs], n_packed))
             bases: list[Any] = [*tensors, *outputs, None]
             kept.values = [bases[base] for base in self._restored]
-            needed = traced.needed.of(memory[traced.needed.base]).tolist() if traced.is_exact else None
-        return Forward(bases, needed, kept)
+        return Forward(bases, needed, kept, n_packed)
+
+    def _used(self, bases: Iterable[int], n_packed: int | None) -> list[Tensor]:
+        """Returns the memory of bases, without the rows behind packed ones."""
+        return [self._memory[base][:n_packed] if base in self._packed else self._memory[base] for base in bases]
 
     def differentiate(
         self,
@@ -84,11 +90,12 @@ class CapturedCall:
         _saved: Sequence[Tensor | None],
         given: dict[int, Tensor],
         kept: Kept | None,
+        n_packed: int | None,
         _n_rows: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`.Replays.differentiate`. The memory of a graph has room for all rows."""
         assert kept is not None
-        memory, is_second = self._memory, backward is not self.traced.of_images
+        is_second = backward is not self.traced.of_images
         with self._lock:
             ahead, self._ahead = self._ahead, None
             if is_second and ahead is not None and ahead.is_of(kept, given):
@@ -96,12 +103,12 @@ class CapturedCall:
             if self._last() is not kept:
                 self._lend(kept)
                 own = [self.traced.kept[0], *self._restored]
-                torch._foreach_copy_([memory[base] for base in own], [kept.memory, *kept.values])
-                kept.memory = memory[own[0]]
-            torch._foreach_copy_([memory[base] for base in given], list(given.values()))
+                torch._foreach_copy_(self._used(own, n_packed), [kept.memory, *kept.values])
+                kept.memory = self._memory[own[0]]
+            torch._foreach_copy_(self._used(given, n_packed), list(given.values()))
             (self._of_centers if is_second else self._of_images)()
             bases = backward.results if is_second else self._results
-            found = dict(zip(bases, _copies([memory[base] for base in bases])))
+            found = dict(zip(bases, _copies(self._used(bases, n_packed))))
             if not is_second and self.traced.of_centers is not None:
                 self._ahead = _Ahead(kept, found)
             return found

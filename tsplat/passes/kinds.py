@@ -151,8 +151,7 @@ class Kinds:
         elif call.needed is not None and call.needed[-1]:
             kind.room, kind.least, kind.runner = graph_room(Capacities(*call.needed[:-1]), kind.room), kind.room, None
             return None
-        assert kind.options is not None
-        return call.results(packed=kind.options.packed)
+        return call.results()
 
     def _state(self, _tensors: list[Tensor]) -> list[Any]:
         """Returns what kinds depend on besides arguments."""
@@ -199,7 +198,10 @@ class Kinds:
         try:
             if is_exact:
                 kind.room = graph_room(self._measure(kind.room, arguments), kind.least)
-            return TracedCall(self._function, with_room(arguments, kind.room), kind.v_strides, is_exact=is_exact)
+            given = with_room(arguments, kind.room)
+            return TracedCall(
+                self._function, given, kind.v_strides, is_exact=is_exact, is_packed=kind.options.packed
+            )
         except Exception as error:  # what cannot be traced runs the stages
             kind.works = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)

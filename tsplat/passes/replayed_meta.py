@@ -62,11 +62,11 @@ class Source(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def later(traced: TracedCall, *, packed: bool) -> dict[str, Callable[[Source], Any]]:
+def later(traced: TracedCall) -> dict[str, Callable[[Source], Any]]:
     """Returns the functions of a source that compute values of ``meta``."""
     functions: dict[str, Callable[[Source], Any]] = {name: functools.partial(_row, name) for name in traced.rows}
     functions |= {name: functools.partial(_description, name) for name in LATER}
-    if packed:
+    if traced.packed is not None:
         functions |= {name: functools.partial(_packed_description, name) for name in PACKED}
     return functions
 

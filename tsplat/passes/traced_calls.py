@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,9 @@ ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_t
 
 ALWAYS = 2**62
 """The last step of a storage that is needed after its pass."""
+
+N_NEEDED = 5
+"""The number of values of what lists needed. Behind them is that of packed rows."""
 
 ABSGRAD = -1
 """Stands for the number of an input in place of ``absgrad`` of centers."""
@@ -88,6 +91,13 @@ class BackwardPass(NamedTuple):
                 bases[base][:n].zero_()
 
 
+class PackedRows(NamedTuple):
+    """Tensors of packed rows, with room for all rows: which rows they are, [n] int64, and their centers, [n, 2]."""
+
+    ids: Any
+    centers: Any
+
+
 class _Record(NamedTuple):
     """What happened in a traced call.
 
@@ -103,8 +113,10 @@ class _Record(NamedTuple):
         needed: What lists needed.
         v_images: The gradients of images.
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
-        v_centers, v_rows: Those of centers, and of what else projection returned, by its name.
-        zeros: Those of ``v_centers`` and ``v_rows`` that images do not depend on.
+        packed: The packed rows, or None.
+        v_centers, v_rows: Those of centers, packed ones if there are any, and of what else projection returned, by its
+            name.
+        zeros: Those of ``v_rows`` that images do not depend on, by name, among them that of all centers.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
         used_rows: Of storages whose first rows only are used, the number of these, and the bytes of each.
     """
@@ -122,15 +134,16 @@ class _Record(NamedTuple):
     needed: Tensor
     v_images: list[Tensor]
     gradients: dict[int, Tensor | None]
+    packed: PackedRows | None
     v_centers: Tensor | None
     v_rows: dict[str, Tensor]
-    zeros: list[Tensor]
+    zeros: dict[str, Tensor]
     on_gpu: bool
     used_rows: dict[int, tuple[Memory, int]]
 
 
 def _record(
-    function: Callable[..., Any], arguments: dict[str, Any], v_strides: Mapping[int, tuple[int, ...]]
+    function: Callable[..., Any], arguments: dict[str, Any], v_strides: Mapping[int, tuple[int, ...]], is_packed: bool
 ) -> _Record:
     """Traces a function, and the gradients of all its images."""
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
@@ -138,8 +151,10 @@ def _record(
     trace = Trace(runs=False, counts_rows=on_gpu)
     with deferred() as calls, trace.recording():
         *images, meta = function(**arguments)
-    n_forward, n_images = len(trace.steps), len(images)
-    values, rendered = dict(dict.items(meta)), meta.source
+    (call,) = calls
+    values, rendered, n_images = dict(dict.items(meta)), meta.source, len(images)
+    packed = _pack_rows(trace, values, call.needed) if is_packed else None
+    n_forward = len(trace.steps)
     banded = rendered.intersections
     named = [output.meta for output in IN_META if output.meta in values]
     extra = {n: values[n] for n in named if values[n].shape[:-1] == images[0].shape[:-1]}  # or values of rows
@@ -157,13 +172,24 @@ def _record(
     found: dict[Any, Tensor | None] = {}
     zeros: dict[str, Tensor] = {}
     marks: list[int] = []
+    v_packed: list[Tensor] = []
+
+    def leave(v_centers: Tensor) -> Tensor | None:
+        """Ends the first backward pass with the gradient of centers, and begins the second one."""
+        if packed is None:
+            marks.append(len(trace.steps))
+            return None
+        v_packed.append(_gather_rows(packed, call.needed, v_centers, is_zero="means2d" in zeros))
+        marks.append(len(trace.steps))
+        return _scatter_rows(packed, call.needed, v_packed[0]).view_as(v_centers)
+
     if roots:
         with torch.autograd.set_multithreading_enabled(False):
             # What images do not depend on has a gradient of zeros, to which callers may add.
             reached = _edges_from(roots)
             zeros = {n: torch.zeros_like(row) for n, row in rows.items() if get_gradient_edge(row)[:2] not in reached}
             if "means2d" in rows:
-                centers.register_hook(lambda _: marks.append(len(trace.steps)))
+                centers.register_hook(leave)
             targets |= {name: row for name, row in rows.items() if name not in zeros}
             given, v_given = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
             with trace.recording():
@@ -173,13 +199,16 @@ def _record(
             raise UnsupportedError("a backward pass gives no gradient to what images depend on")
     if not trace.others.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
-    (call,) = calls
     v_centers = found.pop("means2d", None)
+    if v_packed:
+        (v_centers,) = v_packed
     v_rows = {name: v for name in rows if (v := found.pop(name, None)) is not None}
     if (absgrad := getattr(centers, "absgrad", None)) is not None:
         found[ABSGRAD] = absgrad
     rendered = rendered._replace(intersections=rendered.intersections.whole)
-    wanted = leaves((images, rendered, list(values.values()), call.needed, list(found.values()), v_centers), Tensor)
+    wanted = leaves(
+        (images, rendered, list(values.values()), call.needed, list(found.values()), v_centers, packed), Tensor
+    )
     used = used_steps(
         trace.steps,
         {storage_of(t) for t in (*wanted, *v_rows.values())} | {n.storage for n, _ in trace.used_rows.values()},
@@ -187,9 +216,51 @@ def _record(
     split = min(marks, default=len(trace.steps))
     return _Record(
         list(itertools.compress(trace.steps, used)), sum(used[:n_forward]), sum(used[:split]), inputs, images,
-        n_images, in_meta, values, rendered, banded, call.needed, v_images, found, v_centers, v_rows,
-        list(zeros.values()), on_gpu, trace.used_rows,
+        n_images, in_meta, values, rendered, banded, call.needed, v_images, found, packed, v_centers, v_rows, zeros,
+        on_gpu, trace.used_rows,
     )  # fmt: skip
+
+
+def _pack_rows(trace: Trace, values: Mapping[str, Any], needed: Tensor) -> PackedRows:
+    """Adds steps that pack the rows of a call. They are counted before the device is waited for."""
+    from ..kernels import packed_rows
+
+    begin, radii = len(trace.steps), values["radii"].detach().view(-1, 2)
+    with trace.recording():
+        ends = packed_rows.packed_ends(radii, _n_packed(needed))
+        n_counting = len(trace.steps) - begin
+        packed = PackedRows(*packed_rows.pack_rows(ends, values["means2d"].detach().view(-1, 2)))
+    counting = trace.steps[begin : begin + n_counting]
+    del trace.steps[begin : begin + n_counting]
+    place = _last_use(trace.steps, needed) + 1
+    trace.steps[place:place] = counting
+    return packed
+
+
+def _gather_rows(packed: PackedRows, needed: Tensor, v: Tensor, *, is_zero: bool) -> Tensor:
+    """Adds the step that packs gradients of centers. If these are zero, their memory only is needed."""
+    from ..kernels.packed_rows import gather_rows
+
+    if is_zero:
+        return torch.empty_like(packed.centers)
+    return gather_rows(packed.ids, _n_packed(needed), v.detach().contiguous().view(-1, 2))
+
+
+def _scatter_rows(packed: PackedRows, needed: Tensor, v: Tensor) -> Tensor:
+    from ..kernels.packed_rows import scatter_rows
+
+    return scatter_rows(packed.ids, _n_packed(needed), v)
+
+
+def _n_packed(needed: Tensor) -> Tensor:
+    """Returns the element behind what lists needed, [1] int64, which counts packed rows."""
+    return needed.as_strided((1,), (1,), needed.storage_offset() + N_NEEDED)
+
+
+def _last_use(steps: Sequence[Step], tensor: Tensor) -> int:
+    """Returns the number of the last step that uses a tensor."""
+    storage = storage_of(tensor)
+    return max(i for i, step in enumerate(steps) if any(used.storage == storage for used in tensors_of(step)))
 
 
 def _zeros_like(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
@@ -217,6 +288,7 @@ class TracedCall:
         arguments: Of a call with room for its lists (``with_room``).
         v_strides: Strides of gradients of images, by their numbers; of others C order.
         is_exact: Whether the caller gave no capacity.
+        is_packed: Whether the caller gets packed rows.
 
     Attributes:
         room: What lists have room for.
@@ -224,8 +296,11 @@ class TracedCall:
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
         on_gpu: As in :class:`_Record`.
-        forward: The forward pass; on a GPU in two parts, after the first of which it is known what lists need.
-        outputs: The bases that it allocates for images, centers and what stands for these.
+        forward: The forward pass; on a GPU or if rows are packed in two parts, after the first of which it is known
+            what lists need, and how many rows are packed.
+        outputs: The bases that it allocates for images, centers and what stands for these; behind them, for packed
+            rows.
+        packed: The bases of these, or None.
         kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed by backward passes and
             ``meta``, the second not after the pass.
         images, n_images, in_meta: As in :class:`_Record`, with views.
@@ -237,11 +312,13 @@ class TracedCall:
         rows: The views of those that are, by name.
         rendered, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
         needed: The view of what lists needed, [5] int64: see ``needed`` of :class:`tsplat.data.Intersections`.
+        counted: The same with the number of packed rows behind it, [6] int64.
         described: The bases that ``meta`` reads.
         of_images: From the gradients of images to those of centers, and of inputs that need no more.
         of_centers: From there to the other inputs; None if these do not depend on centers.
         v_images, v_views: The bases of the gradients of images, and their views; None for those in C order.
-        v_centers: The base of the gradient of centers, and whether images depend on these.
+        v_centers: The base of the gradient of centers, packed ones if there are any, and whether images depend on
+            these.
         v_carrier: That of all else that goes from one backward pass to the other, an arena of the dtype of centers. It
             is the gradient of a tensor, the carrier.
         v_row: For values of ``meta``, the view of their gradient in ``v_carrier``.
@@ -255,12 +332,13 @@ class TracedCall:
         v_strides: Mapping[int, tuple[int, ...]],
         *,
         is_exact: bool,
+        is_packed: bool,
     ) -> None:
         self.is_exact = is_exact
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             own = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-            record = _record(function, own, v_strides)
+            record = _record(function, own, v_strides, is_packed)
         self.room: Capacities = record.rendered.options.capacity
         bases = Bases()
         self._place_forward(record, bases)
@@ -276,6 +354,10 @@ class TracedCall:
         if any(bases.has(storage_of(tensor)) for tensor in leaving):
             raise UnsupportedError("an image is a view of an input")
         self.outputs = [add_output(bases, tensor) for tensor in leaving if not bases.has(storage_of(tensor))]
+        self.packed: PackedRows | None = None
+        if record.packed is not None:
+            self.packed = PackedRows(*[add_output(bases, tensor, is_packed=True) for tensor in record.packed])
+            self.outputs += self.packed
         steps, rest = record.steps[: record.n_forward], record.steps[record.n_forward :]
         lives = lives_of(steps, bases)
         later = {tensor.storage for step in rest for tensor in tensors_of(step)}
@@ -289,9 +371,8 @@ class TracedCall:
         self.centers, self.leaf = bases.view(centers), None if leaf is None else bases.view(leaf)
         self.device, self.on_gpu = centers.device, record.on_gpu
         # On a GPU, a call reads what lists need as soon as that is known, before it composites.
-        needed = storage_of(record.needed)
-        last = max(i for i, step in enumerate(steps) if any(t.storage == needed for t in tensors_of(step)))
-        parts = (steps[: last + 1], steps[last + 1 :]) if self.on_gpu else (steps,)
+        n = _last_use(steps, record.needed) + 1
+        parts = (steps[:n], steps[n:]) if self.on_gpu or self.packed is not None else (steps,)
         self.forward = [Pass(part, bases, on_gpu=self.on_gpu) for part in parts]
 
     def _describe(self, record: _Record, bases: Bases) -> None:
@@ -304,8 +385,7 @@ class TracedCall:
         self.budget.limit, self.budget.peak_bytes = None, 0
         self.rendered: Rendered = map_bundle(record.rendered, Tensor, bases.view)
         self.needed = bases.view(record.needed)
-        radii = self.rows["radii"]
-        self.radii = radii._replace(shape=torch.Size([radii.shape.numel() // 2, 2]), strides=(2, 1))
+        self.counted = self.needed._replace(shape=torch.Size([N_NEEDED + 1]))
         views: list[View] = [*self.rows.values(), self.needed, self.centers]
         map_bundle(self.rendered, View, views.append)
         self.described = {view.base for view in views}
@@ -317,13 +397,13 @@ class TracedCall:
         self.v_views = [None if v.is_contiguous() else bases.view(v) for v in record.v_images]
         self.v_centers: tuple[Output, bool] | None = None
         if (v_centers := record.v_centers) is not None:
-            output = add_output(bases, v_centers)
-            self.v_centers = output, all(v_centers is not zeros for zeros in record.zeros)
-            if output.shape != self.centers.shape:
+            output = add_output(bases, v_centers, is_packed=self.packed is not None)
+            self.v_centers = output, "means2d" not in record.zeros
+            if output.shape != (self.centers if self.packed is None else self.packed.centers).shape:
                 raise UnsupportedError("the gradient of centers is a part of another tensor")
         if any(g is not None and bases.has(storage_of(g)) for g in record.gradients.values()):
             raise UnsupportedError("a gradient is a view of another tensor of the call")
-        zeros = [v for v in record.v_rows.values() if any(v is zero for zero in record.zeros)]
+        zeros = [v for name, v in record.v_rows.items() if name in record.zeros]
         lives, later = lives_of(first, bases), lives_of(second, bases)
         crossing = [life for storage, life in lives.items() if storage in later]
         if any(life.size % dtype.itemsize for life in crossing):

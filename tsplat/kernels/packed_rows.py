@@ -1,0 +1,114 @@
+"""Packed rows: those of the Gaussians that a camera sees, one after the other.
+
+The rows are counted, and the prefix sum of the counts is the place of each row. Their number is known on the device
+only: kernels have a lane for each row that there may be.
+"""
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ..data import Limit
+from .launch import Int, kernel
+from .scans import prefix_sums
+
+BLOCK = 256
+
+
+@kernel
+def _visible_kernel(
+    radii,  # [n, 2] int32
+    visible,  # [n] int32, 1 or 0, output
+    n: "Int",
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    radius = tl.load(radii + 2 * row, mask=row < n, other=0)
+    tl.store(visible + row, (radius != 0).to(tl.int32), mask=row < n)
+
+
+@kernel
+def _pack_kernel(
+    ends,  # [n] int32
+    values,  # [n, 2]
+    ids,  # [packed] int64, output
+    packed,  # [packed, 2], output
+    n: "Int",
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(ends + row - 1, mask=(row > 0) & (row < n), other=0).to(tl.int64)
+    is_packed = (row < n) & (tl.load(ends + row, mask=row < n, other=0) > place)
+    tl.store(ids + place, row, mask=is_packed)
+    for i in tl.static_range(2):
+        tl.store(packed + 2 * place + i, tl.load(values + 2 * row + i, mask=is_packed), mask=is_packed)
+
+
+@kernel
+def _gather_kernel(
+    ids,  # [packed] int64
+    n_packed,  # [1] int64
+    values,  # [n, 2]
+    packed,  # [packed, 2], output
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < tl.load(n_packed)
+    row = tl.load(ids + place, mask=mask, other=0)
+    for i in tl.static_range(2):
+        tl.store(packed + 2 * place + i, tl.load(values + 2 * row + i, mask=mask), mask=mask)
+
+
+@kernel
+def _scatter_kernel(
+    ids,  # [packed] int64
+    n_packed,  # [1] int64
+    packed,  # [packed, 2]
+    values,  # [n, 2], output
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < tl.load(n_packed)
+    row = tl.load(ids + place, mask=mask, other=0)
+    for i in tl.static_range(2):
+        tl.store(values + 2 * row + i, tl.load(packed + 2 * place + i, mask=mask), mask=mask)
+
+
+def packed_ends(radii: Tensor, n_packed: Tensor) -> Tensor:
+    """Returns the number of packed rows up to and with each row. [n] int32
+
+    Args:
+        radii: [n, 2] int32, not zero where a row is packed.
+        n_packed: [1] int64, zero, which becomes the number of packed rows.
+    """
+    n = len(radii)
+    visible = torch.empty(n, dtype=torch.int32, device=radii.device)
+    _visible_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
+    return prefix_sums(visible, limit=Limit(n_packed, capacity=n))
+
+
+def pack_rows(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the packed rows, [n] int64, and their values, [n, 2]. What is behind the last packed row has no meaning.
+
+    Args:
+        ends: See :func:`packed_ends`.
+        values: [n, 2].
+    """
+    n = len(ends)
+    ids, packed = torch.empty(n, dtype=torch.int64, device=ends.device), torch.empty_like(values)
+    _pack_kernel.launch_elementwise(n, BLOCK, ends=ends, values=values, ids=ids, packed=packed, n=n)
+    return ids, packed
+
+
+def gather_rows(ids: Tensor, n_packed: Tensor, values: Tensor) -> Tensor:
+    """Returns the values of packed rows, [n, 2]. See :func:`pack_rows`."""
+    packed = torch.empty_like(values)
+    _gather_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, values=values, packed=packed)
+    return packed
+
+
+def scatter_rows(ids: Tensor, n_packed: Tensor, packed: Tensor) -> Tensor:
+    """Returns values [n, 2] with those of packed rows, and zeros in other rows. See :func:`pack_rows`."""
+    values = torch.zeros_like(packed)
+    _scatter_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, packed=packed, values=values)
+    return values
