@@ -118,13 +118,17 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
     return flatten_ids[indices], indices.to(torch.int32), isect_offsets
 
 
-def prefix_sums(lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT) -> Tensor:
+def prefix_sums(
+    lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT, words: Tensor | None = None
+) -> Tensor:
     sums = lengths.cumsum(0)
     if limit.needed is not None:
         fits = sums[-1] <= limit.capacity
         limit.needed[limit.kind] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
         limit.needed[-1] |= ~fits
         sums = torch.where(fits, sums, 0)
+        if words is not None:
+            words *= fits
     return sums.to(dtype)
 
 

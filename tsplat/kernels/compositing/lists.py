@@ -36,6 +36,9 @@ LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
 CUT = 1.5
 """Lists longer than this many chunks are cut."""
 
+ROUNDED_UP = 1 + 1 / CUT
+"""The most chunks that the entries of one are cut into: each list that is cut may round one up."""
+
 LISTS, CHUNKS = Capacities._fields.index("lists"), Capacities._fields.index("chunks")
 
 MARGIN = tl.constexpr(4)
@@ -278,8 +281,8 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
 
 
 def most_chunks(n_entries: int, chunk: int) -> int:
-    """Returns the most chunks that lists with ``n_entries`` in total are cut into: each list may round one up."""
-    return int(n_entries / chunk * (1 + 1 / CUT))
+    """Returns the most chunks that lists with ``n_entries`` in total are cut into."""
+    return int(n_entries / chunk * ROUNDED_UP)
 
 
 def entries_per_intersection(parts: int) -> int:
