@@ -77,7 +77,7 @@ class Replays:
         with scratch_memory(traced.scratch[1], traced.device) as scratch:
             bases = [*tensors, *outputs, kept, scratch]
             until_counted.run([bases[i] for i in until_counted.used])
-            needed, n_packed = read_counted(traced, kept)
+            needed, n_packed = read_counted(traced, kept, on_gpu=traced.on_gpu)
             for output in traced.packed or ():
                 bases[output.base] = output.allocate(traced.device, n_packed)
             for replayed in rest:
@@ -146,12 +146,12 @@ class _Differentiation(NamedTuple):
         return values if values is None or self.ids is None else values.view(-1, 2)[self.ids]
 
 
-def read_counted(traced: TracedCall, kept: Tensor) -> tuple[list[int] | None, int | None]:
+def read_counted(traced: TracedCall, kept: Tensor, *, on_gpu: bool) -> tuple[list[int] | None, int | None]:
     """Returns ``needed`` and ``n_packed`` of :class:`Forward`. Waits for the device, unless both are None."""
     if not traced.is_exact and traced.packed is None:
         return None, None
     counted = traced.counted
-    if traced.on_gpu:
+    if on_gpu:
         *needed, n_packed = counted.of(kept).tolist()
     else:
         address = kept.data_ptr() + counted.offset

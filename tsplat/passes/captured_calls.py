@@ -74,7 +74,7 @@ class CapturedCall:
             if self._copied:
                 torch._foreach_copy_([memory[i] for i in self._copied], [tensors[i] for i in self._copied])
             self._forward()
-            needed, n_packed = read_counted(traced, kept.memory)
+            needed, n_packed = read_counted(traced, kept.memory, on_gpu=True)
             outputs = _copies(self._used([output.base for output in traced.outputs], n_packed))
             bases: list[Any] = [*tensors, *outputs, None]
             kept.values = [bases[base] for base in self._restored]

@@ -199,9 +199,7 @@ class Kinds:
             if is_exact:
                 kind.room = graph_room(self._measure(kind.room, arguments), kind.least)
             given = with_room(arguments, kind.room)
-            return TracedCall(
-                self._function, given, kind.v_strides, is_exact=is_exact, is_packed=kind.options.packed
-            )
+            return TracedCall(self._function, given, kind.v_strides, is_exact=is_exact, is_packed=kind.options.packed)
         except Exception as error:  # what cannot be traced runs the stages
             kind.works = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
