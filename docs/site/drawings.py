@@ -218,7 +218,7 @@ LAYERS = (
     ("kernels", "kernels_torch"),
     ("triton_cpu", "gpu_driver", "data"),
     ("arguments", "support", "formulas"),
-    ("config", "errors", "precision"),
+    ("config", "output_maps", "errors", "precision"),
 )
 PURPOSES = {
     "cli": "commands", "compat": "gsplat's and Inria's names", "training": "trainer, checkpoints",
@@ -229,6 +229,7 @@ PURPOSES = {
     "triton_cpu": "Triton on CPUs", "gpu_driver": "Triton on GPUs", "data": "tensors, settings",
     "arguments": "checks", "support": "files, progress", "formulas": "in PyTorch",
     "config": "constants", "errors": "typed errors", "precision": "no autocast",
+    "output_maps": "normals, distortion",
 }  # fmt: skip
 
 

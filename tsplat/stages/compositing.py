@@ -260,10 +260,11 @@ def composite_outputs(
         others = others._replace(depths=None)
     elif not settings.distortion:
         walked = walked._replace(depths=None)
-    own = dataclasses.replace(settings, outputs=())
+    assert walked.n_features <= WALKED_MAX
+    plain = dataclasses.replace(settings, outputs=())
     if settings.distortion:  # its gradient depends on alphas, which are those of its walk
         maps = composite(walked, None, *rest, settings, rays)
-        return maps | {"colors": composite(others, backgrounds, *rest, own, rays)["colors"]}
-    of_others = composite(others, backgrounds, *rest, own, rays)
+        return maps | {"colors": composite(others, backgrounds, *rest, plain, rays)["colors"]}
+    of_others = composite(others, backgrounds, *rest, plain, rays)
     maps = composite(walked, None, *rest, settings, rays)
     return maps | of_others | {"colors": torch.cat([of_others["colors"], maps["colors"]], -1)}
