@@ -1125,7 +1125,6 @@ MUTANTS = [
         ("torch.where(valid[(..., *[None] * (t.dim() - 2))], t, 0.0)", "t", "invalid lenses reach kernels"),
     ),
     *_in("stages/options.py", _torch("tests/test_rasterization.py"),
-        ("options, types) if PLAIN.issuperset(types) else _check(options)", "options, ())", "1 is True"),
         ("o.height, o.camera_model, *planes", 'o.height, "pinhole", *planes', "the camera model ignored"),
         ('antialiased=o.rasterize_mode == "antialiased"', "antialiased=False", "antialiasing ignored"),
     ),

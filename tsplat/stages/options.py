@@ -1,9 +1,9 @@
 """The options of ``rasterization()``: one table, from which checks, errors and their documentation follow."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
+from .. import config
 from ..arguments import (
     check_bool,
     check_choice,
@@ -13,23 +13,6 @@ from ..arguments import (
     check_tile_size,
     equals,
     to_int,
-)
-from ..config import (
-    BACKENDS,
-    HIT_MODES,
-    RASTERIZE_MODES,
-    RENDER_MODES,
-    VALIDATE,
-    Backend,
-    CameraModel,
-    CameraSettings,
-    Capacities,
-    Numerics,
-    NumericsName,
-    RasterizeMode,
-    RenderMode,
-    RollingShutterType,
-    Validate,
 )
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
@@ -104,7 +87,7 @@ def _check_bytes(name: str, value: Any) -> int | None:
 
 
 def _check_capacity(name: str, value: Any) -> Capacity:
-    is_sized = isinstance(value, Capacities) or (isinstance(value, str) and value == "auto")
+    is_sized = isinstance(value, config.Capacities) or (isinstance(value, str) and value == "auto")
     return value if is_sized else _check_bytes(name, value)
 
 
@@ -138,8 +121,8 @@ class Options(NamedTuple):
     extra_signals_sh_degree: Annotated[int | None, _option(_check_degree)] = None
     packed: Annotated[bool, _option(check_bool, graphs=PLAIN_ROWS)] = True
     tile_size: Annotated[int, _option(lambda _, value: check_tile_size(value))] = 16
-    render_mode: Annotated[RenderMode, _option(_one_of(*RENDER_MODES))] = "RGB"
-    rasterize_mode: Annotated[RasterizeMode, _option(_one_of(*RASTERIZE_MODES))] = "classic"
+    render_mode: Annotated[config.RenderMode, _option(_one_of(*config.RENDER_MODES))] = "RGB"
+    rasterize_mode: Annotated[config.RasterizeMode, _option(_one_of(*config.RASTERIZE_MODES))] = "classic"
     sparse_grad: Annotated[
         bool, _option(check_bool, is_local=True, reference=DENSE, passes=PLAIN_ROWS, graphs=PLAIN_ROWS)
     ] = False
@@ -151,19 +134,19 @@ class Options(NamedTuple):
     ] = False
     channel_chunk: Annotated[int, _option(check_size, is_local=True)] = 32
     segmented: Annotated[bool, _option(check_bool, is_local=True, reference=NO_SEGMENTS, passes=SEGMENTS)] = False
-    camera_model: Annotated[CameraModel, _option()] = "pinhole"
+    camera_model: Annotated[config.CameraModel, _option()] = "pinhole"
     with_ut: Annotated[bool, _option(check_bool)] = False
     with_eval3d: Annotated[bool, _option(check_bool)] = False
     ut_params: Annotated[object, _option()] = None
-    rolling_shutter: Annotated[str, _option(_one_of(*RollingShutterType.__members__))] = RollingShutterType.GLOBAL.name
+    rolling_shutter: Annotated[str, _option(_one_of(*config.RollingShutterType.__members__))] = "GLOBAL"
     return_normals: Annotated[bool, _option(check_bool)] = False
     global_z_order: Annotated[bool, _option()] = True
-    numerics: Annotated[NumericsName, _option()] = "gsplat-1.5"
-    validate: Annotated[Validate, _option(_one_of(*VALIDATE), passes=NO_WAIT, graphs=NO_WAIT)] = "cull"
+    numerics: Annotated[config.NumericsName, _option()] = "gsplat-1.5"
+    validate: Annotated[config.Validate, _option(_one_of(*config.VALIDATE), passes=NO_WAIT, graphs=NO_WAIT)] = "cull"
     backend: Annotated[
-        Backend,
+        config.Backend,
         _option(
-            _one_of(*BACKENDS),
+            _one_of(*config.BACKENDS),
             surfels=Only(KERNELS, "the reference has no 2D Gaussians"),
             distributed=Only(KERNELS, "the reference runs on one rank"),
             passes=Only(("auto", "triton"), "passes consist of launches"),
@@ -212,7 +195,7 @@ class Options(NamedTuple):
     @property
     def renders_hits(self) -> bool:
         """Whether depth is the distance along the rays of pixels."""
-        return self.render_mode in HIT_MODES
+        return self.render_mode in config.HIT_MODES
 
     @property
     def expects_depth(self) -> bool:
@@ -252,16 +235,16 @@ def unsupported(where: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str,
 class Settings(NamedTuple):
     """The settings of the stages, constants of kernels, which follow from the options alone."""
 
-    numerics: Numerics
+    numerics: config.Numerics
     projection: ProjectionSettings
     intersection: IntersectionSettings
     compositing: CompositingSettings
 
     @classmethod
-    def of(cls, o: Options, numerics: Numerics) -> "Settings":
+    def of(cls, o: Options, numerics: config.Numerics) -> "Settings":
         """Makes the settings of checked options."""
         planes = (o.near_plane, o.far_plane)
-        camera = CameraSettings.of(o.width, o.height, o.camera_model, *planes, numerics, o.rolling_shutter)
+        camera = config.CameraSettings.of(o.width, o.height, o.camera_model, *planes, numerics, o.rolling_shutter)
         projection = ProjectionSettings(
             camera=camera,
             eps2d=o.eps2d,
@@ -289,7 +272,7 @@ class Settings(NamedTuple):
         return cls(numerics, projection, intersection, compositing)
 
 
-def with_room(arguments: Mapping[str, Any], room: Capacities) -> dict[str, Any]:
+def with_room(arguments: Mapping[str, Any], room: config.Capacities) -> dict[str, Any]:
     """Returns the arguments of the same call, with room for lists and without packing: no size depends on values."""
     return {**arguments, "capacity": room, "packed": False}
 
@@ -300,17 +283,6 @@ PLAIN = {bool, int, float, str, type(None)}
 
 def check_options(options: Options) -> tuple[Options, Settings]:
     """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages."""
-    types = tuple(map(type, options))
-    return _check_once(options, types) if PLAIN.issuperset(types) else _check(options)
-
-
-@functools.lru_cache(maxsize=256)
-def _check_once(options: Options, _types: tuple[type, ...]) -> tuple[Options, Settings]:
-    """Checks options once. Options of other types may be equal, such as 1 and True."""
-    return _check(options)
-
-
-def _check(options: Options) -> tuple[Options, Settings]:
     options = Options(*[OPTIONS[name].check(name, value) for name, value in options._asdict().items()])
     check_camera_model(options.camera_model, with_ut=options.with_ut)
     numerics = check_numerics(options.numerics)
