@@ -25,7 +25,7 @@ from ..config import (
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..errors import ArgumentError
 from ..formulas.rotations import rotation_matrices
-from ..kernels_torch.camera_models import project_points
+from ..kernels_torch.lenses import LENSES
 from ..precision import in_full_precision, matrix_product
 from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.inputs import check_scene, flatten_batches, in_dtype
@@ -334,7 +334,7 @@ def project_covariances(
     means, covars, Ks = means.to(dtype), covars.to(dtype), Ks.to(dtype)
     fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     x, y, z = means.unbind(-1)
-    *mean2d, row0, row1 = project_points((x, y, z), (fx, fy, cx, cy), width, height, camera_model)
+    *mean2d, row0, row1 = LENSES[camera_model].project((x, y, z), (fx, fy, cx, cy), width, height)
     zero = torch.zeros_like(x)
     rows = (torch.stack([zero if entry is None else entry + zero for entry in row], -1) for row in (row0, row1))
     jacobian = torch.stack(list(rows), -2)  # [..., C, N, 2, 3]

@@ -11,7 +11,6 @@ from torch import Tensor
 from ..config import ALPHA_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
 from ..formulas.rotations import Triple, rotation_rows
-from .camera_models import Row, project_points
 from .indices import (
     all_finite,
     flat_scenes,
@@ -21,6 +20,8 @@ from .indices import (
     packed_rows,
     visible_rows,
 )
+from .lenses import LENSES
+from .lenses.interface import Row
 from .surfel_projection import surfels_bwd, surfels_fwd
 from .unscented import unscented
 
@@ -74,7 +75,7 @@ def _screen(
     covariance = [entry[ids] for entry in _covariance(gaussians.quats, gaussians.scales, gaussians.covars)]
     x, y, z = (_dot(w, mean) + offset for w, offset in zip((w0, w1, w2), t))  # type: ignore[arg-type]
     camera = settings.camera
-    u, v, row0, row1 = project_points((x, y, z), intrinsics, camera.width, camera.height, camera.model)
+    u, v, row0, row1 = LENSES[camera.model].project((x, y, z), intrinsics, camera.width, camera.height)
     t0, t1 = (_times_rotation(row, (w0, w1, w2)) for row in (row0, row1))
     s = covariance
     s0, s1 = (

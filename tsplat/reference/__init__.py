@@ -32,10 +32,11 @@ from ..config import (
 )
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..precision import differentiable, product
-from .camera_formulas import Camera, distances, facing, intrinsics, project_points
+from .camera_formulas import Camera, distances, facing, intrinsics, path_of, project_points
 from .camera_formulas import quaternion_to_rotation as quaternion_to_rotation
 from .camera_formulas import rays as camera_rays
 from .camera_formulas import unscented as unscented_transform
+from .lens_formulas import LENSES
 from .sh_formulas import sh_basis as sh_basis
 from .sh_formulas import spherical_harmonics as spherical_harmonics
 
@@ -133,7 +134,7 @@ def project(
     z = depths = points[..., 2]
     if settings.unscented is not None and settings.unscented.radial:
         depths = points.norm(dim=-1)
-        z = depths if settings.camera.model == "ftheta" else z
+        z = depths if LENSES[settings.camera.model].culls_by_distance else z
     seen = defined & (z >= near) & (z <= far)
     margin = torch.minimum(_relative(z, near), _relative(z, far))
     a, b, c = sharp[..., 0, 0] + eps2d, sharp[..., 0, 1], sharp[..., 1, 1] + eps2d
@@ -328,7 +329,7 @@ def rasterize(
 
     centers = camera_centers(viewmats, numerics)
     if shutter is not None:
-        centers = 0.5 * (centers + shutter[..., 16:19])
+        centers = 0.5 * (centers + path_of(shutter).center)
     features = [_shade(means, values, degree, centers) for values, degree in signals]
     if sh_degree is not None:
         features[0] = features[0].clamp_min(0)

@@ -3,14 +3,15 @@
 Points and Jacobians for EWA splatting, and the unscented transform with lenses and rolling shutters.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..config import FOV_MARGIN, LENS_GAIN_MIN, SHUTTER_STEPS, CameraSettings, Unscented
+from ..config import SHUTTER_STEPS, CameraSettings, Unscented
 from ..precision import product
+from .lens_formulas import LENSES, Lens
 
 
 def quaternion_to_rotation(quats: Tensor) -> Tensor:
@@ -25,48 +26,10 @@ def quaternion_to_rotation(quats: Tensor) -> Tensor:
 
 
 def project_points(points: Tensor, intrinsics: Tensor, settings: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; whether defined.
-
-    Fisheye: u = fx k x + cx with k = theta / r. With m = (dk / dr) / r, J = f [k I + m p p^T | -p / |(x, y, z)|^2].
-    """
+    """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; if defined."""
     x, y, z = points.unbind(-1)
-    fx, fy, cx, cy = intrinsics[..., None, :].unbind(-1)
-    zero = torch.zeros_like(z)
-    defined = torch.ones_like(z, dtype=torch.bool)
-    if settings.model == "pinhole":
-        safe_z = torch.where(z.abs() > 0, z, 1.0)
-        slopes = []
-        for p, f, c, size in ((x, fx, cx, settings.width), (y, fy, cy, settings.height)):
-            margin = FOV_MARGIN * 0.5 * size / f
-            slopes.append(torch.clamp(p / safe_z, min=-(c / f + margin), max=(size - c) / f + margin))
-        u, v = fx * x / safe_z + cx, fy * y / safe_z + cy
-        rows = (fx / safe_z, zero, -fx * slopes[0] / safe_z), (zero, fy / safe_z, -fy * slopes[1] / safe_z)
-    elif settings.model == "ortho":
-        u, v = fx * x + cx, fy * y + cy
-        rows = (fx + zero, zero, zero), (zero, fy + zero, zero)
-    else:
-        square = x * x + y * y
-        defined = (square > 0) | (z > 0)
-        k, m = _equidistant(torch.where(defined, square, 1.0), z)
-        u, v = fx * k * x + cx, fy * k * y + cy
-        full = torch.where(defined, square + z * z, 1.0)
-        x_row = (fx * (k + m * x * x), fx * m * x * y, -fx * x / full)
-        rows = x_row, (fy * m * x * y, fy * (k + m * y * y), -fy * y / full)
+    (u, v, defined), rows = LENSES[settings.model].project((x, y, z), intrinsics[..., None, :], settings)
     return torch.stack([u, v], -1), torch.stack([torch.stack(row, -1) for row in rows], -2), defined
-
-
-def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """theta / r and its derivative with respect to r, divided by r, for r^2 = square; both are smooth at r = 0."""
-    near_axis = (z > 0) & (square < 0.1 * z * z)
-    # Each formula is evaluated at a harmless point where the other one is taken.
-    safe_z, far = torch.where(near_axis, z, 1.0), torch.where(near_axis, 1.0, square)
-    t = torch.where(near_axis, square, 0.0) / (safe_z * safe_z)
-    # atan(sqrt(t)) / sqrt(t) and twice its derivative.
-    value = sum((-t) ** n / (2 * n + 1) for n in range(18))
-    slope = sum(-2 * n * (-t) ** (n - 1) / (2 * n + 1) for n in range(1, 19))
-    k = torch.atan2(far.sqrt(), z) / far.sqrt()
-    m = (z / (far + z * z) - k) / far
-    return torch.where(near_axis, value / safe_z, k), torch.where(near_axis, slope / safe_z**3, m)
 
 
 def intrinsics(matrices: Tensor) -> Tensor:
@@ -82,6 +45,17 @@ class Camera(NamedTuple):
     intrinsics: Tensor
     lens: Tensor | None
     shutter: Tensor | None
+
+
+Path = namedtuple("Path", "q0 q1 t0 t1 angle inverse_sine center unused")
+
+Windshield = namedtuple("Windshield", "horizontal vertical horizontal_inverse vertical_inverse")
+"""Polynomials in front of a lens, 21 coefficients each."""
+
+
+def path_of(shutter: Tensor) -> Path:
+    """Rotations and translations at the start and the end of a rolling shutter, and what follows from them."""
+    return Path(*torch.split(shutter, [4, 4, 3, 3, 1, 1, 3, 1], -1))
 
 
 def unscented(
@@ -120,43 +94,26 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
     """Pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, 0 behind it; which are valid."""
     front = points[..., 2] > 0
     x, y, z = torch.where(front[..., None], points, points.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
-    k = None if cameras.lens is None else cameras.lens[..., None, None, :].unbind(-1)
-    seen = torch.ones_like(front)
-    if k is not None and len(k) > 12:
-        x, y, z, seen = _through_windshield(x, y, z, k[12:33], k[33:54])
-    if settings.model == "ortho":
-        a, b = x, y
-    elif settings.model == "fisheye":
-        on_axis = x * x + y * y < 1e-24
-        r = torch.where(on_axis, 1.0, x * x + y * y).sqrt()
-        theta = torch.where(on_axis, 0.0, torch.atan2(r, z))
-        bent = theta
-        if k is not None:
-            bent, _ = _fisheye_angle(theta, k)
-            seen = seen & (theta <= k[4])
-        a, b = (torch.where(on_axis, p / z, bent * p / r) for p in (x, y))
-    elif settings.model == "ftheta":
-        assert k is not None
-        on_axis = x * x + y * y < 1e-24
-        r = torch.where(on_axis, 1.0, x * x + y * y).sqrt()
-        theta = torch.where(on_axis, 0.0, torch.atan2(r, z))
-        visible = theta <= k[5]
-        seen = seen & visible
-        largest, first = (torch.where(value > 0, value, 1.0) for value in (k[5], k[0]))  # 0 of invalid cameras
-        distance = _ftheta_distance(theta.minimum(largest), k) * torch.where(visible, 1.0, theta / largest)
-        at_axis = torch.where(k[10] > 0, 1 / first, first) / z
-        a, b = (torch.where(on_axis, p * at_axis, distance * p / r) for p in (x, y))
-        a, b = k[7] * a + k[8] * b, k[9] * a + b
-    else:
-        a, b = x / z, y / z
-        if k is not None:
-            a, b, gain = _opencv(a, b, k)
-            seen = seen & (gain > LENS_GAIN_MIN)
+    lens = LENSES[settings.model]
+    k, glass = _coefficients(cameras.lens, lens)
+    clear = torch.ones_like(front)
+    if glass is not None:
+        x, y, z, clear = _through_windshield(x, y, z, glass.horizontal, glass.vertical)
+    a, b, seen = lens.bend((x, y, z), k)
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     pixels = torch.where(front[..., None], focal * torch.stack([a, b], -1) + center, 0.0)
     size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
     inside = ((pixels >= -margin * size) & (pixels < size + margin * size)).all(-1)
-    return pixels, front & seen & inside
+    return pixels, front & clear & seen & inside
+
+
+def _coefficients(lens: Tensor | None, model: Lens) -> tuple[Any, Windshield | None]:
+    """Coefficients of a lens and of a windshield in front of it, [..., C, 1, 1] each; None without one."""
+    if lens is None:
+        return None, None
+    values = lens[..., None, None, :].unbind(-1)
+    k = model.coefficients(*values[: len(model.coefficients._fields)])
+    return k, Windshield(*[values[i : i + 21] for i in range(12, 96, 21)]) if len(values) > 12 else None
 
 
 def _through_windshield(
@@ -179,49 +136,6 @@ def _through_windshield(
     return torch.where(clear, h.sin(), 0.0), torch.where(clear, v.sin(), 0.0), depth, clear
 
 
-def _fisheye_angle(theta: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The distorted angle of a fisheye lens, and its derivative with respect to theta."""
-    bent = theta + k[0] * theta**3 + k[1] * theta**5 + k[2] * theta**7 + k[3] * theta**9
-    return bent, 1 + 3 * k[0] * theta**2 + 5 * k[1] * theta**4 + 7 * k[2] * theta**6 + 9 * k[3] * theta**8
-
-
-def _ftheta_distance(theta: Tensor, k: tuple[Tensor, ...]) -> Tensor:
-    """Distances in the image, in pixels, that an f-theta lens shows angles at."""
-    farthest, inverts = k[6], k[10] > 0
-    with torch.no_grad():
-        root = _bisect(lambda t: _ftheta_polynomial(t, k)[0], theta, farthest)
-    value, slope = _ftheta_polynomial(root, k)
-    inverse = root - (value - theta) / torch.where(slope > 0, slope, 1.0)  # of the implicit function theorem
-    return torch.where(inverts, inverse, _ftheta_polynomial(theta, k)[0])
-
-
-def _ftheta_polynomial(t: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The polynomial that defines an f-theta lens, and its derivative."""
-    value = t * (k[0] + t * (k[1] + t * (k[2] + t * (k[3] + t * k[4]))))
-    return value, k[0] + t * (2 * k[1] + t * (3 * k[2] + t * (4 * k[3] + t * 5 * k[4])))
-
-
-@torch.no_grad()
-def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) -> Tensor:
-    """Where a function that grows from 0 to ``high`` has a value."""
-    low, high = torch.zeros_like(target), high.expand_as(target)
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        below = function(middle) < target
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return 0.5 * (low + high)
-
-
-def _opencv(a: Tensor, b: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """OpenCV's distortion of a = x / z and b = y / z, and its radial factor."""
-    r2 = a * a + b * b
-    gain = (1 + r2 * (k[0] + r2 * (k[1] + r2 * k[2]))) / (1 + r2 * (k[3] + r2 * (k[4] + r2 * k[5])))
-    mixed = 2 * a * b
-    bent_a = a * gain + k[6] * mixed + k[7] * (r2 + 2 * a * a) + r2 * (k[8] + r2 * k[9])
-    bent_b = b * gain + k[6] * (r2 + 2 * b * b) + k[7] * mixed + r2 * (k[10] + r2 * k[11])
-    return bent_a, bent_b, gain
-
-
 def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
     """Origins and directions of the rays of pixel centers, world frame, [..., C, H, W, 3]; directions 0 without one."""
     dtype, device = cameras.intrinsics.dtype, cameras.intrinsics.device
@@ -229,46 +143,16 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
     pixels = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # [H, W, 2]
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     x, y = ((pixels - center) / focal).unbind(-1)
-    zero, one = torch.zeros_like(x), torch.ones_like(x)
-    k = None if cameras.lens is None else cameras.lens[..., None, None, :].unbind(-1)
-    exists = torch.ones_like(x, dtype=torch.bool)
-    origins = torch.zeros_like(torch.stack([x, y, zero], -1))
-    if settings.model == "ortho":
-        origins, directions = torch.stack([x, y, zero], -1), torch.stack([zero, zero, one], -1)
-    elif settings.model == "fisheye":
-        radius = (x * x + y * y).sqrt()
-        theta = radius
-        if k is not None:
-            theta = _bisect(lambda t: _fisheye_angle(t, k)[0], radius, k[4])
-            value, slope = _fisheye_angle(theta, k)
-            theta = theta - (value - radius) / torch.where(slope > 0, slope, torch.inf)  # implicit function theorem
-            exists = theta < k[4] * (1 - 1e-9)
-        exists = exists & (theta < torch.pi)
-        sine = theta.sin() / torch.where(radius > 0, radius, 1.0)
-        directions = torch.stack([sine * x, sine * y, theta.cos()], -1)
-    elif settings.model == "ftheta":
-        assert k is not None
-        x, y = (x - k[8] * y) / (k[7] - k[8] * k[9]), (k[7] * y - k[9] * x) / (k[7] - k[8] * k[9])
-        radius = (x * x + y * y).sqrt()
-        inverse = _bisect(lambda t: _ftheta_polynomial(t, k)[0], radius, k[5])
-        theta = torch.where(k[10] > 0, _ftheta_polynomial(radius, k)[0], inverse)
-        exists = radius < k[6]
-        sine = theta.sin() / torch.where(radius > 0, radius, 1.0)
-        directions = torch.stack([sine * x, sine * y, theta.cos()], -1)
-    else:
-        a, b = x, y
-        if k is not None:
-            for _ in range(200):
-                bent_a, bent_b, gain = _opencv(a, b, k)
-                a, b = a + x - bent_a, b + y - bent_b
-            exists = (gain > LENS_GAIN_MIN) & ((bent_a - x).abs() + (bent_b - y).abs() < 1e-6)
-            a, b = torch.where(exists, a, 0.0), torch.where(exists, b, 0.0)
-        directions = torch.stack([a, b, one], -1)
-    if k is not None and len(k) > 12:
-        directions = torch.where(exists[..., None], directions, directions.new_tensor([0.0, 0.0, 1.0]))
-        x, y, z = directions.unbind(-1)
-        x, y, z, clear = _through_windshield(x, y, z, k[54:75], k[75:96])
-        directions, exists = torch.stack([x, y, z], -1), exists & clear
+    lens = LENSES[settings.model]
+    k, glass = _coefficients(cameras.lens, lens)
+    zero = torch.zeros_like(x)
+    origins = torch.stack([x, y, zero] if lens.is_parallel else [zero, zero, zero], -1)
+    (x, y, z), exists = lens.unbend(x, y, k)
+    if glass is not None:
+        x, y, z = (torch.where(exists, value, outside) for value, outside in ((x, 0.0), (y, 0.0), (z, 1.0)))
+        x, y, z, clear = _through_windshield(x, y, z, glass.horizontal_inverse, glass.vertical_inverse)
+        exists = exists & clear
+    directions = torch.stack([x, y, z], -1)
     if cameras.shutter is None:
         rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
     else:
@@ -362,7 +246,7 @@ def _time(pixels: Tensor, settings: CameraSettings) -> Tensor:
 
 def _pose(path: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """Rotations [..., 3, 3] and translations [..., 3] at times; the rotations by a constant rate about one axis."""
-    q0, q1, time = path[..., :4], path[..., 4:8], time[..., None]
+    (q0, q1, t0, t1, *_), time = path_of(path), time[..., None]
     # The rotation vector of q1 q0*, times the time, is that of the turn since the start.
     w0, v0, w1, v1 = q0[..., :1], q0[..., 1:], q1[..., :1], q1[..., 1:]
     turn = w0 * v1 - w1 * v0 - torch.linalg.cross(v1.expand_as(v0), v0)
@@ -373,4 +257,4 @@ def _pose(path: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     w, v = half.cos(), half.sin() * axis
     imaginary = w * v0 + w0 * v + torch.linalg.cross(v, v0.expand_as(v))
     q = torch.cat([w * w0 - (v * v0).sum(-1, keepdim=True), imaginary], -1)
-    return quaternion_to_rotation(q), (1 - time) * path[..., 8:11] + time * path[..., 11:14]
+    return quaternion_to_rotation(q), (1 - time) * t0 + time * t1

@@ -6,6 +6,8 @@ point is seen at has no ray.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,8 +16,9 @@ from ..config import CameraSettings
 from ..data import Cameras, CompositingSettings, Gaussians3D, ProjectedGaussians, Rays
 from ..errors import ShapeError
 from ..formulas.rotations import rotation_rows
-from ..kernels_torch.lens_models import directions
-from ..kernels_torch.unscented import pose_at, time_of
+from ..kernels_torch.lens_pixels import directions
+from ..kernels_torch.lenses import LENSES
+from ..kernels_torch.shutters import pose_at, time_of
 from ..runtime.autograd import take_rows
 
 
@@ -60,9 +63,7 @@ def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = Fals
         y = (ys - Ks[:, 1, 2, None]) / Ks[:, 1, 1, None]
         shape = (len(Ks), settings.height, settings.width)
         x, y = x[:, None, :].expand(shape), y[:, :, None].expand(shape)
-    if settings.model == "ftheta" and lens is not None:
-        lens = lens.detach()
-    direction = directions(x, y, lens, settings.model)
+    direction = directions(x, y, lens, settings)
     if shutter is None:
         rows = [[viewmats[:, i, j, None, None] for j in range(3)] for i in range(3)]
         shift = [viewmats[:, i, 3, None, None] for i in range(3)]
@@ -71,15 +72,16 @@ def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = Fals
     world = torch.stack(_to_world(rows, direction), 1)
     if unit:
         world = torch.nn.functional.normalize(world, dim=1)
-    if settings.model == "ortho":
+    is_parallel = LENSES[settings.model].is_parallel
+    if is_parallel:
         shift = [shift[0] - x, shift[1] - y, shift[2]]
     origins = -torch.stack(_to_world(rows, shift), 1)
-    if settings.model != "ortho" and shutter is None:
+    if not is_parallel and shutter is None:
         return Rays(world, origins[:, :, 0, 0])
     return Rays(torch.cat([origins.expand_as(world), world], 1), None)
 
 
-def _to_world(rows: list[list[Tensor]], v: list[Tensor]) -> list[Tensor]:
+def _to_world(rows: list[list[Tensor]], v: Sequence[Tensor]) -> list[Tensor]:
     """The transpose of a matrix times a vector."""
     return [rows[0][k] * v[0] + rows[1][k] * v[1] + rows[2][k] * v[2] for k in range(3)]
 

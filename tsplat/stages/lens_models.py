@@ -1,19 +1,14 @@
 """Lenses and rolling shutters: their options checked, and the tensors of cameras that describe them.
 
-``Cameras.lens`` [..., C, 12] of a pinhole camera holds k1 to k6, p1, p2, and s1 to s4 (OpenCV's names). Of a fisheye
-camera, it holds k1 to k4, the largest angle from the optical axis that the lens sees, in radians, and zeros. Of an
-f-theta camera, it holds the coefficients of degrees 1 to 5 of the polynomial that defines the lens; the largest angle,
-and its distance from the principal point in pixels; c, d and e; 1 for a polynomial of distances, 0 for one of angles;
-and a zero. ``Cameras.Ks`` then have focal lengths of 1, and principal points that count from the corner of the image.
+``Cameras.lens`` [..., C, 12] holds the coefficients of a lens in the order of ``kernels_torch/lenses/``, then zeros.
+``Cameras.Ks`` of f-theta cameras have focal lengths of 1, and principal points that count from the corner of the
+image.
 
 Behind a windshield, 84 values follow these 12: the coefficients of four polynomials of degree 5, 21 each, which map the
 angles (phi, psi) of a ray: phi and psi from outside to inside, and the same from inside to outside. A polynomial has
 the powers 0 to 5 of phi, then 0 to 4 of phi times psi, and so on.
 
-``Cameras.shutter`` [..., C, 20] holds the rotations at the start and at the end of the readout as unit quaternions wxyz
-(4 and 4 values, no more than 90 degrees apart), the translations (3 and 3), the angle between the quaternions in
-radians and the inverse of its sine (0 for equal rotations), the center of the camera at the end in the world frame (3),
-and a zero.
+``Cameras.shutter`` [..., C, 20] is a ``Path`` of ``kernels_torch/shutters.py``.
 """
 
 from __future__ import annotations
@@ -42,25 +37,18 @@ from ..config import (
 from ..data import Cameras, ProjectionSettings
 from ..errors import ArgumentError, ShapeError
 from ..formulas.rotations import quaternions
+from ..kernels_torch.lenses import LENSES
+from ..kernels_torch.lenses.interface import N_COEFFICIENTS
+from ..kernels_torch.shutters import path_of
 from ..kernels_torch.validation import camera_centers
-
-SAMPLES, BISECTIONS = 1024, 60
-"""Samples of [0, pi] among which the largest angle of a fisheye lens is searched, and steps that refine it."""
 
 NEGLIGIBLE = 1e-30
 """Smaller coefficients of an f-theta polynomial show in no image, and are taken for 0 where its domain is searched."""
 
-COEFFICIENTS = {
-    "pinhole": {"radial_coeffs": 6, "tangential_coeffs": 2, "thin_prism_coeffs": 4},
-    "fisheye": {"radial_coeffs": 4},
-}
-"""Numbers of coefficients of each camera model."""
+NOT_IMPLEMENTED = {"lidar": "spinning lidars (lidar_coeffs) cannot be rendered; use cameras"}
+"""Camera models of gsplat 1.6 that there are not, and what to do instead."""
 
-NOT_IMPLEMENTED = {
-    "ftheta": "it requires the unscented transform: with_ut=True, or fully_fused_projection_with_ut",
-    "lidar": "spinning lidars (lidar_coeffs) cannot be rendered; use cameras",
-}
-"""Camera models of gsplat 1.6 that linearization at the mean does not have, and what to do instead."""
+REQUIRES_UT = "it requires the unscented transform: with_ut=True, or fully_fused_projection_with_ut"
 
 
 class ExternalDistortionReferencePolynomial(enum.IntEnum):
@@ -120,8 +108,8 @@ def name_of(rolling_shutter: Any) -> Any:
 
 def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
     """Raises unless a camera model is implemented, with or without the unscented transform."""
-    if not (with_ut and isinstance(camera_model, str) and camera_model == "ftheta"):
-        check_choice("camera_model", camera_model, CAMERA_MODELS, NOT_IMPLEMENTED)
+    others = {model: REQUIRES_UT for model, lens in LENSES.items() if not (with_ut or lens.has_jacobian)}
+    check_choice("camera_model", camera_model, CAMERA_MODELS, NOT_IMPLEMENTED | others)
 
 
 def check_unscented(
@@ -173,13 +161,9 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
     windshield = given.pop("external_distortion_coeffs", None)
     if model == "ftheta":
         cameras = _add_ftheta(cameras, given.pop("ftheta_coeffs", None), batch, n_cameras)
-    elif windshield is not None:
-        if model == "ortho":
-            raise ArgumentError("external_distortion_coeffs: expected None for ortho cameras, whose rays are parallel")
-        given.setdefault(
-            "radial_coeffs", cameras.viewmats.new_zeros(*batch, n_cameras, COEFFICIENTS[model]["radial_coeffs"])
-        )
-    shapes = {name: (n,) for name, n in COEFFICIENTS.get(model, {}).items()} | {"viewmats_rs": (4, 4)}
+    elif windshield is not None and LENSES[model].is_parallel:
+        raise ArgumentError(f"external_distortion_coeffs: expected None for {model} cameras, whose rays are parallel")
+    shapes = {name: (n,) for name, n in LENSES[model].arguments.items()} | {"viewmats_rs": (4, 4)}
     for name, tensor in given.items():
         if name not in shapes:
             raise ArgumentError(f"{name}: expected None for {model} cameras")
@@ -191,17 +175,9 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
     end = given.pop("viewmats_rs", None)
     if end is not None:
         cameras = cameras._replace(shutter=_path(cameras.viewmats.to(end.dtype), end, settings.numerics))
-    if given:
-        zeros = cameras.viewmats.new_zeros(*batch, n_cameras, 4, dtype=dtype)
-        if model == "fisheye":
-            radial = given["radial_coeffs"]
-            coefficients = torch.cat([radial, _largest_angle(radial.detach())[..., None], zeros, zeros[..., :3]], -1)
-        else:
-            parts = [
-                given.get(name, zeros[..., :1].expand(*zeros.shape[:-1], n)) for name, n in COEFFICIENTS[model].items()
-            ]
-            coefficients = torch.cat(parts, -1)
-        cameras = cameras._replace(lens=coefficients)
+    if given or (windshield is not None and cameras.lens is None):
+        zeros = cameras.viewmats.new_zeros(*batch, n_cameras, N_COEFFICIENTS, dtype=dtype)
+        cameras = cameras._replace(lens=LENSES[model].pack(given, zeros))
     return cameras if windshield is None else _add_windshield(cameras, windshield)
 
 
@@ -296,26 +272,6 @@ def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -
     return (float(polynomial(stop)), float(stop)) if stop < distance else (angle, float(distance))
 
 
-def _largest_angle(radial: Tensor) -> Tensor:
-    """The angle at which theta (1 + k1 theta^2 + ... + k4 theta^8) stops to grow, at most pi. [..., 4] -> [...]"""
-    coefficients = radial.double() * torch.arange(3, 10, 2, dtype=torch.float64, device=radial.device)
-
-    def grows(angle: Tensor) -> Tensor:
-        square, slope = angle * angle, torch.zeros_like(angle)
-        for k in range(3, -1, -1):
-            slope = (slope + coefficients[..., k, None]) * square
-        return slope + 1 > 0
-
-    samples = torch.linspace(0, math.pi, SAMPLES, dtype=torch.float64, device=radial.device)
-    growing = grows(samples.expand(*radial.shape[:-1], SAMPLES)).cumprod(-1).sum(-1, keepdim=True)  # the first stop
-    low, high = samples[growing - 1], samples[growing.clamp_max(SAMPLES - 1)]
-    for _ in range(BISECTIONS):
-        middle = 0.5 * (low + high)
-        is_low = grows(middle)
-        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
-    return low[..., 0].to(radial.dtype)
-
-
 def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     """The path of a camera from one pose to another, [..., 4, 4] each. See the head of this file."""
     # Of invalid poses, no gradient is computed.
@@ -336,12 +292,9 @@ def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
 
 def away(shutter: Tensor, valid: Tensor) -> Tensor:
     """Replaces the paths of cameras that are not valid by paths from which everything is behind."""
-    path = shutter.new_zeros(shutter.shape[-1])
-    path[:5:4].fill_(1.0)
-    path[10:14:3].fill_(-4 * MAGNITUDE_MAX)
-    return torch.where(valid[..., None], shutter, path)
-
-
-def center_at_end(shutter: Tensor) -> Tensor:
-    """The centers of cameras at the end of the readout, world frame. [..., 20] -> [..., 3]"""
-    return shutter[..., 16:19]
+    behind = shutter.new_zeros(shutter.shape[-1])
+    path = path_of(behind)
+    for q, t in ((path.q0, path.t0), (path.q1, path.t1)):
+        q[0].fill_(1.0)
+        t[2].fill_(-4 * MAGNITUDE_MAX)
+    return torch.where(valid[..., None], shutter, behind)

@@ -10,13 +10,14 @@ from ..arguments import is_per_camera
 from ..config import ALPHA_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Backend, Numerics
 from ..data import Cameras, Gaussians3D
 from ..errors import InvalidValueError
+from ..kernels_torch.shutters import path_of
 from ..kernels_torch.validation import camera_centers as camera_centers
 from ..kernels_torch.validation import exceeds, has_no_focal_length, is_singular
 from ..precision import full_precision
 from ..runtime.autograd import once_differentiable
 from ..runtime.backend import launchers
 from .inputs import camera_fields, contiguous
-from .lens_models import away, center_at_end
+from .lens_models import away
 
 AFTER_STEP = "did an optimizer step with a non-finite gradient?"
 
@@ -89,7 +90,7 @@ def prepare(
         if "shutter" in others:
             if valid_cameras is not None:
                 prepared = prepared._replace(shutter=away(others["shutter"], valid_cameras))
-            centers = 0.5 * (centers + center_at_end(prepared.shutter))
+            centers = 0.5 * (centers + path_of(prepared.shutter).center)
     return gaussians._replace(valid=valid), prepared, centers
 
 

@@ -1,0 +1,93 @@
+"""Pixels of points, and directions of pixels, by any lens, with a windshield or without.
+
+``lens`` are values of ``Cameras.lens``, or None; the polynomials of a windshield follow those of the lens in it.
+"""
+
+from collections import namedtuple
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import CameraSettings
+from ..formulas.rotations import Triple
+from .lenses import LENSES, Lens
+from .lenses.interface import N_COEFFICIENTS
+
+N_POLYNOMIAL = 21
+
+
+Windshield = namedtuple("Windshield", "horizontal vertical horizontal_inverse vertical_inverse")
+"""Coefficients of polynomials: those of points, and their inverse, of rays."""
+
+
+def _coefficients(values: tuple[Tensor, ...], lens: Lens) -> tuple[Any, Windshield | None]:
+    """Coefficients of a lens and of the windshield in front of it; None without one."""
+    starts = range(N_COEFFICIENTS, len(values), N_POLYNOMIAL)
+    return lens.read(values), Windshield(*[values[i : i + N_POLYNOMIAL] for i in starts]) if starts else None
+
+
+def lens_pixel(
+    p: Triple, lens: Tensor | None, intrinsics: tuple[Tensor, ...], camera: CameraSettings, margin: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front."""
+    front = p[2] > 0
+    # Gradients of what is not used must not be NaN.
+    p = (torch.where(front, p[0], 0.0), torch.where(front, p[1], 0.0), torch.where(front, p[2], 1.0))
+    model, seen = LENSES[camera.model], front
+    k, glass = _coefficients(() if lens is None else lens.unbind(1), model)
+    if glass is not None:
+        p, clear = _refract(p, glass.horizontal, glass.vertical)
+        seen = seen & clear
+    x, y, shown = model.bend(p, k)
+    fx, fy, cx, cy = intrinsics
+    u, v = torch.where(front, fx * x + cx, 0.0), torch.where(front, fy * y + cy, 0.0)
+    side, top = margin * camera.width, margin * camera.height
+    inside = (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
+    return u, v, seen & shown & inside
+
+
+def directions(x: Tensor, y: Tensor, lens: Tensor | None, camera: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit directions that cameras with a focal length of 1 show at x, y, [I, H, W]; zero if there are none."""
+    model = LENSES[camera.model]
+    k, glass = _coefficients(() if lens is None else lens[:, :, None, None].unbind(1), model)
+    dx, dy, dz = model.unbend(x, y, k)
+    if glass is not None:
+        exists = torch.stack([dx, dy, dz]).any(0)
+        inner = (dx, dy, torch.where(exists, dz, 1.0))
+        outer, clear = _refract(inner, glass.horizontal_inverse, glass.vertical_inverse)
+        dx, dy, dz = (torch.where(exists & clear, value, 0.0) for value in outer)
+    return dx, dy, dz
+
+
+def _refract(p: Triple, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, ...]) -> tuple[Triple, Tensor]:
+    """Unit directions in which a windshield shows points, and whether it does; see ``refract`` of the kernels."""
+    x, y, z = p
+    phi, psi = torch.atan2(x, torch.hypot(y, z)), torch.atan2(y, torch.hypot(x, z))
+    h, h_phi, h_psi = _polynomial(horizontal, phi, psi)
+    v, v_phi, v_psi = _polynomial(vertical, phi, psi)
+    square = 1 - h.sin().square() - v.sin().square()
+    within = torch.maximum(h.abs(), v.abs()) < torch.pi / 2
+    clear = within & (square > 0) & (h_phi * v_psi > h_psi * v_phi)
+    length = torch.where(clear, square, 1.0).sqrt()
+    return (
+        torch.where(clear, h.sin(), 0.0),
+        torch.where(clear, v.sin(), 0.0),
+        torch.where(z < 0, -length, length),
+    ), clear
+
+
+def _polynomial(c: tuple[Tensor, ...], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of y^k (c_0k + c_1k x + ... ), and its derivatives with respect to x and y; six coefficients for k = 0."""
+    value = of_x = of_y = torch.zeros_like(x)
+    end = N_POLYNOMIAL
+    for n in range(1, 7):
+        inner = slope = torch.zeros_like(x)
+        for coefficient in c[end - n : end][::-1]:
+            slope = slope * x + inner
+            inner = inner * x + coefficient
+        of_y = of_y * y + value
+        of_x = of_x * y + slope
+        value = value * y + inner
+        end -= n
+    return value, of_x, of_y

@@ -1,0 +1,12 @@
+"""Lenses, a file for each; see `interface.Lens`."""
+
+from .fisheye import Fisheye
+from .ftheta import FTheta
+from .interface import Lens
+from .ortho import Ortho
+from .pinhole import Pinhole
+
+__all__ = ["LENSES", "Lens"]
+
+LENSES: dict[str, Lens] = {"fisheye": Fisheye(), "ftheta": FTheta(), "ortho": Ortho(), "pinhole": Pinhole()}
+"""By ``CameraSettings.model``."""

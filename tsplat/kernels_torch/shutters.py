@@ -1,0 +1,93 @@
+"""Rolling shutters in vectorized PyTorch: the pose of a camera at a time, and when it exposes a point."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import torch
+from torch import Tensor
+
+from ..config import SHUTTER_STEPS, CameraSettings
+from ..formulas.rotations import Triple, rotation_rows
+from .lens_pixels import lens_pixel
+
+Pose = tuple[tuple[Triple, Triple, Triple], Triple]
+"""Rows of a rotation from the world to the camera, and a translation."""
+
+
+Path = namedtuple("Path", "q0 q1 t0 t1 angle inverse_sine center unused")
+"""Of a camera during the readout: rotations at the start and at the end as unit quaternions wxyz, at most 90 degrees
+apart; translations; the angle between the quaternions in radians, and the inverse of its sine, 0 for equal rotations;
+the center of the camera at the end, world frame; a zero."""
+
+
+def path_of(shutter: Tensor) -> Path:
+    """Names the values of ``Cameras.shutter``. [..., 20]"""
+    return Path(*torch.split(shutter, [4, 4, 3, 3, 1, 1, 3, 1], -1))
+
+
+def to_camera(point: Triple, pose: Pose) -> Triple:
+    rows, translation = pose
+    x, y, z = (w[0] * point[0] + w[1] * point[1] + w[2] * point[2] + t for w, t in zip(rows, translation))
+    return x, y, z
+
+
+def pixel_in_time(
+    point: Triple,
+    shutter: Tensor,
+    lens: Tensor | None,
+    intrinsics: tuple[Tensor, ...],
+    camera: CameraSettings,
+    margin: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixel x and y of a point of the world at the time at which the shutter exposes it, and whether it is seen.
+
+    The gradient is that of the solution, not of the iterations: with the gradient d of the time s and the velocity w of
+    the pixel, dq = dq|_s + w (d dq|_s) / (1 - d w).
+    """
+
+    def at(time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return lens_pixel(to_camera(point, pose_at(shutter, time)), lens, intrinsics, camera, margin)
+
+    with torch.no_grad():
+        zero = torch.zeros_like(point[0])
+        u, v, at_start = at(zero)
+        end_u, end_v, at_end = at(zero + 1)
+        u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
+        for _ in range(SHUTTER_STEPS - 1):
+            u, v, _ = at(time_of(u, v, camera))
+        time = time_of(u, v, camera)
+    u, v, seen = at(time)
+    if u.requires_grad:
+        moving = time.clone().requires_grad_()
+        rate_u, rate_v = (torch.autograd.grad(at(moving)[k].sum(), moving)[0] for k in range(2))
+        change = _growth(u - u.detach(), v - v.detach(), camera) / (1 - _growth(rate_u, rate_v, camera))
+        u, v = u + rate_u * change, v + rate_v * change
+    return u, v, seen & (at_start | at_end)
+
+
+def _growth(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
+    """How much later a pixel is exposed that is farther by u, v."""
+    return time_of(u, v, camera) - time_of(torch.zeros_like(u), torch.zeros_like(v), camera)
+
+
+def time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
+    """The time at which a pixel is exposed: 0 at the center of the first row or column that is read, 1 at the last."""
+    if camera.readout == "ROLLING_TOP_TO_BOTTOM":
+        return (v - 0.5) / max(camera.height - 1, 1)
+    if camera.readout == "ROLLING_BOTTOM_TO_TOP":
+        return (camera.height - 0.5 - v) / max(camera.height - 1, 1)
+    if camera.readout == "ROLLING_LEFT_TO_RIGHT":
+        return (u - 0.5) / max(camera.width - 1, 1)
+    return (camera.width - 0.5 - u) / max(camera.width - 1, 1)
+
+
+def pose_at(shutter: Tensor, time: Tensor) -> Pose:
+    """The pose of a camera between those at the start and at the end of the readout (spherical interpolation)."""
+    path, time = path_of(shutter), time[:, None]
+    turns = path.inverse_sine > 0
+    before = torch.where(turns, ((1 - time) * path.angle).sin() * path.inverse_sine, 1 - time)
+    after = torch.where(turns, (time * path.angle).sin() * path.inverse_sine, time)
+    q = before * path.q0 + after * path.q1
+    t = (1 - time) * path.t0 + time * path.t1
+    return rotation_rows(torch.nn.functional.normalize(q, dim=-1)), (t[:, 0], t[:, 1], t[:, 2])
