@@ -9,7 +9,7 @@ import pytest
 
 from tsplat.errors import FileError
 from tsplat.support.files import atomic_write, delete_temporaries, output_folder, staged_folder, write_json
-from tsplat.support.reading import protect_inputs, read_file
+from tsplat.support.reading import earlier_output, protect_inputs, read_file
 
 
 def test_atomic_write_replaces_the_file_at_the_end(tmp_path):
@@ -196,4 +196,7 @@ def test_inputs_are_protected_by_any_name(tmp_path):
                 pass
         with atomic_write(tmp_path / "b") as file:
             file.write(b"new")
+        with earlier_output():
+            assert read_file(tmp_path / "b") == b"new"
+        write_json(tmp_path / "b", 1)
     write_json(tmp_path / "a", 1)

@@ -8,6 +8,7 @@ for a scene.
 
 import argparse
 import contextlib
+import functools
 import random
 import time
 from collections.abc import Iterator
@@ -102,11 +103,15 @@ def _decided(decisions: reference.Decisions) -> Iterator[None]:
     """Makes the reference take over decisions, those about tiles, too."""
     rasterize, composite = reference.rasterize, surfel_formulas.composite
 
+    @functools.wraps(rasterize)
+    def decided(**named: Any) -> Any:
+        return rasterize(**named | dict(decisions=decisions))
+
     def everywhere(*arguments: Any) -> Tensor:
         return torch.ones((), dtype=torch.bool)
 
     with (
-        patch.object(reference, "rasterize", lambda *a, **named: rasterize(*a, **named | dict(decisions=decisions))),
+        patch.object(reference, "rasterize", decided),
         patch.object(
             surfel_formulas, "composite", lambda *a, **named: composite(*a, contributes=decisions.contributes, **named)
         ),

@@ -39,6 +39,16 @@ def protect_inputs() -> Iterator[None]:
         _inputs.reset(token)
 
 
+@contextlib.contextmanager
+def earlier_output() -> Iterator[None]:
+    """Lets outputs replace the files that are read inside of the block, which are those of an earlier output."""
+    token = _inputs.set(None)
+    try:
+        yield
+    finally:
+        _inputs.reset(token)
+
+
 def note_read(path: str | os.PathLike[str] | int) -> None:
     """Notes for :func:`raise_if_read` that a file, or an open descriptor, is read. Other libraries open some files."""
     inputs = _inputs.get()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...arguments import to_float
 from ...errors import FileError
 from ...support.files import atomic_write
-from ...support.reading import check_memory, raise_if_read, read_file
+from ...support.reading import check_memory, earlier_output, raise_if_read, read_file
 from ..images import open_image
 from .quantization import Bytes
 
@@ -142,8 +142,8 @@ def free_suffix(folder: Path, names: Iterable[str]) -> str:
 
 
 def named_images(folder: Path) -> set[str]:
-    """Returns the names of the images in the ``meta.json`` of a folder; none if it cannot be read."""
-    with contextlib.suppress(FileError, OSError):
+    """Returns the names of the images in the ``meta.json`` of an earlier output; none if it cannot be read."""
+    with contextlib.suppress(FileError, OSError), earlier_output():
         meta = JsonObject.parse(str(folder), read_file(folder / META, META_MAX))
         parts = [meta.part(name) for name in meta.values]
         return {name for part in parts if "files" in part.values for name in part.files(0)}

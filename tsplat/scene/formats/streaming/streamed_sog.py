@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ....errors import ArgumentError, FileError, UnsupportedError
-from ....support.reading import read_file, stays_inside
+from ....support.reading import earlier_output, read_file, stays_inside
 from ...editing.joining import merge_models
 from ...gaussians import Gaussians
 from ..foreign import Warn, note_ignored
@@ -78,8 +78,8 @@ def dataset_size(folder: Path) -> int:
 
 
 def named_files(folder: Path) -> set[str]:
-    """Returns the names of all files that ``lod-meta.json`` names, but not itself; none if it cannot be read."""
-    with contextlib.suppress(FileError, OSError):
+    """Returns the names of all files that ``lod-meta.json`` of an earlier output names; none if it cannot be read."""
+    with contextlib.suppress(FileError, OSError), earlier_output():
         meta = JsonObject.parse(str(folder), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
         found = meta.values.get("filenames")
         names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
