@@ -3,12 +3,20 @@
 import json
 import math
 import os
+import re
 import sys
 
 import pytest
 
 from tsplat.errors import FileError
-from tsplat.support.files import atomic_write, delete_temporaries, output_folder, staged_folder, write_json
+from tsplat.support.files import (
+    atomic_write,
+    delete_temporaries,
+    describe_os_error,
+    output_folder,
+    staged_folder,
+    write_json,
+)
 from tsplat.support.reading import earlier_output, protect_inputs, read_file
 
 
@@ -152,12 +160,13 @@ def test_files_are_replaced_together_or_not_at_all(tmp_path, monkeypatch):
         def fail(source, target, k=k, calls=calls):
             calls.append(source)
             if len(calls) == k + 1:
-                raise OSError(5, "Input/output error")
+                raise OSError(5, "Input/output error", source, None, target)
             rename(source, target)
 
         monkeypatch.setattr(os, "rename", fail)
-        with pytest.raises(OSError, match="Input/output error"):
+        with pytest.raises(OSError, match="Input/output error") as error:
             write_new(tmp_path)
+        assert re.fullmatch(rf"{tmp_path}/[abc]: Input/output error", describe_os_error(error.value))
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys("abc", "old")
     monkeypatch.setattr(os, "rename", rename)
     write_new(tmp_path)

@@ -212,9 +212,21 @@ def staged_folder(
         except _NotPutBackError:
             discard = False
             raise
+        except OSError as error:
+            if (name := _outside(error, staged, folder)) is None:
+                raise
+            raise OSError(error.errno, error.strerror, str(name)) from error
         finally:
             if discard:
                 shutil.rmtree(staged, ignore_errors=True)
+
+
+def _outside(error: OSError, staged: Path, folder: Path) -> Path | None:
+    """Returns the path in `folder` of the file that an error names in a hidden folder; None for other errors."""
+    name = error.filename2 or error.filename
+    if not isinstance(name, (str, os.PathLike)) or not Path(name).is_relative_to(staged):
+        return None
+    return folder.joinpath(*(part for part in Path(name).relative_to(staged).parts if not part.startswith(".")))
 
 
 class _NotPutBackError(FileError):
