@@ -31,7 +31,7 @@ STAGES_USE = {
     "runtime",
 }
 SCENE = {"__init__", "arguments", "config", "errors", "formulas", "precision", "support"}
-VIEWING = {"arguments", "config", "errors", "precision", "rendering", "runtime", "scene", "support"}
+VIEWING = {"arguments", "config", "errors", "formulas", "precision", "rendering", "runtime", "scene", "support"}
 TRAINING = VIEWING | {"__init__", "ops", "passes", "stages", "strategies", "viewing"}
 MODULES = {
     "config": set(),
@@ -77,7 +77,7 @@ MODULES = {
     "rasterization": {"config", "data", "passes", "precision", "reference", "runtime", "stages"},
     "__init__": {"config", "errors", "functional", "ops", "passes", "rasterization", "stages"},
     "scene": SCENE,
-    "strategies": {"arguments", "config", "data", "errors", "precision", "runtime", "support"},
+    "strategies": {"arguments", "config", "data", "errors", "formulas", "precision", "runtime", "support"},
     "rendering": {"precision", "rasterization", "scene"},
     "viewing": VIEWING,
     "training": TRAINING,

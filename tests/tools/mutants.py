@@ -922,7 +922,7 @@ MUTANTS = [
     ),
     *_in("kernels_torch/projection.py", _torch("tests/stages/test_projection.py"),
         ("visible &= gaussians.valid.flatten()[ids]", "pass", "invalid Gaussians not culled"),
-        ("kept = all_finite(found) | ~all_finite(incoming)", "kept = all_finite(incoming) | True",
+        ("kept = all_finite(v_own) | ~all_finite(incoming)", "kept = all_finite(incoming) | True",
          "overflowing gradients not zeroed"),
     ),
     *_in("kernels_torch/lenses/pinhole.py", TORCH_LENSES,

@@ -21,6 +21,13 @@ def rotation_matrices(quats: Tensor) -> Tensor:
     return torch.stack([torch.stack(row, -1) for row in rotation_rows(quats)], -2)
 
 
+def rotate(w: Tensor, axis: Tensor, vectors: Tensor) -> Tensor:
+    """Returns vectors [N, 3] rotated by unit quaternions with real parts w [N, 1] and imaginary parts [N, 3]."""
+    across = 2 * axis.cross(vectors.to(axis), -1)
+    rotated: Tensor = vectors + w * across + axis.cross(across, -1)
+    return rotated
+
+
 def quaternions(rotations: Tensor) -> Tensor:
     """Returns unit quaternions wxyz [..., 4] of rotation matrices [..., 3, 3], of either sign."""
     (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in rotations.unbind(-2))

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..formulas.rotations import rotate
+
 
 def mcmc_noise(
     means: Tensor,
@@ -17,14 +19,8 @@ def mcmc_noise(
     gate = torch.sigmoid(k * ((1 - opacity_logits.flatten().sigmoid()) - (1 - t))) * scaler
     unit = torch.nn.functional.normalize(quats, dim=-1).to(means.dtype)
     w, axis = unit[:, :1], unit[:, 1:]
-    along = _rotate(w, -axis, samples * gate[:, None]) * log_scales.exp().square()
-    means += _rotate(w, axis, along)
-
-
-def _rotate(w: Tensor, axis: Tensor, vectors: Tensor) -> Tensor:
-    across = 2 * axis.cross(vectors.to(axis), -1)
-    rotated: Tensor = vectors + w * across + axis.cross(across, -1)
-    return rotated
+    along = rotate(w, -axis, samples * gate[:, None]) * log_scales.exp().square()
+    means += rotate(w, axis, along)
 
 
 def mcmc_regularization(

@@ -22,7 +22,8 @@ from .indices import (
 )
 from .lenses import LENSES
 from .lenses.interface import Row
-from .surfel_projection import surfels_bwd, surfels_fwd
+from .projector import Bounds, Projector, Screen
+from .surfel_projection import surfels
 from .unscented import unscented
 
 POSE = (*[[(i, j) for j in range(3)] for i in range(3)], [(i, 3) for i in range(3)])
@@ -54,7 +55,7 @@ def _dot(a: Triple, b: Triple) -> Tensor:
 
 
 def _screen(
-    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice = slice(None)
+    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
 ) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor | None, Tensor]:
     """Projects rows of Gaussians ``ids``, each with a camera of its own.
 
@@ -97,60 +98,29 @@ def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
     return x, y, z
 
 
-def _finish(sharp: Triple, eps2d: float, compensate: bool, floor: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Determinant of the covariance with eps2d [nnz], conic [nnz, 3], compensation [nnz] or None."""
-    a, b, c = sharp[0] + eps2d, sharp[1], sharp[2] + eps2d
+def _ellipses(
+    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
+) -> tuple[Screen, Bounds]:
+    """Projects Gaussians by EWA splatting or by the unscented transform."""
+    x, y, depths, sharp, seen, z = _screen(gaussians, cameras, settings, ids)
+    a, b, c = sharp[0] + settings.eps2d, sharp[1], sharp[2] + settings.eps2d
     det = a * c - b * b
     rho = None
-    if compensate:
+    if settings.antialiased or settings.unscented is not None:
+        floor = settings.numerics.compensation_floor
         ratio = (sharp[0] * sharp[2] - b * b) / det
         free = ratio > floor * floor
         rho = torch.where(free, torch.where(free, ratio, 1.0).sqrt(), floor)
-    return det, torch.stack([c / det, -b / det, a / det], -1), rho
+    conics = torch.stack([c / det, -b / det, a / det], -1)
 
+    def bounds(opacities: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        bounded = opacities if opacities is None or rho is None else opacities * rho
+        visible, radii = _bounds(sharp, det, bounded, settings)
+        if seen is not None:
+            visible &= seen
+        return visible & (det > 0) & det.isfinite(), radii, z
 
-def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
-    if settings.surfels:
-        return surfels_fwd(gaussians, cameras, settings)
-    n_batches, n_cameras, _, _ = cameras.viewmats.shape
-    n_gaussians = gaussians.means.shape[-2]
-    dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
-    ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
-    flat = flat_scenes(gaussians)
-    x, y, depths, sharp, seen, z = _screen(flat, _of_images(cameras, images), settings, ids)
-    compensate = settings.antialiased or settings.unscented is not None
-    det, conics, rho = _finish(sharp, settings.eps2d, compensate, settings.numerics.compensation_floor)
-    opacities = bounded = None
-    if flat.opacities is not None:
-        opacities = flat.opacities[ids]
-        bounded = opacities if rho is None else opacities * rho
-        opacities = bounded if settings.antialiased else opacities
-    rho = rho if settings.antialiased else None
-    visible, radii = _bounds(sharp, det, bounded, settings)
-    if seen is not None:
-        visible &= seen
-    # Every comparison is written so that NaN fails it.
-    visible &= (z >= settings.camera.near) & (z <= settings.camera.far)
-    visible &= (det > 0) & det.isfinite() & conics.isfinite().all(-1)
-    if gaussians.valid is not None:
-        visible &= gaussians.valid.flatten()[ids]
-    visible &= (x + radii[:, 0] > 0) & (x - radii[:, 0] < settings.camera.width)
-    visible &= (y + radii[:, 1] > 0) & (y - radii[:, 1] < settings.camera.height)
-
-    emit = functools.partial(keep_visible, visible=visible, packed=settings.packed)
-    kept = visible.nonzero().squeeze(1) if settings.packed else None
-    return ProjectedGaussians(
-        n_cameras=n_cameras,
-        n_gaussians=n_gaussians,
-        dense_ids=kept,
-        radii=emit(radii.nan_to_num().to(torch.int32)),
-        means2d=emit(torch.stack([x, y], -1)),
-        depths=emit(depths),
-        conics=emit(conics),
-        compensations=None if rho is None else emit(rho),
-        opacities=None if opacities is None else emit(opacities),
-        row_of=None if kept is None else packed_rows(kept, visible.numel()),
-    )
+    return Screen(torch.stack([x, y], -1), depths, conics, None, rho if settings.antialiased else None), bounds
 
 
 def _bounds(
@@ -174,6 +144,41 @@ def _bounds(
     return visible & (radii > settings.radius_clip).any(-1), radii
 
 
+def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
+    n_batches, n_cameras, _, _ = cameras.viewmats.shape
+    n_gaussians = gaussians.means.shape[-2]
+    dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
+    ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
+    flat = flat_scenes(gaussians)
+    found, bounds = _projector(settings)(flat, _of_images(cameras, images), settings, ids)
+    opacities = None if flat.opacities is None else flat.opacities[ids]
+    visible, radii, z = bounds(opacities)
+    if opacities is not None and found.compensations is not None:
+        opacities = opacities * found.compensations
+    # Every comparison is written so that NaN fails it.
+    visible &= (z >= settings.camera.near) & (z <= settings.camera.far) & found.conics.isfinite().all(-1)
+    if gaussians.valid is not None:
+        visible &= gaussians.valid.flatten()[ids]
+    size = torch.tensor([settings.camera.width, settings.camera.height], device=radii.device)
+    visible &= ((found.means2d + radii > 0) & (found.means2d - radii < size)).all(-1)
+
+    kept = visible.nonzero().squeeze(1) if settings.packed else None
+    values = found._asdict() | {"opacities": opacities}
+    emit = functools.partial(keep_visible, visible=visible, packed=settings.packed)
+    return ProjectedGaussians(
+        n_cameras=n_cameras,
+        n_gaussians=n_gaussians,
+        dense_ids=kept,
+        radii=emit(radii.nan_to_num().to(torch.int32)),
+        row_of=None if kept is None else packed_rows(kept, visible.numel()),
+        **{name: None if value is None else emit(value) for name, value in values.items()},  # type: ignore[arg-type]
+    )
+
+
+def _projector(settings: ProjectionSettings) -> Projector:
+    return surfels if settings.surfels else _ellipses
+
+
 def projection_bwd(
     gaussians: Gaussians3D,
     cameras: Cameras,
@@ -183,8 +188,6 @@ def projection_bwd(
     settings: ProjectionSettings,
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
-    if settings.surfels:
-        return surfels_bwd(gaussians, cameras, row_of, radii, v_projected, needs)
     means = gaussians.means
     n_batches, n_cameras, _, _ = cameras.viewmats.shape
     n_gaussians = means.shape[-2]
@@ -201,25 +204,19 @@ def projection_bwd(
         }
         rows_of = Gaussians3D(**{name: own.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
         seen_by = _of_images(cameras, images)._replace(**{name: own[name] for name in of_cameras})
-        x, y, depths, sharp, _, _ = _screen(rows_of, seen_by, settings)
-        _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
-        outputs: list[tuple[Tensor, Tensor | None]] = [
-            (torch.stack([x, y], -1), v_projected.v_means2d),
-            (depths, v_projected.v_depths),
-            (conics, v_projected.v_conics),
-        ]
-        if rho is not None:
-            outputs.append((rho, v_projected.v_compensations))
+        found, _ = _projector(settings)(rows_of, seen_by, settings, slice(None))
+        outputs = [(t, getattr(v_projected, f"v_{name}")) for name, t in found._asdict().items() if t is not None]
         if "opacities" in own:
-            outputs.append((own["opacities"] if rho is None else own["opacities"] * rho, v_projected.v_opacities))
+            rho, opacities = found.compensations, own["opacities"]
+            outputs.append((opacities if rho is None else opacities * rho, v_projected.v_opacities))
     incoming = [torch.zeros_like(output) if v is None else v[rows] for output, v in outputs]
-    found = torch.autograd.grad(
+    v_own = torch.autograd.grad(
         [output for output, _ in outputs], list(own.values()), incoming, allow_unused=True, materialize_grads=True
     )
     # Gradients that overflow although the incoming ones are finite are zeroed.
-    kept = all_finite(found) | ~all_finite(incoming)
+    kept = all_finite(v_own) | ~all_finite(incoming)
     gradients: dict[str, Tensor] = {}
-    for (name, tensor), v in zip(given.items(), found):
+    for (name, tensor), v in zip(given.items(), v_own):
         v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
         ids = images if name in of_cameras else gaussian_ids
         like = getattr(cameras if name in of_cameras else gaussians, name)

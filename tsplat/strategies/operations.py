@@ -26,6 +26,7 @@ from torch import Tensor
 from ..arguments import plain
 from ..config import Backend
 from ..errors import ArgumentError
+from ..formulas import rotations
 from ..runtime.backend import launchers
 from ..runtime.process_group import RankGroup
 from .gaussian_parameters import (
@@ -325,6 +326,4 @@ def add_noise(
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:
     """Rotates vectors [N, 3] by quaternions [N, 4] (wxyz, any norm)."""
     w, axis = (quats / quats.norm(dim=-1, keepdim=True)).to(vectors).split([1, 3], -1)
-    across = 2 * axis.cross(vectors, -1)
-    rotated: Tensor = vectors + w * across + axis.cross(across, -1)
-    return rotated
+    return rotations.rotate(w, axis, vectors)

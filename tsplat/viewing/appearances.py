@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..config import SH_NORMS
+from ..formulas.rotations import rotate
 from ..scene.gaussians import Gaussians
 
 OPAQUE = 10.0
@@ -32,8 +33,7 @@ def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
     quats = torch.nn.functional.normalize(gaussians.quats, dim=-1)
     w, xyz = quats[:, :1], quats[:, 1:]
     axes = torch.nn.functional.one_hot(gaussians.log_scales.argmin(-1), 3).to(quats)
-    # The rotation of a vector v by a unit quaternion (w, q) is v + 2 q × (q × v + w v).
-    normals = axes + 2 * xyz.cross(xyz.cross(axes, dim=-1) + w * axes, dim=-1)
+    normals = rotate(w, xyz, axes)
     is_behind = (normals * (position.to(normals) - gaussians.means)).sum(-1, keepdim=True) < 0
     colors = 0.5 * torch.where(is_behind, -normals, normals) + 0.5
     return dataclasses.replace(gaussians, sh0=((colors - 0.5) / SH_NORMS[0][0])[:, None], shN=gaussians.shN[:, :0])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, Numerics
 from ...data import Splats
-from .interface import At, Footprint, Pixels
+from .interface import At, Footprint, Pixels, pack_rows
 
 
 class Ellipse(Footprint):
@@ -22,16 +22,7 @@ class Ellipse(Footprint):
         # Not rendered: what is not finite, and conics that are not positive semidefinite beyond rounding.
         valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001) & (opacities >= ALPHA_MIN)
         valid &= means2d.isfinite().all(-1) & splats.conics.isfinite().all(-1)
-        return torch.stack(
-            [
-                *torch.where(valid[:, None], means2d, 0.0).unbind(-1),
-                torch.where(valid, -0.5 * a, 0.0),
-                torch.where(valid, -b, 0.0),
-                torch.where(valid, -0.5 * c, 0.0),
-                torch.where(valid, torch.where(valid, opacities, 1.0).log(), -1e4),
-                torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0),
-            ]
-        )
+        return pack_rows(torch.stack([*means2d.unbind(-1), -0.5 * a, -b, -0.5 * c]), opacities, valid, numerics)
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
         x, y = pixels

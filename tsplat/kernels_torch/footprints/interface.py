@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ...config import Numerics
@@ -10,6 +11,9 @@ from ...data import CompositingSettings, Splats
 
 Pixels = tuple[Tensor, Tensor] | Tensor
 """Of a tile: x [w] and y [h] of centers, or rays [6, P], origins and directions."""
+
+NOTHING = -1e4
+"""Logarithm of the opacity of what is not rendered."""
 
 At = tuple[Tensor, ...]
 """Where pixels are in Gaussians, as the footprint describes it."""
@@ -61,3 +65,10 @@ class Footprint(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Returns gradients of weights [P, K], and -2 where ``see`` negates normals, else 0, [P, K]."""
         raise NotImplementedError
+
+
+def pack_rows(values: Tensor, opacities: Tensor, valid: Tensor, numerics: Numerics) -> Tensor:
+    """Adds ln(opacity) and the clamped opacity to values of rows [values, nnz]. Zeros those that are not valid."""
+    log_opacities = torch.where(valid, torch.where(valid, opacities, 1.0).log(), NOTHING)
+    clamped = torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0)
+    return torch.cat([torch.where(valid, values, 0.0), log_opacities[None], clamped[None]])

@@ -9,13 +9,10 @@ from torch import Tensor
 from ...config import ALPHA_MIN, Numerics
 from ...data import CompositingSettings, Splats
 from ...formulas.rotations import rotation_rows
-from .interface import At, Footprint, Pixels
+from .interface import NOTHING, At, Footprint, Pixels, pack_rows
 
 INVERSE_MAX = 1e12
 """Largest 1 / scale of a Gaussian that is rendered, and largest coordinate of its mean."""
-
-NOTHING = -1e4
-"""Logarithm of the opacity of what is not rendered."""
 
 UPPER = [(i, j) for i in range(3) for j in range(i, 3)]
 
@@ -46,9 +43,7 @@ class Ray(Footprint):
         whitening = _rotations(shapes[:, 3:7]).transpose(0, 1) / shapes[:, 7:].T[:, None]
         values = torch.cat([shapes[:, :3].T, whitening.flatten(0, 1)])
         valid = (values.abs() <= INVERSE_MAX).all(0) & (opacities >= ALPHA_MIN)
-        log_opacities = torch.where(valid, torch.where(valid, opacities, 1.0).log(), NOTHING)
-        most = torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0)
-        return torch.cat([torch.where(valid, values, 0.0), log_opacities[None], most[None]])
+        return pack_rows(values, opacities, valid, numerics)
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
         assert isinstance(pixels, Tensor)

@@ -7,13 +7,10 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, FILTER_VARIANCE, Numerics
 from ...data import Splats
-from .interface import At, Footprint, Pixels
+from .interface import NOTHING, At, Footprint, Pixels, pack_rows
 
 MAGNITUDE = 1e12
 """Largest value of the transform and the mean of a splat that is rendered."""
-
-NOTHING = -1e4
-"""Logarithm of the opacity of what is not rendered."""
 
 
 def _relative(transforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,9 +43,7 @@ class Surfel(Footprint):
         z = transforms[:, 8:]
         area = (scaled[:, :1] * m[:, 3:] - scaled[:, 1:2] * m[:, 2:3]) / z
         values = torch.cat([centers, scaled, area, transforms[:, 6:8] / z, means2d], -1).T
-        log_opacities = torch.where(valid, torch.where(valid, opacities, 1.0).log(), NOTHING)
-        most = torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0)
-        return torch.cat([torch.where(valid, values, 0.0), log_opacities[None], most[None]])
+        return pack_rows(values, opacities, valid, numerics)
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
         columns, lines = pixels
