@@ -1,5 +1,6 @@
 """Camera models at all angles: accuracy in fp32, the optical axis, negative depths, and invalid cameras."""
 
+import importlib
 import math
 
 import mpmath
@@ -12,8 +13,10 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import run
 from tests.triton_cpu.fit_polynomials import interpolate
 from tsplat import reference
-from tsplat.config import FISHEYE_SERIES, CameraSettings
+from tsplat.config import CAMERA_MODELS, FISHEYE_SERIES, CameraSettings
 from tsplat.data import ProjectionSettings
+from tsplat.kernels_torch.lenses import LENSES
+from tsplat.reference import lens_formulas
 
 ANGLES = (0.0, 1e-30, 1e-12, 1e-7, 1e-4, 1e-2, 1.0, 30.0, 59.0, 61.0, 89.0, 90.0, 91.0, 120.0, 150.0, 165.0)
 """Degrees from the optical axis."""
@@ -27,6 +30,18 @@ def test_series_interpolates_the_hypergeometric_function():
         mpmath.mpf(-1), mpmath.mpf(1), len(FISHEYE_SERIES) - 1,
     )  # fmt: skip
     assert [float(c) for c in coefficients] == list(FISHEYE_SERIES)
+
+
+def test_every_camera_model_has_a_lens_in_each_implementation():
+    pytest.importorskip("triton")
+    of_kernels = importlib.import_module("tsplat.kernels.projection.lenses").LENSES
+    for lenses in (of_kernels, LENSES, lens_formulas.LENSES):
+        assert sorted(lenses) == sorted(CAMERA_MODELS)
+    for model, lens in LENSES.items():
+        assert lens.has_jacobian == (of_kernels[model].project is not None)
+        formulas = lens_formulas.LENSES[model]
+        assert lens.culls_by_distance == of_kernels[model].CULLS_BY_DISTANCE == formulas.culls_by_distance
+        assert lens.is_parallel == formulas.is_parallel
 
 
 def at_angles(dtype):
