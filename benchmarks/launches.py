@@ -29,7 +29,7 @@ from tsplat.data import (
     Splats,
     TileGrid,
 )
-from tsplat.kernels import launch
+from tsplat.kernels import launch, packed_rows, scans
 from tsplat.kernels.compositing import lists as part_lists
 from tsplat.kernels.prepared import OPTIONS
 from tsplat.triton_cpu.launcher import Launcher
@@ -108,6 +108,7 @@ def shipped_launches(
         _spherical_harmonics(vendor),
         *(_intersection(vendor, tile_size) for tile_size in tile_sizes),
         *(_compositing(vendor, tile_size, channels) for tile_size in tile_sizes),
+        _rows_and_sums(vendor),
         _ops(vendor),
     )
     unique: dict[str, tuple[str, Launch]] = {}
@@ -216,8 +217,22 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
             images = screen._replace(image_ids=torch.arange(N))
             kernels.tile_intersections(images, grid, spans, torch.int16, 2**15, 2**15 - 1)
             kernels.tile_lists(ints.to(torch.int16), torch.arange(N), ints, 64, -(2**15))
-            kernels.prefix_sums(ints, limit=Limit(torch.zeros(5, dtype=torch.int64), 0, N))
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
+
+
+def _rows_and_sums(vendor: str) -> Labeled:
+    for label, n in (("", N), (" of several sections", 2 * scans.SECTION)):
+        with recorded(vendor) as launches:
+            limit = Limit(torch.zeros(5, dtype=torch.int64), 0, n)
+            kernels.prefix_sums(torch.ones(n, dtype=torch.int32), limit=limit)
+        yield from (("lengths" + label, call) for call in launches)
+    ids, counted = torch.arange(N), torch.ones(1, dtype=torch.int64)
+    radii, means2d, _, _ = _rows()
+    with recorded(vendor) as launches:
+        packed_rows.pack_rows(packed_rows.packed_ends(radii, counted), means2d)
+        packed_rows.gather_rows(ids, counted, means2d)
+        packed_rows.scatter_rows(ids, counted, means2d)
+    yield from (("packed rows", call) for call in launches if "_rows_" in call.kernel.__name__)
 
 
 def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labeled:

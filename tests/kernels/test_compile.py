@@ -89,6 +89,8 @@ SHORT = (
     "transmittance",
     "combine",
     "sum",
+    "sums",
+    "rows",
     "ssim",
     "mcmc",
     "adam",

@@ -16,7 +16,7 @@ BLOCK = 256
 
 
 @kernel
-def _visible_kernel(
+def _visible_rows_kernel(
     radii,  # [n, 2] int32
     visible,  # [n] int32, 1 or 0, output
     n: "Int",
@@ -28,7 +28,7 @@ def _visible_kernel(
 
 
 @kernel
-def _pack_kernel(
+def _pack_rows_kernel(
     ends,  # [n] int32
     values,  # [n, 2]
     ids,  # [packed] int64, output
@@ -45,7 +45,7 @@ def _pack_kernel(
 
 
 @kernel
-def _gather_kernel(
+def _gather_rows_kernel(
     ids,  # [packed] int64
     n_packed,  # [1] int64
     values,  # [n, 2]
@@ -60,7 +60,7 @@ def _gather_kernel(
 
 
 @kernel
-def _scatter_kernel(
+def _scatter_rows_kernel(
     ids,  # [packed] int64
     n_packed,  # [1] int64
     packed,  # [packed, 2]
@@ -83,7 +83,7 @@ def packed_ends(radii: Tensor, n_packed: Tensor) -> Tensor:
     """
     n = len(radii)
     visible = torch.empty(n, dtype=torch.int32, device=radii.device)
-    _visible_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
+    _visible_rows_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
     return prefix_sums(visible, limit=Limit(n_packed, capacity=n))
 
 
@@ -96,19 +96,19 @@ def pack_rows(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """
     n = len(ends)
     ids, packed = torch.empty(n, dtype=torch.int64, device=ends.device), torch.empty_like(values)
-    _pack_kernel.launch_elementwise(n, BLOCK, ends=ends, values=values, ids=ids, packed=packed, n=n)
+    _pack_rows_kernel.launch_elementwise(n, BLOCK, ends=ends, values=values, ids=ids, packed=packed, n=n)
     return ids, packed
 
 
 def gather_rows(ids: Tensor, n_packed: Tensor, values: Tensor) -> Tensor:
     """Returns the values of packed rows, [n, 2]. See :func:`pack_rows`."""
     packed = torch.empty_like(values)
-    _gather_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, values=values, packed=packed)
+    _gather_rows_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, values=values, packed=packed)
     return packed
 
 
 def scatter_rows(ids: Tensor, n_packed: Tensor, packed: Tensor) -> Tensor:
     """Returns values [n, 2] with those of packed rows, and zeros in other rows. See :func:`pack_rows`."""
     values = torch.zeros_like(packed)
-    _scatter_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, packed=packed, values=values)
+    _scatter_rows_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, packed=packed, values=values)
     return values

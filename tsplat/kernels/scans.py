@@ -18,7 +18,7 @@ from .launch import CPU_BLOCK, Int, block_size, kernel, programs
 SECTION = 4096
 """Elements of a program. Each program reads the sums of all sections, of which a million Gaussians have 250."""
 
-BLOCK = 1024
+BLOCK = 512
 """Elements that a program adds at a time on a GPU: no fewer than its threads, so that each has elements of its own."""
 
 
