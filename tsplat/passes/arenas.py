@@ -79,6 +79,11 @@ DTYPES: dict[torch.dtype, Any] = {
 }  # fmt: skip
 
 
+def aligned(n_bytes: int) -> int:
+    """Returns a size rounded up to whole cache lines, so that memory of that size is viewed as any dtype."""
+    return -(-n_bytes // CACHE_LINE) * CACHE_LINE
+
+
 class Life(NamedTuple):
     """A storage in an arena: its size in bytes, and the first and the last step that use it."""
 
@@ -101,7 +106,7 @@ def arrange(lives: Iterable[Life], end: Life | None = None) -> tuple[dict[int, i
     placed: list[tuple[int, int, Life]] = []
     offsets: dict[int, int] = {}
     for life in sorted(lives, key=lambda life: (end is not None and not life.meets(end), -life.size)):
-        size = -(-life.size // CACHE_LINE) * CACHE_LINE
+        size = aligned(life.size)
         place = 0
         for begin, after, other in sorted(placed, key=lambda entry: entry[0]):
             if not life.meets(other):
@@ -130,7 +135,7 @@ class Rows(NamedTuple):
 
     def bytes(self, n: int) -> int:
         """Returns the size of an arena with room for n rows."""
-        return max(self.fixed, self.offset + n * self.size)
+        return aligned(max(self.fixed, self.offset + n * self.size))
 
 
 class Bases:
@@ -213,7 +218,7 @@ def add_arena_with_end(bases: Bases, lives: Sequence[Life], end: Life) -> tuple[
     its size without that one, and where that one begins, in bytes."""
     base, offsets, size = _add_arranged(bases, lives, end)
     begin = max((offsets[life.storage] + life.size for life in lives if life.meets(end)), default=0)
-    begin = -(-begin // CACHE_LINE) * CACHE_LINE
+    begin = aligned(begin)
     bases.put(base, end.storage, begin)
     return base, size, begin
 

@@ -443,7 +443,8 @@ def _add_scratch(
         return add_arena(bases, lives), None
     base, fixed, begin = add_arena_with_end(bases, [life for life in lives if life is not end], end)
     n, size = used_rows[end.storage]
-    return (base, max(fixed, begin + end.size)), Rows(bases.view(n), fixed, begin, size)
+    rows = Rows(bases.view(n), fixed, begin, size)
+    return (base, rows.bytes(-(-end.size // size))), rows
 
 
 def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Life]) -> tuple[int, int, int]:
