@@ -89,7 +89,7 @@ def file_order(format: str, gaussians: Gaussians) -> Tensor:
         return torch.from_numpy(writer.encode_means(gaussians.means.numpy())[0])
     rows = as_rows(gaussians)
     bounds = valid_bounds(rows)
-    return torch.from_numpy(np.argsort(codes_of(rows, writer.placement(bounds), bounds), kind="stable"))
+    return torch.from_numpy(np.argsort(codes_of(rows, writer.mean_rounding(bounds), bounds), kind="stable"))
 
 
 def _check_linear(format: str, expected: Gaussians, found: Gaussians) -> None:

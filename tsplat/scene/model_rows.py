@@ -27,7 +27,8 @@ CHUNK = 1 << 17
 PART = 1 << 18
 """Rows that are sorted at a time."""
 
-Place = Callable[[NDArray[np.float32]], NDArray[Any]]
+MeanRounding = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""Rounds means [N, 3] as a format stores them, by an increasing function along each axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,21 +266,23 @@ def gather(parts: Iterable[Gaussians], like: Rows, folder: str | os.PathLike[str
     return StoredRows(like.properties, folder) if stored is None else stored
 
 
-def codes_of(rows: Rows, place: Place, bounds: NDArray[np.float32]) -> NDArray[np.int64]:
+def codes_of(rows: Rows, round_means: MeanRounding, bounds: NDArray[np.float32]) -> NDArray[np.int64]:
     """Returns the Morton codes [N] of the rows.
 
     Args:
-        place: Returns where a writer places means [N, 3], an increasing function along each axis.
+        round_means: Rounds means as a writer does.
         bounds: Bounds of the means, [2, 3].
     """
     codes = np.empty(rows.count, np.int64)
-    ends = torch.from_numpy(place(bounds))
+    ends = torch.from_numpy(round_means(bounds))
     for start, stop in rows.ranges():
         means = rows.columns(("means",), start, stop)["means"].numpy()
-        codes[start:stop] = morton_codes(torch.from_numpy(place(means)), ends).numpy()
+        codes[start:stop] = morton_codes(torch.from_numpy(round_means(means)), ends).numpy()
     return codes
 
 
-def morton_sorted(rows: Rows, place: Place, bounds: NDArray[np.float32], folder: str | os.PathLike[str]) -> Rows:
+def morton_sorted(
+    rows: Rows, round_means: MeanRounding, bounds: NDArray[np.float32], folder: str | os.PathLike[str]
+) -> Rows:
     """Returns the rows sorted by :func:`codes_of`; `folder` is for temporary files."""
-    return rows.ordered(np.argsort(codes_of(rows, place, bounds), kind="stable"), folder)
+    return rows.ordered(np.argsort(codes_of(rows, round_means, bounds), kind="stable"), folder)

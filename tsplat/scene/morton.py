@@ -35,12 +35,12 @@ def morton_codes(points: Tensor, bounds: Tensor | None = None) -> Tensor:
         return torch.full((len(points),), torch.iinfo(torch.int64).max, device=points.device, dtype=torch.int64)
     low = known.amin(0)
     size = (known.amax(0) - low).amax().clamp_min(torch.finfo(torch.float64).tiny)
-    places = ((points.double() - low) / size * (2**BITS - 1)).nan_to_num(0).clamp(0, 2**BITS - 1).to(torch.int64)
-    x, y, z = (_spread(place) for place in places.unbind(-1))
+    cells = ((points.double() - low) / size * (2**BITS - 1)).nan_to_num(0).clamp(0, 2**BITS - 1).to(torch.int64)
+    x, y, z = (_spread(cell) for cell in cells.unbind(-1))
     return torch.where(finite, x | y << 1 | z << 2, torch.iinfo(torch.int64).max)
 
 
-def _spread(place: Tensor) -> Tensor:
+def _spread(cell: Tensor) -> Tensor:
     """Inserts two zeros between any two of the 21 bits."""
     for shift, mask in (
         (32, 0x1F00000000FFFF),
@@ -49,5 +49,5 @@ def _spread(place: Tensor) -> Tensor:
         (4, 0x10C30C30C30C30C3),
         (2, 0x1249249249249249),
     ):
-        place = (place | place << shift) & mask
-    return place
+        cell = (cell | cell << shift) & mask
+    return cell

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ..gaussians import Gaussians
-from ..model_rows import Place, Rows, as_rows, morton_sorted
+from ..model_rows import MeanRounding, Rows, as_rows, morton_sorted
 from .clustering import Clusters, cluster_values, nearest_values
 from .image_sets import META, free_suffix, named_images, write_files
 from .quantization import (
@@ -102,13 +102,13 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
 
 @contextlib.contextmanager
 def sorted_files(rows: Rows, folder: Path, lost: list[str], suffix: str = "") -> Iterator[Iterator[tuple[str, bytes]]]:
-    """Gives :func:`sog_files` of rows in the Morton order of their :func:`placement`.
+    """Gives :func:`sog_files` of rows in the Morton order of their :func:`mean_rounding`.
 
     Temporary files are in `folder`.
     """
     check_degree(rows.properties, "SOG")
     bounds = valid_bounds(rows)
-    with morton_sorted(rows, placement(bounds), bounds, folder) as ordered:
+    with morton_sorted(rows, mean_rounding(bounds), bounds, folder) as ordered:
         yield sog_files(ordered, bounds, lost, suffix)
 
 
@@ -198,9 +198,9 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
     return np.concatenate(codes, 1).astype(np.uint8)
 
 
-def placement(bounds: Floats) -> Place:
-    """Returns where the means of a model with bounds [2, 3] are after rounding, by which a file is sorted: one that is
-    written again keeps its order."""
+def mean_rounding(bounds: Floats) -> MeanRounding:
+    """Returns a function that rounds the means of a model with bounds [2, 3] as the file stores them. Files are sorted
+    by the result, so that one that is written again keeps its order."""
     return lambda means: decode_means(*_words(means, bounds))
 
 

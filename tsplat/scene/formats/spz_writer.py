@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
-from ..model_rows import Place, Rows, as_rows, morton_sorted
+from ..model_rows import MeanRounding, Rows, as_rows, morton_sorted
 from ..rotation import rotate_gaussians, sh_signs
 from .quantization import Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
 from .spz import ANTIALIASED, COLOR_SCALE, EXTENSIONS, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, decode_quats
@@ -96,7 +96,7 @@ def write_spz(
     fields = (MAGIC, version, rows.count, rows.properties.sh_degree, fraction, flags)
     sections = _sections(signs, fraction, rows.properties.sh_degree)
     lost: dict[str, None] = {}
-    with morton_sorted(rows, placement(bounds), bounds, Path(path).parent) as ordered, atomic_write(path) as file:
+    with morton_sorted(rows, mean_rounding(bounds), bounds, Path(path).parent) as ordered, atomic_write(path) as file:
         if version == 4:
             # Readers expect a stream for each section.
             file.write(HEADER_4.pack(*fields, len(sections), HEADER_4.size + len(extensions)) + extensions)
@@ -167,9 +167,9 @@ def _fixed_point(means: Floats, fraction: int) -> NDArray[np.int32]:
     return np.clip(rounded, 1 - POSITION_MAX, POSITION_MAX - 1)
 
 
-def placement(bounds: Floats) -> Place:
-    """Returns where the means of a model with bounds [2, 3] are after rounding, by which a file is sorted: one that is
-    written again keeps its order."""
+def mean_rounding(bounds: Floats) -> MeanRounding:
+    """Returns a function that rounds the means of a model with bounds [2, 3] as the file stores them. Files are sorted
+    by the result, so that one that is written again keeps its order."""
     fraction = _fractional_bits(bounds)
     return lambda means: _fixed_point(means, fraction) * 2.0**-fraction
 
