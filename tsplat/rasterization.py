@@ -58,6 +58,7 @@ def render(call: Call) -> Rendering:
     return Rendering(maps, meta, cameras)
 
 
+# A call is an operator in a graph of torch.compile, or it replays passes if its kind is known. Otherwise the body runs.
 @traceable(IN_GRAPHS)
 @replayed
 @in_full_precision
@@ -136,10 +137,12 @@ def rasterization(
             device. If more are needed, the image is rendered in bands of tile rows, with the same bits.
         capacity: Number of intersections to allocate memory for, so that the call does not wait for the device to count
             them. ``"auto"`` counts once for images of each size, and then follows what calls need. None counts always.
-            Calls with ``packed=False`` then never wait. If there are more intersections, the image shows the background
-            only, and :class:`CapacityError` is raised: by this call on a CPU; by this call of all ranks with
-            ``distributed``; otherwise, on a GPU, by a later call of the same thread or by
-            :func:`tsplat.check_overflow`, whichever is first, and ``meta["overflow"]`` is true.
+            With ``packed=False``, forward passes then never wait. On a GPU, the backward pass of a replayed call waits
+            until the forward pass has counted the slots that it needs, if there are many intersections. If there are
+            more intersections than the capacity, the image shows the background only, and :class:`CapacityError` is
+            raised: by this call on a CPU; by this call of all ranks with ``distributed``; otherwise, on a GPU, by a
+            later call of the same thread or by :func:`tsplat.check_overflow`, whichever is first, and
+            ``meta["overflow"]`` is true.
         distributed: Whether the ranks of a process group render together (docs/distributed.md). Each passes its own
             Gaussians and cameras, any number of either, and gets the images of its cameras with the Gaussians of all
             ranks. Gradients go back to the rank that holds a Gaussian. No batch dimensions, no colors or extra signals

@@ -1,7 +1,8 @@
-"""Packed rows: those of the Gaussians that a camera sees, one after the other.
+"""Packed rows of calls that replay passes: rows of the Gaussians that a camera sees, one after the other.
 
-The rows are counted, and the prefix sum of the counts is the place of each row. Their number is known on the device
-only: kernels have a lane for each row that there may be.
+Passes project without packing, as the sizes of their tensors must not depend on values; when the stages run, the
+projection packs. The prefix sum of whether a row is packed is its place. The number of packed rows is known on the
+device only, so kernels have a lane for each row that there may be.
 """
 
 import torch
@@ -84,6 +85,7 @@ def packed_ends(radii: Tensor, n_packed: Tensor) -> Tensor:
     n = len(radii)
     visible = torch.empty(n, dtype=torch.int32, device=radii.device)
     _visible_rows_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
+    # The limit is never exceeded: the total is written to n_packed, and nothing behind it.
     return prefix_sums(visible, limit=Limit(n_packed, capacity=n))
 
 

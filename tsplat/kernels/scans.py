@@ -1,10 +1,11 @@
 """Prefix sums of the lengths of lists, and lists that are emptied if they do not fit.
 
-Each program sums a section of the lengths. A second kernel adds the sums of the sections in front of its own. A single
-section takes one launch. Sums of integers do not depend on the order in which they are added.
+``_section_sums_kernel`` sums each section of the lengths, unless there is one only. Each program of
+``_prefix_sums_kernel`` adds up the sums of the sections in front of its own, and then makes the sums within its own.
+Sums of integers do not depend on the order in which they are added.
 
-A call with a capacity allocates memory before lengths are known. The second kernel then compares the total with the
-capacity, and empties the lists if they do not fit, so that all that follows stays within its memory.
+A call with a capacity allocates memory before lengths are known. ``_prefix_sums_kernel`` then compares the total with
+the capacity, and empties the lists if they do not fit, so that all that follows stays within its memory.
 """
 
 import torch
@@ -20,6 +21,10 @@ SECTION = 4096
 
 BLOCK = 512
 """Elements that a program adds at a time on a GPU: no fewer than its threads, so that each has elements of its own."""
+
+
+OVERFLOW = tl.constexpr(4)
+"""The element of ``needed`` that is 1 if any lists did not fit."""
 
 
 @triton.jit
@@ -83,7 +88,7 @@ def _prefix_sums_kernel(
         need = (total + limit.per_unit - 1) // limit.per_unit
         place = limit.needed + limit.kind + lane * 0
         tl.store(place, tl.maximum(need, tl.load(place, mask=first_lane, other=0)), mask=first_lane)
-        tl.store(limit.needed + 4 + lane * 0, 1 + 0 * total, mask=first_lane & (total > limit.capacity))
+        tl.store(limit.needed + OVERFLOW + lane * 0, 1 + 0 * total, mask=first_lane & (total > limit.capacity))
 
 
 def prefix_sums(

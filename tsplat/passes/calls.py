@@ -32,8 +32,8 @@ class Forward(NamedTuple):
             caller gave a capacity.
         kept: The arena that is needed later, if a later call may take its memory. Otherwise it is one of the bases.
         n_packed: The number of packed rows; None if rows are not packed.
-        n_rows: Waits for the pass, and returns how many rows the backward pass of images uses, see
-            :attr:`.BackwardPass.rows`; None if it is not known to use a part only.
+        n_rows: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
+            :attr:`.BackwardPass.rows`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
     """
 
     bases: list[Any]

@@ -114,9 +114,9 @@ class _Record(NamedTuple):
         v_images: The gradients of images.
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
         packed: The packed rows, or None.
-        v_centers, v_rows: Those of centers, packed ones if there are any, and of what else projection returned, by its
-            name.
-        zeros: Those of ``v_rows`` that images do not depend on, by name, among them that of all centers.
+        v_centers, v_rows: Gradients of centers, of packed ones if rows are packed; and of what else projection
+            returned, by its name.
+        zeros: Gradients, by name, of what images do not depend on; that of ``means2d`` has all rows.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
         used_rows: Of storages whose first rows only are used, the number of these, and the bytes of each.
     """
@@ -370,7 +370,7 @@ class TracedCall:
         self.differentiable = [i for i, t in enumerate(record.images) if t is not None and t.requires_grad]
         self.centers, self.leaf = bases.view(centers), None if leaf is None else bases.view(leaf)
         self.device, self.on_gpu = centers.device, record.on_gpu
-        # On a GPU, a call reads what lists need as soon as that is known, before it composites.
+        # On a GPU, a call reads what lists need as soon as the last ones are counted, before these are composited.
         n = _last_use(steps, record.needed) + 1
         parts = (steps[:n], steps[n:]) if self.on_gpu or self.packed is not None else (steps,)
         self.forward = [Pass(part, bases, on_gpu=self.on_gpu) for part in parts]

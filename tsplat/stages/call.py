@@ -229,8 +229,8 @@ CHECKED_MAX = 256
 def _check(call: Call) -> None:
     """Checks tensors and options. Calls that differ from an earlier one in values only are looked up.
 
-    Then the call has what was found; plain tensors, with a stand-in for colors that are None; and the tensors of
-    lenses.
+    Afterwards, the call has the attributes ``FOUND``, and its tensors are plain. Colors that were None have a stand-in,
+    and cameras have the tensors of lenses. A call whose tensors this replaces is not looked up.
     """
     options = call.options
     for name, _, only in unsupported("tsplat", options._asdict()):

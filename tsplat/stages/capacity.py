@@ -21,7 +21,7 @@ from ..errors import CapacityError
 from .agreement import Ranks
 
 Capacity = int | Capacities | Literal["auto"] | None
-"""Those of each list are known for graphs only."""
+"""Those of each list are known for passes only."""
 
 HEADROOM = 1.5
 """Capacity that ``"auto"`` chooses, as a multiple of what calls needed."""
@@ -33,7 +33,7 @@ FAILED = [-1, 0, 0, 0]
 """What a rank sends in place of what it needed if it has raised an error."""
 
 GRAPH_HEADROOM = 1.25
-"""The same for each kind of list of a graph. If one does not fit, the call runs without its graph."""
+"""The same for each kind of list of a call that replays passes. If one does not fit, the stages run."""
 
 FULL = 0.8
 """Share of its capacity from which a call makes ``"auto"`` choose a larger one."""
@@ -208,7 +208,7 @@ def needed_by(calls: Iterable[_Call]) -> Capacities:
 
 
 def graph_room(needed: Capacities, least: Capacities | None = None) -> Capacities:
-    """Returns what a graph has room for, of calls that needed so much; not less than another one had.
+    """Returns what passes have room for, of calls that needed so much; not less than the passes before had.
 
     If no list was cut into chunks, it has none, and no kernels for them.
     """

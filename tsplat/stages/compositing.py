@@ -29,7 +29,8 @@ from ..runtime.bundles import flatten, restore, split
 from .inputs import contiguous
 
 WALKED_MAX = 15
-"""Most features composited one by one, as distortion, normals and hits need; more are composited by matrix products."""
+"""Most features composited one by one, as distortion, normals and hits need; more are composited by matrix products.
+One less than ``FEATURES_MIN`` of ``kernels/launch.py``, which needs Triton."""
 
 
 class _Inputs(NamedTuple):

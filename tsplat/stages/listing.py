@@ -129,7 +129,7 @@ def list_within(
         budget.admit(room.spans, max(room.intersections, room.lists))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
-    # One more than the five, in which passes count packed rows.
+    # The five of ``needed``, and one behind them in which passes count packed rows.
     band, needed = (0, grid.n_tile_rows), torch.zeros(6, dtype=torch.int64, device=screen.order.device)[:5]
     spans = find_spans(screen, grid, band, settings, budget, Room(room, needed))
     return list_intersections(screen, grid, band, spans, settings)._replace(room=room, needed=needed)

@@ -38,8 +38,8 @@ class Option(NamedTuple):
     """What is known of an option besides its type and default.
 
     Attributes:
-        check: Checks a value, given the name, and returns it as the type of the option. Options whose values belong
-            together are returned as they are, and checked by :func:`check_options`.
+        check: Checks a value, given the name, and returns it as the type of the option. The default returns it as it
+            is: then :func:`check_options` checks it, or ``only`` allows a single value.
         only: What supports some values only, by the keys of ``WHERE``.
         is_local: Whether ranks may pass different values.
     """

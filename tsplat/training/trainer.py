@@ -40,9 +40,10 @@ class Trainer:
     """Minimizes 0.8 L1 + 0.2 (1 - SSIM) over views with Adam, while a strategy adds and removes Gaussians.
 
     Views come in random permutations, so that each comes once before any comes again. On one device and PyTorch build,
-    equal arguments give bit-identical results with the ``torch`` backend, also when training is interrupted and resumed
-    with :meth:`state` and :meth:`restore`. The caller's grad mode, inference mode and
-    autocast state do not matter. A trainer of one rank can be copied and pickled; copies have no observers.
+    equal arguments give bit-identical results, also when training is interrupted and resumed with :meth:`state` and
+    :meth:`restore`; on a GPU, PyTorch's own operations need deterministic algorithms for that. The caller's grad mode,
+    inference mode and autocast state do not matter. A trainer of one rank can be copied and pickled; copies have no
+    observers.
 
     Args:
         gaussians: All initial Gaussians or, if `is_shard`, the rows of a sharded scene that this rank holds; not

@@ -51,8 +51,8 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 `walks_forward`; then `slots`, `walks_backward`, and `slots` again. From 16 channels on, `matrices_forward` and
 `matrices_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share, `pixel_sums`
 the sums over the pixels of a part, `rays` those of pixels and their gradients, `beams` what bounds the rays of a part,
-`distortion` that of a feature, and `footprints` the math of a splat. `sizes` keeps lists within memory that was
-allocated before they were counted, and `alphas` finds who contributes to a pixel.
+`distortion` that of a feature, and `footprints` the math of a splat. `kernels/scans.py` keeps lists within memory
+that was allocated before they were counted, and `alphas` finds who contributes to a pixel.
 """
 
 import torch
