@@ -163,8 +163,8 @@ def _projection(vendor: str) -> Labeled:
         colors, per_camera = (torch.ones(1, N, 3), False), (torch.ones(1, 1, N, 3), True)
         with recorded(vendor) as launches:
             for signals in ([colors], [per_camera], [colors, colors]):
-                kernels.prepare(gaussians, signals, cameras, DEFAULT_NUMERICS)
-            kernels.prepare(None, [], cameras, DEFAULT_NUMERICS)
+                kernels.mark_invalid(gaussians, signals, cameras, DEFAULT_NUMERICS)
+            kernels.mark_invalid(None, [], cameras, DEFAULT_NUMERICS)
         yield from ((f"validation{name}", call) for call in launches)
 
 

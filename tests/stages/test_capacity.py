@@ -92,7 +92,7 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
                 run(scene, capacity=less, **options)
             with capacity.deferred():
                 assert run(scene, capacity=less, **options)[1]["overflow"]
-    more = capacity.graph_room(need, Capacities(1, 10**6, 1, 0))
+    more = capacity.room_for(need, Capacities(1, 10**6, 1, 0))
     assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.lists) + 1, 0)
 
 
@@ -111,7 +111,7 @@ def test_chunks_have_room_of_their_own(cut_lists, chunk):
     for chunks in (need.chunks - 1, 0):
         with pytest.raises(CapacityError, match="capacity: at least"):
             run(scene, capacity=need._replace(chunks=chunks), **options)
-    assert capacity.graph_room(need).chunks == int(1.25 * need.chunks) + 1
+    assert capacity.room_for(need).chunks == int(1.25 * need.chunks) + 1
 
 
 @pytest.mark.triton

@@ -151,7 +151,7 @@ def _valid_kernel(
         store_tuple(centers + index * 3, 1, _camera_center(v, BY_INVERSE), mask)
 
 
-def prepare(
+def mark_invalid(
     gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
     """Finds Gaussians with values of at most MAGNITUDE_MAX and quaternions that are not zero, and prepares cameras.

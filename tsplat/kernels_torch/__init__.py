@@ -7,7 +7,7 @@ from .intersection import prefix_sums, tile_columns, tile_intersections, tile_li
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
-from .validation import prepare
+from .validation import mark_invalid
 
 __all__ = [
     "adam_step",
@@ -16,10 +16,10 @@ __all__ = [
     "composite_fwd",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
+    "mark_invalid",
     "mcmc_noise",
     "mcmc_regularization",
     "prefix_sums",
-    "prepare",
     "projection_bwd",
     "projection_fwd",
     "spherical_harmonics_bwd",

@@ -8,7 +8,7 @@ from ..data import Cameras, Gaussians3D
 
 
 @torch.no_grad()
-def prepare(
+def mark_invalid(
     gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
     if gaussians is None:

@@ -95,7 +95,7 @@ class Graphed:
                 if means.shape != self._size:
                     self._kinds.clear()
                     self._size = means.shape
-                found = self._kinds.render((), arguments)
+                found = self._kinds.replay((), arguments)
         if found is not None:
             return found
         _check_values(arguments)

@@ -17,7 +17,7 @@ from ..arguments import kind_of
 from ..config import Capacities
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
-from ..stages.capacity import UNKNOWN, any_overflow, deferred, graph_room, needed_by, note_call
+from ..stages.capacity import UNKNOWN, any_overflow, deferred, needed_by, note_call, room_for
 from ..stages.options import PLAIN, Options, unsupported, with_room
 from .calls import ReplayedCall, Replays, Runner
 from .replay import specializations
@@ -34,14 +34,14 @@ def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
     """Decorates a rendering function, which runs the stages, to replay passes of calls whose kind is known.
 
     The first call of a kind runs the stages, the second is traced. Calls that are not plain ones run the stages as
-    well; see :func:`is_plain_call` and :meth:`Kinds.render`.
+    well; see :func:`is_plain_call` and :meth:`Kinds.replay`.
     """
     kinds = Kinds(function)
     _all.append(kinds)
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        found = kinds.render(args, kwargs) if is_plain_call() else None
+        found = kinds.replay(args, kwargs) if is_plain_call() else None
         return function(*args, **kwargs) if found is None else found
 
     run.stages = function  # type: ignore[attr-defined]
@@ -102,7 +102,7 @@ class Kinds:
         with self._lock:
             self._kinds.clear()
 
-    def render(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Renders, by passes if the kind of call is known; returns None if the function has to be called.
 
         The stages run for what is compiled, transformed or observed (``is_plain_call``, ``specializations``); for
@@ -149,7 +149,7 @@ class Kinds:
         if not traced.is_exact:
             note_call(call.tensor(traced.needed), traced.room)
         elif call.needed is not None and call.needed[-1]:
-            kind.room, kind.least, kind.runner = graph_room(Capacities(*call.needed[:-1]), kind.room), kind.room, None
+            kind.room, kind.least, kind.runner = room_for(Capacities(*call.needed[:-1]), kind.room), kind.room, None
             return None
         return call.results()
 
@@ -180,7 +180,7 @@ class Kinds:
         by_kernels = launchers(device, kind.options.backend).__name__ == "tsplat.kernels"
         kind.works = by_kernels and len(listed.bands) == 1
         n = listed.n_intersections
-        counted = graph_room(Capacities(n, n, UNKNOWN * n, n))
+        counted = room_for(Capacities(n, n, UNKNOWN * n, n))
         kind.room = Capacities(*[capacity] * 4) if isinstance(capacity, int) else counted
         self._observe_gradients(kind, rendered[:-1])
         return rendered
@@ -197,7 +197,7 @@ class Kinds:
         is_exact = kind.options.capacity is None
         try:
             if is_exact:
-                kind.room = graph_room(self._measure(kind.room, arguments), kind.least)
+                kind.room = room_for(self._measure(kind.room, arguments), kind.least)
             given = with_room(arguments, kind.room)
             return TracedCall(self._function, given, kind.v_strides, is_exact=is_exact, is_packed=kind.options.packed)
         except Exception as error:  # what cannot be traced runs the stages
@@ -211,7 +211,7 @@ class Kinds:
         with deferred() as calls:
             self._function(**with_room(arguments, room))
         needed = needed_by(calls)
-        return self._measure(graph_room(needed, room), arguments) if any_overflow(calls) else needed
+        return self._measure(room_for(needed, room), arguments) if any_overflow(calls) else needed
 
 
 def _note_strides(

@@ -32,7 +32,7 @@ from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten
 from .lens_models import Lens, add_lens
 from .options import PLAIN, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
-from .validation import explain_sizes, prepare, raise_if_invalid, warn_if_nothing_is_visible
+from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_nothing_is_visible
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,7 +106,7 @@ class Call:
         """Returns this rank's cameras [B, C] in the compute dtype."""
         return flatten_batches(self.cameras, len(self.batch), self.dtype)
 
-    def prepare(self, gaussians: Gaussians3D, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
+    def mark_invalid(self, gaussians: Gaussians3D, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
         """Converts Gaussians to the compute dtype, marks invalid ones, and replaces invalid cameras.
 
         Returns:
@@ -116,7 +116,7 @@ class Call:
         if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
             return gaussians, cameras, None
         signals = [(t, is_per_camera(t, degree, len(self.batch))) for t, degree in self.signals().values()]
-        return prepare(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
+        return mark_invalid(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
 
     def find_harmonics(self, centers: Tensor | None) -> Harmonics:
         """Returns the spherical harmonics that projection can evaluate: of three channels, the same for all cameras."""

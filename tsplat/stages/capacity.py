@@ -32,7 +32,7 @@ UNKNOWN = 2
 FAILED = [-1, 0, 0, 0]
 """What a rank sends in place of what it needed if it has raised an error."""
 
-GRAPH_HEADROOM = 1.25
+PASS_HEADROOM = 1.25
 """The same for each kind of list of a call that replays passes. If one does not fit, the stages run."""
 
 FULL = 0.8
@@ -207,12 +207,12 @@ def needed_by(calls: Iterable[_Call]) -> Capacities:
     return Capacities(*map(max, zip(*([0] * 4, *(_settle(call)[:-1] for call in calls)))))
 
 
-def graph_room(needed: Capacities, least: Capacities | None = None) -> Capacities:
+def room_for(needed: Capacities, least: Capacities | None = None) -> Capacities:
     """Returns what passes have room for, of calls that needed so much; not less than the passes before had.
 
     If no list was cut into chunks, it has none, and no kernels for them.
     """
-    found = [int(GRAPH_HEADROOM * n) + 1 for n in needed]
+    found = [int(PASS_HEADROOM * n) + 1 for n in needed]
     if needed.chunks == 0:
         found[-1] = 0
     return Capacities(*(found if least is None else map(max, found, least)))

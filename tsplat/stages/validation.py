@@ -53,7 +53,7 @@ class _Prepared(torch.autograd.Function):
         return v_viewmats, None, None, None, None
 
 
-def prepare(
+def mark_invalid(
     gaussians: Gaussians3D,
     signals: list[tuple[Tensor, bool]],
     cameras: Cameras,
@@ -76,7 +76,7 @@ def prepare(
     others = {name: t for name, t in cameras._asdict().items() if t is not None and name not in CHECKED_BY_KERNELS}
     with full_precision():
         marked = _mark_invalid(cameras, others) if check and others else cameras
-        valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).prepare(
+        valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).mark_invalid(
             gaussians if check else None,
             [(values.contiguous(), per_camera) for values, per_camera in signals] if check else [],
             contiguous(marked),

@@ -21,7 +21,7 @@ from ..passes.replay import specializations
 from ..passes.traced_functions import TracedFunction
 from ..runtime.compilation import is_plain_call
 from ..scene.cameras import Camera
-from ..stages.capacity import graph_room
+from ..stages.capacity import room_for
 from .update_pass import Capture, UpdatePass
 
 KINDS_MAX = 32
@@ -181,7 +181,7 @@ class ViewPasses:
         *needed, overflow = results.needed.tolist()
         if not overflow:
             return results
-        self._kinds[kind] = _TracedKind(graph_room(Capacities(*needed), known.room))
+        self._kinds[kind] = _TracedKind(room_for(Capacities(*needed), known.room))
         self._last = None
         return None
 
@@ -238,4 +238,4 @@ class ViewPasses:
         if self._works and kind not in self._kinds:
             while len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[kind] = _TracedKind(graph_room(needed()))
+            self._kinds[kind] = _TracedKind(room_for(needed()))
