@@ -12,14 +12,14 @@ from tsplat.data import Limit
 from tsplat.kernels import scans
 from tsplat.kernels.scans import prefix_sums
 
-LENGTHS = [1, 17, 512, 513, 1300]
+LENGTHS = [1, 17, 1024, 1025, 2600]
 
 
 @pytest.fixture(autouse=True)
 def _short_sections(monkeypatch):
-    """Sections of 512 elements, of which a program adds 256 at a time, or 16 on a CPU."""
-    monkeypatch.setattr(scans, "SECTION", 512)
-    monkeypatch.setattr(scans, "BLOCK", 256)
+    """Sections of 1,024 elements, of which a program adds 512 at a time, or 16 on a CPU."""
+    monkeypatch.setattr(scans, "SECTION", 1024)
+    monkeypatch.setattr(scans, "BLOCK", 512)
 
 
 def check_sums(n, dtype=torch.int32):
@@ -45,7 +45,7 @@ def test_sums(n, dtype):
 
 @pytest.mark.interpreter
 def test_sums_in_the_interpreter():
-    check_sums(513)
+    check_sums(1025)
 
 
 @needs_emulator

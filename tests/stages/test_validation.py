@@ -167,8 +167,6 @@ def test_gradients_of_prepared_cameras(check, numerics):
 
     made_cameras = Cameras(viewmats, made["Ks"])
     _, cameras, centers = mark_invalid(gaussians, [], made_cameras, PRESETS[numerics], "torch", check=check)
-        gaussians, [], Cameras(viewmats, made["Ks"]), PRESETS[numerics], "torch", check=check
-    )
     (found,) = torch.autograd.grad((cameras.viewmats * cameras.viewmats).sum() + centers.square().sum(), viewmats)
     leaf = cameras.viewmats.detach().requires_grad_()
     squares = leaf.square().sum() + camera_centers(leaf, PRESETS[numerics]).square().sum()

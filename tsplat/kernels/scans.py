@@ -16,11 +16,13 @@ from torch import Tensor
 from ..data import NO_LIMIT, Limit
 from .launch import CPU_BLOCK, Int, block_size, kernel, programs
 
-SECTION = 4096
-"""Elements of a program. Each program reads the sums of all sections, of which a million Gaussians have 250."""
+SECTION = 2048
+"""Elements of a program. Each program reads the sums of all sections, of which a million Gaussians have 500."""
 
-BLOCK = 512
+BLOCK = 1024
 """Elements that a program adds at a time on a GPU: no fewer than its threads, so that each has elements of its own."""
+
+WARPS = 8
 
 
 OVERFLOW = tl.constexpr(4)
@@ -108,8 +110,15 @@ def prefix_sums(
     section_sums = None
     if n_sections > 1:
         section_sums = torch.empty(n_sections, dtype=torch.int64, device=lengths.device)
-        _section_sums_kernel.launch(n_sections, section_sums=section_sums, **arguments)
+        _section_sums_kernel.launch(n_sections, section_sums=section_sums, num_warps=WARPS, **arguments)
     _prefix_sums_kernel.launch(
-        n_sections, section_sums=section_sums, sums=sums, words=words, limit=limit, n_sections=n_sections, **arguments
+        n_sections,
+        section_sums=section_sums,
+        sums=sums,
+        words=words,
+        limit=limit,
+        n_sections=n_sections,
+        num_warps=WARPS,
+        **arguments,
     )
     return sums
