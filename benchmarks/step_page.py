@@ -23,9 +23,11 @@ SSIM loss, backward and Adam. Step time is the larger of host and device time, p
 A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
 **These rows were recorded before calls replayed [passes](architecture.md#how-a-call-runs).** Counted since, for an
-eager call: cloud 22 launches, 18 operators, 2 waits, and 91 us (H100) to 101 us (A100) of device time; kettle-400x300
-25, 18, 2, 266 to 370; garden-648x420 21, 19, 2, 321 to 425. Python takes 560 to 650 us of a replayed call, packed, so
-that a call on cloud still takes about twice as long as gsplat's.
+eager call: cloud 30 launches, 8 operators, 1 wait, and 87 us (H100) to 101 us (A100) of device time; kettle-400x300
+37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. Python takes 500 to 770 us of a replayed call, packed, on a
+machine whose speed varies as much, and 0.8 of what it took before
+[0056](decisions/0056-prefix-sums-and-packed-rows.md), so that a call on cloud still takes about twice as
+long as gsplat's.
 
 """
 

@@ -27,9 +27,9 @@ from tsplat.stages import capacity, listing
 from .counting import Step
 
 try:
-    from tsplat.passes import kinds
+    from tsplat.passes import arenas, kinds
 except ImportError:  # another commit, whose calls run the stages
-    kinds = None  # type: ignore[assignment]
+    arenas = kinds = None  # type: ignore[assignment]
 
 LAUNCH_US = 3.0
 """Assumed: host time of a launch below Python, in CUDA's driver, or in PyTorch's C++ and the driver."""
@@ -39,9 +39,10 @@ EMULATION = dict(races=False, uninitialized=False, first_touch=False)
 
 
 def forget() -> None:
-    """Forgets calls that were traced, as on another emulated GPU."""
+    """Forgets traced calls, as on another emulated GPU, and their arena: each answer would be as large."""
     if kinds is not None:
         kinds.forget()
+        arenas._scratch.clear()
 
 
 def replaying() -> contextlib.AbstractContextManager[Any]:
