@@ -23,7 +23,6 @@ def squares_on_request(monkeypatch):
     own = dataclasses.replace(SQUARES, argument="return_normals")
 
     def forget():
-        options._check_once.cache_clear()
         call._checked.clear()
         kinds.forget()
 

@@ -1,11 +1,11 @@
 """Prefix sums of the lengths of lists, and lists that are emptied if they do not fit.
 
-``_section_sums_kernel`` sums each section of the lengths, unless there is one only. Each program of
-``_prefix_sums_kernel`` adds up the sums of the sections in front of its own, and then makes the sums within its own.
-Sums of integers do not depend on the order in which they are added.
+A first launch sums each section of the lengths, unless there is one only. In the second, each program adds up the sums
+of the sections in front of its own, and then makes the sums within its own. Sums of integers do not depend on the order
+in which they are added.
 
-A call with a capacity allocates memory before lengths are known. ``_prefix_sums_kernel`` then compares the total with
-the capacity, and empties the lists if they do not fit, so that all that follows stays within its memory.
+A call with a capacity allocates memory before lengths are known. The second launch then compares the total with the
+capacity, and empties the lists if they do not fit, so that all that follows stays within its memory.
 """
 
 import torch
@@ -23,7 +23,7 @@ BLOCK = 1024
 """Elements that a program adds at a time on a GPU: no fewer than its threads, so that each has elements of its own."""
 
 WARPS = 8
-
+"""Of a program on a GPU."""
 
 OVERFLOW = tl.constexpr(4)
 """The element of ``needed`` that is 1 if any lists did not fit."""
@@ -40,57 +40,49 @@ def _sum(values, first, end, BLOCK: tl.constexpr):
 
 
 @kernel
-def _section_sums_kernel(
-    lengths,  # [n] int32
-    section_sums,  # [sections] int64, output
-    n: "Int",
-    SECTION: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    section = tl.program_id(0).to(tl.int64)
-    end = tl.minimum((section + 1) * SECTION, n)
-    tl.store(section_sums + section, _sum(lengths, section * SECTION, end, BLOCK))
-
-
-@kernel
 def _prefix_sums_kernel(
     lengths,  # [n] int32
-    section_sums,  # [sections] int64, or None for a single section
+    section_sums,  # [sections] int64, output of the first launch if there are several
     sums,  # [n] int32 or int64, output
     words,  # [n] int32, changed in place, or None
     limit: "Limit",
-    n: "Int", n_sections: "Int",
+    n: "Int", n_sections: "Int", is_first: "Int",
     SECTION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     section = tl.program_id(0).to(tl.int64)
     first = section * SECTION
     end = tl.minimum(first + SECTION, n)
-    # The sum in front of the section, and the total.
-    if section_sums is None:
-        before = section * 0
-        total = _sum(lengths, first, end, BLOCK)
+    if is_first != 0:
+        tl.store(section_sums + section, _sum(lengths, first, end, BLOCK))
     else:
-        before = _sum(section_sums, section * 0, section, BLOCK)
-        total = before + _sum(section_sums, section, section * 0 + n_sections, BLOCK)
-    fits = total <= limit.capacity
-    lane = tl.arange(0, BLOCK)
-    for begin in range(first, end, BLOCK):
-        index = begin + lane
-        length = tl.load(lengths + index, mask=index < end, other=0).to(tl.int64)
-        value = before + tl.cumsum(length)  # sums[i] = lengths[0] + ... + lengths[i]
+        # The sum in front of the section, and the total.
+        before = section * 0
+        if n_sections == 1:
+            total = _sum(lengths, first, end, BLOCK)
+        else:
+            before = _sum(section_sums, section * 0, section, BLOCK)
+            total = before + _sum(section_sums, section, section * 0 + n_sections, BLOCK)
+        fits = total <= limit.capacity
+        lane = tl.arange(0, BLOCK)
+        for begin in range(first, end, BLOCK):
+            index = begin + lane
+            length = tl.load(lengths + index, mask=index < end, other=0).to(tl.int64)
+            value = before + tl.cumsum(length)  # sums[i] = lengths[0] + ... + lengths[i]
+            if limit.needed is not None:
+                value = tl.where(fits, value, 0)
+                if words is not None:
+                    word = tl.load(words + index, mask=index < end, other=0)
+                    tl.store(words + index, tl.where(fits, word, 0), mask=index < end)
+            tl.store(sums + index, value.to(sums.dtype.element_ty), mask=index < end)
+            before += tl.sum(length)
         if limit.needed is not None:
-            value = tl.where(fits, value, 0)
-            if words is not None:
-                word = tl.load(words + index, mask=index < end, other=0)
-                tl.store(words + index, tl.where(fits, word, 0), mask=index < end)
-        tl.store(sums + index, value.to(sums.dtype.element_ty), mask=index < end)
-        before += tl.sum(length)
-    if limit.needed is not None:
-        # By one thread: others would read what it writes.
-        first_lane = (lane == 0) & (section == 0)
-        need = (total + limit.per_unit - 1) // limit.per_unit
-        place = limit.needed + limit.kind + lane * 0
-        tl.store(place, tl.maximum(need, tl.load(place, mask=first_lane, other=0)), mask=first_lane)
-        tl.store(limit.needed + OVERFLOW + lane * 0, 1 + 0 * total, mask=first_lane & (total > limit.capacity))
+            # By one thread: others would read what it writes.
+            first_lane = (lane == 0) & (section == 0)
+            need = (total + limit.per_unit - 1) // limit.per_unit
+            place = limit.needed + limit.kind + lane * 0
+            tl.store(place, tl.maximum(need, tl.load(place, mask=first_lane, other=0)), mask=first_lane)
+            overflow = limit.needed + OVERFLOW + lane * 0
+            tl.store(overflow, 1 + 0 * total, mask=first_lane & (total > limit.capacity))
 
 
 def prefix_sums(
@@ -106,19 +98,21 @@ def prefix_sums(
     """
     n, sums = lengths.numel(), torch.empty_like(lengths, dtype=dtype)
     n_sections = programs(n, SECTION)
-    arguments = dict(lengths=lengths, n=n, SECTION=SECTION, BLOCK=block_size(lengths, BLOCK, CPU_BLOCK))
-    section_sums = None
-    if n_sections > 1:
-        section_sums = torch.empty(n_sections, dtype=torch.int64, device=lengths.device)
-        _section_sums_kernel.launch(n_sections, section_sums=section_sums, num_warps=WARPS, **arguments)
-    _prefix_sums_kernel.launch(
-        n_sections,
-        section_sums=section_sums,
-        sums=sums,
-        words=words,
-        limit=limit,
-        n_sections=n_sections,
-        num_warps=WARPS,
-        **arguments,
-    )
+    section_sums = torch.empty(n_sections, dtype=torch.int64, device=lengths.device)
+    # One kernel does both, so that more lengths in a later call need no other code.
+    for is_first in (1, 0) if n_sections > 1 else (0,):
+        _prefix_sums_kernel.launch(
+            n_sections,
+            lengths=lengths,
+            section_sums=section_sums,
+            sums=sums,
+            words=words,
+            limit=limit,
+            n=n,
+            n_sections=n_sections,
+            is_first=is_first,
+            SECTION=SECTION,
+            BLOCK=block_size(lengths, BLOCK, CPU_BLOCK),
+            num_warps=WARPS,
+        )
     return sums
