@@ -46,7 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 """Options of calls. A capacity is chosen for the scene."""
 STATES = ("stages", "traced", "replayed")
-"""Stages of the first, second and third call of a kind."""
+"""States of the first, second and third call of a kind."""
 MARK = "benchmarks: backward"
 
 

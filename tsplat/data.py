@@ -290,6 +290,13 @@ class Intersections(NamedTuple):
     needed: Tensor | None = None
 
 
+OVERFLOW = len(Capacities._fields)
+"""The element of ``needed`` (see :class:`Intersections`) behind those of each kind: 1 if any lists did not fit."""
+
+N_NEEDED = OVERFLOW + 1
+"""The number of elements of ``needed``."""
+
+
 class Limit(NamedTuple):
     """The most that lists may have in total, and where is noted what they need.
 

@@ -6,10 +6,12 @@ device only, so kernels have a lane for each row that there may be.
 """
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..data import Limit
+from .device_math import load_tuple, store_tuple
 from .launch import Int, kernel
 from .scans import prefix_sums
 
@@ -41,8 +43,15 @@ def _pack_rows_kernel(
     place = tl.load(ends + row - 1, mask=(row > 0) & (row < n), other=0).to(tl.int64)
     is_packed = (row < n) & (tl.load(ends + row, mask=row < n, other=0) > place)
     tl.store(ids + place, row, mask=is_packed)
-    for i in tl.static_range(2):
-        tl.store(packed + 2 * place + i, tl.load(values + 2 * row + i, mask=is_packed), mask=is_packed)
+    store_tuple(packed + 2 * place, 1, load_tuple(values + 2 * row, 1, 2, is_packed), is_packed)
+
+
+@triton.jit
+def _packed_lanes(ids, n_packed, BLOCK: tl.constexpr):
+    """Returns the places of a program among packed rows, their rows, and whether there are any."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < tl.load(n_packed)
+    return place, tl.load(ids + place, mask=mask, other=0), mask
 
 
 @kernel
@@ -53,11 +62,8 @@ def _gather_rows_kernel(
     packed,  # [packed, 2], output
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < tl.load(n_packed)
-    row = tl.load(ids + place, mask=mask, other=0)
-    for i in tl.static_range(2):
-        tl.store(packed + 2 * place + i, tl.load(values + 2 * row + i, mask=mask), mask=mask)
+    place, row, mask = _packed_lanes(ids, n_packed, BLOCK)
+    store_tuple(packed + 2 * place, 1, load_tuple(values + 2 * row, 1, 2, mask), mask)
 
 
 @kernel
@@ -68,11 +74,8 @@ def _scatter_rows_kernel(
     values,  # [n, 2], output
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < tl.load(n_packed)
-    row = tl.load(ids + place, mask=mask, other=0)
-    for i in tl.static_range(2):
-        tl.store(values + 2 * row + i, tl.load(packed + 2 * place + i, mask=mask), mask=mask)
+    place, row, mask = _packed_lanes(ids, n_packed, BLOCK)
+    store_tuple(values + 2 * row, 1, load_tuple(packed + 2 * place, 1, 2, mask), mask)
 
 
 def packed_ends(radii: Tensor, n_packed: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..data import NO_LIMIT, Limit
+from ..data import NO_LIMIT, OVERFLOW, Limit
 from .launch import CPU_BLOCK, Int, block_size, kernel, programs
 
 SECTION = 2048
@@ -25,8 +25,7 @@ BLOCK = 1024
 WARPS = 8
 """Of a program on a GPU."""
 
-OVERFLOW = tl.constexpr(4)
-"""The element of ``needed`` that is 1 if any lists did not fit."""
+OVERFLOW_PLACE = tl.constexpr(OVERFLOW)
 
 
 @triton.jit
@@ -81,7 +80,7 @@ def _prefix_sums_kernel(
             need = (total + limit.per_unit - 1) // limit.per_unit
             place = limit.needed + limit.kind + lane * 0
             tl.store(place, tl.maximum(need, tl.load(place, mask=first_lane, other=0)), mask=first_lane)
-            overflow = limit.needed + OVERFLOW + lane * 0
+            overflow = limit.needed + OVERFLOW_PLACE + lane * 0
             tl.store(overflow, 1 + 0 * total, mask=first_lane & (total > limit.capacity))
 
 

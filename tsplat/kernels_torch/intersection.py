@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..config import ALPHA_MIN
-from ..data import NO_LIMIT, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
+from ..data import NO_LIMIT, OVERFLOW, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
 
 
 def _extents(
@@ -125,7 +125,7 @@ def prefix_sums(
     if limit.needed is not None:
         fits = sums[-1] <= limit.capacity
         limit.needed[limit.kind] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
-        limit.needed[-1] |= ~fits
+        limit.needed[OVERFLOW] |= ~fits
         sums = torch.where(fits, sums, 0)
         if words is not None:
             words *= fits

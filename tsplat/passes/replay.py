@@ -69,7 +69,6 @@ class Pass:
 
     def __init__(self, steps: Sequence[Step], bases: Bases, *, on_gpu: bool) -> None:
         self.used: list[int] = []
-        self._on_gpu = on_gpu
         self._bases = bases
         self._binders: list[Bind] = []
         self._launches: list[tuple[Any, int, int]] = []

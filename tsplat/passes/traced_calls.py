@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from ..config import Capacities
+from ..data import N_NEEDED
 from ..errors import UnsupportedError
 from ..output_maps import IN_META
 from ..precision import full_precision
@@ -43,9 +44,6 @@ ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_t
 
 ALWAYS = 2**62
 """The last step of a storage that is needed after its pass."""
-
-N_NEEDED = 5
-"""The number of values of what lists needed. Behind them is that of packed rows."""
 
 ABSGRAD = -1
 """Stands for the number of an input in place of ``absgrad`` of centers."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..config import Capacities
-from ..data import GaussianMajor, Intersections, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
+from ..data import N_NEEDED, GaussianMajor, Intersections, IntersectionSettings, Limit, ScreenGaussians, Spans, TileGrid
 from ..errors import ArgumentError, MemoryBudgetError
 from ..runtime.backend import launchers
 from ..runtime.memory import INDEX_MAX, MemoryBudget, OverBudgetError
@@ -129,8 +129,9 @@ def list_within(
         budget.admit(room.spans, max(room.intersections, room.lists))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
-    # The five of ``needed``, and one behind them in which passes count packed rows.
-    band, needed = (0, grid.n_tile_rows), torch.zeros(6, dtype=torch.int64, device=screen.order.device)[:5]
+    # Those of ``needed``, and one behind them in which passes count packed rows.
+    needed = torch.zeros(N_NEEDED + 1, dtype=torch.int64, device=screen.order.device)[:N_NEEDED]
+    band = (0, grid.n_tile_rows)
     spans = find_spans(screen, grid, band, settings, budget, Room(room, needed))
     return list_intersections(screen, grid, band, spans, settings)._replace(room=room, needed=needed)
 
