@@ -139,7 +139,8 @@ class Cameras(NamedTuple):
     """Cameras: ``viewmats`` [B, C, 4, 4] world to camera, ``Ks`` [B, C, 3, 3] intrinsics in pixels.
 
     ``lens`` are coefficients of the distortion, and ``shutter`` the path of a camera with a rolling shutter; see
-    ``stages/lens_models.py``. A field with a default may be None. Only what uses a field names it.
+    ``kernels_torch/lenses/`` and ``kernels_torch/shutters.py``. A field with a default may be None. Only what uses a
+    field names it.
     """
 
     viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]

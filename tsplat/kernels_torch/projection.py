@@ -159,8 +159,9 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     visible &= (z >= settings.camera.near) & (z <= settings.camera.far) & found.conics.isfinite().all(-1)
     if gaussians.valid is not None:
         visible &= gaussians.valid.flatten()[ids]
-    size = torch.tensor([settings.camera.width, settings.camera.height], device=radii.device)
-    visible &= ((found.means2d + radii > 0) & (found.means2d - radii < size)).all(-1)
+    x, y = found.means2d.unbind(-1)
+    visible &= (x + radii[:, 0] > 0) & (x - radii[:, 0] < settings.camera.width)
+    visible &= (y + radii[:, 1] > 0) & (y - radii[:, 1] < settings.camera.height)
 
     kept = visible.nonzero().squeeze(1) if settings.packed else None
     values = found._asdict() | {"opacities": opacities}

@@ -39,7 +39,7 @@ from ..errors import ArgumentError, ShapeError
 from ..formulas.rotations import quaternions
 from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.lenses.interface import N_COEFFICIENTS
-from ..kernels_torch.shutters import path_of
+from ..kernels_torch.shutters import Path, path_of
 from ..kernels_torch.validation import camera_centers
 
 NEGLIGIBLE = 1e-30
@@ -273,7 +273,7 @@ def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -
 
 
 def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
-    """The path of a camera from one pose to another, [..., 4, 4] each. See the head of this file."""
+    """The path of a camera from one pose to another, [..., 4, 4] each: the values of a `Path`."""
     # Of invalid poses, no gradient is computed.
     largest = torch.maximum(start.detach().abs().amax((-2, -1)), end.detach().abs().amax((-2, -1)))[..., None]
     valid, still = largest <= MAGNITUDE_MAX, torch.eye(4, dtype=end.dtype, device=end.device)
@@ -286,8 +286,8 @@ def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     turns = angle > torch.finfo(start.dtype).eps
     inverse = torch.where(turns, 1 / torch.where(turns, angle, 1.0).sin(), 0.0)
     center = camera_centers(end, numerics)
-    path = torch.cat([q0, q1, start[..., :3, 3], end[..., :3, 3], angle, inverse, center, 0 * angle], -1)
-    return torch.where(valid, path, largest)
+    path = Path(q0, q1, start[..., :3, 3], end[..., :3, 3], angle, inverse, center, unused=0 * angle)
+    return torch.where(valid, torch.cat(path, -1), largest)
 
 
 def away(shutter: Tensor, valid: Tensor) -> Tensor:

@@ -30,23 +30,22 @@ _inputs: contextvars.ContextVar[set[tuple[int, int]] | None] = contextvars.Conte
 
 
 @contextlib.contextmanager
-def protect_inputs() -> Iterator[None]:
+def _noting_in(inputs: set[tuple[int, int]] | None) -> Iterator[None]:
+    token = _inputs.set(inputs)
+    try:
+        yield
+    finally:
+        _inputs.reset(token)
+
+
+def protect_inputs() -> contextlib.AbstractContextManager[None]:
     """Protects the files that are read inside of the block: no output replaces one, by whatever path or link."""
-    token = _inputs.set(set())
-    try:
-        yield
-    finally:
-        _inputs.reset(token)
+    return _noting_in(set())
 
 
-@contextlib.contextmanager
-def earlier_output() -> Iterator[None]:
+def earlier_output() -> contextlib.AbstractContextManager[None]:
     """Lets outputs replace the files that are read inside of the block, which are those of an earlier output."""
-    token = _inputs.set(None)
-    try:
-        yield
-    finally:
-        _inputs.reset(token)
+    return _noting_in(None)
 
 
 def note_read(path: str | os.PathLike[str] | int) -> None:

@@ -1,7 +1,7 @@
 """Device functions of rolling shutters: the pose of a camera at a time, and when it exposes a point.
 
 A rolling shutter exposes a row or column at a time, and the pose is interpolated; ``path`` is ``Cameras.shutter``, see
-``stages/lens_models.py``. Tuples are laid out as in ``device_math.py``.
+``kernels_torch/shutters.py``. Tuples are laid out as in ``device_math.py``.
 """
 
 import triton
