@@ -109,11 +109,9 @@ def rasterize_to_pixels(
     """
     lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
     packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
-    check_tensor(
-        "means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], "[nnz, 2] if packed, else [..., N, 2]"
-    )
-    check_tensor("conics", conics, [*means2d.shape[:-1], 3], "[..., N, 3] as means2d")
-    backgrounds = lists.check_rows(means2d.shape[:-1], colors, opacities, backgrounds)
+    leading = lists.check_means(means2d, packed=packed)
+    check_tensor("conics", conics, [*leading, 3], "[..., N, 3] as means2d")
+    backgrounds = lists.check_rows(leading, colors, opacities, backgrounds)
     check_devices(dict(means2d=means2d, conics=conics))
     dtype = compute_dtype(means2d, conics, colors, opacities, backgrounds)
     rays = None if subpixel_offset is None else lists.positions(subpixel_offset, dtype)
@@ -198,9 +196,7 @@ def rasterize_to_pixels_2dgs(
     lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
     packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
     check_bool("distloss", distloss)
-    meaning = "[nnz, 2] if packed, else [..., N, 2]"
-    check_tensor("means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], meaning)
-    leading = means2d.shape[:-1]
+    leading = lists.check_means(means2d, packed=packed)
     check_tensor("ray_transforms", ray_transforms, [*leading, 3, 3], "[..., N, 3, 3] as means2d")
     check_tensor("normals", normals, [*leading, 3], "[..., N, 3] as means2d")
     check_tensor("densify", densify, [*leading, 2], "[..., N, 2] as means2d")
@@ -219,9 +215,9 @@ def rasterize_to_pixels_2dgs(
     centers = standing_for(means2d.to(dtype), means2d)
     flat = Splats(centers, transforms, opacities.to(dtype).reshape(-1), features[:, :-1], features[:, -1])
     backgrounds = None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors)
-    maps, size = composite_surfels(flat, backgrounds, *arranged, settings), (*lists.images, lists.height, lists.width)
+    maps = composite_surfels(flat, backgrounds, *arranged, settings)
     names = ("colors", "alphas", "normals", "distortions", "medians")
-    return tuple(maps[name].reshape(*size, maps[name].shape[-1]).contiguous() for name in names)
+    return tuple(maps[name].reshape(*lists.size, maps[name].shape[-1]).contiguous() for name in names)
 
 
 @eager
@@ -318,7 +314,7 @@ def rasterize_to_pixels_eval3d(
     projection = ProjectionSettings(camera, unscented=check_unscented(True, ut_params, preset), numerics=preset)
     cameras = add_lens(Cameras(viewmats, Ks), lens, projection, batch, n_cameras)
     if rays is not None:
-        rays = check_rays(rays, (*lists.images, lists.height, lists.width, 6))
+        rays = check_rays(rays, (*lists.size, 6))
     rows = torch.Size((*lists.images, n_gaussians))
     backgrounds = lists.check_rows(rows, colors, opacities, backgrounds)
     dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
@@ -355,6 +351,5 @@ def rasterize_to_pixels_eval3d(
     images, alphas = maps["colors"], maps["alphas"]
     if behind is not None:
         images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * behind], -1)
-    size = (*lists.images, lists.height, lists.width)
-    rendered = (images.reshape(*size, -1), alphas.view(*size, 1))
-    return (*rendered, maps["normals"].reshape(*size, 3)) if normals else rendered
+    rendered = (images.reshape(*lists.size, -1), alphas.view(*lists.size, 1))
+    return (*rendered, maps["normals"].reshape(*lists.size, 3)) if normals else rendered

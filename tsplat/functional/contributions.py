@@ -56,7 +56,7 @@ class Contributions:
         _, n_images, (intersections,) = lists.arrange({"means2d": splats.means2d}, 1)
         size, device = (n_images, lists.height, lists.width), splats.means2d.device
         if chosen is None:
-            shape, places = (*lists.images, *size[1:]), torch.arange(math.prod(size), device=device)
+            shape, places = lists.size, torch.arange(math.prod(size), device=device)
         else:
             shape, places = tuple(chosen.shape), torch.full((math.prod(size),), -1, device=device)
             places[chosen] = torch.arange(len(chosen), device=device)

@@ -71,6 +71,17 @@ class TileLists(NamedTuple):
             )
         return cls(width, height, tile_size, isect_offsets.shape[:-2], isect_offsets, flatten_ids, masks)
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Leading dimensions of the images, [..., H, W]."""
+        return (*self.images, self.height, self.width)
+
+    def check_means(self, means2d: Tensor, *, packed: bool) -> torch.Size:
+        """Checks the means of rows, and returns the leading dimensions of these."""
+        shape = [None, 2] if packed else [*self.images, None, 2]
+        check_tensor("means2d", means2d, shape, "[nnz, 2] if packed, else [..., N, 2]")
+        return means2d.shape[:-1]
+
     def check_rows(
         self, leading: torch.Size, colors: Tensor, opacities: Tensor, backgrounds: Tensor | None
     ) -> Tensor | None:
@@ -122,8 +133,7 @@ class TileLists(NamedTuple):
     @torch.no_grad()
     def positions(self, subpixel_offset: Tensor, dtype: torch.dtype) -> Rays:
         """Checks offsets [..., H, W, 2] from pixel centers, and returns where pixels are evaluated."""
-        size = (*self.images, self.height, self.width)
-        check_tensor("subpixel_offset", subpixel_offset, [*size, 2], "[..., image_height, image_width, 2]")
+        check_tensor("subpixel_offset", subpixel_offset, [*self.size, 2], "[..., image_height, image_width, 2]")
         check_devices(dict(isect_offsets=self.isect_offsets, subpixel_offset=subpixel_offset))
         offset = subpixel_offset.to(dtype).reshape(-1, self.height, self.width, 2)
         if not bool((offset.abs() <= 0.5).all()):
@@ -160,5 +170,4 @@ class TileLists(NamedTuple):
             settings,
             rays,
         )
-        size = (*self.images, self.height, self.width)
-        return maps["colors"].view(*size, channels), maps["alphas"].view(*size, 1)
+        return maps["colors"].view(*self.size, channels), maps["alphas"].view(*self.size, 1)

@@ -233,8 +233,6 @@ def _check(call: Call) -> None:
     and cameras have the tensors of lenses. A call whose tensors this replaces is not looked up.
     """
     options = call.options
-    for name, _, only in unsupported("tsplat", options._asdict()):
-        raise UnsupportedError(f"{name}: {only.why}")
     types, tensors = tuple(map(type, options)), flatten(_given(call))
     kinds = [type(None) if t is None else kind_of(t) for t in tensors]
     key = (options, types, type(call.cameras), torch.is_grad_enabled(), *kinds)
@@ -260,6 +258,8 @@ def _check(call: Call) -> None:
 
 
 def _check_all(call: Call) -> None:
+    for name, _, only in unsupported("tsplat", call.options._asdict()):
+        raise UnsupportedError(f"{name}: {only.why}")
     call.options, call.settings = options, settings = check_options(call.options)
     vars(call).update(zip(GIVEN, plain_all(GIVEN, _given(call))))
     if call.opacities is None:
