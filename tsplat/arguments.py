@@ -241,13 +241,13 @@ def check_tensor(
     if value.dtype not in dtypes:
         wanted, method = DTYPES[dtypes]
         raise DtypeError(f"{name}: expected {wanted}, found {value.dtype}; convert it with .{method}()")
-    found = tuple(value.shape)
+    sizes = tuple(value.shape)
     if len(shape) and shape[0] is ...:
-        shape = [*found[: max(len(found) - len(shape) + 1, 0)], *shape[1:]]
-    if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)):
+        shape = [*sizes[: max(len(sizes) - len(shape) + 1, 0)], *shape[1:]]
+    if len(sizes) != len(shape) or any(want is not None and have != want for have, want in zip(sizes, shape)):
         wanted = ", ".join("?" if size is None else str(size) for size in shape)
         advice = f"; {remedy}" if remedy else ""
-        raise ShapeError(f"{name}: expected {meaning}, here [{wanted}], found {list(found)}{advice}")
+        raise ShapeError(f"{name}: expected {meaning}, here [{wanted}], found {list(sizes)}{advice}")
     return value
 
 

@@ -333,5 +333,5 @@ def _render_reference(call: Call) -> Rendering:
     given = vars(call) | call.cameras._asdict() | call.options._asdict() | made
     names = inspect.signature(rasterize).parameters.keys() & given.keys()
     arguments: Any = {n: v.to(call.dtype) if isinstance(v := given[n], Tensor) else v for n in names}
-    found = rasterize(**arguments)
-    return Rendering({"colors": found.colors, "alphas": found.alphas}, describe_reference(call, found))
+    rendered = rasterize(**arguments)
+    return Rendering({"colors": rendered.colors, "alphas": rendered.alphas}, describe_reference(call, rendered))

@@ -21,9 +21,9 @@ def path(text: str) -> Path:
 
 def model_path(text: str) -> Path:
     """Parses a path to read a model from; no pipe, as the format is detected before the file is read."""
-    found = path(text)
-    raise_if_special(found)
-    return found
+    model = path(text)
+    raise_if_special(model)
+    return model
 
 
 def number(text: str) -> float:

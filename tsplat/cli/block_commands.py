@@ -69,11 +69,11 @@ def plan(arguments: Namespace) -> int:
             )
         blocks = arguments.blocks if arguments.grid is None else tuple(arguments.grid)
         options = dict(margin=arguments.margin, min_share=arguments.min_share, scene=arguments.scene.absolute())
-        found = plan_blocks(capture, blocks, **options)
-        draw_plan(folder / "plan.png", found, capture)
-        write_plan(folder, found)
+        block_plan = plan_blocks(capture, blocks, **options)
+        draw_plan(folder / "plan.png", block_plan, capture)
+        write_plan(folder, block_plan)
     print(f"{'block':>5} {'points':>10} {'views':>6}")
-    for k, block in enumerate(found.blocks):
+    for k, block in enumerate(block_plan.blocks):
         print(f"{k:5} {block.n_points:10} {len(block.views):6}")
     print(f"wrote {folder}: {PLAN}; plan.png shows the blocks, views and points from above")
     return 0

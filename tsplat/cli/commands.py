@@ -135,9 +135,9 @@ def view(arguments: Namespace) -> int:
         path: str | os.PathLike[str], warn: Callable[[str], object], scene: str | None = None, **options: Any
     ) -> ViewedModel:
         views = _photographs(path, scene, warn)
-        found = read_smaller(arguments, Path(path))
+        gaussians = read_smaller(arguments, Path(path))
         return open_viewed(
-            path, device, gaussians=found, backend=arguments.backend, read_views=views, warn=warn, **options
+            path, device, gaussians=gaussians, backend=arguments.backend, read_views=views, warn=warn, **options
         )
 
     # Beside runs, other models need no checkpoint.

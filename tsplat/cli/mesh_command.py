@@ -69,7 +69,7 @@ def mesh(arguments: Namespace) -> int:
         with stage_display() as show:
             cameras, source = _find_cameras(arguments, gaussians, show)
             print(f"cameras: {len(cameras)} {source}", flush=True)
-            found = extract_mesh(
+            surface = extract_mesh(
                 gaussians.to(device),
                 cameras,
                 bounds=None if box is None else (tuple(box[:3]), tuple(box[3:])),
@@ -77,9 +77,9 @@ def mesh(arguments: Namespace) -> int:
                 tell=lambda message: print(message, flush=True),
                 **options_of(arguments, "depth", "voxel", "resolution", "truncation", "components", "faces", "backend"),
             )
-        write_mesh(out, found)
+        write_mesh(out, surface)
     print(
-        f"wrote {out}: {len(found.vertices)} vertices, {len(found.faces)} triangles, "
+        f"wrote {out}: {len(surface.vertices)} vertices, {len(surface.faces)} triangles, "
         f"{out.stat().st_size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     )
     return 0

@@ -100,8 +100,8 @@ def convert(arguments: Namespace) -> int:
 
 def written_format(arguments: Namespace) -> Task:
     """Returns the format that a command writes, for what it needs."""
-    found = format_of(arguments.out, arguments.format)
-    return found if found in STREAMED else "ply"  # type: ignore[return-value]
+    chosen = format_of(arguments.out, arguments.format)
+    return chosen if chosen in STREAMED else "ply"  # type: ignore[return-value]
 
 
 def existing_folder(out: Path) -> Path:

@@ -93,10 +93,10 @@ def settings_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, 
         if dataclasses.is_dataclass(value):
             values[field.name] = settings_of(parser, arguments, value, f"{name}.")
         elif hasattr(arguments, name):
-            found = getattr(arguments, name)
-            if isinstance(found, list):
-                found = None if found and set(found) == {None} else tuple(found)
-            values[field.name] = found
+            given = getattr(arguments, name)
+            if isinstance(given, list):
+                given = None if given and set(given) == {None} else tuple(given)
+            values[field.name] = given
     try:
         return dataclasses.replace(settings, **values)  # type: ignore[type-var]
     except ArgumentError as error:
@@ -115,8 +115,8 @@ def _keywords(kind: Any) -> dict[str, Any] | None:
     if origin is Literal:
         return {"choices": inner}
     if origin is tuple and inner[-1] is Ellipsis:
-        found = _keywords(inner[0])
-        return None if found is None else {"action": "append", **found}
+        keywords = _keywords(inner[0])
+        return None if keywords is None else {"action": "append", **keywords}
     if origin is tuple:
         return {"nargs": len(inner), "type": _reader(inner[0], is_optional), "metavar": inner[0].__name__.upper()}
     return {"type": _reader(kind, is_optional), "metavar": kind.__name__.upper()} if kind in NOUNS else None
@@ -136,10 +136,10 @@ def _reader(kind: Callable[[str], Any], is_optional: bool) -> Callable[[str], An
 
 def _attributes(cls: type) -> dict[str, str]:
     """Returns the descriptions of attributes by name, of a class and of those that it derives from."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
         for entry in re.split(r"^ {4}(?=\w)", re.split(r"\n(?=\S)", section)[0], flags=re.MULTILINE)[1:]:
             names, _, text = entry.partition(":")
-            found |= dict.fromkeys(names.split(", "), " ".join(text.split()).replace("`", ""))
-    return found
+            descriptions |= dict.fromkeys(names.split(", "), " ".join(text.split()).replace("`", ""))
+    return descriptions

@@ -323,9 +323,9 @@ def rasterize_to_pixels_eval3d(
     outputs = (*((RAY_NORMALS,) if normals else ()), *((HITS,) if hits else ()))
     settings = lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint, outputs=outputs)
     if rays is None:
-        found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera, unit=hits)
+        world_rays = camera_rays(flatten_batches(cameras, len(batch), dtype), camera, unit=hits)
     else:
-        found = given_rays(flatten_batch(rays, len(batch), dtype).flatten(0, 1))
+        world_rays = given_rays(flatten_batch(rays, len(batch), dtype).flatten(0, 1))
     features = colors.to(dtype)
     if normals:
         axes = third_axes(quats.to(dtype))[..., None, :, :]
@@ -347,7 +347,7 @@ def rasterize_to_pixels_eval3d(
         backgrounds = backgrounds.to(dtype).reshape(-1, colors.shape[-1])
         if hits:
             backgrounds, behind = backgrounds[:, :-1], backgrounds[:, None, None, -1:]
-    maps = composite_outputs(splats, backgrounds, *arranged, settings, found)
+    maps = composite_outputs(splats, backgrounds, *arranged, settings, world_rays)
     images, alphas = maps["colors"], maps["alphas"]
     if behind is not None:
         images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * behind], -1)

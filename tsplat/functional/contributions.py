@@ -82,15 +82,15 @@ class Contributions:
         rows = torch.full((math.prod(self.shape), n_listed), -1, device=self.places.device)
         weights = self.splats.means2d.new_zeros(rows.shape)
         for places, chosen, blocks in self.walk_tiles():
-            found: Iterable[tuple[Tensor, Tensor]] = (
+            contributions: Iterable[tuple[Tensor, Tensor]] = (
                 (ids.expand(weight.shape)[chosen], weight[chosen]) for ids, weight, *_ in blocks
             )
             if largest:
-                found = _largest(found, n_listed)
+                contributions = _largest(contributions, n_listed)
             # The last column takes what is not listed.
             listed = rows.new_full((len(places), n_listed + 1), -1), weights.new_zeros(len(places), n_listed + 1)
             n_before = rows.new_zeros(len(places), 1)
-            for ids, weight in found:
+            for ids, weight in contributions:
                 contributes = weight > 0
                 ranks = n_before + contributes.cumsum(-1) - 1
                 columns = torch.where(contributes, ranks, n_listed).clamp_max(n_listed)

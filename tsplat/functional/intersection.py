@@ -128,8 +128,8 @@ def isect_tiles(
     settings = IntersectionSettings(check_numerics(numerics), backend, segmented=segmented)
     band = (0, grid.n_tile_rows)
     spans = find_spans(screen, grid, band, settings)
-    found = list_intersections(screen, grid, band, spans, settings, sort=sort)
-    return count_tiles(found).view(depths.shape), encode_ids(found, depths_flat, grid), found.flatten_ids
+    lists = list_intersections(screen, grid, band, spans, settings, sort=sort)
+    return count_tiles(lists).view(depths.shape), encode_ids(lists, depths_flat, grid), lists.flatten_ids
 
 
 @with_plain_tensors

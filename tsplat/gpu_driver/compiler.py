@@ -52,7 +52,7 @@ def compiled_for(kernel: JITFunction[Any], target: GPUTarget, arguments: Mapping
     try:
         backend, bind = _binder(kernel, target)
         bound, specialization, options = bind(**given)
-        specialization = [_unspecialized(found) for found in specialization]
+        specialization = [_unspecialized(argument) for argument in specialization]
         options, signature, constants, attributes = kernel._pack_args(backend, given, bound, specialization, options)
         source = ASTSource(kernel, signature, constants, attributes)
     except (AttributeError, TypeError, ValueError) as error:
@@ -84,7 +84,7 @@ def _unspecialized(specialization: tuple[Any, Any]) -> tuple[Any, Any]:
         else (kind, attribute if isinstance(kind, tuple) or kind.startswith("*") else None)
         for kind, attribute in fields
     ]  # fmt: skip
-    kinds, attributes = (tuple.__new__(type(kinds), found) for found in zip(*fields, strict=True))
+    kinds, attributes = (tuple.__new__(type(kinds), column) for column in zip(*fields, strict=True))
     return kinds, attributes
 
 

@@ -78,9 +78,9 @@ class CudaDriver:
     @property
     def version(self) -> str:
         """The newest CUDA that the driver supports."""
-        found = ctypes.c_int()
-        self.check(self._version(found), "cuDriverGetVersion")
-        return f"{found.value // 1000}.{found.value % 1000 // 10}"
+        number = ctypes.c_int()
+        self.check(self._version(number), "cuDriverGetVersion")
+        return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def describe(self, code: int) -> str:
         """Returns the name and the text of an error."""
@@ -112,10 +112,10 @@ class CudaDriver:
 
     def max_shared_bytes(self, number: int) -> int:
         """Returns the bytes of shared memory that a program can have."""
-        found, device = ctypes.c_int(), ctypes.c_int()
+        n_bytes, device = ctypes.c_int(), ctypes.c_int()
         self.check(self._device(device, number), "cuDeviceGet")
-        self.check(self._device_attribute(found, SHARED_PER_BLOCK_OPTIN, device.value), "cuDeviceGetAttribute")
-        return found.value
+        self.check(self._device_attribute(n_bytes, SHARED_PER_BLOCK_OPTIN, device.value), "cuDeviceGetAttribute")
+        return n_bytes.value
 
     def load(self, image: bytes, needs: Needs, number: int) -> int:
         """Returns the handle of a kernel in a binary, ready for the shared memory and the clusters that it needs."""
@@ -144,9 +144,9 @@ class CudaDriver:
 
     def attribute(self, function: ctypes.c_void_p | int, which: int) -> int:
         """Returns an attribute of a loaded kernel."""
-        found = ctypes.c_int()
-        self.check(self._attribute(found, which, function), "cuFuncGetAttribute")
-        return found.value
+        value = ctypes.c_int()
+        self.check(self._attribute(value, which, function), "cuFuncGetAttribute")
+        return value.value
 
     def max_threads(self, function: int) -> int:
         """Returns the threads that a program of a kernel can have."""

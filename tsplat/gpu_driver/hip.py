@@ -21,10 +21,10 @@ MAX_THREADS, SHARED_PER_BLOCK = 0, 74
 
 def paths() -> list[str]:
     """Returns where the library may be: a process must use the one that PyTorch has loaded."""
-    found = [triton.knobs.amd.libhip_path] if triton.knobs.amd.libhip_path else []
+    loaded = [triton.knobs.amd.libhip_path] if triton.knobs.amd.libhip_path else []
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        found += [path for line in maps if NAME in os.path.basename(path := line.split(maxsplit=5)[-1].strip())][:1]
-    return [*found, NAME, f"{NAME}.7", f"{NAME}.6"]
+        loaded += [path for line in maps if NAME in os.path.basename(path := line.split(maxsplit=5)[-1].strip())][:1]
+    return [*loaded, NAME, f"{NAME}.7", f"{NAME}.6"]
 
 
 class HipDriver:
@@ -53,9 +53,9 @@ class HipDriver:
     @property
     def version(self) -> str:
         """The version of HIP."""
-        found = ctypes.c_int()
-        self.check(self._version(found), "hipDriverGetVersion")
-        return f"{found.value // 10_000_000}.{found.value // 100_000 % 100}"
+        number = ctypes.c_int()
+        self.check(self._version(number), "hipDriverGetVersion")
+        return f"{number.value // 10_000_000}.{number.value // 100_000 % 100}"
 
     def describe(self, code: int) -> str:
         """Returns the name and the text of an error."""
@@ -73,9 +73,9 @@ class HipDriver:
 
     def max_shared_bytes(self, number: int) -> int:
         """Returns the bytes of shared memory that a program can have."""
-        found = ctypes.c_int()
-        self.check(self._device_attribute(found, SHARED_PER_BLOCK, number), "hipDeviceGetAttribute")
-        return found.value
+        n_bytes = ctypes.c_int()
+        self.check(self._device_attribute(n_bytes, SHARED_PER_BLOCK, number), "hipDeviceGetAttribute")
+        return n_bytes.value
 
     def load(self, image: bytes, needs: Needs, number: int) -> int:
         """Returns the handle of a kernel in a binary."""
@@ -94,9 +94,9 @@ class HipDriver:
 
     def max_threads(self, function: int) -> int:
         """Returns the threads that a program of a kernel can have."""
-        found = ctypes.c_int()
-        self.check(self._attribute(found, MAX_THREADS, function), "hipFuncGetAttribute")
-        return found.value
+        n_threads = ctypes.c_int()
+        self.check(self._attribute(n_threads, MAX_THREADS, function), "hipFuncGetAttribute")
+        return n_threads.value
 
     def launcher(self, function: int, needs: Needs, parameters: int) -> Launch:
         """Returns a function that launches a kernel with the arguments that an array points to, see `Launch`."""

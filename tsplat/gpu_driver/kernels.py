@@ -192,7 +192,7 @@ class LoadedKernel:
         """Gets scratch memory from the functions that Triton was given for that (``triton.set_allocator``)."""
         x, y, z = grid
         allocators = _allocation._allocator, _allocation._profile_allocator
-        found = []
+        buffers = []
         for which, ((size, alignment), allocator) in enumerate(
             zip((self.needs.scratch, self.needs.profile), allocators)
         ):
@@ -202,8 +202,8 @@ class LoadedKernel:
                 except RuntimeError as error:
                     raise DriverError(f"{self.needs.name}: it needs scratch memory: {error}") from error
                 frame.set_scratch(which, memory.data_ptr())
-                found.append(memory)
-        return found
+                buffers.append(memory)
+        return buffers
 
 
 def _types(compiled: CompiledKernel) -> list[str]:

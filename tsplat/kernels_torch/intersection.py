@@ -134,8 +134,8 @@ def prefix_sums(
 
 def _parents(starts: Tensor, children: Tensor) -> Tensor:
     """The last p with starts[p] <= child, for p in [0, n) and starts [n + 1]; 0 for children behind the last start."""
-    found = torch.searchsorted(starts, children, right=True) - 1
-    return torch.where(children < starts[-1], found, 0)
+    parents = torch.searchsorted(starts, children, right=True) - 1
+    return torch.where(children < starts[-1], parents, 0)
 
 
 def _behind_zero(counts: Tensor) -> Tensor:

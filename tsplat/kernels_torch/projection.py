@@ -150,21 +150,21 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
     flat = flat_scenes(gaussians)
-    found, bounds = _projector(settings)(flat, _of_images(cameras, images), settings, ids)
+    projected, bounds = _projector(settings)(flat, _of_images(cameras, images), settings, ids)
     opacities = None if flat.opacities is None else flat.opacities[ids]
     visible, radii, z = bounds(opacities)
-    if opacities is not None and found.compensations is not None:
-        opacities = opacities * found.compensations
+    if opacities is not None and projected.compensations is not None:
+        opacities = opacities * projected.compensations
     # Every comparison is written so that NaN fails it.
-    visible &= (z >= settings.camera.near) & (z <= settings.camera.far) & found.conics.isfinite().all(-1)
+    visible &= (z >= settings.camera.near) & (z <= settings.camera.far) & projected.conics.isfinite().all(-1)
     if gaussians.valid is not None:
         visible &= gaussians.valid.flatten()[ids]
-    x, y = found.means2d.unbind(-1)
+    x, y = projected.means2d.unbind(-1)
     visible &= (x + radii[:, 0] > 0) & (x - radii[:, 0] < settings.camera.width)
     visible &= (y + radii[:, 1] > 0) & (y - radii[:, 1] < settings.camera.height)
 
     kept = visible.nonzero().squeeze(1) if settings.packed else None
-    values = found._asdict() | {"opacities": opacities}
+    values = projected._asdict() | {"opacities": opacities}
     emit = functools.partial(keep_visible, visible=visible, packed=settings.packed)
     return ProjectedGaussians(
         n_cameras=n_cameras,
@@ -205,10 +205,10 @@ def projection_bwd(
         }
         rows_of = Gaussians3D(**{name: own.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
         seen_by = _of_images(cameras, images)._replace(**{name: own[name] for name in of_cameras})
-        found, _ = _projector(settings)(rows_of, seen_by, settings, slice(None))
-        outputs = [(t, getattr(v_projected, f"v_{name}")) for name, t in found._asdict().items() if t is not None]
+        projected, _ = _projector(settings)(rows_of, seen_by, settings, slice(None))
+        outputs = [(t, getattr(v_projected, f"v_{name}")) for name, t in projected._asdict().items() if t is not None]
         if "opacities" in own:
-            rho, opacities = found.compensations, own["opacities"]
+            rho, opacities = projected.compensations, own["opacities"]
             outputs.append((opacities if rho is None else opacities * rho, v_projected.v_opacities))
     incoming = [torch.zeros_like(output) if v is None else v[rows] for output, v in outputs]
     v_own = torch.autograd.grad(

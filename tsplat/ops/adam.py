@@ -137,21 +137,21 @@ def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> No
         optimizers: Of different parameters.
         visible: See :meth:`Adam.step`, which raises the same errors.
     """
-    found = [(optimizer, *entry) for optimizer in optimizers for entry in optimizer._with_gradients()]
-    if found and found[0][1].is_cuda and torch.cuda.is_current_stream_capturing():
+    entries = [(optimizer, *entry) for optimizer in optimizers for entry in optimizer._with_gradients()]
+    if entries and entries[0][1].is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
             "step: not implemented in a CUDA graph, which would repeat the rates of one step; call it after replays, "
             "or use torch.optim.Adam(capturable=True)"
         )
-    names, tensors = ["params", "gradient"] * len(found), [tensor for entry in found for tensor in entry[1:3]]
+    names, tensors = ["params", "gradient"] * len(entries), [tensor for entry in entries for tensor in entry[1:3]]
     visible, *resolved = plain_all(["visible", *names], [visible, *tensors])
     gradients = resolved[1::2]
-    for (_, parameter, *_, state), values in zip(found, resolved[::2]):
+    for (_, parameter, *_, state), values in zip(entries, resolved[::2]):
         if values is not parameter:
             raise ArgumentError("params: expected tensors with memory of their own, found a lazily negated view")
         _check(parameter, state, visible)
     launches: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
-    for (optimizer, parameter, _, group, state), gradient in zip(found, gradients):
+    for (optimizer, parameter, _, group, state), gradient in zip(entries, gradients):
         kind = parameter.device, optimizer._backend, parameter.dtype
         launches.setdefault(kind, []).append(optimizer._advance(parameter, gradient, group, state))
     for (device, backend, _), updates in launches.items():

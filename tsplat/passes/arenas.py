@@ -256,14 +256,14 @@ def tensors_of(step: Step) -> list[Memory]:
 def used_steps(steps: Sequence[Step], wanted: set[int]) -> list[bool]:
     """Returns whether each step makes something that a later one reads, or a storage that is wanted. Operators of a
     backward pass that computes its forward pass again, and kernels, may make more."""
-    read, found = set(wanted), [True] * len(steps)
+    read, is_used = set(wanted), [True] * len(steps)
     for i in range(len(steps) - 1, -1, -1):
         step = steps[i]
         made = step.results if isinstance(step, Operator | OnArrays) else []
-        found[i] = not made or any(tensor.storage in read for tensor in made)
-        if found[i]:
+        is_used[i] = not made or any(tensor.storage in read for tensor in made)
+        if is_used[i]:
             read |= {tensor.storage for tensor in tensors_of(step)}
-    return found
+    return is_used
 
 
 def leaves(tree: Any, kind: type[Any]) -> list[Any]:

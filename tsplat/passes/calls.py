@@ -247,8 +247,8 @@ class _Centers(torch.autograd.Function):
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
         given = {of_centers.base: v_centers, traced.v_carrier.base: v_carrier}
-        found = common.run(traced.of_centers, saved, given)
-        return None, None, None, *_gradients(traced.of_centers, found, given)
+        results = common.run(traced.of_centers, saved, given)
+        return None, None, None, *_gradients(traced.of_centers, results, given)
 
 
 class _Images(torch.autograd.Function):
@@ -277,14 +277,14 @@ class _Images(torch.autograd.Function):
         backward = traced.of_images
         images = zip(traced.v_images, traced.v_views, v, strict=True)
         given = {o.base: o.zeros(traced.device) if each is None else _memory_of(each, view) for o, view, each in images}
-        found = common.run(backward, saved, given)
+        results = common.run(backward, saved, given)
         v_links: list[Tensor | None] = []
         crossing: tuple[int, ...] = ()  # what the other pass reads as well
         if traced.v_centers is not None:
             (v_centers, depends), v_carrier = traced.v_centers, traced.v_carrier
-            v_links = [found[v_centers.base] if depends else None, found[v_carrier.base]]
+            v_links = [results[v_centers.base] if depends else None, results[v_carrier.base]]
             crossing = v_centers.base, v_carrier.base
-        for i, gradient in zip(backward.inputs, _gradients(backward, found, crossing)):
+        for i, gradient in zip(backward.inputs, _gradients(backward, results, crossing)):
             if i == ABSGRAD:
                 ctx.centers.absgrad = common.packed(gradient)
             of_leaf = i == traced.n_inputs

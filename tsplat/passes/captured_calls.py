@@ -99,7 +99,7 @@ class CapturedCall:
         with self._lock:
             ahead, self._ahead = self._ahead, None
             if is_second and ahead is not None and ahead.is_of(kept, given):
-                return ahead.found
+                return ahead.results
             if self._last() is not kept:
                 self._lend(kept)
                 own = [self.traced.kept[0], *self._restored]
@@ -108,10 +108,10 @@ class CapturedCall:
             torch._foreach_copy_(self._used(given, n_packed), list(given.values()))
             (self._of_centers if is_second else self._of_images)()
             bases = backward.results if is_second else self._results
-            found = dict(zip(bases, _copies(self._used(bases, n_packed))))
+            results = dict(zip(bases, _copies(self._used(bases, n_packed))))
             if not is_second and self.traced.of_centers is not None:
-                self._ahead = _Ahead(kept, found)
-            return found
+                self._ahead = _Ahead(kept, results)
+            return results
 
     def _lend(self, kept: Kept) -> None:
         """Lends the memory of what is kept to a call. If the one before may still need it, that gets a copy."""
@@ -122,20 +122,20 @@ class CapturedCall:
 
 
 class _Ahead:
-    """The results of both backward passes, which ran at once. Those of the second hold for what the first has found.
+    """The results of both backward passes, which ran at once. Those of the second hold for what the first has computed.
 
     Attributes:
-        found: The bases, by number.
+        results: The bases, by number.
     """
 
-    def __init__(self, kept: Kept, found: dict[int, Tensor]) -> None:
-        self.found, self._kept = found, weakref.ref(kept)
-        self._versions = {base: tensor._version for base, tensor in found.items()}
+    def __init__(self, kept: Kept, results: dict[int, Tensor]) -> None:
+        self.results, self._kept = results, weakref.ref(kept)
+        self._versions = {base: tensor._version for base, tensor in results.items()}
 
     def is_of(self, kept: Kept, given: dict[int, Tensor]) -> bool:
-        """Returns whether a call gives the second pass what the first has found, unchanged."""
+        """Returns whether a call gives the second pass what the first has computed, unchanged."""
         return self._kept() is kept and all(
-            tensor.data_ptr() == self.found[base].data_ptr() and tensor._version == self._versions[base]
+            tensor.data_ptr() == self.results[base].data_ptr() and tensor._version == self._versions[base]
             for base, tensor in given.items()
         )
 

@@ -41,8 +41,8 @@ def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        found = kinds.replay(args, kwargs) if is_plain_call() else None
-        return function(*args, **kwargs) if found is None else found
+        rendered = kinds.replay(args, kwargs) if is_plain_call() else None
+        return function(*args, **kwargs) if rendered is None else rendered
 
     run.stages = function  # type: ignore[attr-defined]
     return run

@@ -41,8 +41,8 @@ def specializations(tensors: list[Tensor]) -> list[Any] | None:
     if gpu is None or are_launches_hooked() or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     # The emulator has tensors on the CPU.
-    found = [vendor, gpu, *[t.data_ptr() % SPECIALIZED_ALIGNMENT for t in tensors]]
-    return found + [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else found
+    key = [vendor, gpu, *[t.data_ptr() % SPECIALIZED_ALIGNMENT for t in tensors]]
+    return key + [t.untyped_storage().nbytes() > launch.SMALL_STORAGE for t in tensors] if vendor == "amd" else key
 
 
 def runs_on_gpu(tensor: Tensor) -> bool:
@@ -170,8 +170,8 @@ class Pass:
             outputs = [view.of(bases[view.base]) for view in results]
 
             def run() -> None:
-                found = function(*own_args, **own_kwargs)
-                for output, new in zip(outputs, found if isinstance(found, tuple | list) else (found,), strict=True):
+                values = function(*own_args, **own_kwargs)
+                for output, new in zip(outputs, values if isinstance(values, tuple | list) else (values,), strict=True):
                     output.copy_(new)
 
             return run
@@ -186,8 +186,8 @@ class Pass:
             own, own_outputs = [array(arrays) for array in given], [output(arrays) for output in outputs]
 
             def run() -> None:
-                found = function(*own)
-                for output, new in zip(own_outputs, found if isinstance(found, tuple) else (found,), strict=True):
+                values = function(*own)
+                for output, new in zip(own_outputs, values if isinstance(values, tuple) else (values,), strict=True):
                     output[...] = new
 
             return run

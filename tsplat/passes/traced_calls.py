@@ -167,7 +167,7 @@ def _record(
     targets: dict[Any, Tensor] = {
         i: t for i, t in enumerate([*inputs, values.get("gradient_2dgs")]) if t is not None and t.requires_grad
     }
-    found: dict[Any, Tensor | None] = {}
+    v_inputs: dict[Any, Tensor | None] = {}
     zeros: dict[str, Tensor] = {}
     marks: list[int] = []
     v_packed: list[Tensor] = []
@@ -192,20 +192,20 @@ def _record(
             given, v_given = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
             with trace.recording():
                 gradients = torch.autograd.grad(given, list(targets.values()), v_given, allow_unused=True)
-        found = dict(zip(targets, gradients, strict=True)) | zeros
-        if any(found[name] is None for name in rows):
+        v_inputs = dict(zip(targets, gradients, strict=True)) | zeros
+        if any(v_inputs[name] is None for name in rows):
             raise UnsupportedError("a backward pass gives no gradient to what images depend on")
     if not trace.others.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
-    v_centers = found.pop("means2d", None)
+    v_centers = v_inputs.pop("means2d", None)
     if v_packed:
         (v_centers,) = v_packed
-    v_rows = {name: v for name in rows if (v := found.pop(name, None)) is not None}
+    v_rows = {name: v for name in rows if (v := v_inputs.pop(name, None)) is not None}
     if (absgrad := getattr(centers, "absgrad", None)) is not None:
-        found[ABSGRAD] = absgrad
+        v_inputs[ABSGRAD] = absgrad
     rendered = rendered._replace(intersections=rendered.intersections.whole)
     wanted = leaves(
-        (images, rendered, list(values.values()), call.needed, list(found.values()), v_centers, packed), Tensor
+        (images, rendered, list(values.values()), call.needed, list(v_inputs.values()), v_centers, packed), Tensor
     )
     used = used_steps(
         trace.steps,
@@ -214,7 +214,7 @@ def _record(
     split = min(marks, default=len(trace.steps))
     return _Record(
         list(itertools.compress(trace.steps, used)), sum(used[:n_forward]), sum(used[:split]), inputs, images,
-        n_images, in_meta, values, rendered, banded, call.needed, v_images, found, packed, v_centers, v_rows, zeros,
+        n_images, in_meta, values, rendered, banded, call.needed, v_images, v_inputs, packed, v_centers, v_rows, zeros,
         on_gpu, trace.used_rows,
     )  # fmt: skip
 
@@ -269,13 +269,13 @@ def _zeros_like(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
 
 def _edges_from(roots: list[Tensor]) -> set[tuple[Any, int]]:
     """Returns the inputs of all nodes of autograd that gradients of roots reach, as nodes and numbers of outputs."""
-    found: set[tuple[Any, int]] = set()
+    reached: set[tuple[Any, int]] = set()
     todo: list[Any] = [root.grad_fn for root in roots]
     while todo:
-        edges = {edge for edge in todo.pop().next_functions if edge[0] is not None} - found
+        edges = {edge for edge in todo.pop().next_functions if edge[0] is not None} - reached
         todo += [node for node, _ in edges]
-        found |= edges
-    return found
+        reached |= edges
+    return reached
 
 
 class TracedCall:

@@ -129,14 +129,14 @@ def set_kernel_threads() -> None:
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
     """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``. Chosen once per
     device."""
-    found = _chosen.get((device, backend))
-    if found is None:
+    package = _chosen.get((device, backend))
+    if package is None:
         chosen, reason = choose(device, backend)
         if chosen == "torch" and device.type == "cuda" and backend == "auto":
             warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
-        found = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
-        _chosen[device, backend] = found
-    return found
+        package = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
+        _chosen[device, backend] = package
+    return package
 
 
 _chosen: dict[tuple[torch.device, Backend], Any] = {}

@@ -133,9 +133,9 @@ class Operator:
     def _call(self, tensors: Tensors, settings: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
         """Calls the function. Returns the differentiable outputs, and the others."""
         arguments = dict(zip(self._settings, settings)) | dict(zip(self._tensors, tensors))
-        found = self._results.unpack(self._function(**arguments))
+        results = self._results.unpack(self._function(**arguments))
         differentiable, others = self._results.names(arguments)
-        return [found[name] for name in differentiable], [found[name] for name in others]
+        return [results[name] for name in differentiable], [results[name] for name in others]
 
     def _record(
         self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]
@@ -166,10 +166,10 @@ class Operator:
         if recording is None:
             recording = self._record(tensors, needs, settings)[0]
         gradients = recording.run(v, [*_given(tensors), *outputs])
-        found = self._fake_backward(v, outputs, tensors, needs, *settings)
-        for own, gradient in zip(found, gradients, strict=True):
+        expected = self._fake_backward(v, outputs, tensors, needs, *settings)
+        for own, gradient in zip(expected, gradients, strict=True):
             own.zero_() if gradient is None else own.copy_(gradient.detach())
-        return found
+        return expected
 
     def _sizes(self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> "_Sizes":
         """Returns the sizes of what the operators return, which are those of a call with values of no meaning."""

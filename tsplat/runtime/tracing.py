@@ -288,5 +288,5 @@ def without_gradient(tensor: Tensor) -> Tensor:
 
 def storage_of(tensor: Tensor) -> int:
     """Returns the identity of a tensor's storage, as long as that lives."""
-    found: int = tensor.untyped_storage()._cdata
-    return found
+    address: int = tensor.untyped_storage()._cdata
+    return address

@@ -100,8 +100,8 @@ def agreement(axes: Floats, normals: Floats, weights: Floats, power: int) -> Flo
 
 def _cosines(axes: Floats, normals: Floats) -> Floats:
     """Cosines between normals [M, 3] and axes [S, 3, 3], [M, 3 S]: one product of matrices."""
-    found: Floats = normals @ axes.swapaxes(0, 1).reshape(3, -1)
-    return found
+    cosines: Floats = normals @ axes.swapaxes(0, 1).reshape(3, -1)
+    return cosines
 
 
 def _power(values: Floats, power: int) -> Floats:
@@ -115,8 +115,8 @@ def _power(values: Floats, power: int) -> Floats:
 def _starts() -> Floats:
     """Rotations and reflections that lie in all directions, [S, 3, 3]."""
     random = np.random.default_rng(0).standard_normal((STARTS, 3, 3))
-    found: Floats = np.linalg.qr(random)[0]
-    return found
+    rotations: Floats = np.linalg.qr(random)[0]
+    return rotations
 
 
 def _closest_to_none(axes: Floats) -> list[float]:
@@ -131,5 +131,5 @@ def _closest_to_none(axes: Floats) -> list[float]:
         ),
         key=np.trace,
     )
-    found: list[float] = quaternions(torch.from_numpy(np.ascontiguousarray(best))).tolist()
-    return found
+    quaternion: list[float] = quaternions(torch.from_numpy(np.ascontiguousarray(best))).tolist()
+    return quaternion

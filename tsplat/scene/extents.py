@@ -84,11 +84,11 @@ def median_depth(cameras: Sequence[Camera], points: Tensor) -> float:
     cameras = cameras[:: 1 + len(cameras) // CAMERAS_MOST]
     points = points.detach()[:: 1 + len(points) // POINTS_MOST]
     points = points[points.isfinite().all(-1)]
-    found = []
+    visible = []
     for camera in cameras:
         *_, depths, inside = project_points(camera, points)
-        found.append(depths[inside])
-    depths = torch.cat(found) if found else points.new_zeros(0)
+        visible.append(depths[inside])
+    depths = torch.cat(visible) if visible else points.new_zeros(0)
     if not len(depths) and len(points) and cameras:
         positions = torch.stack([camera.position for camera in cameras]).to(points)
         depths = torch.cdist(positions, points).flatten()

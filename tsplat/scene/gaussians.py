@@ -314,12 +314,12 @@ def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
         means = np.zeros(len(places))
         left = np.arange(len(places))
         for k in (NEIGHBORS + 1, NEIGHBORS + 8):
-            found, _ = tree.query(places[left], k=range(1, min(k, len(positions)) + 1))
-            found = np.where(found < smallest, np.inf, found)
-            found[:, 0] = np.inf
-            found = np.sort(found, 1)[:, :NEIGHBORS]
-            counts = np.isfinite(found).sum(1)
-            means[left] = np.where(np.isfinite(found), found, 0).sum(1) / np.maximum(counts, 1)
+            distances, _ = tree.query(places[left], k=range(1, min(k, len(positions)) + 1))
+            distances = np.where(distances < smallest, np.inf, distances)
+            distances[:, 0] = np.inf
+            distances = np.sort(distances, 1)[:, :NEIGHBORS]
+            counts = np.isfinite(distances).sum(1)
+            means[left] = np.where(np.isfinite(distances), distances, 0).sum(1) / np.maximum(counts, 1)
             left = left[counts < min(NEIGHBORS, len(positions) - 1)]
         return means
 

@@ -102,8 +102,8 @@ def read_exposure(path: str | os.PathLike[str]) -> float | None:
         # Pillow raises errors of many types for damaged metadata.
         try:
             values = image.getexif().get_ifd(EXIF_IFD)
-            time, f_number, found = values[EXIF_TIME], values.get(EXIF_F_NUMBER, 1), values.get(EXIF_SENSITIVITY, 1)
-            sensitivity = found[0] if isinstance(found, tuple) else found
+            time, f_number, iso = values[EXIF_TIME], values.get(EXIF_F_NUMBER, 1), values.get(EXIF_SENSITIVITY, 1)
+            sensitivity = iso[0] if isinstance(iso, tuple) else iso
             exposure = math.log(float(time) * float(sensitivity) / float(f_number) ** 2)
         except Exception:
             return None

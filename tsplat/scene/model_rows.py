@@ -199,15 +199,15 @@ class StoredRows(Rows):
             file.close()
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, Tensor]:
-        found = {}
+        tensors = {}
         for name in names:
             values = np.empty((max(stop - start, 0), *self.properties.shapes[name]), np.float32)
             view = values.reshape(-1).view(np.uint8).data
             self._files[name].seek(start * self._sizes[name])
             while len(view) and (n := self._files[name].readinto(view)):
                 view = view[n:]
-            found[name] = torch.from_numpy(values)
-        return found
+            tensors[name] = torch.from_numpy(values)
+        return tensors
 
     def write(self, start: int, tensors: dict[str, Tensor]) -> None:
         """Writes rows from one on."""

@@ -105,8 +105,8 @@ class Ranks(RankGroup):
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """Gathers integers from every rank, as many from each."""
-        found: list[list[int]] = self.all_gather_stacked(torch.tensor(numbers, device=self._record_device)).tolist()
-        return found
+        gathered: list[list[int]] = self.all_gather_stacked(torch.tensor(numbers, device=self._record_device)).tolist()
+        return gathered
 
     def exchange_counts(self, counts: list[int]) -> list[int]:
         """Tells each rank how many rows it will receive. Returns how many come from each."""

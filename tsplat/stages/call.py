@@ -237,10 +237,10 @@ def _check(call: Call) -> None:
     kinds = [type(None) if t is None else kind_of(t) for t in tensors]
     key = (options, types, type(call.cameras), torch.is_grad_enabled(), *kinds)
     is_known = None not in kinds and PLAIN.issuperset(types) and forward_ad._current_level < 0
-    found = _checked.get(key) if is_known else None
-    if found is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
+    checked = _checked.get(key) if is_known else None
+    if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
         refuse_transforms()
-        vars(call).update(found)
+        vars(call).update(checked)
     else:
         _check_all(call)
         if is_known and all(map(operator.is_, flatten(_given(call)), tensors)):

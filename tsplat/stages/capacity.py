@@ -212,10 +212,10 @@ def room_for(needed: Capacities, least: Capacities | None = None) -> Capacities:
 
     If no list was cut into chunks, it has none, and no kernels for them.
     """
-    found = [int(PASS_HEADROOM * n) + 1 for n in needed]
+    room = [int(PASS_HEADROOM * n) + 1 for n in needed]
     if needed.chunks == 0:
-        found[-1] = 0
-    return Capacities(*(found if least is None else map(max, found, least)))
+        room[-1] = 0
+    return Capacities(*(room if least is None else map(max, room, least)))
 
 
 def check_overflow() -> None:
@@ -271,12 +271,12 @@ def _raise_together(ranks: Ranks, call: _Call | None) -> None:
     if call is not None:
         *counts, overflow = _settle(call)
         own = [overflow, max(counts), call.room.intersections, int(call.key is not None)]
-    found = ranks.gather(own)
-    if FAILED in found:
+    outcomes = ranks.gather(own)
+    if FAILED in outcomes:
         ranks.tell(None)
     texts = [
         f"rank {rank}: {_describe(needed, room, bool(automatic))}"
-        for rank, (overflow, needed, room, automatic) in enumerate(found)
+        for rank, (overflow, needed, room, automatic) in enumerate(outcomes)
         if overflow
     ]
     if texts:
@@ -295,9 +295,9 @@ def _settle(call: _Call) -> list[int]:
     """Waits for a call, lets ``"auto"`` learn from it, and returns what it ``needed``, or more than it had."""
     if call.done is not None:
         call.done.synchronize()
-    found: list[int] = call.needed.tolist()
-    needed = max(found[:-1])
+    counts: list[int] = call.needed.tolist()
+    needed = max(counts[:-1])
     if call.key is not None and needed > FULL * call.room.intersections:
         with _lock:
             _automatic[call.key] = max(int(HEADROOM * needed), _automatic.get(call.key, 1))
-    return found
+    return counts

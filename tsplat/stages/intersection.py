@@ -59,7 +59,7 @@ def intersect(
             return BandedIntersections(screen, grid, settings, budget, explain, room)
         totals = None if ranks.any_capacity else _Totals(ranks, budget)
         try:
-            found = BandedIntersections(screen, grid, settings, budget, explain, room, totals)
+            intersections = BandedIntersections(screen, grid, settings, budget, explain, room, totals)
         except Exception as error:
             if totals is not None:
                 totals.share(error)
@@ -68,7 +68,7 @@ def intersect(
             raise
         if totals is not None:
             totals.share(None)
-        return found
+        return intersections
 
 
 class _Totals:
@@ -89,9 +89,9 @@ class _Totals:
         return self._exchange(torch.stack([total, total.new_full((), self._budget.room(n_spans))]))
 
     def _exchange(self, own: Tensor) -> int:
-        found: list[list[int]] = self._ranks.all_gather_stacked(own).tolist()
-        self._all_fit = all(total <= room for total, room in found)
-        return found[self._ranks.rank][0]
+        counts: list[list[int]] = self._ranks.all_gather_stacked(own).tolist()
+        self._all_fit = all(total <= room for total, room in counts)
+        return counts[self._ranks.rank][0]
 
     def share(self, error: Exception | None) -> None:
         """Tells the other ranks of an error of this one. Raises PeerError if only others have one."""

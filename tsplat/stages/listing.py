@@ -201,8 +201,8 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     need a gradient."""
     if values.device.type != "cpu" or values.dtype not in SORTED_BY_NUMPY:
         return values.sort(stable=True)
-    found: tuple[Tensor, Tensor] = _sort(values)
-    return found
+    values_and_order: tuple[Tensor, Tensor] = _sort(values)
+    return values_and_order
 
 
 def stable_argsort(values: Tensor) -> Tensor:

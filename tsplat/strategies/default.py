@@ -186,10 +186,10 @@ class DefaultStrategy(Strategy):
         and `gaussian_ids` [nnz].
         """
         n = len(params["means"])
-        found = self._gradient(state, info, packed, n)
+        v_means2d = self._gradient(state, info, packed, n)
         # From pixels to coordinates from -1 to 1, and from the mean loss over cameras to the loss of each.
-        size = found.new_tensor([info["width"], info["height"]])
-        gradients = (found * (0.5 * info["n_cameras"]) * size).norm(dim=-1)
+        size = v_means2d.new_tensor([info["width"], info["height"]])
+        gradients = (v_means2d * (0.5 * info["n_cameras"]) * size).norm(dim=-1)
         radii = info["radii"].amax(-1).to(gradients) / size.max()
         if packed:
             ids = info["gaussian_ids"]
@@ -213,8 +213,8 @@ class DefaultStrategy(Strategy):
         for name in (key, "radii", "width", "height", "n_cameras", *(("gaussian_ids",) if packed else ())):
             if name not in info:
                 raise ArgumentError(f"info: expected {name}, found {sorted(info)}")
-        found: Tensor | None = getattr(info[key], "absgrad", None) if self.absgrad else info[key].grad
-        if found is None:
+        gradient: Tensor | None = getattr(info[key], "absgrad", None) if self.absgrad else info[key].grad
+        if gradient is None:
             raise ArgumentError(
                 f"info: {key} has no {'absgrad' if self.absgrad else 'gradient'}; call step_pre_backward before the "
                 "backward pass"
@@ -222,8 +222,8 @@ class DefaultStrategy(Strategy):
                 + "; with with_eval3d=True (3DGUT) there is none, so use MCMCStrategy (simple_trainer.py mcmc)"
             )
         rows = len(info["gaussian_ids"]) if packed else n
-        for name, tensor in ((key, found), ("radii", info["radii"])):
-            if tensor.shape != (*found.shape[:-2], rows, 2):
+        for name, tensor in ((key, gradient), ("radii", info["radii"])):
+            if tensor.shape != (*gradient.shape[:-2], rows, 2):
                 expected = "[nnz, 2]" if packed else "[..., N, 2]"
                 raise ShapeError(f"info: expected {name} {expected} with {rows} rows, found {list(tensor.shape)}")
         for name in STATISTICS:
@@ -231,7 +231,7 @@ class DefaultStrategy(Strategy):
                 raise ArgumentError(f"state: expected {name}, found {sorted(state)}; call initialize_state")
             if state.get(name) is not None and state[name].shape != (n,):
                 raise ShapeError(f"state: expected {name} [{n}], found {list(state[name].shape)}")
-        return found
+        return gradient
 
     def _check_refinement(self, params: Parameters, state: State, step: int, ranks: RankGroup | None) -> None:
         """Raises before the first change what growing and pruning would raise."""

@@ -59,7 +59,7 @@ def route(ranks: RankGroup | None, sources: Sequence[range], targets: Sequence[r
     counts = [len(_common(sources[ranks.rank], target)) for target in targets]
     received = [len(_common(source, targets[ranks.rank])) for source in sources]
     source = sources[ranks.rank]
-    first = min((found.start for target in targets if (found := _common(source, target))), default=source.start)
+    first = min((part.start for target in targets if (part := _common(source, target))), default=source.start)
     sent = slice(first - source.start, first - source.start + sum(counts))
 
     def move(rows: Tensor) -> Tensor:

@@ -127,10 +127,10 @@ def _names_descriptor(path: str | os.PathLike[str]) -> bool:
 
 def disk_full(error: OSError, path: Path, size: int) -> OSError:
     """Returns the error of a full disk, with the path, the size that is needed at least, and the free space."""
-    found = ""
+    free = ""
     with contextlib.suppress(OSError):
-        found = f", and {shutil.disk_usage(path.parent).free:,} are free"
-    needed = f"at least {size:,} bytes are needed{found}" if size else "free some space"
+        free = f", and {shutil.disk_usage(path.parent).free:,} are free"
+    needed = f"at least {size:,} bytes are needed{free}" if size else "free some space"
     return OSError(error.errno, f"{error.strerror}; {needed}", str(path))
 
 

@@ -22,8 +22,8 @@ def available_bytes(root: str | os.PathLike[str] = "/") -> int | None:
     Args:
         root: Folder in which ``proc`` and the mount points are looked up.
     """
-    found = [*_machine(Path(root)), *_control_groups(Path(root)), *_process_limits(Path(root))]
-    return max(0, min(found)) if found else None
+    limits = [*_machine(Path(root)), *_control_groups(Path(root)), *_process_limits(Path(root))]
+    return max(0, min(limits)) if limits else None
 
 
 def _machine(root: Path) -> Iterator[int]:

@@ -394,7 +394,7 @@ def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ArgumentError(f"expected a JSON object, found {type(values).__name__}")
     defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name != "generator"}
-    found = {}
+    checked = {}
     for name, value in values.items():
         if name not in defaults:
             raise ArgumentError(f"{cls.__name__} has no field {describe(name)}")
@@ -412,5 +412,5 @@ def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
         if not valid:
             expected = "three numbers from 0 to 1" if name == "background" else f"a value like {default!r}"
             raise ArgumentError(f"{prefix}{name}: expected {expected}, found {describe(value)}")
-        found[name] = value
-    return found
+        checked[name] = value
+    return checked

@@ -158,14 +158,14 @@ def merge_info(
         return tensor if gather is None else gather(tensor)
 
     def gradients(name: str) -> Tensor | None:
-        found = [getattr(meta[key], name, None) for meta in metas]
-        if any(gradient is None for gradient in found):
+        per_call = [getattr(meta[key], name, None) for meta in metas]
+        if any(gradient is None for gradient in per_call):
             return None
         if loss_scale != 1:
             # Values that overflow because of the scale carry no information; the scaler skips such a step.
-            found = [gradient.nan_to_num(0.0, 0.0, 0.0) for gradient in found if gradient is not None]
+            per_call = [gradient.nan_to_num(0.0, 0.0, 0.0) for gradient in per_call if gradient is not None]
         sizes = [size.new_tensor([meta["width"], meta["height"]]) for meta in metas]
-        return concatenate([g * (s / size) / loss_scale for g, s in zip(found, sizes, strict=True)])
+        return concatenate([g * (s / size) / loss_scale for g, s in zip(per_call, sizes, strict=True)])
 
     centers = concatenate([meta[key].detach() for meta in metas])
     if first[key].retains_grad or first[key].is_leaf:

@@ -59,21 +59,21 @@ def gains_of_points(views: Sequence[View]) -> Tensor | None:
     point has one color, and each view sees it times its gain. Both are fitted to all points in at least two views, by
     iteratively reweighted least squares.
     """
-    found = _observe(views) if _exposures_differ(views) else None
-    if found is None:
+    observed = _observe(views) if _exposures_differ(views) else None
+    if observed is None:
         return None
-    step = 1 + len(found.points) // OBSERVATIONS_MOST
-    seen = torch.bincount(found.points)
-    found = found.select((seen[found.points] > 1) & (found.points % step == 0))
-    if len(found.points) < OBSERVATIONS_LEAST * len(views):
+    step = 1 + len(observed.points) // OBSERVATIONS_MOST
+    seen = torch.bincount(observed.points)
+    observed = observed.select((seen[observed.points] > 1) & (observed.points % step == 0))
+    if len(observed.points) < OBSERVATIONS_LEAST * len(views):
         return None
-    found = found.select(torch.bincount(found.views)[found.views] >= OBSERVATIONS_LEAST)
+    observed = observed.select(torch.bincount(observed.views)[observed.views] >= OBSERVATIONS_LEAST)
     gains = torch.zeros(len(views), 3, dtype=torch.float64, device="cpu")
-    weights = torch.ones(len(found.points), 1, dtype=torch.float64, device="cpu")
+    weights = torch.ones(len(observed.points), 1, dtype=torch.float64, device="cpu")
     for _ in range(ROUNDS):
-        gains = _fit(found, weights, gains)
-        residuals = found.colors - gains[found.views]
-        residuals = residuals - _means(found.points, weights, residuals)[found.points]
+        gains = _fit(observed, weights, gains)
+        residuals = observed.colors - gains[observed.views]
+        residuals = residuals - _means(observed.points, weights, residuals)[observed.points]
         weights = 1 / residuals.abs().mean(1, keepdim=True).clamp_min(RESIDUAL_MIN)
     return gains - gains.mean(0)
 
@@ -83,26 +83,26 @@ def gains_of_held_out(train: Sequence[View], held_out: Sequence[View]) -> Tensor
 
     The mean of those of training views is zero.
     """
-    found = gains_of_points([*train, *held_out])
-    return None if found is None else found[len(train) :] - found[: len(train)].mean(0)
+    gains = gains_of_points([*train, *held_out])
+    return None if gains is None else gains[len(train) :] - gains[: len(train)].mean(0)
 
 
-def _fit(found: Observations, weights: Tensor, gains: Tensor) -> Tensor:
+def _fit(observed: Observations, weights: Tensor, gains: Tensor) -> Tensor:
     """Minimizes squared residuals over gains [V, 3], with the best colors of points, by conjugate gradients."""
-    n_views, n_points = len(gains), int(found.points.max()) + 1
-    of_points = weights.new_zeros(n_points, 1).index_add_(0, found.points, weights).clamp_min(1e-30)
+    n_views, n_points = len(gains), int(observed.points.max()) + 1
+    of_points = weights.new_zeros(n_points, 1).index_add_(0, observed.points, weights).clamp_min(1e-30)
     # Without the colors of points, which are means of what views see: D - W^T P^-1 W.
-    places, own = torch.stack([found.points, found.views]), torch.arange(n_views, device="cpu")
+    places, own = torch.stack([observed.points, observed.views]), torch.arange(n_views, device="cpu")
     seen = torch.sparse_coo_tensor(
-        places, (weights / of_points.sqrt()[found.points])[:, 0], (n_points, n_views), check_invariants=False
+        places, (weights / of_points.sqrt()[observed.points])[:, 0], (n_points, n_views), check_invariants=False
     )
-    diagonal = torch.zeros_like(gains[:, :1]).index_add_(0, found.views, weights) + PRIOR / RESIDUAL_MIN
+    diagonal = torch.zeros_like(gains[:, :1]).index_add_(0, observed.views, weights) + PRIOR / RESIDUAL_MIN
     ends = torch.sparse_coo_tensor(own.expand(2, -1), diagonal[:, 0], (n_views, n_views), check_invariants=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR", UserWarning)  # PyTorch multiplies in this format
         matrix = ends - torch.sparse.mm(seen.t(), seen)
-    right = weights * (found.colors - _means(found.points, weights, found.colors)[found.points])
-    right = torch.zeros_like(gains).index_add_(0, found.views, right)
+    right = weights * (observed.colors - _means(observed.points, weights, observed.colors)[observed.points])
+    right = torch.zeros_like(gains).index_add_(0, observed.views, right)
     residual = right - torch.sparse.mm(matrix, gains)
     direction = scaled = residual / diagonal
     norm = (residual * scaled).sum(0)

@@ -133,7 +133,7 @@ class GradientStep:
     def groups(self) -> list[tuple[list[Adam], bool]]:
         """Optimizers, each group with whether it updates only the rows of :meth:`visible`."""
         parameters = self._parameters
-        optimizers = {name: found for name, found in parameters.optimizers.items() if name not in parameters.frozen}
+        optimizers = {name: adam for name, adam in parameters.optimizers.items() if name not in parameters.frozen}
         if not self._visible_only:
             return [([*optimizers.values()], False)]
         own: list[Adam] = []

@@ -17,8 +17,8 @@ def views_with_near_planes(views: Sequence[View], gaussians: Gaussians, ranks: R
     missing = [view.camera for view in views if view.camera.near is None]
     if not missing:
         return views
-    found = [near for near in ranks.all_gather_object(near_plane(missing, gaussians.means)) if near is not None]
-    near = min(found, default=None)
+    planes = [near for near in ranks.all_gather_object(near_plane(missing, gaussians.means)) if near is not None]
+    near = min(planes, default=None)
     return [
         view if view.camera.near is not None else view.replaced(camera=dataclasses.replace(view.camera, near=near))
         for view in views

@@ -210,10 +210,10 @@ class Parameters:
 
     def check_names(self, tensors: dict[str, Tensor]) -> None:
         """Raises ArgumentError unless a state has exactly these parameters."""
-        found = {name.removeprefix("params/") for name in tensors if name.startswith("params/")}
-        if found != set(self.params):
+        names = {name.removeprefix("params/") for name in tensors if name.startswith("params/")}
+        if names != set(self.params):
             raise ArgumentError(
-                f"checkpoint: it holds the parameters {sorted(found)}, but the configuration needs "
+                f"checkpoint: it holds the parameters {sorted(names)}, but the configuration needs "
                 f"{sorted(self.params)}; resume with the configuration that it was made with"
             )
 

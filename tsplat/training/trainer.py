@@ -148,8 +148,8 @@ class Trainer:
     @property
     def lens_changes(self) -> Tensor | None:
         """Returns the learned change of the coefficients of each lens, [n, 4]; None without `lens_refinement`."""
-        found = self._parameters.params.get("lenses")
-        return None if found is None else found.detach()
+        changes = self._parameters.params.get("lenses")
+        return None if changes is None else changes.detach()
 
     @property
     def prior_scales(self) -> dict[str, Tensor]:
@@ -160,8 +160,8 @@ class Trainer:
         """Gains of held-out views, [V, 3], by their own points; None unless those of training views are known, too."""
         if self._gains is None or not self._gains.known or not views:
             return None
-        found = gains_of_held_out(self._views, views)
-        return None if found is None else self._gains.applied(found.to(self._gains.logs))
+        logs = gains_of_held_out(self._views, views)
+        return None if logs is None else self._gains.applied(logs.to(self._gains.logs))
 
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
         """Returns views with the learned lenses of the cameras that took them; held-out ones, too."""

@@ -114,12 +114,12 @@ class ViewGradients:
         `views` are the indices of the views of all ranks, `backgrounds` RGB in [0, 1] of each, `n_gaussians` those of
         all ranks. Returns sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
         """
-        if self._passes is not None and (found := self._replay(self._passes, step, views[0], backgrounds[0])):
-            return found
-        found = self._compute(step, views, backgrounds)
+        if self._passes is not None and (results := self._replay(self._passes, step, views[0], backgrounds[0])):
+            return results
+        results = self._compute(step, views, backgrounds)
         weighted = [name for name, weight in self._regularization.items() if weight]
         self._regularize(n_gaussians, {name: self._parameters.gradient(name) for name in weighted})
-        return found
+        return results
 
     def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
         """Returns the pass that updates the parameters with the last gradients; None if there is none."""
@@ -131,11 +131,11 @@ class ViewGradients:
         A GPU then still computes the backward pass while this waits for the forward pass.
         """
         with deferred() as calls:
-            found = self._accumulate(step, views, backgrounds, self._capacity)
+            results = self._accumulate(step, views, backgrounds, self._capacity)
         if self._passes is not None:
-            self._passes.learn(self._kind(step, views[0]), lambda: _needed(calls, found[1]))
+            self._passes.learn(self._kind(step, views[0]), lambda: _needed(calls, results[1]))
         if self._capacity is None or not any(self._ranks.any([any_overflow(calls)], self._device)):
-            return found
+            return results
         self._parameters.clear_gradients()
         if self.gains is not None:
             self.gains.discard()
@@ -321,13 +321,13 @@ class ViewGradients:
         )
         if self.gains is not None:
             state.append(self.gains.logs)
-        found = passes.results(self._kind(step, index), inputs, state)
-        if found is None:
+        results = passes.results(self._kind(step, index), inputs, state)
+        if results is None:
             return None
-        for parameter, gradient in zip(self._parameters.params.values(), found.gradients, strict=True):
+        for parameter, gradient in zip(self._parameters.params.values(), results.gradients, strict=True):
             parameter.grad = gradient
-        self._observe(index, found.gain_change)
-        return found.figures, [{"n_cameras": 1}]
+        self._observe(index, results.gain_change)
+        return results.figures, [{"n_cameras": 1}]
 
     def _differentiate(self, kind: ViewKind, inputs: ViewInputs, room: Capacities) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
@@ -336,8 +336,10 @@ class ViewGradients:
             compared = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
         image, image_loss, change = compared
         parameters = self._parameters.params
-        found = torch.autograd.grad(image_loss, [*parameters.values()], allow_unused=True)
-        gradients = [None if gradient is None else gradient.contiguous() for gradient in found]  # as updates read them
+        computed = torch.autograd.grad(image_loss, [*parameters.values()], allow_unused=True)
+        gradients = [
+            None if gradient is None else gradient.contiguous() for gradient in computed
+        ]  # as updates read them
         self._regularize(len(parameters["means"]), dict(zip(parameters, gradients)))
         needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
         return ViewResults(_figures(image_loss, image, inputs.pixels), needed, change, gradients)

@@ -170,14 +170,14 @@ class ViewPasses:
             if known.traced is None or key != known.key:
                 known.key, known.traced = key, None
                 known.traced = TracedFunction(lambda: self._compute(kind, inputs, known.room).tensors(), tensors)
-                found: Sequence[Tensor | None] = known.traced.take_first()
+                outputs: Sequence[Tensor | None] = known.traced.take_first()
             else:
                 self._last = self._replay(kind, known.traced, given, state)
-                found = self._last.results(given)
+                outputs = self._last.results(given)
         except Exception as error:  # what cannot be traced or captured is computed by the stages
             self._give_up(error)
             return None
-        results = ViewResults.of(found)
+        results = ViewResults.of(outputs)
         *needed, overflow = results.needed.tolist()
         if not overflow:
             return results

@@ -83,8 +83,8 @@ def emit_while(e: Emitter, operation: Operation) -> list[Value]:
 
     def condition(carried: list[str]) -> str:
         _bind(e, before, _unflatten(initial, carried))
-        found, *passed[:] = (e.values[name] for name in e.run(before).operands)
-        return found.chunks[0]
+        continues, *passed[:] = (e.values[name] for name in e.run(before).operands)
+        return continues.chunks[0]
 
     def body(_: list[str]) -> list[str]:
         _bind(e, after, passed)

@@ -327,8 +327,8 @@ def untraced(function: Callable[Parameters, None]) -> Callable[Parameters, None]
 
     @functools.cache
     def disabled() -> Callable[Parameters, None]:
-        found: Callable[Parameters, None] = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]
-        return found
+        untraced_function: Callable[Parameters, None] = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]
+        return untraced_function
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:

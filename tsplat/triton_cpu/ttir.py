@@ -90,7 +90,7 @@ class _Parser:
         return self.lines[self.position - 1]
 
     def types(self, text: str) -> list[Type]:
-        return [parse_type(found, self.max_lanes) for found in _TYPES.findall(text)]
+        return [parse_type(type_text, self.max_lanes) for type_text in _TYPES.findall(text)]
 
     def arguments(self, text: str) -> list[tuple[str, Type]]:
         """Returns the names and types of `%a: f32, %b: i32`."""

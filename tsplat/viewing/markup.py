@@ -45,10 +45,10 @@ def fill(template: str, values: Mapping[str, Any]) -> Html:
         kind, section, body, name = match.groups()
         if kind is None:
             return "" if values[name] is None else escape(values[name])
-        found = values[section]
-        if kind == "#" and isinstance(found, list):
-            return "".join(fill(body, {**values, **inner}) for inner in found)
-        is_shown = bool(found) == (kind == "#")
-        return fill(body, {**values, **found} if isinstance(found, Mapping) else values) if is_shown else ""
+        value = values[section]
+        if kind == "#" and isinstance(value, list):
+            return "".join(fill(body, {**values, **inner}) for inner in value)
+        is_shown = bool(value) == (kind == "#")
+        return fill(body, {**values, **value} if isinstance(value, Mapping) else values) if is_shown else ""
 
     return Html(TOKEN.sub(replace, template))

@@ -80,9 +80,9 @@ def _seen(rows: Rows, camera: Camera, device: torch.device, backend: Backend) ->
         # Without colors, which do not matter here.
         plain = dataclasses.replace(chunk, shN=chunk.shN[:, :0]).select(valid)
         _, _, meta = render_views(plain.to(device), [camera], backend=backend)
-        found = (meta["radii"][0] > 0).all(-1).nonzero().squeeze(1)
-        ids.append((valid[found.cpu()] + start).numpy())
-        depths.append(meta["depths"][0, found].cpu().numpy())
+        seen = (meta["radii"][0] > 0).all(-1).nonzero().squeeze(1)
+        ids.append((valid[seen.cpu()] + start).numpy())
+        depths.append(meta["depths"][0, seen].cpu().numpy())
     return np.concatenate(ids), np.concatenate(depths)
 
 

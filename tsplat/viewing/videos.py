@@ -150,13 +150,13 @@ def frame_name(index: int, suffix: str = ".png") -> str:
 
 def stale_frames(folder: Path, new: frozenset[str]) -> list[str]:
     """Returns the names of frames and maps of an earlier call in a folder that would follow the new ones."""
-    found: list[str] = []
+    stale: list[str] = []
     for i in itertools.count(sum(name.endswith(".png") for name in new)):
         left = [frame_name(i, suffix) for suffix in (".png", ".npy") if os.path.lexists(folder / frame_name(i, suffix))]
         if not left:
             break
-        found += left
-    return found
+        stale += left
+    return stale
 
 
 def frame_size(path: Path, width: int, height: int) -> tuple[int, int]:

@@ -78,8 +78,8 @@ def load_ply_to_splats(path: str) -> dict[str, Tensor]:
         FileError: The file is damaged or of another format.
         OSError: The file cannot be read.
     """
-    found = read_ply(path)
+    model = read_ply(path)
     return dict(
-        means=found.means, scales=found.log_scales, quats=found.quats, opacities=found.opacity_logits, sh0=found.sh0,
-        shN=found.shN,
+        means=model.means, scales=model.log_scales, quats=model.quats, opacities=model.opacity_logits, sh0=model.sh0,
+        shN=model.shN,
     )  # fmt: skip

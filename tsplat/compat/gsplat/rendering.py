@@ -140,6 +140,6 @@ def rasterization_2dgs_inria_wrapper(
     depths = (1 - depth_ratio) * images[..., -1:] + depth_ratio * medians
     surface = depth_to_normal(depths, differentiable(inverse, viewmats.to(depths.dtype)), Ks.to(depths.dtype))
     names = ("means2d", "width", "height", "radii", "n_cameras", "gradient_2dgs")
-    found = {name: meta[name] for name in names} | {"gaussian_ids": None}
+    info = {name: meta[name] for name in names} | {"gaussian_ids": None}
     maps = {"normals_rend": normals, "normals_surf": surface * alphas.detach(), "render_distloss": distortions}
-    return (torch.cat([images[..., :-1], depths], -1), alphas), maps | found
+    return (torch.cat([images[..., :-1], depths], -1), alphas), maps | info

@@ -21,8 +21,8 @@ def median_depths(splats: Splats, depths: Tensor, lists: TileLists, numerics: st
     splats = splats._replace(colors=depths[:, None])
     maps = composite(splats, None, *lists.arrange({"means2d": splats.means2d}, 1), settings)
     alphas, rows = maps["alphas"], maps["median_rows"]
-    found = torch.nn.functional.pad(depths, (0, 1))[rows.long()]  # -1 is the row behind the last
-    return torch.where((rows >= 0) & (alphas[..., 0] > 0.5), found, FARTHEST)
+    medians = torch.nn.functional.pad(depths, (0, 1))[rows.long()]  # -1 is the row behind the last
+    return torch.where((rows >= 0) & (alphas[..., 0] > 0.5), medians, FARTHEST)
 
 
 def sum_weights(splats: Splats, lists: TileLists, numerics: str) -> Tensor:
@@ -48,8 +48,8 @@ def measure(splats: Splats, lists: TileLists, numerics: str) -> dict[str, Tensor
             behind = front[:, None] - weights.cumsum(1)
             before = behind + weights
             reached = weights > 0
-            found = dict(count=reached, n_touched=reached & (behind > 0.5), observed=reached & (before > 0.5))
-            for name, which in found.items():
+            flags = dict(count=reached, n_touched=reached & (behind > 0.5), observed=reached & (before > 0.5))
+            for name, which in flags.items():
                 counts[name].index_add_(0, rows, which.sum(0, dtype=torch.int32))
             sums["weights"].index_add_(0, rows, weights.sum(0))
             sums["score"].index_add_(0, rows, (before * reached).sum(0) * splats.opacities[rows])

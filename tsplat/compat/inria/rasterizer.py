@@ -413,8 +413,8 @@ class _AbsoluteGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        found = getattr(ctx.output[0](), "absgrad", None)
-        absolute = torch.zeros_like(v[0]) if found is None else found[0] * ctx.half
+        absgrad = getattr(ctx.output[0](), "absgrad", None)
+        absolute = torch.zeros_like(v[0]) if absgrad is None else absgrad[0] * ctx.half
         gradients = []
         for shape, dtype in ctx.targets:
             columns = shape[-1]

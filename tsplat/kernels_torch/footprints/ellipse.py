@@ -53,10 +53,10 @@ class Ellipse(Footprint):
             (g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)),
         ]
 
-    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        moment = found[:, : self.SUMS].unbind(-1)
+    def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        moment = sums[:, : self.SUMS].unbind(-1)
         # Rows that were not rendered have no sums, and any conic.
-        a, b, c = torch.where((found[:, 1:3] == 0).all(1, keepdim=True), 1.0, shapes).unbind(-1)
+        a, b, c = torch.where((sums[:, 1:3] == 0).all(1, keepdim=True), 1.0, shapes).unbind(-1)
         return (
             torch.stack([a * moment[1] + b * moment[2], b * moment[1] + c * moment[2]], -1),
             torch.stack([-0.5 * moment[3], -moment[4], -0.5 * moment[5]], -1),

@@ -53,7 +53,7 @@ class Footprint(ABC):
         """Returns the sums over pixels of absolute gradients of means along x and y, [K] each."""
 
     @abstractmethod
-    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns gradients of means [nnz, 2], shapes and opacities [nnz], from sums [nnz, SUMS and more]."""
 
     def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:

@@ -73,23 +73,23 @@ class Ray(Footprint):
     def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
         raise NotImplementedError
 
-    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = found[:, : self.SUMS]
+    def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sums = sums[:, : self.SUMS]
         # Rows that were not rendered have no sums, and any shape.
-        shapes = torch.where((found == 0).all(1, keepdim=True), 1.0, shapes)
+        shapes = torch.where((sums == 0).all(1, keepdim=True), 1.0, shapes)
         quats, scales = shapes[:, 3:7], shapes[:, 7:]
-        products = found.new_empty(len(found), 3, 3)
+        products = sums.new_empty(len(sums), 3, 3)
         for column, (i, j) in enumerate(UPPER, start=4):
-            products[:, i, j] = products[:, j, i] = found[:, column]
+            products[:, i, j] = products[:, j, i] = sums[:, column]
         with torch.enable_grad():
             leaf = quats.detach().requires_grad_()
             rotation = _rotations(leaf).permute(2, 0, 1)
             v_rotation = -rotation.detach() @ (scales[:, :, None] * products / scales[:, None, :])
             (v_quats,) = torch.autograd.grad(rotation, leaf, v_rotation)
-        v_means = (rotation.detach() @ (found[:, 1:4] / scales)[..., None])[..., 0]
+        v_means = (rotation.detach() @ (sums[:, 1:4] / scales)[..., None])[..., 0]
         v_scales = products.diagonal(dim1=1, dim2=2) / scales
-        v_opacities = torch.where(opacities > 0, found[:, 0] / opacities, 0.0)
-        return found.new_zeros(len(found), 2), torch.cat([v_means, v_quats, v_scales], -1), v_opacities
+        v_opacities = torch.where(opacities > 0, sums[:, 0] / opacities, 0.0)
+        return sums.new_zeros(len(sums), 2), torch.cat([v_means, v_quats, v_scales], -1), v_opacities
 
     def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
         """Returns what features add to colors [D, P], and sets the last feature of hits to zero."""

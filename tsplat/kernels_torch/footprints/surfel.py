@@ -72,19 +72,19 @@ class Surfel(Footprint):
     def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
         return list((g.flatten(0, 1) * at[1] / FILTER_VARIANCE).abs().sum(1))
 
-    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Rows that were not rendered have no sums, and any transform.
-        transforms = torch.where((found[:, :8] == 0).all(1, keepdim=True), 1.0, shapes)
+        transforms = torch.where((sums[:, :8] == 0).all(1, keepdim=True), 1.0, shapes)
         centers, m = _relative(transforms)
         a, b, c, d = m.flatten(1).T[..., None]
         det = a * d - b * c
         inverse = torch.where(det != 0, 1 / torch.where(det != 0, det, 1.0), 0.0)
-        _, x, y, xx, xy, yy, x_cubed, y_cubed, *_ = found.unbind(-1)
+        _, x, y, xx, xy, yy, x_cubed, y_cubed, *_ = sums.unbind(-1)
         first, second = torch.stack([xx, xy, x], -1), torch.stack([xy, yy, y], -1)
         third = -torch.stack([x_cubed, y_cubed, xx + yy], -1)
         z = transforms[:, 8:]
         u, v = first - transforms[:, 6:7] / z * third, second - transforms[:, 7:8] / z * third
         row_x, row_y = (d * u - c * v) * inverse, (a * v - b * u) * inverse
         row_z = third / z - centers[:, :1] * row_x - centers[:, 1:] * row_y
-        v_opacities = torch.where(opacities > 0, found[:, 0] / opacities, 0.0)
-        return found[:, 8:10] / FILTER_VARIANCE, torch.cat([row_x, row_y, row_z], -1), v_opacities
+        v_opacities = torch.where(opacities > 0, sums[:, 0] / opacities, 0.0)
+        return sums[:, 8:10] / FILTER_VARIANCE, torch.cat([row_x, row_y, row_z], -1), v_opacities

@@ -177,14 +177,14 @@ def _assign(plan: BlockPlan, capture: Capture, points: Tensor, min_share: float)
     views = (*capture.train, *capture.test)
     shares = torch.stack([_shares(view.camera, points, members) for view in views])
     assigned = (shares >= min_share) | ((shares == shares.amax(1, keepdim=True)) & (shares > 0))
-    found = []
+    blocks = []
     for k in indices:
         names = sorted(view.name for view, shown in zip(views, assigned[:, k].tolist(), strict=True) if shown)
         if not names:
             raise ArgumentError(f"blocks: no view shows block {k}; plan fewer blocks, or a smaller min_share")
         n_points = int(plan.contains(k, capture.points).sum())
-        found.append(dataclasses.replace(plan.blocks[k], views=tuple(names), n_points=n_points))
-    return tuple(found)
+        blocks.append(dataclasses.replace(plan.blocks[k], views=tuple(names), n_points=n_points))
+    return tuple(blocks)
 
 
 def _ground_axes(points: Tensor, cameras: Sequence[Camera]) -> Tensor:

@@ -51,12 +51,12 @@ def _fit_radial(k: Sequence[float], radius: float, f: float, where: str) -> list
     best, least = np.zeros(6), math.inf
     for n in range(4):  # coefficients of the denominator, which may have zeros where there are more of them
         columns = np.concatenate([powers, -factors[:, None] * powers[:, :n]], 1)
-        found = np.zeros(6)
-        found[: 3 + n] = np.linalg.lstsq(columns, factors - 1, rcond=None)[0]
-        numerator, denominator = 1 + powers @ found[:3], 1 + powers @ found[3:]
+        coefficients = np.zeros(6)
+        coefficients[: 3 + n] = np.linalg.lstsq(columns, factors - 1, rcond=None)[0]
+        numerator, denominator = 1 + powers @ coefficients[:3], 1 + powers @ coefficients[3:]
         if (denominator > 0).all():
             error = float(np.abs((numerator / denominator - factors) * np.sqrt(s)).max()) * f
-            best, least = (found, error) if error < least else (best, least)
+            best, least = (coefficients, error) if error < least else (best, least)
     if not least <= FITTED:
         raise UnsupportedError(
             f"{where}: k4 has no equivalent in the lenses that are implemented; export undistorted photographs"

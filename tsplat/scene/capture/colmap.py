@@ -282,9 +282,9 @@ def _observed_points(
     observed, lost = [], 0
     for image in images:
         places = np.searchsorted(ids, image.point_ids).clip(max=len(ids) - 1)
-        found = ids[places] == image.point_ids
-        lost += int((~found).sum())
-        observed.append((torch.from_numpy(points[places[found]]), torch.from_numpy(ids[places[found]])))
+        is_known = ids[places] == image.point_ids
+        lost += int((~is_known).sum())
+        observed.append((torch.from_numpy(points[places[is_known]]), torch.from_numpy(ids[places[is_known]])))
     total = sum(len(image.point_ids) for image in images)
     folder = model.cameras_file.parent
     return observed, [f"{folder}: {lost} of {total} observations are of points that it lacks"] if lost else []

@@ -117,10 +117,10 @@ class Pipeline:
         """
         request = {"images": str(self.images), "masks": None if masks is None else str(masks), "mode": mode,
                    "model": model, "max_size": max_size, "peak": PEAK if small else None}  # fmt: skip
-        found = self._run("features", request, lambda _: self._count("keypoints"), self.n_images)
-        self.features = found["features"]
+        counts = self._run("features", request, lambda _: self._count("keypoints"), self.n_images)
+        self.features = counts["features"]
         # With fewer, all pairs are matched in a minute.
-        self._has_features_of_tree = found["descriptors"] >= TREE_FEATURES
+        self._has_features_of_tree = counts["descriptors"] >= TREE_FEATURES
 
     def match(self, matching: Matching) -> None:
         """Matches photographs; all of them if there are too few features for a vocabulary tree."""
@@ -148,8 +148,8 @@ class Pipeline:
     def reconstruct(self, folder: Path) -> list[Model]:
         """Returns the models, the one with the most photographs first, which is written to a folder."""
         request = {"images": str(self.images), "models": str(self.models), "best": str(folder)}
-        found = self._run("cameras", request, lambda registered: registered, self.n_images)
-        return [_model(entry) for entry in found]
+        models = self._run("cameras", request, lambda registered: registered, self.n_images)
+        return [_model(entry) for entry in models]
 
     def add_points(self, model: Model, folder: Path) -> tuple[Model, str]:
         """Adds the points to a model in a folder that COLMAP leaves out, as only two photographs show them, if it has
@@ -162,15 +162,15 @@ class Pipeline:
         denser = self.models / "denser"
         request = {"images": str(self.images), "start": str(folder), "result": str(denser)}
         try:
-            found = _model(self._run("points", request, lambda _: len(model.names), self.n_images))
+            extended = _model(self._run("points", request, lambda _: len(model.names), self.n_images))
         except FileError as error:
             return model, f"added no points of two photographs: {error}"
         # Where COLMAP finds fewer, even none, they were good enough before.
-        if found.points <= model.points or set(found.names) != set(model.names):
+        if extended.points <= model.points or set(extended.names) != set(model.names):
             return model, ""
         shutil.rmtree(folder)
         os.replace(denser, folder)
-        return found, ""
+        return extended, ""
 
     def _count(self, table: str) -> int:
         """Returns the number of rows of a table of the database; 0 if it is missing or locked."""

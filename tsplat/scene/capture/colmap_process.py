@@ -41,9 +41,9 @@ def features(
         extraction_options=extraction,
         device=pycolmap.Device.cpu,
     )
-    with contextlib.closing(pycolmap.Database.open(Path(database))) as found:
-        counts = {image.name: found.num_keypoints_for_image(image.image_id) for image in found.read_all_images()}
-        return {"features": counts, "descriptors": found.num_descriptors()}
+    with contextlib.closing(pycolmap.Database.open(Path(database))) as opened:
+        counts = {image.name: opened.num_keypoints_for_image(image.image_id) for image in opened.read_all_images()}
+        return {"features": counts, "descriptors": opened.num_descriptors()}
 
 
 def matches(
@@ -82,10 +82,10 @@ def matches(
         else:
             pycolmap.match_vocabtree(path, pairing_options=pycolmap.VocabTreePairingOptions(**pairing), **common)
     words.unlink(missing_ok=True)
-    with contextlib.closing(pycolmap.Database.open(path)) as found:
-        names = {image.image_id: image.name for image in found.read_all_images()}
+    with contextlib.closing(pycolmap.Database.open(path)) as opened:
+        names = {image.image_id: image.name for image in opened.read_all_images()}
         counts = dict.fromkeys(names.values(), 0)
-        for pair, n_inliers in zip(*found.read_two_view_geometry_num_inliers(), strict=True):
+        for pair, n_inliers in zip(*opened.read_two_view_geometry_num_inliers(), strict=True):
             for i in pycolmap.pair_id_to_image_pair(pair):
                 counts[names[i]] += int(n_inliers > 0)
     return counts
@@ -96,10 +96,10 @@ def build_tree(database: Path, path: Path, *, words: int, features: int, embeddi
     import pycolmap
 
     parts = []
-    with contextlib.closing(pycolmap.Database.open(database)) as found:
-        every = found.num_descriptors() / features
-        for image in found.read_all_images():
-            descriptors = found.read_descriptors(image.image_id)
+    with contextlib.closing(pycolmap.Database.open(database)) as opened:
+        every = opened.num_descriptors() / features
+        for image in opened.read_all_images():
+            descriptors = opened.read_descriptors(image.image_id)
             parts.append(descriptors.data[np.arange(0, len(descriptors.data), every).astype(int)])
     values = pycolmap.FeatureDescriptorsFloat(descriptors.type, np.concatenate(parts).astype(np.float32))
     options = pycolmap.VisualIndex.BuildOptions(
@@ -128,7 +128,7 @@ def cameras(
         n_registered += number
         send([n_registered])
 
-    found: dict[int, Any] = pycolmap.incremental_mapping(
+    reconstructions: dict[int, Any] = pycolmap.incremental_mapping(
         Path(database),
         Path(images),
         Path(models),
@@ -136,10 +136,12 @@ def cameras(
         initial_image_pair_callback=lambda: on_images(2 - n_registered),
         next_image_callback=lambda: on_images(1),
     )
-    order = sorted(found, key=lambda i: (-found[i].num_reg_images(), -found[i].num_points3D(), i))
+    order = sorted(
+        reconstructions, key=lambda i: (-reconstructions[i].num_reg_images(), -reconstructions[i].num_points3D(), i)
+    )
     if order:
-        write(found[order[0]], best)
-    return [describe(found[i]) for i in order]
+        write(reconstructions[order[0]], best)
+    return [describe(reconstructions[i]) for i in order]
 
 
 def points(

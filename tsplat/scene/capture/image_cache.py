@@ -45,14 +45,14 @@ class ImageCache:
     def start(self, pixels: "CachedPixels") -> Future[Pixels]:
         """Starts to read an image unless it is in the cache, and makes it the last one to be dropped."""
         with self._lock:
-            found = self._kept.get(pixels.key)
-            if found is None:
-                found = self._kept[pixels.key] = self._pool.submit(pixels.read), pixels.n_bytes
+            pending = self._kept.get(pixels.key)
+            if pending is None:
+                pending = self._kept[pixels.key] = self._pool.submit(pixels.read), pixels.n_bytes
                 self._bytes += pixels.n_bytes
             self._kept.move_to_end(pixels.key)
             while self._bytes > self.bytes_max and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1][1]
-        return found[0]
+        return pending[0]
 
     def prefetch(self, upcoming: Iterable["CachedPixels"]) -> None:
         """Starts to read what is used next, in this order, up to half of the size of the cache."""

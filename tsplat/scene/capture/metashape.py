@@ -38,9 +38,9 @@ def find_cameras_file(folder: Path) -> Path | None:
     if folder.suffix.lower() == ".xml":
         return folder if _is_cameras(folder) else None
     files = sorted(folder.glob("*.xml")) if folder.is_dir() else []
-    found = [path for path in files if _is_cameras(path)]
-    named = [path for path in found if path.name == "cameras.xml"]
-    return (named or found)[0] if named or len(found) == 1 else None
+    candidates = [path for path in files if _is_cameras(path)]
+    named = [path for path in candidates if path.name == "cameras.xml"]
+    return (named or candidates)[0] if named or len(candidates) == 1 else None
 
 
 def _is_cameras(path: Path) -> bool:
@@ -118,12 +118,12 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
     if not chunks:
         raise FileError(f"{file}: expected a document of Metashape with a chunk of cameras, found <{root.tag[:40]}>")
     posed = [[camera for camera in chunk.all("camera") if camera.find("transform")] for chunk in chunks]
-    chunk, found = max(zip(chunks, posed, strict=True), key=lambda one: len(one[1]))
+    chunk, with_pose = max(zip(chunks, posed, strict=True), key=lambda one: len(one[1]))
     notes = []
     if len(chunks) > 1:
         label = chunk.attributes.get("label", "")
         notes.append(f"{file}: read the chunk {label!r} of {len(chunks)}, which are in frames of their own")
-    enabled = [camera for camera in found if camera.attributes.get("enabled", "true") not in ("false", "0")]
+    enabled = [camera for camera in with_pose if camera.attributes.get("enabled", "true") not in ("false", "0")]
     components: dict[str, list[Element]] = {}
     for camera in enabled:
         components.setdefault(camera.attributes.get("component_id", ""), []).append(camera)
@@ -132,8 +132,8 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
     component, used = max(components.items(), key=lambda one: len(one[1]))
     n = sum(1 for _ in chunk.all("camera"))
     for count, what in (
-        (n - len(found), "have no pose"),
-        (len(found) - len(enabled), "are disabled"),
+        (n - len(with_pose), "have no pose"),
+        (len(with_pose) - len(enabled), "are disabled"),
         (len(enabled) - len(used), "belong to other components"),
     ):
         if count:
@@ -168,7 +168,7 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
 def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
     """Returns the similarity [4, 4] fp64 from a component's or chunk's frame to the world; the identity without one."""
     owners = [one for one in chunk.all("component") if one.attributes.get("id", "") == component]
-    transform = next((found for owner in [*owners, chunk] if (found := owner.find("transform"))), None)
+    transform = next((element for owner in [*owners, chunk] if (element := owner.find("transform"))), None)
     if transform is None:
         return similarity()
     where = f"{file}: transform of the chunk"
@@ -177,9 +177,9 @@ def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
     values = {name: transform.find(name) for name in ("rotation", "translation", "scale")}
     rotation, translation, scale = (
         torch.tensor(
-            default if found is None else _numbers(found, len(default), where), dtype=torch.float64, device="cpu"
+            default if element is None else _numbers(element, len(default), where), dtype=torch.float64, device="cpu"
         )
-        for found, default in zip(values.values(), ([1.0, 0, 0, 0, 1, 0, 0, 0, 1], [0.0, 0, 0], [1.0]), strict=True)
+        for element, default in zip(values.values(), ([1.0, 0, 0, 0, 1, 0, 0, 0, 1], [0.0, 0, 0], [1.0]), strict=True)
     )
     matrix = similarity()
     matrix[:3, :3], matrix[:3, 3] = scale * rotation.view(3, 3), translation
@@ -221,12 +221,14 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
         raise UnsupportedError(
             f"{where}: type: expected frame or fisheye, found {kind[:40]!r}; export undistorted photographs"
         )
-    found = [child for child in sensor.children if child.tag == "calibration"]
-    found.sort(key=lambda calibration: calibration.attributes.get("class") != "adjusted")
-    size = (found[0].find("resolution") if found else None) or sensor.find("resolution")
-    if not found or size is None:
+    calibrations = [child for child in sensor.children if child.tag == "calibration"]
+    calibrations.sort(key=lambda calibration: calibration.attributes.get("class") != "adjusted")
+    size = (calibrations[0].find("resolution") if calibrations else None) or sensor.find("resolution")
+    if not calibrations or size is None:
         raise FileError(f"{where}: expected a calibration with a resolution; align the photographs before the export")
-    calibration = {child.tag: _number(child, where) for child in found[0].children if not child.children and child.text}
+    calibration = {
+        child.tag: _number(child, where) for child in calibrations[0].children if not child.children and child.text
+    }
     sides = [to_float(read_number(size.attributes.get(name, ""))) for name in ("width", "height")]
     width, height = (round(min(side or 0, 1e9)) for side in sides)
     f = calibration.get("f", calibration.get("fy", 0.0))

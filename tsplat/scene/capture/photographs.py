@@ -162,12 +162,12 @@ def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[
     infos = [read_image_info(photograph.path) for photograph in photographs]
     factors = [max(1.0, max(info.width, info.height) / max_size) for info in infos]
     limited = [dataclasses.replace(photograph, downscale=f) for photograph, f in zip(photographs, factors)]
-    found = [i for i, factor in enumerate(factors) if factor > 1]
-    if not found:
+    scaled = [i for i, factor in enumerate(factors) if factor > 1]
+    if not scaled:
         return limited, []
-    first, factor = infos[found[0]], factors[found[0]]
+    first, factor = infos[scaled[0]], factors[scaled[0]]
     note = (
-        f"scaled {len(found)} of {len(photographs)} images down to a longer side of {max_size} pixels (first: "
+        f"scaled {len(scaled)} of {len(photographs)} images down to a longer side of {max_size} pixels (first: "
         f"{first.width}×{first.height} to {round(first.width / factor)}×{round(first.height / factor)}); max_size 0 "
         "keeps their size"
     )
@@ -215,8 +215,8 @@ def read_views(
         views: list[View] = []
         workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // largest))
         with ThreadPoolExecutor(workers) as pool:
-            found = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
-            for photograph, source, read, pixels in zip(photographs, sources, reads, found):
+            decoded = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
+            for photograph, source, read, pixels in zip(photographs, sources, reads, decoded):
                 values = _describe(photograph, source, cameras)
                 if cache is None:
                     image, mask = pixels
@@ -254,12 +254,12 @@ def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
     if not test:
         return []
     copies = find_copies([view.files[0] for view in (*train, *test)])
-    found = [(test[i - len(train)].name, train[first].name) for i, first in copies.items() if first < len(train) <= i]
-    if not found:
+    pairs = [(test[i - len(train)].name, train[first].name) for i, first in copies.items() if first < len(train) <= i]
+    if not pairs:
         return []
-    name, original = found[0]
+    name, original = pairs[0]
     return [
-        f"{len(found)} of {len(test)} held-out photographs are copies of training ones (first: {name} of {original}), "
+        f"{len(pairs)} of {len(test)} held-out photographs are copies of training ones (first: {name} of {original}), "
         "so that scores are too high; delete the copies"
     ]
 

@@ -88,9 +88,9 @@ def place(
     to_local = local.to_local()
     moved = [_moved(photograph, to_local) for photograph in photographs]
     cameras = [_camera(photograph) for photograph in moved]
-    found = points(cameras) if callable(points) else move_points(points.double(), to_local)
+    scene_points = points(cameras) if callable(points) else move_points(points.double(), to_local)
     far = (~are_close(positions)).nonzero().flatten().tolist()
-    lost = [i for i in far if not shows(cameras[i], _seen(moved[i], found))]
+    lost = [i for i in far if not shows(cameras[i], _seen(moved[i], scene_points))]
     if lost and not keep_far:
         rest = [photograph for i, photograph in enumerate(photographs) if i not in lost]
         placed = place(rest, points, frame, file)
@@ -100,14 +100,16 @@ def place(
     if far:
         notes.append(_note_far(names, positions, far, file))
     if not isinstance(frame, LocalFrame):
-        near = near_plane(cameras, found)
+        near = near_plane(cameras, scene_points)
         local = dataclasses.replace(local, near=None if near is None else near * local.unit)
     if frame == "model" and not local.is_of_model:
         moved = [_moved(photograph, local.world) for photograph in photographs]
-        found = local.points_of_model(found) if given is None else move_points(given.double(), local.world)
+        scene_points = (
+            local.points_of_model(scene_points) if given is None else move_points(given.double(), local.world)
+        )
         local = local.model()
     near = None if local.near is None else local.near / local.unit
-    return Placed([dataclasses.replace(p, near=near) for p in moved], (), found.float(), local, notes)
+    return Placed([dataclasses.replace(p, near=near) for p in moved], (), scene_points.float(), local, notes)
 
 
 def read_placed(

@@ -60,9 +60,9 @@ def find_cameras_table(folder: Path) -> Path | None:
     files = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv") if folder.is_dir() else []
     tables = {path: columns for path in files if (columns := _columns_of(path))}
     for needed in (ANGLES, MATRIX, ("name",)):
-        found = [path for path, columns in tables.items() if {*needed} <= {*columns}]
-        if found:
-            return found[0] if len(found) == 1 else None
+        matching = [path for path, columns in tables.items() if {*needed} <= {*columns}]
+        if matching:
+            return matching[0] if len(matching) == 1 else None
     return None
 
 
@@ -278,11 +278,11 @@ def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doub
 
 def _check_unit(file: Path, positions: Sequence[Tensor | None]) -> None:
     """Raises UnsupportedError if positions look like longitudes and latitudes in degrees, with heights in meters."""
-    found = torch.stack([position for position in positions if position is not None])
-    if len(found) < 2:
+    known = torch.stack([position for position in positions if position is not None])
+    if len(known) < 2:
         return
-    x, y, z = (found.amax(0) - found.amin(0)).tolist()
-    far_x, far_y, _ = found.abs().amax(0).tolist()
+    x, y, z = (known.amax(0) - known.amin(0)).tolist()
+    far_x, far_y, _ = known.abs().amax(0).tolist()
     if far_x <= 180 and far_y <= 90 and max(far_x, far_y) > 1 and z > FLATNESS * max(x, y):
         raise UnsupportedError(
             f"{file}: x and y look like longitudes and latitudes in degrees: they differ by {max(x, y):.2g}, heights "

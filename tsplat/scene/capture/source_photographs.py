@@ -110,15 +110,15 @@ def _decode(paths: Sequence[Path], on_decoded: Callable[[int], object]) -> list[
     headers = [read(path, False) for path in paths]
     largest = max((info.width * info.height for info in headers if isinstance(info, ImageInfo)), default=1)
     workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // max(largest, 1)))
-    found: list[ImageInfo | FileError] = []
+    infos: list[ImageInfo | FileError] = []
     pool = ThreadPoolExecutor(workers)
     try:
         for info in pool.map(read, paths):
-            found.append(info)
+            infos.append(info)
             on_decoded(len(paths))
     finally:
         pool.shutdown(cancel_futures=True)
-    return found
+    return infos
 
 
 def _check_cameras(photos: Path, files: dict[str, Source], single_camera: bool) -> list[str]:
@@ -182,11 +182,11 @@ def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]
             target.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (source.info.width, source.info.height), 255).save(target)
             continue
-        found = read_image_info(mask)
-        if (found.width, found.height) != (source.info.width, source.info.height):
+        mask_info = read_image_info(mask)
+        if (mask_info.width, mask_info.height) != (source.info.width, source.info.height):
             raise ArgumentError(
                 f"{mask}: expected a mask of the size of {name}, {source.info.width}×{source.info.height}, found "
-                f"{found.width}×{found.height}"
+                f"{mask_info.width}×{mask_info.height}"
             )
         if mask not in checked:
             read_mask(mask)  # as training does

@@ -158,18 +158,18 @@ def prepare(
             files = {renamed.get(name, name): source for name, source in files.items()}
             notes.append(f"converted {len(unread)} photographs that COLMAP cannot read to PNG (first: {unread[0]})")
         pipeline.match(choose_matching(len(files), is_video) if matching == "auto" else matching)
-        found = pipeline.reconstruct(sparse)
-        if not found:
+        reconstructed = pipeline.reconstruct(sparse)
+        if not reconstructed:
             raise ArgumentError(
                 f"{photos}: no two of the {len(files)} photographs overlap enough to estimate their cameras; take them "
                 "closer together, include more texture, or raise max_size"
                 + "".join(f"; note: {note}" for note in notes)
             )
-        best, problem = pipeline.add_points(found[0], sparse)
+        best, problem = pipeline.add_points(reconstructed[0], sparse)
         notes += [problem] if problem else []
         if best.points == 0:
             notes.append("there are no points: training starts from random ones")
-        reasons = _explain([name for name in files if name not in best.names], pipeline, found[1:])
+        reasons = _explain([name for name in files if name not in best.names], pipeline, reconstructed[1:])
         model = read_model(sparse)  # as training does, so that a file that is cut off is found
         try:
             draw_cameras(folder / "cameras.png", model, len(files))
@@ -187,7 +187,7 @@ def prepare(
         unregistered=tuple(reasons),
         n_points=best.points,
         error=best.error,
-        n_models=len(found),
+        n_models=len(reconstructed),
         notes=tuple(notes),
         reasons=reasons,
     )

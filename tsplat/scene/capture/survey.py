@@ -34,14 +34,14 @@ def find_images(file: Path, labels: Sequence[str]) -> list[Path]:
     for folder in reversed(folders):
         entries = [entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in SUFFIXES]
         known |= {entry.stem.lower(): entry for entry in entries} | {entry.name.lower(): entry for entry in entries}
-    found = []
+    paths = []
     for label in labels:
         name = PurePosixPath(label.replace("\\", "/")).name
         path = folders[0] / (name or "unnamed")
         if not name or not stays_inside(name) or not is_possible(path):
             raise FileError(f"{file}: expected labels of cameras that are names of files, found {describe(label)}")
-        found.append(known.get(name.lower(), path))
-    return found
+        paths.append(known.get(name.lower(), path))
+    return paths
 
 
 def name_of(image: Path, file: Path) -> str:

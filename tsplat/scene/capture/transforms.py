@@ -115,15 +115,15 @@ def read_transforms(
     def held_out(photographs: Sequence[Photograph], about: Sequence[str]) -> list[bool]:
         """Returns which photographs are held out. Raises ArgumentError if too few are left for training."""
         if test_names is None:
-            found = [is_held_out(i, test_every) for i in range(len(photographs))]
+            flags = [is_held_out(i, test_every) for i in range(len(photographs))]
         else:
-            found = [photograph.name in test_names for photograph in photographs]
-        if len(found) < 2 or all(found):
+            flags = [photograph.name in test_names for photograph in photographs]
+        if len(flags) < 2 or all(flags):
             raise ArgumentError(
-                f"{path}: expected at least two images, some of them for training, found {found.count(False)} "
-                f"training images and {sum(found)} held-out images" + "".join(f"; {note}" for note in about)
+                f"{path}: expected at least two images, some of them for training, found {flags.count(False)} "
+                f"training images and {sum(flags)} held-out images" + "".join(f"; {note}" for note in about)
             )
-        return found
+        return flags
 
     held_out(photographs, notes)
     if background is None:
@@ -162,8 +162,8 @@ def _find_files(path: Path) -> tuple[list[Path], bool]:
             raise FileError(f"{path}: expected transforms.json or transforms_train.json, found neither")
         return [path / "transforms.json"], False
     test_files = [path / f"transforms_{name}.json" for name in ("test", "val")]
-    found = [file for file in test_files if file.is_file()][:1]
-    return [train, *found], bool(found)
+    existing = [file for file in test_files if file.is_file()][:1]
+    return [train, *existing], bool(existing)
 
 
 def _split(
@@ -182,8 +182,8 @@ def _split(
     for key in ("train_filenames", "val_filenames", "test_filenames"):
         values = content.get(key)
         if isinstance(values, list) and values:
-            found = {_view_name(path, _find_image(path, name, key)) for name in values}
-            listed[key] = {name if name in names else in_lower_case.get(name.lower(), name) for name in found}
+            view_names = {_view_name(path, _find_image(path, name, key)) for name in values}
+            listed[key] = {name if name in names else in_lower_case.get(name.lower(), name) for name in view_names}
             if unknown := listed[key] - names:
                 first = min(unknown)
                 notes.append(f"{path}: {key}: {len(unknown)} of {len(values)} names match no image (first: {first})")
@@ -247,9 +247,9 @@ def _find_frames(
                         f"{file}: frame {number}: file_path: expected a path relative to the file, found the absolute "
                         f"path {describe(name)} of a Windows machine; make the paths relative"
                     )
-                if found := _find_in_other_case(full, folders):
+                if renamed := _find_in_other_case(full, folders):
                     other_case.append(full)
-                    full = found
+                    full = renamed
                     image = _downscaled(file, full, downscale)
             # A value of null is as good as none.
             values = {key: value for part in (content, own) for key, value in part.items() if value is not None}

@@ -93,10 +93,10 @@ def _focal(values: Mapping[str, Any], axis: str, size: int, model: CameraModel, 
 
 def _number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
     value = values.get(key, default)
-    found = to_float(value)
-    if found is None:
+    number = to_float(value)
+    if number is None:
         raise FileError(f"{where}: {key}: expected a finite number, found {describe(value)}")
-    return found
+    return number
 
 
 def read_viewmat(matrix: object, where: str) -> tuple[Tensor, Tensor]:

@@ -26,10 +26,10 @@ class Element:
 
     def find(self, *tags: str) -> "Element | None":
         """Returns the first element at a path of tags below this one; None if there is none."""
-        found: Element | None = self
+        element: Element | None = self
         for tag in tags:
-            found = next((child for child in found.children if child.tag == tag), None) if found else None
-        return found
+            element = next((child for child in element.children if child.tag == tag), None) if element else None
+        return element
 
     def all(self, tag: str) -> Iterator["Element"]:
         """Yields the elements of a tag at any depth below this one, in the order of the file."""

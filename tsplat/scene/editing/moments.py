@@ -89,8 +89,8 @@ def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, ot
     points = means.double().cpu().numpy()
     n_candidates = min(N_CANDIDATES, len(keepers))
     tree = cKDTree(points[keepers.cpu().numpy()])
-    found = tree.query(points[others.cpu().numpy()], k=range(1, n_candidates + 1))[1]
-    candidates = torch.from_numpy(found).to(keepers.device)
+    neighbors = tree.query(points[others.cpu().numpy()], k=range(1, n_candidates + 1))[1]
+    candidates = torch.from_numpy(neighbors).to(keepers.device)
     targets, is_close = [others.new_zeros(0)], [others.new_zeros(0, dtype=torch.bool)]
     for own, near in zip(torch.split(others, BLOCK), torch.split(candidates, BLOCK)):
         rows = keepers[near]

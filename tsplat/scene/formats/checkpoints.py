@@ -96,8 +96,10 @@ def open_model(
         if checkpoint is not None and Path(path).exists():
             raise ArgumentError(f"checkpoint: {path} is not a training run, so that it has no checkpoint {checkpoint}")
         return read_model(path, force=force, warn=warn)
-    found, raw, errors = read_newest_valid(path, lambda folder: read_raw_checkpoint(folder, force=force), checkpoint)
-    for message in skipped_messages(errors, found):
+    checkpoint_folder, raw, errors = read_newest_valid(
+        path, lambda folder: read_raw_checkpoint(folder, force=force), checkpoint
+    )
+    for message in skipped_messages(errors, checkpoint_folder):
         warn(message)
     return raw.gaussians
 
@@ -118,8 +120,8 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
 
 def find_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoints in a folder, oldest first."""
-    found = {path: match for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
-    return sorted(found, key=lambda path: (int(found[path][1]), int(found[path][2] or 1), path))
+    matches = {path: match for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
+    return sorted(matches, key=lambda path: (int(matches[path][1]), int(matches[path][2] or 1), path))
 
 
 def read_newest_valid(
@@ -201,9 +203,11 @@ def read_raw_checkpoint(
         tensors = _read_tensors(path / TRAINING, n, wanted)
         if (path / ROWS).is_dir():
             shards = [path / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
-            found = _read_rows(path / ROWS, shards, n, wanted)
-            scene = {k.removeprefix(SCENE_PREFIX): found.pop(k) for k in list(found) if k.startswith(SCENE_PREFIX)}
-            tensors |= found
+            own_rows = _read_rows(path / ROWS, shards, n, wanted)
+            scene = {
+                k.removeprefix(SCENE_PREFIX): own_rows.pop(k) for k in list(own_rows) if k.startswith(SCENE_PREFIX)
+            }
+            tensors |= own_rows
         else:
             scene = _read_tensors(path / SCENE, n, wanted)
         for name, tensor in scene.items():
@@ -290,11 +294,11 @@ def _read_tensors(path: Path, n: int, wanted: slice) -> dict[str, Tensor]:
     with SafetensorsFile(path) as file:
         sizes = {name: entry.dtype.itemsize * math.prod(entry.shape) for name, entry in file.entries.items()}
         check_memory(f"{path}: {len(sizes)} tensors", sum(sizes.values()), "free some")
-        found = {}
+        tensors = {}
         for name, entry in file.entries.items():
             is_row = path.name == SCENE or has_rows(name, torch.empty(entry.shape, device="meta"), n)
-            found[name] = file.read(name, wanted if is_row else slice(None))
-        return found
+            tensors[name] = file.read(name, wanted if is_row else slice(None))
+        return tensors
 
 
 def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, wanted: slice = slice(None)) -> dict[str, Tensor]:
@@ -313,13 +317,13 @@ def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, wanted: slice 
         for name, count in counts.items():
             if count != n_rows:
                 raise ArgumentError(f"{folder}: the shards hold {count} rows of {name}, expected {n_rows}")
-        firsts = [found[0][2].entries[name] for name, found in places.items()]
+        firsts = [pieces[0][2].entries[name] for name, pieces in places.items()]
         each = sum(entry.dtype.itemsize * math.prod(entry.shape[1:]) for entry in firsts)
         check_memory(f"{folder}: {len(own):,} rows", each * len(own), "free some")
         rows: dict[str, Tensor] = {}
-        for name, found in places.items():
+        for name, pieces in places.items():
             parts = []
-            for first, count, file in sorted(found, key=itemgetter(0)):
+            for first, count, file in sorted(pieces, key=itemgetter(0)):
                 begin, end = (min(max(end - first, 0), count) for end in (own.start, own.stop))
                 parts.append(file.read(name, slice(begin, end)))
             rows[name] = torch.cat([part for part in parts if len(part)] or parts[:1])

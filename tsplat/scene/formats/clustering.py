@@ -106,10 +106,10 @@ def cluster_values(
         starts = _halve(points, sums, n_clusters)
         for _ in range(VALUE_ITERATIONS):
             means = np.add.reduceat(points * sums, starts) / np.add.reduceat(sums, starts)
-            found = np.unique(np.append(0, np.searchsorted(points, (means[1:] + means[:-1]) / 2)))
-            if np.array_equal(found, starts):
+            new_starts = np.unique(np.append(0, np.searchsorted(points, (means[1:] + means[:-1]) / 2)))
+            if np.array_equal(new_starts, starts):
                 break
-            starts = found[found < len(points)]
+            starts = new_starts[new_starts < len(points)]
         centers = np.unique((np.add.reduceat(points * sums, starts) / np.add.reduceat(sums, starts)).astype("f4"))
     return centers, nearest_values(centers, distinct)[inverse].reshape(values.shape)
 

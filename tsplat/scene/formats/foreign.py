@@ -46,16 +46,16 @@ def check_method(path: str, names: Sequence[str]) -> None:
     if "s" in names:  # s and t are texture coordinates
         names = [name for name in names if name != "t"]
     for pattern, method, advice in METHODS:
-        if found := [name for name in names if pattern.fullmatch(name)]:
+        if unsupported := [name for name in names if pattern.fullmatch(name)]:
             raise UnsupportedError(
-                f"{path}: its vertices have {listed(found)}: reading {method} is not implemented; {advice}"
+                f"{path}: its vertices have {listed(unsupported)}: reading {method} is not implemented; {advice}"
             )
 
 
 def note_ignored(path: object, what: str, names: Iterable[str], warn: Warn) -> None:
     """Notes what a file holds that is not part of a model of 3D Gaussians. Notes nothing if there are no names."""
-    if found := list(names):
-        warn(f"{path}: ignored {what} {listed(found)}; only 3D Gaussians are read")
+    if ignored := list(names):
+        warn(f"{path}: ignored {what} {listed(ignored)}; only 3D Gaussians are read")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -186,11 +186,11 @@ class JsonObject:
 
     def parts(self, name: str) -> "list[JsonObject]":
         """Returns a list of objects; an empty one if there is none."""
-        found = self.values.get(name, [])
-        if not isinstance(found, list):
+        objects = self.values.get(name, [])
+        if not isinstance(objects, list):
             raise self.fail(name, "a list")
         outer = f"{self.name}.{name}" if self.name else name
-        return [JsonObject(self.path, value, f"{outer}[{i}]", self.file) for i, value in enumerate(found)]
+        return [JsonObject(self.path, value, f"{outer}[{i}]", self.file) for i, value in enumerate(objects)]
 
     def text(self, name: str) -> str:
         value = self.values.get(name)

@@ -111,8 +111,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         for folder in (path, path / "ckpts", path / "nerfstudio_models"):
             if any(folder.glob("*.pt")) or any(folder.glob("*.ckpt")):
                 return read_torch_checkpoint(folder, force=force, warn=warn)
-        if (found := _find_point_cloud(path)) is not None:
-            return read_ply(found, warn=warn)
+        if (point_cloud := _find_point_cloud(path)) is not None:
+            return read_ply(point_cloud, warn=warn)
     if path.name == LOD_META or (path / LOD_META).is_file():
         return read_streamed_sog(path, warn=warn)
     if path.is_dir():

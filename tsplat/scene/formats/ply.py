@@ -144,7 +144,7 @@ class PlyRows(Rows):
         # The filter changes both of these.
         wanted = {*names, *(("log_scales", "opacity_logits") if self._filter is not None else ())}
         groups = {group: self._groups[group] for group in wanted}
-        values = {group: np.empty((stop - start, len(found)), np.float32) for group, found in groups.items()}
+        values = {group: np.empty((stop - start, len(properties)), np.float32) for group, properties in groups.items()}
         if "log_scales" in values:
             values["log_scales"] = np.full((stop - start, 3), FLAT, np.float32)
         first = 0
@@ -152,8 +152,8 @@ class PlyRows(Rows):
         with np.errstate(over="ignore", invalid="ignore"):
             for block in self._ply.blocks("vertex", start, stop):
                 rows = slice(first, first + len(block))
-                for group, found in groups.items():
-                    for column, name in zip(_columns(group, len(found)), found):
+                for group, properties in groups.items():
+                    for column, name in zip(_columns(group, len(properties)), properties):
                         values[group][rows, column] = block[name]
                 if self._color_max is not None and "sh0" in values:
                     values["sh0"][rows] = sh0_from_colors(values["sh0"][rows] / self._color_max)

@@ -97,8 +97,8 @@ class PlyFile:
                 case ["property", "list", _, _, name] if last:
                     last.properties.append((name, LIST))
                 case words:
-                    found = " ".join(words)[:80]
-                    raise FileError(f"{self.path}: invalid line in the PLY header: {found!r}")
+                    beginning = " ".join(words)[:80]
+                    raise FileError(f"{self.path}: invalid line in the PLY header: {beginning!r}")
 
     def close(self) -> None:
         self._file.close()
@@ -188,15 +188,15 @@ class PlyFile:
             for index in range(first, min(first + BLOCK_LINES, element.count)):
                 words = self._line(element)
                 try:
-                    found = [float(word) for word in words]
+                    row = [float(word) for word in words]
                 except ValueError:
-                    found = []
-                if len(found) != width:
+                    row = []
+                if len(row) != width:
                     raise FileError(
                         f"{self.path}: record {index} of {element.name!r}: expected {width} numbers, found "
                         f"{b' '.join(words[:8])[:80].decode('latin-1')!r}"
                     )
-                numbers += found
+                numbers += row
             yield np.array(numbers, np.float64).view(record)
 
     def _line(self, element: Element) -> list[bytes]:

@@ -166,9 +166,9 @@ def rotation_codes(
         norms = np.linalg.norm(quats.astype(np.float64), axis=1)
         rows = np.flatnonzero(np.abs(norms - 1) < DECODED_NORM_TOLERANCE)
         for omitted in range(4):
-            found = encode(*smallest_three_from_quats(quats[rows], omitted))
-            is_exact = (decode(found) == quats[rows]).all(1)
-            codes[rows[is_exact]] = found[is_exact]
+            new_codes = encode(*smallest_three_from_quats(quats[rows], omitted))
+            is_exact = (decode(new_codes) == quats[rows]).all(1)
+            codes[rows[is_exact]] = new_codes[is_exact]
             rows = rows[~is_exact]
         return codes
 
@@ -223,8 +223,8 @@ class Rounding:
             self._turns = turns[-1]
         if values.ndim > 2:
             turns = turns + np.arange(values.shape[1])[:, None]
-        found: NDArray[np.float64] = np.where(is_midway, lower + turns % 2, np.rint(values))
-        return found
+        nearest: NDArray[np.float64] = np.where(is_midway, lower + turns % 2, np.rint(values))
+        return nearest
 
     def levels(self, values: NDArray[Any]) -> Bytes:
         """Rounds values to bytes; those outside of [0, 255] are clamped."""

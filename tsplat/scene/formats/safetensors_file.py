@@ -95,13 +95,13 @@ class SafetensorsFile:
             first, stop, _ = rows.indices(shape[0])
             shape = (max(stop - first, 0), *shape[1:])
             start += first * dtype.itemsize * math.prod(shape[1:])
-        found = torch.empty(shape, dtype=dtype, device="cpu")
-        if not found.numel():
-            return found
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
+        if not tensor.numel():
+            return tensor
         if sys.byteorder != "little":
             raise NotImplementedError("safetensors files are read on little-endian machines only")
-        view = found.reshape(-1).view(torch.uint8).numpy().data
+        view = tensor.reshape(-1).view(torch.uint8).numpy().data
         self._file.seek(start)
         if self._file.readinto(view) < len(view):
             raise FileError(f"{self._path}: the file was truncated while it was read")
-        return found
+        return tensor

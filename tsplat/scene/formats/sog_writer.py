@@ -231,13 +231,13 @@ def _codebook(rows: Rows, values: Callable[[Gaussians], Floats], sample: Floats,
     """Returns up to 256 entries for values of the rows, in increasing order: those of a sample, unless there are no
     more different ones in all."""
     if len(sample) < rows.count:
-        found = np.zeros(0, np.float32)
+        distinct = np.zeros(0, np.float32)
         for chunk in rows.chunks():
-            found = np.union1d(found, values(chunk))
-            if len(found) > CODEBOOK:
+            distinct = np.union1d(distinct, values(chunk))
+            if len(distinct) > CODEBOOK:
                 break
         else:
-            return found
+            return distinct
     return _entries(sample, weights)
 
 
@@ -300,14 +300,14 @@ def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.i
 
 def _distinct(rows: Rows) -> Floats | None:
     """Returns the different rows of SH coefficients, sorted by their bytes; None if they are too many for a palette."""
-    found: NDArray[Any] | None = None
+    distinct: NDArray[Any] | None = None
     for start, stop in rows.ranges():
         keys = _as_keys(rows.columns(("shN",), start, stop)["shN"].flatten(1).numpy())
-        found = np.unique(keys if found is None else np.concatenate([found, np.unique(keys)]))
-        if len(found) > PALETTE_MAX:
+        distinct = np.unique(keys if distinct is None else np.concatenate([distinct, np.unique(keys)]))
+        if len(distinct) > PALETTE_MAX:
             return None
-    assert found is not None
-    return found.view(np.float32).reshape(len(found), -1)
+    assert distinct is not None
+    return distinct.view(np.float32).reshape(len(distinct), -1)
 
 
 def _n_clusters(distinct: Floats | None) -> int | None:

@@ -96,7 +96,7 @@ def parse_extensions(path: str, records: bytes, warn: Warn) -> Extensions:
     Raises:
         FileError: A record is cut short or invalid.
     """
-    found: dict[int, bytes] = {}
+    contents: dict[int, bytes] = {}
     ignored: list[str] = []
     start = 0
     while start < len(records):
@@ -107,15 +107,15 @@ def parse_extensions(path: str, records: bytes, warn: Warn) -> Extensions:
         if size > len(records) - start or size != SIZES.get(code, size):
             raise FileError(f"{path}: extension {code:#x} has an invalid size of {size} bytes; the file is damaged")
         if code in SIZES:
-            found.setdefault(code, records[start : start + size])
+            contents.setdefault(code, records[start : start + size])
         else:
             ignored.append(f"{code:#x}")
         start += size
     note_ignored(path, "the extensions", ignored, warn)
-    (system,) = VALUE.unpack(found[COORDINATE_SYSTEM]) if COORDINATE_SYSTEM in found else (0,)
+    (system,) = VALUE.unpack(contents[COORDINATE_SYSTEM]) if COORDINATE_SYSTEM in contents else (0,)
     if system > len(AXES):
         raise FileError(
             f"{path}: expected a coordinate system of at most {len(AXES)}, found {system}; the file is damaged"
         )
-    orbit = OrbitLimits(*LIMITS.unpack(found[ORBIT])) if ORBIT in found else None
+    orbit = OrbitLimits(*LIMITS.unpack(contents[ORBIT])) if ORBIT in contents else None
     return Extensions(Axes.of(AXES[system - 1]) if system else RUB, orbit)

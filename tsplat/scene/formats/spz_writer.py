@@ -126,8 +126,8 @@ def _clamped(gaussians: Gaussians) -> list[str]:
         (gaussians.sh0, -0.5 / COLOR_SCALE, 0.5 / COLOR_SCALE),
         (gaussians.shN, -1.0, 1.0),
     ]
-    found = [bool(((values < low) | (values > high)).any()) for values, low, high in ranges]
-    return [name for name, is_clamped in zip(CLAMPED, found) if is_clamped]
+    are_clamped = [bool(((values < low) | (values > high)).any()) for values, low, high in ranges]
+    return [name for name, is_clamped in zip(CLAMPED, are_clamped) if is_clamped]
 
 
 def _zstd(file: BinaryIO, content: Iterable[bytes], size: int) -> tuple[int, int]:

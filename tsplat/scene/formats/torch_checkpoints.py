@@ -146,14 +146,14 @@ def _is_antialiased(checkpoint: Path) -> bool:
 
 def _sorted_by_rank(paths: list[Path]) -> list[Path]:
     """Sorts paths by rank and checks that no rank is missing. Files without a rank in their name keep their order."""
-    found = {path: match for path in paths if (match := RANK.fullmatch(path.name))}
-    if not found:
+    matches = {path: match for path in paths if (match := RANK.fullmatch(path.name))}
+    if not matches:
         return paths
-    names = {(path.parent, match["stem"], match["step"]) for path, match in found.items()}
-    if len(names) > 1 or len(found) < len(paths):
+    names = {(path.parent, match["stem"], match["step"]) for path, match in matches.items()}
+    if len(names) > 1 or len(matches) < len(paths):
         raise FileError(f"{', '.join(map(str, paths))}: expected the ranks of one step, found several steps or files")
     ((folder, stem, step),) = names
-    ranks = {int(match["rank"]): path for path, match in found.items()}
+    ranks = {int(match["rank"]): path for path, match in matches.items()}
     beside = {
         int(match["rank"]): path
         for path in folder.glob("*.pt")
@@ -225,8 +225,8 @@ def _load(path: Path) -> Any:
     except Exception as error:  # damaged files raise nearly any exception in the unpickler
         reason = " ".join(str(error).split())
         if "weights_only" in reason or "Unsupported" in reason:
-            found = re.search(r"(?:GLOBAL|global|class) [`']?([\w.]+)", reason)
-            what = f" ({found[1]})" if found else ""
+            match = re.search(r"(?:GLOBAL|global|class) [`']?([\w.]+)", reason)
+            what = f" ({match[1]})" if match else ""
             raise FileError(
                 f"{path}: contains objects that could run code{what}, or is damaged; save only tensors and numbers"
             ) from error
@@ -267,10 +267,14 @@ def _select_gsplat(path: Path, splats: dict[Any, Any]) -> dict[str, Tensor]:
 
 def _select_nerfstudio(path: Path, state: dict[Any, Any]) -> dict[str, Any]:
     """Returns splatfacto's tensors by their names in :class:`Gaussians`."""
-    found = {match[1]: tensor for name, tensor in state.items() if (match := NERFSTUDIO_NAME.fullmatch(str(name)))}
-    if missing := [theirs for theirs in NERFSTUDIO_NAMES.values() if not isinstance(found.get(theirs), Tensor)]:
+    theirs_by_name = {
+        match[1]: tensor for name, tensor in state.items() if (match := NERFSTUDIO_NAME.fullmatch(str(name)))
+    }
+    if missing := [
+        theirs for theirs in NERFSTUDIO_NAMES.values() if not isinstance(theirs_by_name.get(theirs), Tensor)
+    ]:
         raise FileError(f"{path}: 'pipeline' lacks {', '.join(missing)} of splatfacto; other methods are not read")
-    tensors = {name: found[theirs] for name, theirs in NERFSTUDIO_NAMES.items()}
+    tensors = {name: theirs_by_name[theirs] for name, theirs in NERFSTUDIO_NAMES.items()}
     if tensors["shN"].dim() == 3 and tensors["shN"].shape[1] == 0:
         # With SH degree 0, colors are the sigmoid.
         tensors["sh0"] = (tensors["sh0"].sigmoid() - 0.5) / SH_NORMS[0][0]

@@ -145,5 +145,5 @@ def _weights(camera: Camera, depths: Tensor) -> Tensor:
 
 def surface_points(frames: Iterable[DepthFrame]) -> Tensor:
     """Returns the positions [P, 3] fp64 of the pixels of all frames that show a surface, on the CPU."""
-    found = [frame.points().double().cpu() for frame in frames]
-    return torch.cat(found) if found else torch.zeros(0, 3, dtype=torch.float64, device="cpu")
+    points = [frame.points().double().cpu() for frame in frames]
+    return torch.cat(points) if points else torch.zeros(0, 3, dtype=torch.float64, device="cpu")

@@ -139,8 +139,8 @@ def _write_glb(file: BinaryIO, mesh: Mesh) -> None:
 
 
 def _bytes(mesh: Mesh) -> NDArray[np.uint8]:
-    found: NDArray[np.uint8] = np.rint(255 * mesh.colors.numpy()).astype(np.uint8)
-    return found
+    colors: NDArray[np.uint8] = np.rint(255 * mesh.colors.numpy()).astype(np.uint8)
+    return colors
 
 
 WRITERS: dict[str, Callable[[BinaryIO, Mesh], None]] = {".ply": _write_ply, ".obj": _write_obj, ".glb": _write_glb}

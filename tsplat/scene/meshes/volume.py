@@ -119,12 +119,12 @@ class Volume:
         camera = frame.camera
         viewmat, K = camera.viewmat.double(), camera.K.double()
         x, y, z = (self._centers @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(-1)
-        found: Tensor = (z + self._radii > 0) & (z - self._radii < float(frame.depths.max()) + self.truncation)
+        is_inside: Tensor = (z + self._radii > 0) & (z - self._radii < float(frame.depths.max()) + self.truncation)
         for axis, values, size in ((0, x, camera.width), (1, y, camera.height)):
             for sign, edge in ((1.0, -K[axis, 2]), (-1.0, size - K[axis, 2])):
                 slope = edge / K[axis, axis]
-                found &= sign * (values - slope * z) / (1 + slope**2).sqrt() > -self._radii
-        return found
+                is_inside &= sign * (values - slope * z) / (1 + slope**2).sqrt() > -self._radii
+        return is_inside
 
     def _projection(self, frame: DepthFrame) -> Tensor:
         """Returns the matrix [3, 4] fp64 from indices of voxels to z and to z times coordinates from -1 to 1."""

@@ -22,9 +22,9 @@ def is_launched() -> bool:
 
     Raises ArgumentError if a variable is missing, is not an integer, or contradicts another one.
     """
-    found = rank_variables(os.environ)
-    os.environ.update(found)
-    return bool(found)
+    variables = rank_variables(os.environ)
+    os.environ.update(variables)
+    return bool(variables)
 
 
 def is_restarted() -> bool:

@@ -10,8 +10,8 @@ MISSING = "\N{EN DASH}"
 
 def fixed(value: Any, spec: str, scale: float = 1.0) -> str:
     """Formats a number, multiplied by `scale`."""
-    found = to_float(value)
-    return MISSING if found is None else format(scale * found, spec)
+    number = to_float(value)
+    return MISSING if number is None else format(scale * number, spec)
 
 
 def decibels(value: Any, *, infinite: bool = True) -> str:

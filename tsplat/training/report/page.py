@@ -217,6 +217,6 @@ def _views(page: RunPage, gaussians: Gaussians | None) -> list[dict[str, Any]]:
     views = []
     for i, (view, labels) in enumerate(zip(page.shown, images)):
         target, rendered, *others = ({"label": label, **next(encoded)} for label in labels)
-        found = {"target": target, "rendered": rendered, "others": others}
-        views.append(sections.view(view.row, view.remark, i + 1, is_large=i < N_LARGE, images=found))
+        captioned = {"target": target, "rendered": rendered, "others": others}
+        views.append(sections.view(view.row, view.remark, i + 1, is_large=i < N_LARGE, images=captioned))
     return views

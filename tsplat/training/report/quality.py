@@ -96,7 +96,7 @@ def ssim_map(image: Tensor, target: Tensor) -> Tensor:
 
 def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch]:
     """Returns the n patches with the largest squared error, the worst first; they do not overlap."""
-    found = []
+    patches = []
     for view, (target, rendered) in enumerate(images):
         side = min(*target.shape[:2], max(PATCH_MIN, min(target.shape[:2]) // PATCH))
         squares = (target.float() - rendered.float()).div(255).square().mean(-1)
@@ -104,15 +104,15 @@ def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch
         values, places = errors.flatten().topk(min(PER_VIEW, errors.numel()))
         for error, place in zip(values.tolist(), places.tolist()):
             row, column = divmod(place, errors.shape[1])
-            found.append(Patch(view, row * side, column * side, side, -10 * float(np.log10(max(error, 1e-12)))))
-    return sorted(found, key=lambda patch: (patch.psnr, patch.view))[:n]
+            patches.append(Patch(view, row * side, column * side, side, -10 * float(np.log10(max(error, 1e-12)))))
+    return sorted(patches, key=lambda patch: (patch.psnr, patch.view))[:n]
 
 
 @torch.no_grad()
 def floaters(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
     """Returns the part of the pixels' weight of Gaussians far in front of the expected depth, from 0 to 1, of each
     camera."""
-    found = []
+    shares = []
     for camera in with_near_planes(cameras, gaussians.means):
         depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)
         x, y = meta["means2d"][0].nan_to_num(0.0).clamp(-1e6, 1e6).long().unbind(-1)
@@ -122,5 +122,5 @@ def floaters(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend =
         marked = dataclasses.replace(
             gaussians, sh0=((in_front - 0.5) / SH_NORMS[0][0])[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
         )
-        found.append(float(render(marked, camera, backend=backend).mean()))
-    return found
+        shares.append(float(render(marked, camera, backend=backend).mean()))
+    return shares

@@ -62,7 +62,7 @@ def cards(metrics: Values, gaussians: Gaussians | None, model_bytes: int | None)
     ssim, steps, seconds = (metrics.get(key) for key in ("ssim", "steps", "seconds"))
     n_gaussians = metrics.get("num_gaussians", None if gaussians is None else len(gaussians))
     psnr_before, ssim_before, speed = (
-        "" if (found := to_float(metrics.get(key))) is None else text.format(found)
+        "" if (number := to_float(metrics.get(key))) is None else text.format(number)
         for key, text in (
             ("psnr_initial", "from {:.2f}"), ("ssim_initial", "from {:.4f}"), ("images_per_second", "{:.1f} images/s"),
         )
@@ -148,11 +148,11 @@ def quality(
         means = [float(np.mean(known)) if (known := [v for v in c if v is not None]) else np.nan for c in columns]
         return [_datum("\N{INFINITY}" if v == np.inf else fixed(v, text), v) for v, text in zip(means, formats)]
 
-    trained, found = to_float(metrics.get("psnr_train")), to_float(metrics.get("psnr"))
+    trained, held_out = to_float(metrics.get("psnr_train")), to_float(metrics.get("psnr"))
     return {
         "gap": None
-        if trained is None or found is None
-        else {"trained": f"{trained:.2f}", "gap": f"{trained - found:+.2f}"},
+        if trained is None or held_out is None
+        else {"trained": f"{trained:.2f}", "gap": f"{trained - held_out:+.2f}"},
         "region_columns": [{"label": f"{metric}, {name}"} for metric in ("PSNR", "SSIM") for name in REGIONS]
         + [{"label": "Floaters, %"}],
         "region_rows": [
@@ -231,8 +231,8 @@ def machine(sessions: Sequence[Values], metrics: Values) -> Values | None:
 def times(sessions: Sequence[Values]) -> Values | None:
     """Returns seconds per part, of all sessions together."""
     measured = [seconds for session in sessions if isinstance(seconds := session.get("seconds"), dict)]
-    found = {part: [s for seconds in measured if (s := to_float(seconds.get(part))) is not None] for part in PARTS}
-    total = {part: sum(values) for part, values in found.items() if values}
+    seconds_of = {part: [s for seconds in measured if (s := to_float(seconds.get(part))) is not None] for part in PARTS}
+    total = {part: sum(values) for part, values in seconds_of.items() if values}
     longest = max(total.values(), default=0.0) or 1.0
     parts = [
         {

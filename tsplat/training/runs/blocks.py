@@ -67,15 +67,15 @@ def train_blocks(
     """
     if isinstance(config, RunConfig) != (minutes is None):
         raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
-    found = read_plan(plan)
-    chosen = [found.check_block(k) for k in (range(len(found.blocks)) if blocks is None else blocks)]
-    _check_runs(plan, found, chosen)
+    block_plan = read_plan(plan)
+    chosen = [block_plan.check_block(k) for k in (range(len(block_plan.blocks)) if blocks is None else blocks)]
+    _check_runs(plan, block_plan, chosen)
     for k in chosen:
         run, block = block_run(plan, k), f"{os.path.abspath(plan)}:{k}"
 
         def configure(steps: int, block: str = block) -> RunConfig:
             given = config if isinstance(config, RunConfig) else config(steps)
-            return dataclasses.replace(given, scene=scene or found.scene, block=block)
+            return dataclasses.replace(given, scene=scene or block_plan.scene, block=block)
 
         _, _, ranks = join_ranks(configure(RunConfig.steps))
         started, finished = on_main(ranks, lambda run=run: (_is_started(run), _is_finished(run)))  # type: ignore[misc]
@@ -87,7 +87,9 @@ def train_blocks(
                     f"{CONFIG}, or move it away"
                 )
         if ranks.is_main:
-            print(f"block {k} of {len(found.blocks)}: {'finished before, skipped' if finished else run}", flush=True)
+            print(
+                f"block {k} of {len(block_plan.blocks)}: {'finished before, skipped' if finished else run}", flush=True
+            )
         if finished:
             continue
         if started:
@@ -111,24 +113,24 @@ def merge_blocks(plan: str | os.PathLike[str], *, warn: Warn = warnings.warn) ->
         FileError: There is no plan, or a run in its folder is of another plan or of another block.
         CheckpointError: A run has no valid checkpoint.
     """
-    found = read_plan(plan)
-    _check_runs(plan, found, range(len(found.blocks)))
-    missing = [k for k in range(len(found.blocks)) if not _is_finished(block_run(plan, k))]
+    block_plan = read_plan(plan)
+    _check_runs(plan, block_plan, range(len(block_plan.blocks)))
+    missing = [k for k in range(len(block_plan.blocks)) if not _is_finished(block_run(plan, k))]
     if missing:
         names = [f"{k} ({'not finished' if _is_started(block_run(plan, k)) else 'not started'})" for k in missing]
         raise BlockError(
-            f"{plan}: {len(missing)} of {len(found.blocks)} blocks are not trained: {', '.join(names)}; to train them: "
-            f"tsplat blocks train {plan} {' '.join(map(str, missing))}",
+            f"{plan}: {len(missing)} of {len(block_plan.blocks)} blocks are not trained: {', '.join(names)}; to train "
+            f"them: tsplat blocks train {plan} {' '.join(map(str, missing))}",
             missing,
         )
     kept = []
-    for k in range(len(found.blocks)):
+    for k in range(len(block_plan.blocks)):
         # The rows that are kept are copies, so that those that are not can be freed.
-        kept.append(crop_to_block(open_model(block_run(plan, k), warn=warn), found, k))
+        kept.append(crop_to_block(open_model(block_run(plan, k), warn=warn), block_plan, k))
     return merge_models(kept, warn=warn)
 
 
-def _check_runs(plan: str | os.PathLike[str], found: BlockPlan, blocks: Iterable[int]) -> None:
+def _check_runs(plan: str | os.PathLike[str], block_plan: BlockPlan, blocks: Iterable[int]) -> None:
     """Raises FileError unless the runs in the folders of blocks are of these blocks and of this plan."""
     for k in blocks:
         run = block_run(plan, k)
@@ -139,7 +141,7 @@ def _check_runs(plan: str | os.PathLike[str], found: BlockPlan, blocks: Iterable
             problem = "is not of a block"
         elif block["index"] != k:
             problem = f"is of block {block['index']}, not of block {k}"
-        elif block["plan"] not in (None, digest(found)):
+        elif block["plan"] not in (None, digest(block_plan)):
             problem = "is of another plan"
         else:
             continue

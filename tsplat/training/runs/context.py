@@ -74,7 +74,7 @@ def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[N
                 problem = str(error)
         if new and problem is None:
             problem = _occupied(folder)
-        problems = [found for found in ranks.all_gather_object(problem) if found is not None]
+        problems = [reason for reason in ranks.all_gather_object(problem) if reason is not None]
         if problems:
             raise FileError(problems[0])
         yield

@@ -169,8 +169,8 @@ def _read(path: str, frame: LocalFrame) -> Gaussians:
     model = open_model(path, warn=_print_note)
     if not is_run(path):
         return model
-    found, _, figures = read_newest_settings(path)
-    world = saved_frame(figures, found).world
+    checkpoint, _, figures = read_newest_settings(path)
+    world = saved_frame(figures, checkpoint).world
     if torch.equal(world, frame.world):
         return model
     _print_note(f"{path}: moved from the frame of its run, world.json, to that of this run")
@@ -200,10 +200,10 @@ def describe_model(model: Gaussians | None) -> Description:
     """Returns ``init``: number and SHA-256 of the Gaussians that a run starts from. Empty for a run from points."""
     if model is None:
         return {}
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in model.tensors().values():
-        found.update(tensor.contiguous().numpy().tobytes())
-    return {"init": {"number": len(model), "sha256": found.hexdigest()}}
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return {"init": {"number": len(model), "sha256": digest.hexdigest()}}
 
 
 def relative_models(config: RunConfig, folder: Path) -> list[str | None]:
@@ -218,11 +218,11 @@ def locate_models(config: RunConfig, saved: dict[str, Any], folder: Path) -> Run
     FileError if a model is neither at its absolute path nor at its path relative to the run.
     """
     relatives = saved.get("init_paths") or [None] * len(config.init)
-    found = [
+    located = [
         find_moved(path, relative, folder, "model, from which the run started; put it back there")
         for path, relative in zip(config.init, relatives, strict=False)
     ]
-    return dataclasses.replace(config, init=tuple(found))
+    return dataclasses.replace(config, init=tuple(located))
 
 
 def _print_note(message: str) -> None:

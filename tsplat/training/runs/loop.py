@@ -138,8 +138,8 @@ class RunLoop:
         if not is_due or not self._test_views or step in self.history.test_steps:
             return
         with contextlib.suppress(Interrupted), self.session.measure("evaluation"):
-            found = score_views(self.trainer, self.trainer.gaussians, self._test_views, self.between_views)
-            self.history.record_test(step, found.psnr, self.trainer.n_gaussians)
+            scores = score_views(self.trainer, self.trainer.gaussians, self._test_views, self.between_views)
+            self.history.record_test(step, scores.psnr, self.trainer.n_gaussians)
 
     def is_stopped(self) -> bool:
         """Returns whether a signal asked any rank to stop. A collective call."""

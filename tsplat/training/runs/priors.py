@@ -80,15 +80,16 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         if not getattr(config, weight):
             raise ArgumentError(f"{name}: has no effect, as {weight} is 0; set {weight}, for example to 0.05")
         paths = ([Path(folder, view.name).with_suffix(suffix) for suffix in (".npy", ".png")] for view in capture.train)
-        found = [next(filter(os.path.isfile, files), None) for files in paths]
-        n_missing = found.count(None)
-        if n_missing == len(found):
+        existing = [next(filter(os.path.isfile, files), None) for files in paths]
+        n_missing = existing.count(None)
+        if n_missing == len(existing):
             others = "; OpenEXR is not read, convert it to .npy" if any(Path(folder).rglob("*.exr")) else ""
             first = f"{capture.train[0].name!r} with .npy"
             raise FileError(f"{folder}: has no file for any training view, such as {first}{others}")
-        notes = [f"{n_missing} of {len(found)} training views have no {name}"] if n_missing else []
+        notes = [f"{n_missing} of {len(existing)} training views have no {name}"] if n_missing else []
         views = [
-            view if path is None else _with_prior(view, name, path, config) for view, path in zip(capture.train, found)
+            view if path is None else _with_prior(view, name, path, config)
+            for view, path in zip(capture.train, existing)
         ]
         given = [view for view in views if getattr(view, name) is not None]
         given = given[:: -(-len(given) // CHECKED_VIEWS_MAX)]
@@ -215,7 +216,7 @@ def _check_depths(folder: str, kind: DepthKind, samples: Sequence[Sample]) -> No
     )
     if not _are_most(n_opposite, len(samples)):
         return
-    expected, found = EXPECTED[kind]
+    expected, opposite = EXPECTED[kind]
     other = (
         "for maps of inverse depth, use depth_kind inverse (--depth-kind inverse)"
         if kind == "metric"
@@ -223,7 +224,7 @@ def _check_depths(folder: str, kind: DepthKind, samples: Sequence[Sample]) -> No
         "unknown"
     )
     raise FileError(
-        f"{folder}: expected maps of {expected}; those of {n_opposite} of {len(samples)} views are {found} where "
+        f"{folder}: expected maps of {expected}; those of {n_opposite} of {len(samples)} views are {opposite} where "
         f"sparse points are near; {other}"
     )
 
@@ -271,9 +272,9 @@ def _note_misfits(folder: str, config: RunConfig, samples: Sequence[Sample]) -> 
         n_other += float(_deviation(other)) < RAY_RATIO * float(_deviation(logs))
     notes = []
     if _are_most(n_other, n):
-        found, use = ("distances along rays", "ray") if config.depth_along == "z" else ("depths along the axis", "z")
+        better, use = ("distances along rays", "ray") if config.depth_along == "z" else ("depths along the axis", "z")
         notes.append(
-            f"{folder}: maps of {n_other} of {n} views fit sparse points better as {found}; use depth_along {use} "
+            f"{folder}: maps of {n_other} of {n} views fit sparse points better as {better}; use depth_along {use} "
             f"(--depth-along {use})"
         )
     typical = sorted(errors)[len(errors) // 2]

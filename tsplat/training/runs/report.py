@@ -36,7 +36,7 @@ PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
 
 
 @dataclasses.dataclass
-class _Found:
+class _RunState:
     """Files of a run: the contents of its page, its newest valid checkpoint, and the paths of metrics and images."""
 
     folder: Path
@@ -95,17 +95,17 @@ def report_run(
     return path
 
 
-def _read(folder: Path, run: Path) -> _Found:
+def _read(folder: Path, run: Path) -> _RunState:
     """Reads metrics, the checkpoint `run` or the newest one, the configuration and the model, if they are valid."""
     page = RunPage(folder.resolve().name)
-    found = _Found(folder, folder, page)
+    state = _RunState(folder, folder, page)
     page.metrics = _read_metrics(folder / METRICS, page.notes)
     try:
-        found.path, found.checkpoint, errors = read_newest(run)
-        page.notes += skipped_messages(errors, found.path)
-        page.gaussians = found.checkpoint.gaussians
-        if not found.is_current:
-            _use_evaluation(found, found.checkpoint, folder / "eval" / found.path.name)
+        state.path, state.checkpoint, errors = read_newest(run)
+        page.notes += skipped_messages(errors, state.path)
+        page.gaussians = state.checkpoint.gaussians
+        if not state.is_current:
+            _use_evaluation(state, state.checkpoint, folder / "eval" / state.path.name)
     except CheckpointError as error:
         page.notes.append(f"No checkpoint: {error}." if (folder / "checkpoints").exists() else "No checkpoints.")
     except PROBLEMS as error:
@@ -120,21 +120,21 @@ def _read(folder: Path, run: Path) -> _Found:
     try:
         page.config = read_config(folder / CONFIG)
     except PROBLEMS as error:
-        if found.checkpoint is not None:
-            page.config = found.checkpoint.config
+        if state.checkpoint is not None:
+            page.config = state.checkpoint.config
         else:
             page.notes.append(f"No configuration: {error}.")
     page.model_bytes = (folder / POINT_CLOUD).stat().st_size if (folder / POINT_CLOUD).is_file() else None
-    page.sessions = read_sessions(folder) or _session_of(found.path)
-    return found
+    page.sessions = read_sessions(folder) or _session_of(state.path)
+    return state
 
 
-def _use_evaluation(found: _Found, checkpoint: Checkpoint, results: Path) -> None:
+def _use_evaluation(state: _RunState, checkpoint: Checkpoint, results: Path) -> None:
     """Uses what ``tsplat eval`` has written about the newest checkpoint, if it has."""
     metrics = _read_metrics(results / METRICS, [])
     if metrics.get("steps") == checkpoint.step:
-        found.page.metrics, found.results = {**metrics, "seconds": checkpoint.figures.get("seconds")}, results
-        found.page.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
+        state.page.metrics, state.results = {**metrics, "seconds": checkpoint.figures.get("seconds")}, results
+        state.page.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
 
 
 def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -155,20 +155,20 @@ def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
     return values
 
 
-def _collect(found: _Found, n: int, scene: str | None) -> RunPage:
+def _collect(state: _RunState, n: int, scene: str | None) -> RunPage:
     """Adds images, metrics of views and the history to the page."""
-    page = found.page
+    page = state.page
     page.rows = page.metrics.get("views", [])
-    if found.is_current and page.rows:
-        page.shown = _read_images(found, n)
-    if not page.shown and found.checkpoint is not None and found.path is not None:
+    if state.is_current and page.rows:
+        page.shown = _read_images(state, n)
+    if not page.shown and state.checkpoint is not None and state.path is not None:
         try:
-            _evaluate(found, found.checkpoint, n, scene)
+            _evaluate(state, state.checkpoint, n, scene)
         except PROBLEMS as error:
             page.notes.append(f"No images: {error}.")
-            if not found.is_current and page.metrics:
+            if not state.is_current and page.metrics:
                 step = page.metrics.get("steps")
-                page.notes.append(f"Metrics are those of step {step}; the newest checkpoint is {found.path.name}.")
+                page.notes.append(f"Metrics are those of step {step}; the newest checkpoint is {state.path.name}.")
     if page.shown and page.gaussians is not None:
         try:
             device = pick_device("auto" if page.config is None else page.config.backend)[0]
@@ -176,25 +176,25 @@ def _collect(found: _Found, n: int, scene: str | None) -> RunPage:
         except BackendError as error:
             page.notes.append(f"No depth: {error}.")
             page.shown = [dataclasses.replace(view, camera=None) for view in page.shown]
-    page.history = _history(found.checkpoint, page.metrics)
+    page.history = _history(state.checkpoint, page.metrics)
     return page
 
 
-def _read_images(found: _Found, n: int) -> list[ShownView]:
+def _read_images(state: _RunState, n: int) -> list[ShownView]:
     """Reads the images of held-out views that training wrote, photograph and rendering side by side."""
     cameras: dict[str, Camera] = {}
     try:
-        cameras = {camera.name: camera for camera in read_cameras(found.folder / CAMERAS) if camera.is_test}
+        cameras = {camera.name: camera for camera in read_cameras(state.folder / CAMERAS) if camera.is_test}
     except PROBLEMS as error:
-        found.page.notes.append(f"No depth: {error}.")
-    rows, shown = found.page.rows, []
+        state.page.notes.append(f"No depth: {error}.")
+    rows, shown = state.page.rows, []
     for i, remark in choose_views([_psnr(row) for row in rows], n):
         name = str(rows[i].get("name", ""))
-        path = found.results / "held_out" / held_out_name(i, name)
+        path = state.results / "held_out" / held_out_name(i, name)
         try:
             image = read_image(path)
         except PROBLEMS as error:
-            found.page.notes.append(f"No image of {name}: {error}.")
+            state.page.notes.append(f"No image of {name}: {error}.")
             continue
         half = image.shape[1] // 2
         camera = cameras.get(name)
@@ -204,13 +204,13 @@ def _read_images(found: _Found, n: int) -> list[ShownView]:
     return shown
 
 
-def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) -> None:
+def _evaluate(state: _RunState, checkpoint: Checkpoint, n: int, scene: str | None) -> None:
     """Evaluates a checkpoint on its held-out views or, if there are none, on training views."""
-    assert found.path is not None
-    page = found.page
-    config = locate_scene(checkpoint.config, checkpoint.figures.get("scene", {}), found.folder, scene)
+    assert state.path is not None
+    page = state.page
+    config = locate_scene(checkpoint.config, checkpoint.figures.get("scene", {}), state.folder, scene)
     device, _ = pick_device(config.backend, config.device)
-    frame = saved_frame(checkpoint.figures, found.path)
+    frame = saved_frame(checkpoint.figures, state.path)
     capture = read_run_capture(config, device, None, frame)
     reserve_threads(device, config.backend)
     chosen: Sequence[View] = capture.test or evenly_spaced(capture.train)
@@ -223,7 +223,7 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
     page.is_test = bool(capture.test)
     page.rows = scores.to_json()["views"]
     page.shown = shown_views(scores, page.rows, n, frame=frame)
-    if not found.is_current:
+    if not state.is_current:
         page.metrics = {
             **(scores if page.is_test else Evaluation()).to_json(),
             "num_gaussians": len(checkpoint.gaussians),
@@ -233,15 +233,15 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
             "left_out": list(capture.left_out),
         }
         page.notes.append(
-            f"Metrics and images were computed from {found.path.name}, as {METRICS} does not have those of this step."
+            f"Metrics and images were computed from {state.path.name}, as {METRICS} does not have those of this step."
         )
 
 
 def _psnr(row: dict[str, Any]) -> float | None:
     """Returns the PSNR of a view; None is infinite, and any other value that is not finite is NaN."""
     value = row.get("psnr")
-    found = to_float(value)
-    return found if found is not None or value is None else float("nan")
+    number = to_float(value)
+    return number if number is not None or value is None else float("nan")
 
 
 def _history(checkpoint: Checkpoint | None, metrics: dict[str, Any]) -> History | None:

@@ -74,13 +74,13 @@ def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) 
     return not changed_settings(configure, read_config(folder / CONFIG))
 
 
-def changed_settings(configure: RunConfig | Configure, found: RunConfig) -> list[str]:
+def changed_settings(configure: RunConfig | Configure, saved: RunConfig) -> list[str]:
     """Returns the names of the settings that differ from those of a run; not those that it found out by itself."""
-    given = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(found.steps))
-    names = {field.name for field in dataclasses.fields(found)} - set(FOUND_OUT)
+    given = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(saved.steps))
+    names = {field.name for field in dataclasses.fields(saved)} - set(FOUND_OUT)
     if given.sh_degree is not None:
         names.add("sh_degree")
-    return sorted(name for name in names if getattr(given, name) != getattr(found, name))
+    return sorted(name for name in names if getattr(given, name) != getattr(saved, name))
 
 
 def check_minutes(minutes: float, config: RunConfig) -> None:

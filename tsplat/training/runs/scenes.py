@@ -70,8 +70,8 @@ def locate_scene(config: RunConfig, saved: dict[str, Any], folder: Path, overrid
         return with_absolute_scene(dataclasses.replace(config, scene=override))
     if not config.scene:
         return config
-    found = find_moved(config.scene, saved.get("relative"), folder, "scene; where it is now: --scene PATH")
-    return with_absolute_scene(dataclasses.replace(config, scene=found))
+    moved = find_moved(config.scene, saved.get("relative"), folder, "scene; where it is now: --scene PATH")
+    return with_absolute_scene(dataclasses.replace(config, scene=moved))
 
 
 def find_moved(path: str, relative: str | None, folder: Path, what: str) -> str:
@@ -200,8 +200,8 @@ def check_block_folder(config: RunConfig, run: Path) -> None:
 
 def describe_block(config: RunConfig) -> Description:
     """Returns ``block``: the index of the block that a run trains on, and the digest of its plan. Empty for others."""
-    found = read_block(config)
-    return {} if found is None else {"block": {"index": found[1], "plan": digest(found[0])}}
+    block = read_block(config)
+    return {} if block is None else {"block": {"index": block[1], "plan": digest(block[0])}}
 
 
 def saved_frame(figures: dict[str, Any], path: Path) -> LocalFrame:
@@ -237,7 +237,7 @@ def describe_capture(capture: Capture) -> Description:
         return {}
     with ThreadPoolExecutor(WORKERS) as pool:
         files = pool.map(lambda view: [_describe(path) for path in view.files], views)
-        photographs = {view.name: found for view, found in zip(views, files, strict=True)}
+        photographs = {view.name: description for view, description in zip(views, files, strict=True)}
     points = torch.cat([capture.points, capture.colors], -1).cpu().numpy()
     return {
         "photographs": photographs,
@@ -253,45 +253,45 @@ def describe_capture(capture: Capture) -> Description:
     }
 
 
-def difference(saved: Description, found: Description, scene: str, *, with_hash: bool = True) -> str:
+def difference(saved: Description, current: Description, scene: str, *, with_hash: bool = True) -> str:
     """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
     What was not saved, as by earlier versions, is not compared. Of points that another version has moved, compares
     only the number, without `with_hash`."""
-    photographs = _photograph_differences(saved.get("photographs"), found.get("photographs", {}))
-    cameras, new_cameras = saved.get("cameras", {}), found.get("cameras", {})
+    photographs = _photograph_differences(saved.get("photographs"), current.get("photographs", {}))
+    cameras, new_cameras = saved.get("cameras", {}), current.get("cameras", {})
     moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
     clauses = [
         f"{len(phrases)} {what} differ from those of the run: {_first(phrases)}"
         for what, phrases in (("photographs", photographs), ("cameras", moved))
         if phrases
     ]
-    points, new_points = saved.get("points"), found.get("points")
+    points, new_points = saved.get("points"), current.get("points")
     if points and new_points and not with_hash:
         points, new_points = ({"number": values["number"]} for values in (points, new_points))
     if points and new_points and points != new_points:
         before, after = points["number"], new_points["number"]
         how = f"{before}, now {after}" if before != after else "their hash differs"
         clauses.append(f"the points differ from those of the run ({how})")
-    block, new_block = saved.get("block"), found.get("block")
+    block, new_block = saved.get("block"), current.get("block")
     if block and new_block and block != new_block:
         clauses.append("the plan of its block, or the block, differs from that of the run")
-    init, new_init = saved.get("init"), found.get("init")
+    init, new_init = saved.get("init"), current.get("init")
     if init and new_init and init != new_init:
         clauses.append("the models in init differ from those that the run started from")
     return f"{scene}: {'; '.join(clauses)}" if clauses else ""
 
 
-def _photograph_differences(saved: dict[str, Any] | None, found: dict[str, Any]) -> list[str]:
+def _photograph_differences(saved: dict[str, Any] | None, current: dict[str, Any]) -> list[str]:
     """Returns a phrase for each photograph that has changed, is missing or is new; none if none are saved."""
     if not saved:
         return []
     phrases = []
     for name, files in saved.items():
-        if name not in found:
+        if name not in current:
             phrases.append(f"{name} is missing")
-        elif files != found[name]:
-            phrases.append(f"{name} {_change(files, found[name])}")
-    return phrases + [f"{name} is new" for name in found if name not in saved]
+        elif files != current[name]:
+            phrases.append(f"{name} {_change(files, current[name])}")
+    return phrases + [f"{name} is new" for name in current if name not in saved]
 
 
 def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -164,12 +164,12 @@ def resume(
     device, _, ranks = join_ranks(config)
     if steps == config.steps and ranks.any([is_restarted()], device)[0]:
         steps = None  # this checkpoint is one of the extended run
-    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
-    saved_scene = found.figures.get("scene", {})
-    config = locate_scene(found.config, saved_scene, path.parent.parent, scene)
+    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
+    saved_scene = newest.figures.get("scene", {})
+    config = locate_scene(newest.config, saved_scene, path.parent.parent, scene)
     config = locate_models(config, saved_scene, path.parent.parent)
     config = config if steps is None else extend(config, steps)
-    return _run(config, path.parent.parent, stop_after, view, (path, found, errors), accept_changes=accept_changes)
+    return _run(config, path.parent.parent, stop_after, view, (path, newest, errors), accept_changes=accept_changes)
 
 
 def _run(
@@ -192,9 +192,9 @@ def _run(
         lock_run(folder, ranks, new=saved is None),
         deterministic(config),
     ):
-        found = None
+        checkpoint = None
         if saved is not None:
-            path, found, errors = saved
+            path, checkpoint, errors = saved
             for message in skipped_messages(errors, path):
                 print(message)
         # All ranks have read the checkpoint before any writes.
@@ -205,15 +205,15 @@ def _run(
                 delete_temporaries(written, RUN_FILES)
         session = RunSession()
         # A run that is killed starts again with its configuration, in which steps are missing if it is timed.
-        is_known = found is None and timed is None
+        is_known = checkpoint is None and timed is None
         with session.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
-            frame = None if found is None else saved_frame(found.figures, path)
+            frame = None if checkpoint is None else saved_frame(checkpoint.figures, path)
             capture = read_run_capture(config, device, stop, frame)
             model = read_initial_model(config, capture)
         described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config) | describe_model(model))
         change = ""
-        if found is not None:
-            saved_scene, with_hash = found.figures.get("scene", {}), frame is not BEFORE_FRAMES
+        if checkpoint is not None:
+            saved_scene, with_hash = checkpoint.figures.get("scene", {}), frame is not BEFORE_FRAMES
             change = difference(saved_scene, described, config.scene, with_hash=with_hash)
         if change:
             if not accept_changes:
@@ -222,7 +222,7 @@ def _run(
         reserve_threads(device, config.backend)
         if timed is not None:
             config = with_absolute_scene(plan(*timed, capture, ranks, model))
-        if found is None:
+        if checkpoint is None:
             config = dataclasses.replace(config, background=capture.background)
         if frame is BEFORE_FRAMES:
             config = with_relative_lengths(config, scene_extent(capture.train))
@@ -231,12 +231,12 @@ def _run(
         config = dataclasses.replace(config, sh_degree=initial.sh_degree)
         trainer = Trainer(initial, capture.train, config, ranks, is_shard=True)
         print(description)
-        if found is None:
+        if checkpoint is None:
             found_out = {name: getattr(trainer.config, name) for name in FOUND_OUT}
             config = dataclasses.replace(config, **found_out)
         else:
-            tensors = found.local_tensors()
-            trainer.restore(tensors, found.figures["trainer"], is_shard=True)
+            tensors = checkpoint.local_tensors()
+            trainer.restore(tensors, checkpoint.figures["trainer"], is_shard=True)
             print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians} Gaussians")
         with shown(trainer, capture, view, folder, stop, session):
             metrics = fit_and_report(
@@ -246,8 +246,8 @@ def _run(
                 folder,
                 run=config,
                 stop_after=stop_after,
-                resumed=None if found is None else found.figures,
-                is_extended=found is not None and found.config.steps != config.steps,
+                resumed=None if checkpoint is None else checkpoint.figures,
+                is_extended=checkpoint is not None and checkpoint.config.steps != config.steps,
                 stop=stop,
                 scene=scene_to_save(config, described, folder) | {"init_paths": relative_models(config, folder)},
                 session=session,
@@ -292,15 +292,15 @@ def evaluate_run(
     _, saved, _ = read_newest_settings(run, checkpoint)
     device, description, ranks = join_ranks(saved)
     sharded = ranks.world_size > 1 and saved.parallel == "shard"
-    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(saved, ranks))
-    saved_scene = found.figures.get("scene", {})
-    config = locate_scene(found.config, saved_scene, path.parent.parent, scene)
+    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(saved, ranks))
+    saved_scene = newest.figures.get("scene", {})
+    config = locate_scene(newest.config, saved_scene, path.parent.parent, scene)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
     check_output(target / METRICS, path.parent.parent)
     with rank_context(ranks), output_folder(target) as folder:
         for message in skipped_messages(errors, path):
             print(message)
-        frame = saved_frame(found.figures, path)
+        frame = saved_frame(newest.figures, path)
         capture = read_run_capture(config, device, None, frame)
         if not capture.test:
             raise ArgumentError(
@@ -313,7 +313,7 @@ def evaluate_run(
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
         print(description)
-        gaussians = found.local_gaussians().to(device)
+        gaussians = newest.local_gaussians().to(device)
         scores = evaluate(
             gaussians,
             capture.test,
@@ -329,7 +329,7 @@ def evaluate_run(
             **scores.to_json(),
             "lpips_network": lpips,
             "num_gaussians": n_gaussians,
-            "steps": found.step,
+            "steps": newest.step,
             "checkpoint": path.name,
             "left_out": list(capture.left_out),
         }
@@ -337,7 +337,7 @@ def evaluate_run(
         if ranks.is_main:
             write_json(folder / METRICS, metrics)
         _print_scores(scores)
-        print(f"step {found.step}, {n_gaussians} Gaussians; written to {folder}")
+        print(f"step {newest.step}, {n_gaussians} Gaussians; written to {folder}")
     return metrics
 
 

@@ -72,12 +72,12 @@ class Guard:
         import viser
         from websockets.asyncio import server
 
-        original, found = server.serve, False
+        original, is_guarded = server.serve, False
 
         def serve(handler: Any, *arguments: Any, **options: Any) -> Any:
-            nonlocal found
+            nonlocal is_guarded
             if getattr(handler, "__module__", "") == "viser.infra._infra" and options.get("process_request"):
-                found = True
+                is_guarded = True
                 options["process_request"] = self._process(options["process_request"])
                 options |= {"max_size": PART_MESSAGE_BYTES, "create_connection": self._connection_class()}
                 handler = self._handle(handler)
@@ -89,7 +89,7 @@ class Guard:
                 yield
             finally:
                 server.serve = original  # type: ignore[misc]
-        if not found:
+        if not is_guarded:
             raise UnsupportedError(f"viser {viser.__version__}: its server cannot be protected; install viser 1.1.1")
 
     @staticmethod

@@ -47,8 +47,8 @@ def rasterize_to_indices_in_range(
         ArgumentError: A shape, dtype or value is invalid.
     """
     splats, size = (means2d, conics, opacities), (image_width, image_height, tile_size)
-    found = dense_contributions("isect_offsets", splats, isect_offsets, flatten_ids, size, DEFAULT_NUMERICS)
-    return _indices_in_range(found, means2d, range_start, range_end, transmittances)
+    contributions = dense_contributions("isect_offsets", splats, isect_offsets, flatten_ids, size, DEFAULT_NUMERICS)
+    return _indices_in_range(contributions, means2d, range_start, range_end, transmittances)
 
 
 @torch.no_grad()
@@ -67,12 +67,14 @@ def rasterize_to_indices_in_range_2dgs(
         ray_transforms: [..., N, 3, 3], from :func:`tsplat.fully_fused_projection_2dgs`.
     """
     splats, size = (means2d, ray_transforms, opacities), (image_width, image_height, tile_size)
-    found = dense_contributions("isect_offsets", splats, isect_offsets, flatten_ids, size, DEFAULT_NUMERICS, "surfel")
-    return _indices_in_range(found, means2d, range_start, range_end, transmittances)
+    contributions = dense_contributions(
+        "isect_offsets", splats, isect_offsets, flatten_ids, size, DEFAULT_NUMERICS, "surfel"
+    )
+    return _indices_in_range(contributions, means2d, range_start, range_end, transmittances)
 
 
 def _indices_in_range(
-    found: Contributions, means2d: Tensor, range_start: int, range_end: int, transmittances: Tensor
+    contributions: Contributions, means2d: Tensor, range_start: int, range_end: int, transmittances: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Lists contributions, as Gaussians of means2d, pixels and images, in a range of blocks of each tile."""
     blocks = []
@@ -81,11 +83,13 @@ def _indices_in_range(
         if block is None or block < 0:
             raise ArgumentError(f"{name}: expected an int of at least 0, found {value!r}")
         blocks.append(block)
-    first, end = (min(n * found.settings.tile_size**2, len(found.intersections.flatten_ids)) for n in blocks)
-    check_tensor("transmittances", transmittances, found.shape, "[..., H, W]")
-    in_front = transmittances.reshape(found.places.shape).to(found.splats.means2d.dtype)
-    places, rows = found.entries(first, end, in_front)
-    n_pixels = found.places.shape[1:].numel()
+    first, end = (
+        min(n * contributions.settings.tile_size**2, len(contributions.intersections.flatten_ids)) for n in blocks
+    )
+    check_tensor("transmittances", transmittances, contributions.shape, "[..., H, W]")
+    in_front = transmittances.reshape(contributions.places.shape).to(contributions.splats.means2d.dtype)
+    places, rows = contributions.entries(first, end, in_front)
+    n_pixels = contributions.places.shape[1:].numel()
     return rows % max(means2d.shape[-2], 1), places % n_pixels, places // n_pixels
 
 

@@ -67,8 +67,8 @@ def rasterize_contributing_gaussian_ids(
         ArgumentError: A shape, dtype or value is invalid.
     """
     size = image_width, image_height, tile_size
-    found = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
-    return _list_all(found, means2d, num_contributing_gaussians)
+    contributing = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
+    return _list_all(contributing, means2d, num_contributing_gaussians)
 
 
 @torch.no_grad()
@@ -95,8 +95,8 @@ def rasterize_top_contributing_gaussian_ids(
     """
     check_size("num_depth_samples", num_depth_samples)
     size = image_width, image_height, tile_size
-    found = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
-    return _list_first(found, means2d, num_depth_samples, largest=True)
+    contributing = _to_all((means2d, conics, opacities), tile_offsets, flatten_ids, size, numerics)
+    return _list_first(contributing, means2d, num_depth_samples, largest=True)
 
 
 @torch.no_grad()
@@ -153,8 +153,8 @@ def rasterize_contributing_gaussian_ids_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    found = _to_chosen((means2d, conics, opacities), layout, numerics)
-    return _list_all(found, means2d, num_contributing_gaussians)
+    contributing = _to_chosen((means2d, conics, opacities), layout, numerics)
+    return _list_all(contributing, means2d, num_contributing_gaussians)
 
 
 @torch.no_grad()
@@ -184,8 +184,8 @@ def rasterize_top_contributing_gaussian_ids_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    found = _to_chosen((means2d, conics, opacities), layout, numerics)
-    return _list_first(found, means2d, num_depth_samples, largest=True)
+    contributing = _to_chosen((means2d, conics, opacities), layout, numerics)
+    return _list_first(contributing, means2d, num_depth_samples, largest=True)
 
 
 def _to_all(
@@ -203,15 +203,15 @@ def _to_chosen(splats: Projected, layout: SparseLayout, numerics: NumericsName) 
     return contributions(splats, lists, preset, chosen=layout.places())
 
 
-def _list_all(found: Contributions, means2d: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _list_all(contributing: Contributions, means2d: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Lists the contributors of each pixel, as many as the largest of the counts is."""
-    check_tensor("num_contributing_gaussians", counts, found.shape, "a count per pixel", dtypes=INTEGERS)
-    return _list_first(found, means2d, int(counts.max()) if counts.numel() else 0)
+    check_tensor("num_contributing_gaussians", counts, contributing.shape, "a count per pixel", dtypes=INTEGERS)
+    return _list_first(contributing, means2d, int(counts.max()) if counts.numel() else 0)
 
 
 def _list_first(
-    found: Contributions, means2d: Tensor, n_listed: int, *, largest: bool = False
+    contributing: Contributions, means2d: Tensor, n_listed: int, *, largest: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Lists the first contributors, or the largest, as Gaussians int32 of means2d, and their weights."""
-    rows, weights = found.list_first(n_listed, largest=largest)
+    rows, weights = contributing.list_first(n_listed, largest=largest)
     return torch.where(rows < 0, -1, rows % max(means2d.shape[-2], 1)).to(torch.int32), weights

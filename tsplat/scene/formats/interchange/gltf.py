@@ -110,9 +110,9 @@ class _Document:
             raise UnsupportedError(f"{self.path}: requires {listed(unknown)}, which is not implemented")
         meshes: dict[int, list[Gaussians]] = {}
         models: list[Gaussians] = []
-        found = self._placed_meshes()
-        self._check_memory([mesh for _, mesh, _ in found])
-        for node, mesh, matrix in found:
+        instances = self._placed_meshes()
+        self._check_memory([mesh for _, mesh, _ in instances])
+        for node, mesh, matrix in instances:
             if mesh not in meshes:
                 meshes[mesh] = self._mesh(self._entry("meshes", mesh))
             try:
@@ -148,7 +148,7 @@ class _Document:
         else:  # a library of meshes
             roots = list(range(len(self.parts("nodes"))))
         stack = [(node, torch.eye(4, dtype=torch.float64, device="cpu")) for node in reversed(roots)]
-        found, seen = [], set()
+        instances, seen = [], set()
         while stack:
             index, outer = stack.pop()
             node = self._entry("nodes", index)
@@ -157,9 +157,9 @@ class _Document:
             seen.add(index)
             matrix = outer @ _local_matrix(node)
             if "mesh" in node.values:
-                found.append((index, node.count("mesh"), matrix))
+                instances.append((index, node.count("mesh"), matrix))
             stack += [(child, matrix) for child in reversed(self._indices(node, "children"))]
-        return found
+        return instances
 
     def _entry(self, name: str, index: int) -> JsonObject:
         entries = self.parts(name)

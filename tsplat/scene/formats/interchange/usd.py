@@ -113,12 +113,12 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
     count = len(means)
 
     def values(attribute: str, default: list[float], each: int = 1) -> NDArray[np.float32]:
-        found = arrays.get(attribute)
-        if found is not None and len(found) >= count * each:
-            cut: NDArray[np.float32] = found[: count * each]
+        array = arrays.get(attribute)
+        if array is not None and len(array) >= count * each:
+            cut: NDArray[np.float32] = array[: count * each]
             return cut
-        if found is not None:
-            warn(f"{name}: ignored {attribute}: {len(found)} values for {count} Gaussians")
+        if array is not None:
+            warn(f"{name}: ignored {attribute}: {len(array)} values for {count} Gaussians")
         return np.tile(np.array(default, np.float32), (count, 1))
 
     degree = prim["degree"]

@@ -44,22 +44,22 @@ def value(prim: Any, name: str) -> Any:
 
 def array(prim: Any, name: str, width: int) -> NDArray[np.float32] | None:
     """Returns an array of a prim, [n, width], or its half-precision form if only that has values; None for neither."""
-    found = value(prim, name)
-    if found is None or not len(found):
+    values = value(prim, name)
+    if values is None or not len(values):
         half = value(prim, f"{name}h")
-        found = found if half is None else half
-    return None if found is None else np.array(found, np.float32).reshape(-1, width)
+        values = values if half is None else half
+    return None if values is None else np.array(values, np.float32).reshape(-1, width)
 
 
 def source(prim: Any, name: str) -> tuple[str, ...]:
     """Returns where the value of an attribute, or of its half-precision form, is stored: layer, path and name."""
     from pxr import Usd
 
-    found: list[str] = []
+    parts: list[str] = []
     for attribute in (prim.GetAttribute(name), prim.GetAttribute(f"{name}h")):
         specs = attribute.GetPropertyStack(Usd.TimeCode.EarliestTime()) if attribute else []
-        found += [str(part) for spec in specs for part in (spec.layer.identifier, spec.path)]
-    return (name, *found)
+        parts += [str(part) for spec in specs for part in (spec.layer.identifier, spec.path)]
+    return (name, *parts)
 
 
 def read(path: str, folder: Path, count_max: int) -> None:
@@ -68,10 +68,10 @@ def read(path: str, folder: Path, count_max: int) -> None:
 
     stage = Usd.Stage.Open(path)
     transforms = UsdGeom.XformCache(Usd.TimeCode.EarliestTime())
-    found = [prim for prim in stage.Traverse(Usd.TraverseInstanceProxies()) if prim.GetTypeName() == TYPE]
+    gaussian_prims = [prim for prim in stage.Traverse(Usd.TraverseInstanceProxies()) if prim.GetTypeName() == TYPE]
     counts: dict[tuple[str, ...], int] = {}
     total = 0
-    for prim in found:
+    for prim in gaussian_prims:
         key = source(prim, "positions")
         if key not in counts:
             positions = array(prim, "positions", 3)
@@ -79,7 +79,7 @@ def read(path: str, folder: Path, count_max: int) -> None:
         total += counts[key]
     prims: list[dict[str, Any]] = []
     written: dict[tuple[str, ...], str] = {}
-    for prim in found if total <= count_max else []:
+    for prim in gaussian_prims if total <= count_max else []:
         files: dict[str, str] = {}
         for name, width in ARRAYS.items():
             key = source(prim, name)

@@ -81,8 +81,8 @@ def named_files(folder: Path) -> set[str]:
     """Returns the names of all files that ``lod-meta.json`` of an earlier output names; none if it cannot be read."""
     with contextlib.suppress(FileError, OSError), earlier_output():
         meta = JsonObject.parse(str(folder), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
-        found = meta.values.get("filenames")
-        names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        filenames = meta.values.get("filenames")
+        names = [name for name in filenames if isinstance(name, str)] if isinstance(filenames, list) else []
         parts = [Path(name).parts for name in names]
         datasets = {own[0] for own in parts if len(own) == 2 and own[1] == META and is_file_name(own[0])}
         return {f"{name}/{file}" for name in datasets for file in (META, *named_images(folder / name))}
@@ -106,7 +106,7 @@ def _check_names(path: Path, folder: Path, names: list[str]) -> None:
 
 def _leaves(meta: JsonObject, level: int) -> list[tuple[int, int, int]]:
     """Returns (file, offset, count) of each leaf."""
-    found = []
+    leaves = []
     stack = [meta.part("tree")]
     while stack:
         node = stack.pop()
@@ -118,8 +118,8 @@ def _leaves(meta: JsonObject, level: int) -> list[tuple[int, int, int]]:
             raise node.fail("lods", "levels by their numbers")
         levels = sorted(map(int, lods.values))
         chosen = lods.part(str(next((one for one in levels if one >= level), levels[-1])))
-        found.append((chosen.count("file"), chosen.count("offset"), chosen.count("count")))
-    return found
+        leaves.append((chosen.count("file"), chosen.count("offset"), chosen.count("count")))
+    return leaves
 
 
 def _read_rows(folder: Path, name: str, ranges: list[tuple[int, int]] | None, warn: Warn) -> Gaussians:
