@@ -68,7 +68,6 @@ MODULES = {
         "errors",
         "gpu_driver",
         "kernels",
-        "ops",
         "output_maps",
         "precision",
         "runtime",

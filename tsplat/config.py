@@ -1,7 +1,7 @@
 """Constants, numerics presets and the values that options can take: every number that decides what a pixel is.
 
-The field's rasterizers differ in a handful of constants. Each set is a frozen :class:`Numerics`; stages and kernels
-read their thresholds from it.
+The field's rasterizers differ in a handful of constants. Each set is a frozen :class:`Numerics`, from which stages and
+kernels read these. ``ALPHA_MIN`` and ``TRANSMITTANCE_MIN`` are the same in all of them.
 """
 
 import dataclasses
@@ -28,8 +28,9 @@ TILE_SIZES: Final = (4, 8, 16)
 
 
 class Capacities(NamedTuple):
-    """What there is room for: spans; intersections; entries of the lists of parts, in intersections that may need as
-    many, of no effect if a tile is one part; and chunks of long lists. A ``capacity`` is all of them."""
+    """Numbers of spans, of intersections, of entries of the lists of parts, and of chunks of long lists, that memory is
+    allocated for. That of entries is divided by the parts of a tile; it has no effect if a tile is one part. A
+    ``capacity`` stands for all four."""
 
     spans: int
     intersections: int

@@ -155,7 +155,8 @@ class ProjectedGaussians(NamedTuple):
     Attributes:
         n_cameras, n_gaussians: C and N.
         dense_ids: [nnz] int64, index of each row in [B, C, N], ascending; None if not packed.
-        radii, depths: [nnz, 2] int32, half extents in pixels, and [nnz], camera-space z.
+        radii, depths: [nnz, 2] int32, half extents in pixels, and [nnz], camera-space z, or the distance from
+            the camera with ``global_z_order=False``.
         means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
         conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or shapes of another footprint.
         compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.

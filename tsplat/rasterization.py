@@ -42,7 +42,7 @@ def render(call: Call) -> Rendering:
     options, settings = call.options, call.settings
     gaussians = call.gaussians()  # means, quats, scales and opacities as given
     cameras = gather_cameras(call.ranks, call.own_cameras(), call.means.device)
-    gaussians, cameras, centers = call.mark_invalid(gaussians, cameras)
+    gaussians, cameras, centers = call.prepare_inputs(gaussians, cameras)
     projected, shaded = project(gaussians, cameras, settings.projection, call.batch, call.find_harmonics(centers))
     if call.sparse_gradients is not None:
         call.sparse_gradients.set_visible(projected)

@@ -9,7 +9,7 @@ import torch
 from tests.support import scenes
 from tests.support.launch_recorder import LaunchRecorder
 from tsplat import UnsupportedError, rasterization
-from tsplat.passes.arenas import DTYPES, Bases, Life, Rows, View, add_arena_with_end, arrange, used_steps
+from tsplat.passes.arenas import DTYPES, Bases, Life, Slots, View, add_arena_with_end, arrange, used_steps
 from tsplat.runtime.tracing import Trace
 from tsplat.stages.capacity import deferred
 from tsplat.stages.listing import stable_argsort
@@ -121,7 +121,7 @@ def test_the_end_of_an_arena_is_behind_all_that_is_needed_at_the_same_time():
 def test_an_arena_with_room_for_a_part_of_its_rows_has_views_of_any_dtype():
     n = View(0, 0, torch.Size([]), (), torch.int64)
     for n_rows in range(5):
-        size = Rows(n, fixed=36, offset=64, size=12).bytes(n_rows)
+        size = Slots(n, fixed=36, offset=64, size=12).bytes(n_rows)
         assert size >= max(36, 64 + 12 * n_rows)
         arena = torch.empty(size, dtype=torch.uint8)
         for dtype in DTYPES:

@@ -11,7 +11,7 @@ import triton
 
 from tests.support import scenes
 from tsplat import check_overflow, graphed, l1_ssim_loss, rasterization, rasterization_2dgs
-from tsplat.ops.cuda_graphs import GraphRecorder
+from tsplat.runtime.cuda_graphs import GraphRecorder
 
 pytestmark = [
     pytest.mark.gpu,

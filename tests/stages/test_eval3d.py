@@ -20,7 +20,7 @@ from tests.support.slow import slow_after
 from tsplat.config import PRESETS, CameraSettings, Unscented, UnscentedTransformParameters
 from tsplat.data import Cameras, ProjectionSettings
 from tsplat.stages.eval3d import camera_rays
-from tsplat.stages.lens_models import Lens, add_lens
+from tsplat.stages.lens_models import LensArguments, add_lens
 
 pytest.importorskip("triton")
 
@@ -122,7 +122,7 @@ def rays_of(scene):
     )  # fmt: skip
     unscented = Unscented.of(UnscentedTransformParameters(), PRESETS["gsplat-1.5"])
     cameras = add_lens(
-        Cameras(scene["viewmats"], scene["Ks"]), Lens(*(scene.get(name) for name in Lens._fields)),
+        Cameras(scene["viewmats"], scene["Ks"]), LensArguments(*(scene.get(name) for name in LensArguments._fields)),
         ProjectionSettings(settings, unscented=unscented), torch.Size(), len(scene["Ks"]),
     )  # fmt: skip
     return camera_rays(Cameras(*(None if t is None else t[None] for t in cameras)), settings)
@@ -137,7 +137,7 @@ def test_rays_go_to_what_their_pixels_show(kind, readout):
     ray = rays.per_pixel[:, :, y, x]
     origin, direction = (rays.origins, ray) if rays.origins is not None else (ray[:, :3], ray[:, 3:])
     assert direction.norm(dim=-1).sub(1).abs().max() < 1e-12
-    names = ("viewmats", "Ks", "width", "height", "camera_model", *Lens._fields)
+    names = ("viewmats", "Ks", "width", "height", "camera_model", *LensArguments._fields)
     given = {name: scene[name] for name in names if name in scene}
     n = len(origin)
     radii, means2d, *_ = tsplat.fully_fused_projection_with_ut(

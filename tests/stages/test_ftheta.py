@@ -14,7 +14,7 @@ from tests.support.lenses import ftheta, make
 from tsplat.config import FThetaCameraDistortionParameters, FThetaPolynomialType
 from tsplat.data import Cameras
 from tsplat.stages.eval3d import camera_rays
-from tsplat.stages.lens_models import Lens, add_lens
+from tsplat.stages.lens_models import LensArguments, add_lens
 from tsplat.stages.options import Options, check_options
 
 SIZE = dict(width=400, height=400)
@@ -75,7 +75,7 @@ def rays_of(lens, dtype):
     _, settings = check_options(Options(**SIZE, camera_model="ftheta", with_ut=True))
     Ks = torch.tensor([[[1.0, 0, 210], [0, 7, 190], [0, 0, 1]]], dtype=dtype)
     cameras = Cameras(torch.eye(4, dtype=dtype)[None], Ks)
-    cameras = add_lens(cameras, Lens(ftheta_coeffs=lens), settings.projection, torch.Size(), 1)
+    cameras = add_lens(cameras, LensArguments(ftheta_coeffs=lens), settings.projection, torch.Size(), 1)
     return camera_rays(
         Cameras(*(None if t is None else t[None] for t in cameras)), settings.projection.camera
     ).per_pixel[0]

@@ -8,11 +8,11 @@ import tsplat
 from tests.support.paths import ROOT
 from tsplat.data import Cameras
 from tsplat.stages.call import GIVEN
-from tsplat.stages.lens_models import Lens
+from tsplat.stages.lens_models import LensArguments
 from tsplat.stages.options import OPTIONS, WHERE, Options
 
 PAGE = ROOT / "docs" / "api" / "rasterization.md"
-TENSORS = {*GIVEN, *Cameras._fields[:2], *Lens._fields}
+TENSORS = {*GIVEN, *Cameras._fields[:2], *LensArguments._fields}
 OWN_DEFAULTS = {"rasterization": {"tile_size": 16}, "rasterization_2dgs": {"packed": False}}
 """Defaults that differ from those of the table; ``tile_size=None`` of ``rasterization`` is that of the table, too."""
 

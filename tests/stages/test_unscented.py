@@ -14,7 +14,7 @@ from tests.support.closeness import assert_exact
 from tests.support.lenses import CASES, PARAMETERS, make
 from tests.support.slow import slow_after
 from tsplat.config import RollingShutterType
-from tsplat.stages.lens_models import Lens, add_lens
+from tsplat.stages.lens_models import LensArguments, add_lens
 
 
 def images_and_gradients(scene, names, **options):
@@ -277,7 +277,7 @@ def test_domain_of_fisheye_lenses():
             tsplat.config.CameraSettings(10, 10, "fisheye"),
             unscented=tsplat.config.Unscented.of(tsplat.UnscentedTransformParameters(), tsplat.config.DEFAULT_NUMERICS),
         )
-        lens = add_lens(cameras, Lens(coefficients(*values)), settings, torch.Size(), 1).lens
+        lens = add_lens(cameras, LensArguments(coefficients(*values)), settings, torch.Size(), 1).lens
         return lens[0, 4].item()
 
     assert largest(0, 0, 0, 0) == pytest.approx(math.pi)

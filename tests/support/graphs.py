@@ -15,8 +15,8 @@ class Forbidden(TorchDispatchMode):
 
 
 class FakeRecorder:
-    """Takes the place of `tsplat.ops.cuda_graphs.GraphRecorder`: a replay calls the function, which writes its results
-    to the same memory each time.
+    """Takes the place of `tsplat.runtime.cuda_graphs.GraphRecorder`: a replay calls the function, which writes its
+    results to the same memory each time.
 
     Attributes:
         replays: How often each recorded function was replayed.

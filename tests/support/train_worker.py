@@ -142,7 +142,7 @@ def recorded(capacities, render, camera, background, capacity, degree, **options
 def train_with_capacity(ranks, folder):
     """Trains a sharded scene with and without a capacity. Returns whether states are equal, and renderings of each."""
     scene, states, capacities = capture(), [], []
-    capacity.UNKNOWN = 2 * ranks.rank  # too small for rank 0
+    capacity.UNCOUNTED = 2 * ranks.rank  # too small for rank 0
     for choice in ("off", "on"):
         config = dataclasses.replace(configuration("default", "shard"), capacity=choice)
         trainer = Trainer(start(scene), scene.train, config, ranks)

@@ -90,7 +90,7 @@ def test_training_with_a_capacity_gives_the_same_bits(noisy, renders, monkeypatc
     gaussians, views = noisy
     monkeypatch.setattr(capacity, "_automatic", {})
     monkeypatch.setattr(capacity, "HEADROOM", headroom)
-    monkeypatch.setattr(capacity, "UNKNOWN", math.ceil(headroom))
+    monkeypatch.setattr(capacity, "UNCOUNTED", math.ceil(headroom))
     schedule = dict(refine_start_iter=2, refine_every=3, refine_stop_iter=14)
     strategy = DefaultStrategy(grow_grad2d=1e-5, **schedule)
     config = Config(steps=16, views_per_step=2, strategy=strategy, backend=backend, scales_rate=0.1, gains=True)

@@ -29,7 +29,7 @@ from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.compositing import composite_outputs
 from ..stages.eval3d import camera_rays, check_rays, given_rays, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
-from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
+from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
 from .tile_lists import TileLists
 
@@ -308,7 +308,7 @@ def rasterize_to_pixels_eval3d(
             f"isect_offsets: expected the dimensions of images {[*batch, n_cameras]} in front, as viewmats, found "
             f"{list(isect_offsets.shape)}"
         )
-    lens = Lens(
+    lens = LensArguments(
         radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
     )
     projection = ProjectionSettings(camera, unscented=check_unscented(True, ut_params, preset), numerics=preset)

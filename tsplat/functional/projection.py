@@ -29,7 +29,7 @@ from ..kernels_torch.lenses import LENSES
 from ..precision import in_full_precision, matrix_product
 from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.inputs import check_scene, flatten_batches, in_dtype
-from ..stages.lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
+from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.projection import project
 from ..stages.sparse_gradients import SparseGradients
 
@@ -201,7 +201,7 @@ def fully_fused_projection_with_ut(
     )
     cameras = Cameras(viewmats, Ks)
     batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)
-    lens = Lens(
+    lens = LensArguments(
         radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
     )
     cameras = add_lens(cameras, lens, settings, batch, n_cameras)

@@ -47,18 +47,18 @@ CPU_ROWS = 4
 CPU_AHEAD = 8
 """Entries of a list by which a CPU prefetches what it will read and write."""
 
-SMALL, LARGE = 700, 2500
+SEVERAL, MANY = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
 are more programs; larger parts share more of the work of a Gaussian."""
 
 FEW = 256
 """Number of tiles below which chunks are shortest."""
 
-CHUNKS = {FEW: 16, SMALL: 64, math.inf: 1024}
+CHUNKS = {FEW: 16, SEVERAL: 64, math.inf: 1024}
 """Entries of the chunks that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not
 fill a GPU, and chunks pay for that with a second walk over all but the last of them."""
 
-AMD_CHUNKS = {FEW: 192, SMALL: 384, math.inf: 1024}
+AMD_CHUNKS = {FEW: 192, SEVERAL: 384, math.inf: 1024}
 """The same on AMD GPUs: the shortest with which a forward pass executes no more than a walk of whole lists of tiles."""
 
 CPU_CHUNK = 2**30
@@ -130,8 +130,8 @@ launched: Callable[[Run, int, Values], bool] | None = None
 """Called with what launches a kernel, its number of programs and its values, while launches are traced and observed.
 Returns whether the kernel is launched."""
 
-used_rows: Callable[[Tensor, Tensor], None] | None = None
-"""Called with a tensor of which only the first rows are used, and with their number, [] int64, while calls on a GPU are
+used_slots: Callable[[Tensor, Tensor], None] | None = None
+"""Called with the slots of compositing and the number of those that are used, [] int64, while calls on a GPU are
 traced."""
 
 
@@ -346,11 +346,11 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         chunk *= 2  # each keeps the features of its pixels
     if n_features >= FEATURES_MIN:
         width, height = 8, 8
-    elif made_by == "amd" and n_features <= FEATURES_HELD and not FEW <= n_tiles <= LARGE:
+    elif made_by == "amd" and n_features <= FEATURES_HELD and not FEW <= n_tiles <= MANY:
         width, height = 16, 16
-    elif made_by == "amd" or (n_tiles > LARGE and n_features <= FEATURES_HELD):
+    elif made_by == "amd" or (n_tiles > MANY and n_features <= FEATURES_HELD):
         width, height = 16, 8
-    elif n_tiles < SMALL or n_features > FEATURES_HELD:
+    elif n_tiles < SEVERAL or n_features > FEATURES_HELD:
         width, height = 8, 4
     else:
         width, height = 8, 8

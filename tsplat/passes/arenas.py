@@ -119,13 +119,13 @@ def arrange(lives: Iterable[Life], end: Life | None = None) -> tuple[dict[int, i
     return offsets, max((after for _, after, _ in placed), default=0)
 
 
-class Rows(NamedTuple):
-    """The tensor at the end of an arena, of which a call uses the first rows only.
+class Slots(NamedTuple):
+    """The slots of compositing at the end of an arena, of which a call uses the first ones only.
 
     Attributes:
-        n: The view of their number, [] int64.
+        n: The view of the number that is used, [] int64.
         fixed: Bytes of the arena that other tensors take.
-        offset, size: Of the tensor in the arena, and of a row, in bytes.
+        offset, size: Of the slots in the arena, and of one of them, in bytes.
     """
 
     n: View

@@ -27,20 +27,20 @@ class Forward(NamedTuple):
     """What a forward pass returns.
 
     Attributes:
-        bases: Its bases, by number, but for the arena that does not leave it.
+        bases: The tensors that views are relative to, by number: inputs, outputs, and the arena that is needed later.
         needed: What lists needed: spans, intersections, entries and chunks; and 1 if they did not fit. None if the
             caller gave a capacity.
         kept: The arena that is needed later, if a later call may take its memory. Otherwise it is one of the bases.
         n_packed: The number of packed rows; None if rows are not packed.
-        n_rows: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
-            :attr:`.BackwardPass.rows`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
+        n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
+            :attr:`.BackwardPass.slots`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
     """
 
     bases: list[Any]
     needed: list[int] | None
     kept: Kept | None
     n_packed: int | None = None
-    n_rows: Callable[[], int] | None = None
+    n_slots: Callable[[], int] | None = None
 
 
 class Runner(Protocol):
@@ -57,7 +57,7 @@ class Runner(Protocol):
         given: dict[int, Tensor],
         kept: Kept | None,
         n_packed: int | None,
-        n_rows: Callable[[], int] | None,
+        n_slots: Callable[[], int] | None,
     ) -> dict[int, Tensor]: ...
 
 
@@ -70,22 +70,22 @@ class Replays:
     def forward(self, tensors: list[Tensor]) -> Forward:
         """Runs the forward pass."""
         traced = self.traced
-        kept = torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device)
+        arena = torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device)  # that the backward pass reads
         # Packed rows are counted first.
         outputs: list[Any] = [None if o.is_packed else o.allocate(traced.device) for o in traced.outputs]
         until_counted, *rest = traced.forward
         with scratch_memory(traced.scratch[1], traced.device) as scratch:
-            bases = [*tensors, *outputs, kept, scratch]
+            bases = [*tensors, *outputs, arena, scratch]
             until_counted.run([bases[i] for i in until_counted.used])
-            needed, n_packed = read_counted(traced, kept, on_gpu=traced.on_gpu)
+            needed, n_packed = read_counted(traced, arena, on_gpu=traced.on_gpu)
             for output in traced.packed or ():
                 bases[output.base] = output.allocate(traced.device, n_packed)
             for replayed in rest:
                 replayed.run([bases[i] for i in replayed.used])
         del bases[-1]
-        rows = traced.of_images.rows
-        n_rows = None if rows is None else read_later(rows.n.of(bases[rows.n.base]))
-        return Forward(bases, needed, None, n_packed, n_rows)
+        slots = traced.of_images.slots
+        n_slots = None if slots is None else read_later(slots.n.of(bases[slots.n.base]))
+        return Forward(bases, needed, None, n_packed, n_slots)
 
     def differentiate(
         self,
@@ -94,7 +94,7 @@ class Replays:
         given: dict[int, Tensor],
         _kept: Kept | None,
         n_packed: int | None,
-        n_rows: Callable[[], int] | None,
+        n_slots: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
         """Runs a backward pass.
 
@@ -103,7 +103,7 @@ class Replays:
             saved: The bases of the forward pass that it reads, ``backward.saved``; None for the arena that is kept, if
                 that is given.
             given: Gradients, by the number of the base.
-            n_packed, n_rows: See :class:`Forward`.
+            n_packed, n_slots: See :class:`Forward`.
 
         Returns:
             Bases, by number, among them ``backward.results``.
@@ -114,8 +114,8 @@ class Replays:
         bases |= {output.base: output.allocate(device, n_packed) for output in backward.outputs}
         backward.clear(bases)
         base, size = backward.scratch
-        if backward.rows is not None and n_rows is not None:
-            size = backward.rows.bytes(n_rows())
+        if backward.slots is not None and n_slots is not None:
+            size = backward.slots.bytes(n_slots())
         with scratch_memory(size, device) as bases[base]:
             backward.steps.run([bases[i] for i in backward.steps.used])
         return bases
@@ -127,19 +127,19 @@ class _Differentiation(NamedTuple):
     Attributes:
         runner: Runs its passes.
         ids: The rows that are packed, [nnz] int64, or None.
-        kept, n_packed, n_rows: See :class:`Forward`.
+        kept, n_packed, n_slots: See :class:`Forward`.
     """
 
     runner: Runner
     ids: Tensor | None
     kept: Kept | None
     n_packed: int | None
-    n_rows: Callable[[], int] | None
+    n_slots: Callable[[], int] | None
 
     def run(self, backward: BackwardPass, saved: Sequence[Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`Replays.differentiate`. Other tensors may follow those that it reads."""
         saved = saved[: len(backward.saved)]
-        return self.runner.differentiate(backward, saved, given, self.kept, self.n_packed, self.n_rows)
+        return self.runner.differentiate(backward, saved, given, self.kept, self.n_packed, self.n_slots)
 
     def packed(self, values: Tensor | None) -> Tensor | None:
         """Returns the rows of values [..., 2] that are packed; the values if none are."""
@@ -172,7 +172,7 @@ class ReplayedCall:
 
     def __init__(self, runner: Runner, tensors: list[Tensor]) -> None:
         self._runner, self._tensors = runner, tensors
-        self._bases, self.needed, self._kept, self._n_packed, self._n_rows = runner.forward(tensors)
+        self._bases, self.needed, self._kept, self._n_packed, self._n_slots = runner.forward(tensors)
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
@@ -207,7 +207,7 @@ class ReplayedCall:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
         is one."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, leaf]
-        common = _Differentiation(self._runner, ids, self._kept, self._n_packed, self._n_rows)
+        common = _Differentiation(self._runner, ids, self._kept, self._n_packed, self._n_slots)
         links: list[Tensor | None] = []
         carrier = None
         if traced.of_centers is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.cuda_graphs import GraphRecorder
+from ..runtime.cuda_graphs import GraphRecorder
 from .calls import Forward, read_counted
 from .replay import Pass
 from .replayed_meta import Kept
@@ -91,7 +91,7 @@ class CapturedCall:
         given: dict[int, Tensor],
         kept: Kept | None,
         n_packed: int | None,
-        _n_rows: Callable[[], int] | None,
+        _n_slots: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`.Replays.differentiate`. The memory of a graph has room for all rows."""
         assert kept is not None

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
-from ..ops.cuda_graphs import GraphRecorder
 from ..runtime.compilation import is_plain_call
+from ..runtime.cuda_graphs import GraphRecorder
 from ..stages.options import PLAIN, unsupported
 from .calls import Runner
 from .captured_calls import CapturedCall

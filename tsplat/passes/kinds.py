@@ -17,7 +17,7 @@ from ..arguments import kind_of
 from ..config import Capacities
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
-from ..stages.capacity import UNKNOWN, any_overflow, deferred, needed_by, note_call, room_for
+from ..stages.capacity import UNCOUNTED, any_overflow, deferred, needed_by, note_call, room_for
 from ..stages.options import PLAIN, Options, unsupported, with_room
 from .calls import ReplayedCall, Replays, Runner
 from .replay import specializations
@@ -103,10 +103,11 @@ class Kinds:
             self._kinds.clear()
 
     def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Renders, by passes if the kind of call is known; returns None if the function has to be called.
+        """Renders, by passes if the kind of call is known; returns None for calls that the stages must run.
 
-        The stages run for what is compiled, transformed or observed (``is_plain_call``, ``specializations``); for
-        arguments that are not plain (below), and options that passes do not support (``OPTIONS``); on another backend
+        The first call of a kind runs the stages here, as passes learn from it (``_render_first``). The stages must run
+        what is compiled, transformed or observed (``is_plain_call``, ``specializations``); arguments that are not plain
+        (below), and options that passes do not support (``OPTIONS`` of ``stages/options.py``); on another backend
         than Triton and in several bands (``_render_first``); and for what cannot be traced (``_trace``), or has too
         little memory.
         """
@@ -180,7 +181,7 @@ class Kinds:
         by_kernels = launchers(device, kind.options.backend).__name__ == "tsplat.kernels"
         kind.works = by_kernels and len(listed.bands) == 1
         n = listed.n_intersections
-        counted = room_for(Capacities(n, n, UNKNOWN * n, n))
+        counted = room_for(Capacities(n, n, UNCOUNTED * n, n))
         kind.room = Capacities(*[capacity] * 4) if isinstance(capacity, int) else counted
         self._observe_gradients(kind, rendered[:-1])
         return rendered

@@ -25,7 +25,7 @@ from .arenas import (
     Bases,
     Life,
     Output,
-    Rows,
+    Slots,
     View,
     add_arena,
     add_arena_with_end,
@@ -60,7 +60,7 @@ class BackwardPass(NamedTuple):
         outputs: The bases that it allocates: of gradients, and of what the other pass reads.
         cleared: The base of these that begins with zeros, and their number; None if there are none.
         scratch: The base of the arena that does not leave it, and its size in bytes.
-        rows: The tensor at the end of this arena of which a call uses a part only, or None.
+        slots: The slots of compositing, at the end of this arena, of which a call uses a part only; or None.
         saved: The bases of the forward pass that it reads.
     """
 
@@ -70,7 +70,7 @@ class BackwardPass(NamedTuple):
     outputs: list[Output]
     cleared: tuple[int, int] | None
     scratch: tuple[int, int]
-    rows: Rows | None
+    slots: Slots | None
     saved: list[int]
 
     @property
@@ -116,7 +116,7 @@ class _Record(NamedTuple):
             returned, by its name.
         zeros: Gradients, by name, of what images do not depend on; that of ``means2d`` has all rows.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
-        used_rows: Of storages whose first rows only are used, the number of these, and the bytes of each.
+        used_slots: Of storages of slots whose first ones only are used, the number of these, and the bytes of each.
     """
 
     steps: list[Step]
@@ -137,7 +137,7 @@ class _Record(NamedTuple):
     v_rows: dict[str, Tensor]
     zeros: dict[str, Tensor]
     on_gpu: bool
-    used_rows: dict[int, tuple[Memory, int]]
+    used_slots: dict[int, tuple[Memory, int]]
 
 
 def _record(
@@ -146,7 +146,7 @@ def _record(
     """Traces a function, and the gradients of all its images."""
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     on_gpu = runs_on_gpu(inputs[0])
-    trace = Trace(runs=False, counts_rows=on_gpu)
+    trace = Trace(runs=False, counts_slots=on_gpu)
     with deferred() as calls, trace.recording():
         *images, meta = function(**arguments)
     (call,) = calls
@@ -209,13 +209,13 @@ def _record(
     )
     used = used_steps(
         trace.steps,
-        {storage_of(t) for t in (*wanted, *v_rows.values())} | {n.storage for n, _ in trace.used_rows.values()},
+        {storage_of(t) for t in (*wanted, *v_rows.values())} | {n.storage for n, _ in trace.used_slots.values()},
     )
     split = min(marks, default=len(trace.steps))
     return _Record(
         list(itertools.compress(trace.steps, used)), sum(used[:n_forward]), sum(used[:split]), inputs, images,
         n_images, in_meta, values, rendered, banded, call.needed, v_images, v_inputs, packed, v_centers, v_rows, zeros,
-        on_gpu, trace.used_rows,
+        on_gpu, trace.used_slots,
     )  # fmt: skip
 
 
@@ -360,7 +360,7 @@ class TracedCall:
         lives = lives_of(steps, bases)
         later = {tensor.storage for step in rest for tensor in tensors_of(step)}
         later |= {storage_of(t) for t in leaves((record.rendered, *record.values.values(), record.needed), Tensor)}
-        later |= {n.storage for n, _ in record.used_rows.values()}
+        later |= {n.storage for n, _ in record.used_slots.values()}
         self.kept = add_arena(bases, [Life(s, life.size, 0, ALWAYS) for s, life in lives.items() if s in later])
         self.scratch = add_arena(bases, [life for s, life in lives.items() if s not in later])
         self.images = [None if image is None else bases.view(image.detach()) for image in record.images]
@@ -423,26 +423,26 @@ class TracedCall:
                 outputs += [self.v_centers[0], self.v_carrier]
                 cleared = v_carrier, n_zeros // dtype.itemsize
             inside = [life for storage, life in own.items() if not bases.has(storage)]
-            scratch, rows = _add_scratch(bases, inside, record.used_rows)
+            scratch, slots = _add_scratch(bases, inside, record.used_slots)
             views = [None if g is None else bases.view(g) for g in mine.values()]
             replayed = Pass(steps, bases, on_gpu=self.on_gpu)
             saved = [base for base in replayed.used if base < n_forward]
-            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, rows, saved))
+            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, slots, saved))
         self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]
 
 
 def _add_scratch(
-    bases: Bases, lives: list[Life], used_rows: dict[int, tuple[Memory, int]]
-) -> tuple[tuple[int, int], Rows | None]:
+    bases: Bases, lives: list[Life], used_slots: dict[int, tuple[Memory, int]]
+) -> tuple[tuple[int, int], Slots | None]:
     """Adds the arena of a backward pass. Returns its base and size in bytes, and the tensor at its end of which a call
     uses a part only, if there is one."""
-    end = next((life for life in lives if life.storage in used_rows), None)
+    end = next((life for life in lives if life.storage in used_slots), None)
     if end is None:
         return add_arena(bases, lives), None
     base, fixed, begin = add_arena_with_end(bases, [life for life in lives if life is not end], end)
-    n, size = used_rows[end.storage]
-    rows = Rows(bases.view(n), fixed, begin, size)
-    return (base, rows.bytes(-(-end.size // size))), rows
+    n, size = used_slots[end.storage]
+    slots = Slots(bases.view(n), fixed, begin, size)
+    return (base, slots.bytes(-(-end.size // size))), slots
 
 
 def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Life]) -> tuple[int, int, int]:

@@ -97,20 +97,20 @@ class Trace:
 
     Args:
         runs: Whether kernels run. Otherwise tensors have zeros where kernels would write, which takes less time.
-        counts_rows: Whether to find ``used_rows``.
+        counts_slots: Whether to find ``used_slots``.
 
     Attributes:
         steps: The steps.
         made: The storages that they make.
-        used_rows: Of storages whose first rows only are used, the number of these, and the bytes of each.
+        used_slots: Of storages of slots whose first ones only are used, the number of these, and the bytes of each.
         others: A tensor of each other storage that they use.
     """
 
-    def __init__(self, *, runs: bool = True, counts_rows: bool = False) -> None:
-        self.runs, self.counts_rows = runs, counts_rows
+    def __init__(self, *, runs: bool = True, counts_slots: bool = False) -> None:
+        self.runs, self.counts_slots = runs, counts_slots
         self.steps: list[Step] = []
         self.made: set[int] = set()
-        self.used_rows: dict[int, tuple[Memory, int]] = {}
+        self.used_slots: dict[int, tuple[Memory, int]] = {}
         self.others: dict[int, Tensor] = {}
         self._identities: list[StorageWeakRef] = []
 
@@ -170,16 +170,16 @@ class Trace:
                 self.steps.append(Launch(run, n_programs, self.use(tuple(resolved))))
             return self.runs
 
-        def used_rows(tensor: Tensor, n: Tensor) -> None:
+        def used_slots(tensor: Tensor, n: Tensor) -> None:
             if threading.get_ident() == thread:
-                self.used_rows[storage_of(tensor)] = self.use(n), tensor.stride(0) * tensor.itemsize
+                self.used_slots[storage_of(tensor)] = self.use(n), tensor.stride(0) * tensor.itemsize
 
         launch.observer, launch.launched = observe, launched
-        launch.used_rows = used_rows if self.counts_rows else None
+        launch.used_slots = used_slots if self.counts_slots else None
         try:
             yield
         finally:
-            launch.observer, launch.launched, launch.used_rows = observer, None, None
+            launch.observer, launch.launched, launch.used_slots = observer, None, None
 
 
 _lock = threading.Lock()

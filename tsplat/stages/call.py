@@ -29,7 +29,7 @@ from ..runtime.memory import MemoryBudget, check_images
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
-from .lens_models import Lens, add_lens
+from .lens_models import LensArguments, add_lens
 from .options import PLAIN, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_nothing_is_visible
@@ -61,7 +61,7 @@ class Call:
     opacities: Tensor
     colors: Tensor | None
     cameras: Cameras
-    lens: Lens
+    lens: LensArguments
     covars: Tensor | None
     backgrounds: Tensor | None
     extra_signals: Tensor | None
@@ -106,7 +106,7 @@ class Call:
         """Returns this rank's cameras [B, C] in the compute dtype."""
         return flatten_batches(self.cameras, len(self.batch), self.dtype)
 
-    def mark_invalid(self, gaussians: Gaussians3D, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
+    def prepare_inputs(self, gaussians: Gaussians3D, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
         """Converts Gaussians to the compute dtype, marks invalid ones, and replaces invalid cameras.
 
         Returns:
@@ -135,8 +135,8 @@ class Call:
         device, n_features = splats.means2d.device, splats.n_features
         needed = self.bytes_per_intersection.get(n_features)
         if needed is None:
-            launch, settings = launchers(device, self.options.backend), self.settings.compositing
-            needed = launch.bytes_per_intersection(splats.means2d, self.grid, n_features, settings)
+            kernels, settings = launchers(device, self.options.backend), self.settings.compositing
+            needed = kernels.bytes_per_intersection(splats.means2d, self.grid, n_features, settings)
             self.bytes_per_intersection[n_features] = needed
         return MemoryBudget(device, self.options.memory_budget, needed)
 
@@ -190,7 +190,7 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
     options, group = Options.of(arguments, surfels=surfels), arguments["group"]
     given: dict[str, Any] = {name: arguments.get(name) for name in GIVEN}
     given["cameras"] = Cameras(arguments["viewmats"], arguments["Ks"])
-    given["lens"] = Lens(*map(arguments.get, Lens._fields))
+    given["lens"] = LensArguments(*map(arguments.get, LensArguments._fields))
     call = Call(**given, options=options)
     distributed = check_bool("distributed", options.distributed)
     if group is not None and not distributed:

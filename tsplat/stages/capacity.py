@@ -26,14 +26,16 @@ Capacity = int | Capacities | Literal["auto"] | None
 HEADROOM = 1.5
 """Capacity that ``"auto"`` chooses, as a multiple of what calls needed."""
 
-UNKNOWN = 2
-"""The same before the lists of parts have been counted: they may need twice as much."""
+PASS_HEADROOM = 1.25
+"""Room of each kind of list in a replayed call, as a multiple of what the traced call needed. If one does not fit, the
+stages run."""
+
+UNCOUNTED = 2
+"""Capacity as a multiple of the intersections, before the lists of parts have been counted: they may need twice as
+many entries."""
 
 FAILED = [-1, 0, 0, 0]
 """What a rank sends in place of what it needed if it has raised an error."""
-
-PASS_HEADROOM = 1.25
-"""The same for each kind of list of a call that replays passes. If one does not fit, the stages run."""
 
 FULL = 0.8
 """Share of its capacity from which a call makes ``"auto"`` choose a larger one."""
@@ -150,7 +152,7 @@ def _note(whole: Intersections, requested: Capacity, grid: TileGrid, *, waits: b
     key = (whole.flatten_ids.device, grid) if requested == "auto" else None
     if needed is None or room is None:
         if key is not None:
-            _automatic.setdefault(key, UNKNOWN * whole.flatten_ids.numel() + 1)
+            _automatic.setdefault(key, UNCOUNTED * whole.flatten_ids.numel() + 1)
         return None
     return _Call(needed, None, room, key) if waits else _call(needed, room, key)
 

@@ -72,9 +72,9 @@ class _Composite(torch.autograd.Function):
         whole: Intersections | None = None
         lists: PartLists | None = None
         with full_precision():
-            launch = launchers(means2d.device, settings.backend)
+            kernels = launchers(means2d.device, settings.backend)
             for intersections in bands:
-                lists = launch.composite_fwd(
+                lists = kernels.composite_fwd(
                     splats, inputs.backgrounds, inputs.masks, intersections, buffers, settings, inputs.rays
                 )
                 n_bands += 1
@@ -88,7 +88,7 @@ class _Composite(torch.autograd.Function):
             whole = whole._replace(keys=None)  # which only lists of parts need
         ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, totals, whole, lists))
         ctx.save_for_backward(*tensors)
-        ctx.settings, ctx.launch = settings, launch
+        ctx.settings, ctx.kernels = settings, kernels
         # Several bands do not fit together, so the backward pass lists them again.
         ctx.bands = bands if whole is None else None
         # The tensor that the caller holds gets the attribute.
@@ -123,13 +123,13 @@ class _Composite(torch.autograd.Function):
         if rays is not None and any(ctx.needs_input_grad[-3:]):
             n_images, _, *size = rays.per_pixel.shape
             rays = rays._replace(v_per_pixel=rays.per_pixel.new_zeros(n_images, 6, *size))
-        launch = ctx.launch  # of the forward pass, as last_ids count entries of its lists
+        kernels = ctx.kernels  # of the forward pass, as last_ids count entries of its lists
         v_splats: SplatGradients | None = None
         for intersections in bands:
             if intersections.gaussian_major is None:
                 gaussian_major = _gaussian_major(intersections.flatten_ids, opacities.numel())
                 intersections = intersections._replace(gaussian_major=gaussian_major)
-            v_splats = launch.composite_bwd(
+            v_splats = kernels.composite_bwd(
                 splats,
                 backgrounds,
                 intersections,

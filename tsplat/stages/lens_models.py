@@ -86,7 +86,7 @@ DEGREES = {1: 0, 3: 1, 6: 2, 10: 3, 15: 4, 21: 5}
 """Degrees of polynomials of two angles, by their number of coefficients."""
 
 
-class Lens(NamedTuple):
+class LensArguments(NamedTuple):
     """The arguments about lenses and shutters as the caller passed them; see :func:`tsplat.rasterization`."""
 
     radial_coeffs: Tensor | None = None
@@ -143,7 +143,9 @@ def _check_parameters(given: object) -> UnscentedTransformParameters:
     return parameters
 
 
-def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: torch.Size, n_cameras: int) -> Cameras:
+def add_lens(
+    cameras: Cameras, lens: LensArguments, settings: ProjectionSettings, batch: torch.Size, n_cameras: int
+) -> Cameras:
     """Adds the tensors of lenses and shutters to cameras whose other tensors were checked.
 
     Raises:

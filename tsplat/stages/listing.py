@@ -87,26 +87,26 @@ def find_spans(
             f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
             "than 32-bit indices hold; render fewer cameras at a time, or smaller images"
         )
-    launch = launchers(screen.means2d.device, settings.backend)
+    kernels = launchers(screen.means2d.device, settings.backend)
 
     def starts(counts: Tensor, bound: int, kind: int, unread: int = 0) -> tuple[Tensor, int]:
         """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and for how many there is to be room:
         the total; or, without waiting for it, the ``bound`` if it is at most ``unread``, or what ``room`` says."""
         if room is not None:
             capacity = room.capacities[kind]
-            return launch.prefix_sums(counts, limit=Limit(room.needed, kind, capacity)), capacity
-        sums = launch.prefix_sums(counts, torch.int32 if bound <= INDEX_MAX else torch.int64)
+            return kernels.prefix_sums(counts, limit=Limit(room.needed, kind, capacity)), capacity
+        sums = kernels.prefix_sums(counts, torch.int32 if bound <= INDEX_MAX else torch.int64)
         if kind == 1 and read_total is not None:
             total = read_total(sums[-1], n_spans)
         else:
             total = bound if bound <= unread else int(sums[-1])
         return sums.to(torch.int32), total
 
-    unread = launch.unread_spans(screen.order) if budget is None or budget.limit is None else 0
-    rows, first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
+    unread = kernels.unread_spans(screen.order) if budget is None or budget.limit is None else 0
+    rows, first_tile_rows, n_tile_rows = kernels.tile_rows(screen, grid, band, settings)
     span_starts, n_spans = starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]), 0, unread)
     _admit(n_spans, 0, budget)
-    positions, first_columns, n_columns = launch.tile_columns(
+    positions, first_columns, n_columns = kernels.tile_columns(
         screen, grid, rows, first_tile_rows, span_starts, n_spans, settings
     )
     place_starts, n_intersections = starts(n_columns, n_spans * grid.tile_width, 1)
@@ -162,12 +162,12 @@ def list_intersections(
     short = n_tiles < 2**16  # one key remains for no tile
     key_bias = first_tile + (2**15 if short else 0)
     key_dtype = torch.int16 if short else torch.int32
-    launch = launchers(screen.means2d.device, settings.backend)
+    kernels = launchers(screen.means2d.device, settings.backend)
     last_key = first_tile + n_tiles - key_bias
-    keys, flatten_ids = launch.tile_intersections(screen, grid, spans, key_dtype, key_bias, last_key)
+    keys, flatten_ids = kernels.tile_intersections(screen, grid, spans, key_dtype, key_bias, last_key)
     if sort:
         keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
-        flatten_ids, places, isect_offsets = launch.tile_lists(
+        flatten_ids, places, isect_offsets = kernels.tile_lists(
             keys, indices, flatten_ids, n_tiles, first_tile - key_bias
         )
     else:

@@ -30,15 +30,15 @@ class _Project(torch.autograd.Function):
         device = gaussians.means.device
         colors = clamped = None
         with full_precision():
-            launch = launchers(device, settings.backend)
-            projected: ProjectedGaussians = launch.projection_fwd(gaussians, cameras, settings)
+            kernels = launchers(device, settings.backend)
+            projected: ProjectedGaussians = kernels.projection_fwd(gaussians, cameras, settings)
             dense_ids, radii = projected.dense_ids, projected.radii
             if coeffs is not None:
-                colors, clamped = launch.spherical_harmonics_fwd(
+                colors, clamped = kernels.spherical_harmonics_fwd(
                     gaussians.means, centers, coeffs, dense_ids, radii, degree=degree, clamp=True
                 )
         ctx.save_for_backward(projected.row_of, radii, clamped, *tensors)
-        ctx.settings, ctx.cameras_type, ctx.degree, ctx.launch = settings, cameras_type, degree, launch
+        ctx.settings, ctx.cameras_type, ctx.degree, ctx.kernels = settings, cameras_type, degree, kernels
         if dense_ids is None:
             ctx.mark_non_differentiable(radii)
         else:
@@ -57,9 +57,9 @@ class _Project(torch.autograd.Function):
         *v_rows, v_colors = v
         given = ProjectedGradients(**{f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v_rows) if t is not None})
         v_centers = v_coeffs = None
-        v_gaussians, v_cameras = ctx.launch.projection_bwd(gaussians, cameras, row_of, radii, given, settings, needs)
+        v_gaussians, v_cameras = ctx.kernels.projection_bwd(gaussians, cameras, row_of, radii, given, settings, needs)
         if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
-            v_means, v_centers, v_coeffs = ctx.launch.spherical_harmonics_bwd(
+            v_means, v_centers, v_coeffs = ctx.kernels.spherical_harmonics_bwd(
                 gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
                 degree=ctx.degree, needs_centers=needs_centers, others=v_gaussians.means,
             )  # fmt: skip

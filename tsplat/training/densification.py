@@ -55,7 +55,7 @@ class Densification:
         if self.strategy is not None:
             self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
 
-    def repeats(self, step: int) -> bool:
+    def is_routine(self, step: int) -> bool:
         """Returns whether the strategy does nothing in a step, or only adds noise."""
         strategy = self.strategy
         return strategy is None or not (strategy.reads_rendering or strategy.refines(step))

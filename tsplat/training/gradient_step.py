@@ -104,7 +104,7 @@ class GradientStep:
         with torch.autograd.set_multithreading_enabled(False):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def check(self, step: int) -> str | None:
+    def sum_and_check(self, step: int) -> str | None:
         """Sums gradients over ranks. Returns a warning if one is not finite, so that the update is to be skipped.
 
         Raises DivergedError after too many of these.

@@ -107,7 +107,7 @@ class Parameters:
             tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         return Gaussians(**tensors, **self._flags)
 
-    def flatten(self) -> None:
+    def keep_flat(self) -> None:
         """Keeps the third axes of 2D Gaussians flat."""
         if self._flags["surfels"] and "scales" not in self.frozen:
             self.params["scales"].detach()[:, 2] = FLAT

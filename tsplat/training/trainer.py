@@ -201,7 +201,7 @@ class Trainer:
         if self._cache is not None:
             self._prefetch(self._cache, views)
         figures, metas = self._view_gradients.compute(self.step, views, backgrounds, self.n_gaussians)
-        warning = self._gradient_step.check(self.step)
+        warning = self._gradient_step.sum_and_check(self.step)
         if warning is not None or not self._update_by_pass(means_lr):
             self._update(metas, self._views[views[0]], means_lr, skipped=warning is not None)
         self._parameters.limit_needles(self.step)
@@ -216,7 +216,7 @@ class Trainer:
 
     def _update_by_pass(self, means_lr: float) -> bool:
         """Does what :meth:`_update` does, by a pass, if there is one; returns whether it did."""
-        if not self._densification.repeats(self.step):
+        if not self._densification.is_routine(self.step):
             return False
         scaler = self._densification.noise_scaler(self.step, means_lr)
         update = self._view_gradients.update_pass(adds_noise=scaler is not None)
@@ -243,7 +243,7 @@ class Trainer:
             n, key = self.config.views_per_step, strategy.key_for_gradient
             info = merge_info(metas, view, loss_scale, n, gather, key)
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
-        self._parameters.flatten()
+        self._parameters.keep_flat()
 
     def _find_extent(self, views: Sequence[View], own: Gaussians) -> float:
         depth = median_depth([view.camera for view in views], own.means)

@@ -83,5 +83,5 @@ class UpdatePass:
         if self._adds_noise:
             key, scaler = self._numbers[0], self._numbers[1].view(torch.float64)
             self._densification.add_noise(key, scaler)
-        parameters.flatten()
+        parameters.keep_flat()
         return []

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..config import Capacities
-from ..ops.cuda_graphs import GraphRecorder
 from ..passes.replay import specializations
 from ..passes.traced_functions import TracedFunction
 from ..runtime.compilation import is_plain_call
+from ..runtime.cuda_graphs import GraphRecorder
 from ..scene.cameras import Camera
 from ..stages.capacity import room_for
 from .update_pass import Capture, UpdatePass

@@ -113,18 +113,18 @@ def composite_fwd(
         rays: Of the pixels, if the footprint is evaluated along them.
 
     Returns:
-        The lists, never None, for :func:`composite_bwd`, which otherwise makes them again. They are without the ids of
-        entries, which it lists again with their slots.
+        The lists, for :func:`composite_bwd`, which otherwise makes them again; the twin in PyTorch has none. They are
+        without the ids of entries, which it lists again with their slots.
     """
     band = _band(splats, intersections, buffers.colors.shape[0], settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     if by_matrices:
         splats = splats.with_own_colors()
-    passed = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
+    walked = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
     # The backward pass reads the same records if there is one pass over all channels.
-    is_kept = passed is splats and buffers.last_ids is not None
+    is_kept = walked is splats and buffers.last_ids is not None
     large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if is_kept else None
-    records = pack_records(passed, settings, large)
+    records = pack_records(walked, settings, large)
     lists = list_parts(records, band, buffers.colors.shape[3], has_ends=buffers.last_ids is not None)
     ranges = Ranges.of(lists, lists.order, lists.ends)
     products = chunk_products(records, lists, band)
@@ -138,7 +138,7 @@ def composite_fwd(
     forward(splats, records, lists.ids, ranges, chunks, backgrounds, masks, buffers, band)
     combine_chunks(ranges, chunks, backgrounds, buffers, band)
     n_passed = None
-    if launch.used_rows is not None and lists.ends is not None and lists.n_entries > launch.UNREAD:
+    if launch.used_slots is not None and lists.ends is not None and lists.n_entries > launch.UNREAD:
         n_passed = (lists.ends - lists.offsets[:-1]).sum()
     return lists._replace(ids=None, records=records if is_kept else None, large=large, n_passed=n_passed)
 
@@ -196,11 +196,11 @@ def composite_bwd(
     if v_rays is not None and lists.chunk_transmittances is not None:
         chunk_v_rays = v_rays.new_empty(lists.n_chunks, 6, band.shape.width * band.shape.height)
     chunks = Chunks(transmittances=lists.chunk_transmittances, colors=lists.chunk_colors, v_rays=chunk_v_rays)
-    ends = PixelEnds(transmittances, last_ids, totals)
+    pixel_ends = PixelEnds(transmittances, last_ids, totals)
     v_images = ImageGradients.of(v_render_colors, v_render_alphas)
     for layer in slots.back_to_front():
         backward = features_bwd if by_matrices else walk_bwd
-        backward(splats, records, ranges, chunks, slots, layer, backgrounds, ends, v_images, band)
+        backward(splats, records, ranges, chunks, slots, layer, backgrounds, pixel_ends, v_images, band)
         sum_slots(slots, layer, gaussian_major, large, v_splats, splats, band, add=not is_first)
     if v_rays is not None:
         combine_rays(ranges, chunk_v_rays, v_rays, band)

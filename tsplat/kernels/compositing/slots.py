@@ -2,7 +2,8 @@
 
 An intersection has a slot for each part of its tile that composited it: where it has an entry and some pixel had not
 stopped before. The gradients of later entries are zero. Slots are numbered in Gaussian-major order, so those of a
-Gaussian are contiguous. Two kernels count the slots of intersections, and write the rows and slots of entries.
+Gaussian are contiguous. On a GPU, two kernels count the slots of intersections, and write the rows and slots of
+entries. On a CPU, the parts of a tile share a slot, which is that of the intersection: nothing is counted.
 
 After the walk, two kernels add the slots of each Gaussian in a fixed order: the sums of the footprint, the gradients of
 features, and two sums for absgrad. The second also turns them into gradients.
@@ -391,8 +392,8 @@ def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_
         n_slots = lists.n_entries  # fewer may do, but only the device knows how many
     n_programs = programs(lists.n_chunks + n_lists // together, 1)
     v_slots = allocate(n_slots, columns)
-    if launch.used_rows is not None and together == 1 and lists.n_passed is not None:
-        launch.used_rows(v_slots, lists.n_passed)
+    if launch.used_slots is not None and together == 1 and lists.n_passed is not None:
+        launch.used_slots(v_slots, lists.n_passed)
     return PartSlots(entries, slot_starts, v_slots, order, together, n_programs, layers)
 
 

@@ -254,12 +254,12 @@ def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
     if not test:
         return []
     copies = find_copies([view.files[0] for view in (*train, *test)])
-    pairs = [(test[i - len(train)].name, train[first].name) for i, first in copies.items() if first < len(train) <= i]
-    if not pairs:
+    copied = [(test[i - len(train)].name, train[first].name) for i, first in copies.items() if first < len(train) <= i]
+    if not copied:
         return []
-    name, original = pairs[0]
+    name, original = copied[0]
     return [
-        f"{len(pairs)} of {len(test)} held-out photographs are copies of training ones (first: {name} of {original}), "
+        f"{len(copied)} of {len(test)} held-out photographs are copies of training ones (first: {name} of {original}), "
         "so that scores are too high; delete the copies"
     ]
 

@@ -7,8 +7,8 @@ import types
 import pytest
 import torch
 
-from tsplat.ops import cuda_graphs
-from tsplat.ops.cuda_graphs import GraphRecorder
+from tsplat.runtime import cuda_graphs
+from tsplat.runtime.cuda_graphs import GraphRecorder
 
 
 @pytest.fixture
