@@ -10,17 +10,25 @@ import torch
 import tsplat
 from tests.support import scenes
 from tests.support.identity import assert_identical
-from tsplat import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from tsplat import ArgumentError, ArgumentTypeError, DeviceError, DtypeError, ShapeError, UnsupportedError
 from tsplat.arguments import check_devices, to_float
 from tsplat.compat import gsplat
+from tsplat.config import RendererConfig, RendererConfig_ParallelBatch
 from tsplat.data import Cameras
 from tsplat.stages.inputs import check_scene
+
+
+class Future(RendererConfig):
+    """A choice of a kernel that there may be one day."""
+
 
 INVALID = [
     (dict(means=torch.zeros(12, 2)), ShapeError, r"means: expected \[..., N, 3\], here \[\?, 3\], found \[12, 2\]"),
     (dict(means=torch.zeros(3)), ShapeError, r"means: .*found \[3\]"),
     (dict(opacities=None), ArgumentError, r"opacities: expected a tensor \[..., N\], found None"),
-    (dict(means=None), ArgumentError, "means: expected a tensor .*found NoneType"),
+    (dict(means=None), ArgumentTypeError, "means: expected a tensor .*found NoneType"),
+    (dict(renderer_config="fast"), ArgumentTypeError, "renderer_config: expected None, RendererConfig_.*found str"),
+    (dict(renderer_config=RendererConfig_ParallelBatch()), ArgumentError, ".*: RendererConfig_ParallelBatch requires"),
     (
         dict(means=torch.zeros(12, 3, dtype=torch.int64)),
         DtypeError,
@@ -90,7 +98,7 @@ UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
     (dict(camera_model="lidar"), "camera_model"),
     (dict(lidar_coeffs=object()), "lidar_coeffs"),
-    (dict(renderer_config=object()), "renderer_config"),
+    (dict(renderer_config=Future(), with_eval3d=True), "renderer_config"),
     (dict(tile_size=32), "tile_size"),
     (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
     (dict(absgrad=True, backend="reference"), "absgrad"),
@@ -154,7 +162,7 @@ def test_unsupported_option_raises(scene, change, name):
             r"camera_model: 'lidar' is not implemented; spinning lidars \(lidar_coeffs\) cannot be rendered; .*",
         ),
         (dict(lidar_coeffs=object()), "lidar_coeffs: spinning lidars are not implemented; pass None; use cameras"),
-        (dict(renderer_config=object()), "renderer_config: the choice .*; pass None; use the argument backend"),
+        (dict(renderer_config=Future()), "renderer_config: Future is not implemented; pass None, or .*"),
     ],
     ids=_id,
 )

@@ -8,6 +8,7 @@ from .config import (
 )
 from .errors import (
     ArgumentError,
+    ArgumentTypeError,
     BackendError,
     CapacityError,
     DeviceError,
@@ -42,6 +43,7 @@ __version__ = "0.2.0.dev0"
 
 __all__ = [
     "ArgumentError",
+    "ArgumentTypeError",
     "BackendError",
     "BivariateWindshieldModelParameters",
     "CapacityError",

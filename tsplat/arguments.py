@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .config import PRESETS, SH_DEGREE_MAX, TILE_SIZES, CameraModel, Numerics, RollingShutterType
-from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from .errors import ArgumentError, ArgumentTypeError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -235,7 +235,7 @@ def check_tensor(
         dtypes: ``FLOATS``, ``INTEGERS`` or ``BOOLS``.
     """
     if not isinstance(value, Tensor):
-        raise ArgumentError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
+        raise ArgumentTypeError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
     if not torch.compiler.is_compiling():
         value = plain(name, value)
     if value.dtype not in dtypes:

@@ -154,6 +154,7 @@ class Numerics:
         opacity_aware: If true, radii per axis end where alpha falls below :data:`ALPHA_MIN` (arXiv 2402.00525, section
             B.2). Otherwise both radii follow the larger principal axis.
         all_sigma_points: Whether the unscented transform culls Gaussians with an invalid sigma point.
+        scale_min: The unscented transform culls Gaussians with a scale below this magnitude.
         ray_footprint: The footprint of evaluation in 3D: ``"ray"``, or ``"ray in front"`` without Gaussians that are
             highest behind the origin of a ray.
     """
@@ -166,11 +167,30 @@ class Numerics:
     extend: float
     opacity_aware: bool
     all_sigma_points: bool = True
+    scale_min: float = 0.0
     ray_footprint: str = "ray in front"
 
     def nearest(self, near_plane: float, model: CameraModel) -> float:
         """Returns the smallest depth that is projected. Pinhole cameras do not see what is behind them."""
         return max(near_plane, self.near_min, 0.0 if model == "pinhole" else -MAGNITUDE_MAX)
+
+
+class RendererConfig:
+    """Base class of gsplat 1.6's choices of a kernel for evaluation in 3D."""
+
+    def __init__(self) -> None:
+        if type(self) is RendererConfig:
+            raise TypeError(
+                "RendererConfig: a base class; construct RendererConfig_MixedBatch or RendererConfig_ParallelBatch"
+            )
+
+
+class RendererConfig_MixedBatch(RendererConfig):  # noqa: N801 - gsplat's name
+    """The default. As tsplat has one kernel, images are those of ``renderer_config=None``."""
+
+
+class RendererConfig_ParallelBatch(RendererConfig):  # noqa: N801 - gsplat's name
+    """Requires ``with_eval3d``. As tsplat has one kernel, images are those of ``renderer_config=None``."""
 
 
 @dataclasses.dataclass
@@ -297,6 +317,7 @@ PRESETS: Final[dict[str, Numerics]] = {
             extend=3.33,
             opacity_aware=True,
             all_sigma_points=False,
+            scale_min=2**-23,
         ),
         Numerics(
             name="inria",

@@ -9,7 +9,11 @@ class ShapeError(ArgumentError):
     """A tensor has the wrong shape."""
 
 
-class DtypeError(ArgumentError, TypeError):
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument has the wrong type."""
+
+
+class DtypeError(ArgumentTypeError):
     """A tensor has the wrong dtype."""
 
 

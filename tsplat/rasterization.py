@@ -118,7 +118,7 @@ def rasterization(
             each visible Gaussian, in ascending order, as ``torch.optim.SparseAdam`` takes them. Requires ``packed`` and
             no batch dimensions. The other gradients are dense.
         absgrad: Whether the backward pass sets ``meta["means2d"].absgrad``, the sum over pixels of absolute gradients
-            (AbsGS, arXiv 2404.10484), in pixel units.
+            (AbsGS, arXiv 2404.10484), in pixel units. Of no effect with ``with_eval3d``: ``means2d`` has no gradient.
         rasterize_mode: ``"classic"``, or ``"antialiased"`` (Mip-Splatting, arXiv 2311.16493), which scales opacities by
             what ``eps2d`` added to the screen area.
         channel_chunk: Upper bound of the channels accumulated in one pass. Bounds memory, does not change the result.
@@ -171,13 +171,16 @@ def rasterization(
             section 4.3), instead of on the image plane. Exact for wide Gaussians and every lens. Takes ``quats`` and
             ``scales``; ``means2d`` then has no gradient. As in gsplat, the tiles of a Gaussian are those of its
             projection, so that the image depends slightly on ``tile_size``.
-        rays: [..., C, H, W, 6], or a shape that broadcasts to it: the rays of pixels for ``with_eval3d`` in place of
-            the cameras', origins and directions of any length in the world frame. Gaussians are still projected by the
-            cameras. A pixel whose ray is not finite or has no direction shows the background. Differentiable.
+        rays: [..., C, H, W, 6] or [..., C, H * W, 6], or a shape that broadcasts to one of these: the rays of pixels
+            for ``with_eval3d`` in place of the cameras', origins and directions of any length in the world frame.
+            Gaussians are still projected by the cameras. A pixel whose ray is not finite or has no direction shows the
+            background. Differentiable.
         return_normals: Whether to render normals with ``with_eval3d``: third axes, negated where they point along rays.
         global_z_order: Whether Gaussians are sorted by z of the camera frame. False, with ``with_ut``, is for distances
             from the camera, which are then the depths of ``"D"``, and what planes of f-theta cameras cull by.
-        lidar_coeffs, renderer_config: As in gsplat 1.6. Only defaults are implemented.
+        lidar_coeffs: As in gsplat 1.6. Only None is implemented.
+        renderer_config: None, or gsplat 1.6's choice of a kernel, ``tsplat.compat.gsplat.RendererConfig_MixedBatch()``,
+            or with ``with_eval3d`` ``RendererConfig_ParallelBatch()``. The image is the same, as there is one kernel.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's

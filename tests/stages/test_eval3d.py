@@ -17,6 +17,7 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tests.support.lenses import CASES, PARAMETERS, make
 from tests.support.slow import slow_after
+from tsplat import config
 from tsplat.config import PRESETS, CameraSettings, Unscented, UnscentedTransformParameters
 from tsplat.data import Cameras, ProjectionSettings
 from tsplat.stages.eval3d import camera_rays
@@ -84,6 +85,40 @@ def test_rays_of_the_caller_are_those_of_the_cameras(backend):
         tsplat.rasterization(**scene, **options)[0] for options in ({"rays": own_rays(scene)}, {})
     )  # fmt: skip
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_rays_may_be_listed_pixel_by_pixel(batch):
+    scene = make("pinhole", seed=1, batch=batch) | {"with_eval3d": True}
+    n_cameras = scene["viewmats"].shape[-3]
+    rays = torch.rand(
+        n_cameras, scene["height"], scene["width"], 6, generator=torch.Generator().manual_seed(0)
+    ).double()
+    rays[..., 5] += 2
+    expected = tsplat.rasterization(**scene, rays=rays)[0]
+    for flat in (rays.flatten(1, 2), rays.flatten(1, 2).expand(*batch, -1, -1, -1)):
+        assert torch.equal(tsplat.rasterization(**scene, rays=flat)[0], expected)
+    one = tsplat.rasterization(**scene, rays=rays[0])[0]
+    assert torch.equal(tsplat.rasterization(**scene, rays=rays[0].flatten(0, 1))[0], one)
+
+
+def test_options_of_gsplat_without_effect_change_nothing():
+    """Means on the image plane have no gradient, and there is one kernel."""
+    scene = make("pinhole", seed=1) | {"with_eval3d": True}
+    expected, _, _ = tsplat.rasterization(**scene)
+    for options in (
+        dict(absgrad=True),
+        dict(renderer_config=config.RendererConfig_MixedBatch()),
+        dict(renderer_config=config.RendererConfig_ParallelBatch()),
+    ):
+        leaves = {name: scene[name].clone().requires_grad_() for name in ("means", "scales")}
+        image, _, meta = tsplat.rasterization(**scene | leaves | options)
+        assert torch.equal(image, expected)
+        image.sum().backward()
+        assert not hasattr(meta["means2d"], "absgrad") and leaves["means"].grad.any()
+    without = scene | {"with_eval3d": False, "with_ut": False}
+    image = tsplat.rasterization(**without, renderer_config=config.RendererConfig_MixedBatch())[0]
+    assert torch.equal(image, tsplat.rasterization(**without)[0])
 
 
 @pytest.mark.parametrize("chunk", [UNCUT, 2])
@@ -294,8 +329,6 @@ def test_what_does_not_fit_is_refused():
         tsplat.rasterization(**scene, rays=torch.zeros(6))
     with pytest.raises(tsplat.ArgumentError, match=r"rays: expected a shape that broadcasts to .*, found \[7, 6\]"):
         tsplat.rasterization(**scene, with_eval3d=True, rays=torch.zeros(7, 6))
-    with pytest.raises(tsplat.ArgumentError, match="absgrad: expected False"):
-        tsplat.rasterization(**scene, with_eval3d=True, absgrad=True)
     covars = torch.eye(3).expand(len(scene["means"]), 3, 3)
     with pytest.raises(tsplat.ArgumentError, match="covars: expected None, as with_eval3d is True"):
         tsplat.rasterization(**scene | {"covars": covars}, with_eval3d=True)

@@ -38,7 +38,7 @@ def test_options_that_ranks_may_differ_in():
     local = {name for name, option in OPTIONS.items() if option.is_local}
     of_images = {"distloss", "depth_mode"}
     assert local == of_images | {
-        "channel_chunk", "memory_budget", "sparse_grad", "segmented", "capacity", "distributed"
+        "channel_chunk", "memory_budget", "sparse_grad", "segmented", "capacity", "distributed", "renderer_config",
     }  # fmt: skip
 
 

@@ -47,6 +47,31 @@ def test_any_number_of_channels_matches_reference(backend, channels):
         assert_exact(name, found, expected)
 
 
+def test_coefficients_without_channels_are_refused():
+    with pytest.raises(tsplat.ShapeError, match=r"coeffs: expected at least one channel, found \[5, 9, 0\]"):
+        tsplat.spherical_harmonics(2, torch.ones(5, 3), torch.ones(5, 9, 0))
+
+
+@pytest.mark.parametrize("batch", [(2,), (1, 2)])
+def test_batches_share_coefficients(batch):
+    """As in gsplat 1.6. Three calls, as later ones are replayed."""
+    structure = dict(n=6, sh_degree=1, width=9, height=9, batch=batch)
+    for seed in range(3):
+        scene = scenes.make(scenes.Structure(**structure, seed=seed), torch.float32)
+        scene |= dict(extra_signals_sh_degree=1, backgrounds=None)
+        shared = torch.rand(2, 6, 4, 3, generator=torch.Generator().manual_seed(seed)).unbind()
+        results = []
+        for expand in (False, True):
+            leaves = [values.clone().requires_grad_() for values in shared]
+            colors, signals = (leaf.expand(*batch, -1, -1, -1) if expand else leaf for leaf in leaves)
+            scene |= dict(colors=colors, extra_signals=signals)
+            image, _, meta = tsplat.rasterization(**scene)
+            loss = image.square().sum() + meta["render_extra_signals"].square().sum()
+            results.append((image, meta["render_extra_signals"], *torch.autograd.grad(loss, leaves)))
+        for name, found, expected in zip(("colors", "signals", "v_colors", "v_signals"), *results):
+            assert torch.equal(found, expected), name
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rendered_harmonics_of_five_channels_match_reference(backend):
     structure = scenes.Structure(n=6, sh_degree=2, width=9, height=9, backgrounds=False)

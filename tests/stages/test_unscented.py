@@ -191,6 +191,26 @@ def test_what_is_outside_of_the_domain_of_a_lens_is_culled(backend):
     assert (radii[0] > 0).all(-1).tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numerics_decide_whether_flat_gaussians_are_culled(backend):
+    """The fourth has a scale of 0 along one axis, the fifth one above the least of gsplat 1.6."""
+    scene = make(*CASES[0], n=12, batch=(), cameras=2, dtype=torch.float32) | {"packed": False}
+    scene["means"][3:5], scene["scales"][3:5] = scene["means"].mean(0), 0.3
+    scene["scales"][3, 1], scene["scales"][4, 2] = 0.0, -2e-7
+    flat = []
+    for numerics in ("gsplat-1.5", "gsplat-1.6"):
+        leaves = {name: scene[name].clone().requires_grad_() for name in ("means", "scales")}
+        image, _, meta = tsplat.rasterization(**scene | leaves, numerics=numerics, backend=backend)
+        expected, _, expected_meta = tsplat.rasterization(**scene, numerics=numerics, backend="reference")
+        flat.append(meta["radii"][:, 3].any().item())
+        assert torch.equal(meta["radii"][:, 3:5] > 0, expected_meta["radii"][:, 3:5] > 0)
+        assert meta["radii"][:, 4].any() and int(meta["n_invalid"]) == 0
+        torch.testing.assert_close(image, expected, rtol=0, atol=1e-4)
+        image.sum().backward()
+        assert leaves["scales"].grad.isfinite().all() and leaves["means"].grad[3].any() == flat[-1]
+    assert flat == [True, False]
+
+
 def test_sigma_points_outside_of_the_image():
     """One of seven is outside of the margin: culled, unless one valid point is enough."""
     given = dict(

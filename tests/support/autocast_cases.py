@@ -873,7 +873,7 @@ EXEMPT = {
         "tsplat.viewing.StartView", "gsplat.ExternalDistortionModelParameters", "tsplat.training.preset",
         "tsplat.training.read_config", "inria.GaussianRasterizationSettings", "tsplat.strategies.Strategy",
         "gsplat.scene.Scene", "gsplat.stage.Stage",
-        "gsplat.cuda._wrapper.UnscentedTransformParameters",
+        "gsplat.RendererConfig", "gsplat.RendererConfig_MixedBatch", "gsplat.RendererConfig_ParallelBatch",
     ),
     "says what there is, or installs names": (
         "tsplat.check_overflow", "gsplat.has_2dgs", "gsplat.has_3dgs", "gsplat.has_3dgut", "gsplat.has_adam",
@@ -881,8 +881,7 @@ EXEMPT = {
         "gsplat.distributed.cli",
     ),
     "raises an UnsupportedError": (
-        "gsplat.LidarTiling", "gsplat.RendererConfig", "gsplat.RendererConfig_MixedBatch",
-        "gsplat.RendererConfig_ParallelBatch", "gsplat.RowOffsetStructuredSpinningLidarModelParameters",
+        "gsplat.LidarTiling", "gsplat.RowOffsetStructuredSpinningLidarModelParameters",
         "gsplat.RowOffsetStructuredSpinningLidarModelParametersExt", "gsplat.compute_lidar_angles_to_columns_map",
         "gsplat.compute_lidar_tiling", "gsplat.isect_tiles_lidar", "gsplat.experimental.GaussianInferenceRenderer",
         "gsplat.experimental.GaussianInferenceScene",

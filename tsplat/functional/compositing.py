@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from ..config import (
     RollingShutterType,
     UnscentedTransformParameters,
 )
-from ..data import Cameras, ProjectionSettings, Splats
+from ..data import Cameras, CompositingSettings, Intersections, ProjectionSettings, Rays, Splats
 from ..errors import ShapeError
 from ..output_maps import HITS, OF_SURFELS, RAY_NORMALS
 from ..runtime.compilation import eager, with_plain_tensors
@@ -31,6 +33,7 @@ from ..stages.eval3d import camera_rays, check_rays, given_rays, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
 from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
+from .contributions import Contributions
 from .tile_lists import TileLists
 
 
@@ -296,11 +299,61 @@ def rasterize_to_pixels_eval3d(
         )
         assert image.shape == (1, height, width, 3)
     """
-    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
+    inputs = ray_inputs(locals())
+    lists = inputs.lists
+    maps = composite_outputs(inputs.splats, inputs.backgrounds, *inputs.arranged, inputs.settings, inputs.rays)
+    images, alphas = maps["colors"], maps["alphas"]
+    if inputs.behind is not None:
+        images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * inputs.behind], -1)
+    rendered = (images.reshape(*lists.size, -1), alphas.view(*lists.size, 1))
+    return (*rendered, maps["normals"].reshape(*lists.size, 3)) if return_normals else rendered
+
+
+class RayInputs(NamedTuple):
+    """Checked arguments of :func:`rasterize_to_pixels_eval3d`, as they are composited.
+
+    Attributes:
+        lists: The lists of tiles that were passed.
+        splats: A row for each image and Gaussian.
+        backgrounds: [I, D] of channels that are not distances, or None.
+        behind: [I, 1, 1, 1], distances of the background, or None.
+        arranged: Masks, the number of images, and intersections.
+        settings: Settings of compositing.
+        rays: Of all pixels.
+    """
+
+    lists: TileLists
+    splats: Splats
+    backgrounds: Tensor | None
+    behind: Tensor | None
+    arranged: tuple[Tensor | None, int, list[Intersections]]
+    settings: CompositingSettings
+    rays: Rays
+
+    def contributions(self) -> Contributions:
+        """Returns the contributions of the Gaussians to all pixels."""
+        masks, n_images, (intersections,) = self.arranged
+        lists, device = self.lists, self.splats.means2d.device
+        n_pixels = n_images * lists.height * lists.width
+        places = torch.arange(n_pixels, device=device).view(n_images, lists.height, lists.width)
+        return Contributions(self.splats, intersections, self.settings, places, lists.size, self.rays, masks)
+
+
+def ray_inputs(arguments: dict[str, Any]) -> RayInputs:
+    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, by name."""
+    means, quats, scales, colors, opacities, viewmats, Ks, isect_offsets, backgrounds, rays = (
+        arguments[name]
+        for name in (
+            "means", "quats", "scales", "colors", "opacities", "viewmats", "Ks", "isect_offsets", "backgrounds", "rays",
+        )
+    )  # fmt: skip
+    names = ("image_width", "image_height", "tile_size", "isect_offsets", "flatten_ids", "masks")
+    lists = TileLists.check(*(arguments[name] for name in names))
+    camera_model = arguments["camera_model"]
     check_camera_model(camera_model, with_ut=True)
-    readout = name_of(rolling_shutter)
+    readout = name_of(arguments["rolling_shutter"])
     check_rolling_shutter(readout)
-    preset = check_numerics(numerics)
+    preset = check_numerics(arguments["numerics"])
     camera = CameraSettings(lists.width, lists.height, camera_model, readout=readout)
     batch, n_gaussians, n_cameras = check_scene(means, quats, scales, None, (6,), None, Cameras(viewmats, Ks))
     if lists.images != (*batch, n_cameras):
@@ -308,10 +361,9 @@ def rasterize_to_pixels_eval3d(
             f"isect_offsets: expected the dimensions of images {[*batch, n_cameras]} in front, as viewmats, found "
             f"{list(isect_offsets.shape)}"
         )
-    lens = LensArguments(
-        radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, external_distortion_coeffs, viewmats_rs
-    )
-    projection = ProjectionSettings(camera, unscented=check_unscented(True, ut_params, preset), numerics=preset)
+    lens = LensArguments(*(arguments[name] for name in LensArguments._fields))
+    unscented = check_unscented(True, arguments["ut_params"], preset)
+    projection = ProjectionSettings(camera, unscented=unscented, numerics=preset)
     cameras = add_lens(Cameras(viewmats, Ks), lens, projection, batch, n_cameras)
     if rays is not None:
         rays = check_rays(rays, (*lists.size, 6))
@@ -319,9 +371,11 @@ def rasterize_to_pixels_eval3d(
     backgrounds = lists.check_rows(rows, colors, opacities, backgrounds)
     dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
     shapes = torch.cat([t.to(dtype) for t in (means, quats, scales)], -1)
-    hits, normals = check_bool("use_hit_distance", use_hit_distance), check_bool("return_normals", return_normals)
+    hits, normals = (check_bool(name, arguments[name]) for name in ("use_hit_distance", "return_normals"))
     outputs = (*((RAY_NORMALS,) if normals else ()), *((HITS,) if hits else ()))
-    settings = lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint, outputs=outputs)
+    settings = lists.settings(
+        preset, arguments["backend"], camera=camera, footprint=preset.ray_footprint, outputs=outputs
+    )
     if rays is None:
         world_rays = camera_rays(flatten_batches(cameras, len(batch), dtype), camera, unit=hits)
     else:
@@ -347,9 +401,4 @@ def rasterize_to_pixels_eval3d(
         backgrounds = backgrounds.to(dtype).reshape(-1, colors.shape[-1])
         if hits:
             backgrounds, behind = backgrounds[:, :-1], backgrounds[:, None, None, -1:]
-    maps = composite_outputs(splats, backgrounds, *arranged, settings, world_rays)
-    images, alphas = maps["colors"], maps["alphas"]
-    if behind is not None:
-        images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * behind], -1)
-    rendered = (images.reshape(*lists.size, -1), alphas.view(*lists.size, 1))
-    return (*rendered, maps["normals"].reshape(*lists.size, 3)) if normals else rendered
+    return RayInputs(lists, splats, backgrounds, behind, arranged, settings, world_rays)

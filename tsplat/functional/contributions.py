@@ -16,8 +16,16 @@ import torch
 from torch import Tensor
 
 from ..config import Numerics
-from ..data import CompositingSettings, Intersections, Splats
-from ..kernels_torch.compositing import Block, pixel_centers, tiles, walk
+from ..data import CompositingSettings, Intersections, Rays, Splats
+from ..kernels_torch.compositing import (
+    Block,
+    locate_rows,
+    pack_records,
+    pixel_centers,
+    tile_pixels,
+    tiles,
+    walk,
+)
 from ..runtime.backend import launchers
 from .tile_lists import TileLists
 
@@ -32,6 +40,8 @@ class Contributions:
         settings: The size of images and tiles, and the rules.
         places: [I, H, W] int64, place of each pixel in the results; -1 for pixels that are not in them.
         shape: Leading dimensions of the results, [P] below.
+        rays: Of pixels, for footprints that are evaluated along them. Alphas are then those of the PyTorch backend.
+        masks: [I, tiles] bool; no Gaussian contributes to tiles that are false. None for all tiles.
     """
 
     splats: Splats
@@ -39,6 +49,8 @@ class Contributions:
     settings: CompositingSettings
     places: Tensor
     shape: tuple[int, ...]
+    rays: Rays | None = None
+    masks: Tensor | None = None
 
     @classmethod
     def of(
@@ -67,11 +79,22 @@ class Contributions:
         """Counts the contributors of each pixel, int32, and computes the rendered alphas. [P] each"""
         counts = torch.zeros(math.prod(self.shape), dtype=torch.int32, device=self.places.device)
         transmittances = self.splats.means2d.new_ones(counts.shape)
-        for places, chosen, blocks in self.walk_tiles():
+        for _, places, chosen, blocks in self.walk_tiles():
             for _, weights, _, transmittance, _ in blocks:
                 counts[places] += (weights > 0).sum(-1, dtype=torch.int32)[chosen]
                 transmittances[places] = transmittance.abs()[chosen]
         return counts.view(self.shape), 1 - transmittances.view(self.shape)
+
+    def find_last(self) -> Tensor:
+        """Finds the last contributor of each pixel, as an index into ``flatten_ids``; -1 if there is none. [P] int32"""
+        last = torch.full((math.prod(self.shape),), -1, dtype=torch.int32, device=self.places.device)
+        for start, places, chosen, blocks in self.walk_tiles():
+            for _, weights, *_ in blocks:
+                indices = torch.arange(start, start + weights.shape[1], dtype=torch.int32, device=last.device)
+                own = torch.where(weights[chosen] > 0, indices, -1).amax(-1)
+                last[places] = torch.maximum(last[places], own)
+                start += weights.shape[1]
+        return last.view(self.shape)
 
     def list_first(self, n_listed: int, *, largest: bool) -> tuple[Tensor, Tensor]:
         """Lists the first contributors of each pixel, front to back, or those with the largest weights.
@@ -81,7 +104,7 @@ class Contributions:
         """
         rows = torch.full((math.prod(self.shape), n_listed), -1, device=self.places.device)
         weights = self.splats.means2d.new_zeros(rows.shape)
-        for places, chosen, blocks in self.walk_tiles():
+        for _, places, chosen, blocks in self.walk_tiles():
             contributions: Iterable[tuple[Tensor, Tensor]] = (
                 (ids.expand(weight.shape)[chosen], weight[chosen]) for ids, weight, *_ in blocks
             )
@@ -111,7 +134,7 @@ class Contributions:
             Places of pixels, ascending, and rows, of a pixel front to back. [E] int64 each
         """
         places, rows = [self.places.new_zeros(0)], [self.places.new_zeros(0)]
-        for own, chosen, blocks in self.walk_tiles((first, end), transmittances):
+        for _, own, chosen, blocks in self.walk_tiles((first, end), transmittances):
             for ids, weights, *_ in blocks:
                 pixels, columns = (weights[chosen] > 0).nonzero(as_tuple=True)
                 places.append(own[pixels])
@@ -121,11 +144,16 @@ class Contributions:
 
     def walk_tiles(
         self, limits: tuple[int, int] | None = None, transmittances: Tensor | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Iterator[Block]]]:
-        """Iterates over tiles: places of the chosen pixels, which of its pixels they are, and blocks of its list."""
-        find_alphas = launchers(self.places.device).tile_alphas(self.splats, self.settings)
+    ) -> Iterator[tuple[int, Tensor, Tensor, Iterator[Block]]]:
+        """Iterates over tiles: where its list starts, places of the chosen pixels, which of its pixels they are, and
+        blocks of its list."""
         x, y = pixel_centers(self.settings, self.splats.means2d)
-        for tile in tiles(self.intersections, len(self.places), self.settings, None):
+        if self.rays is None:
+            find_alphas = launchers(self.places.device).tile_alphas(self.splats, self.settings)
+        else:
+            records = pack_records(self.splats, self.settings)
+        shown = None if self.masks is None else self.masks.flatten().tolist()
+        for tile in tiles(self.intersections, len(self.places), self.settings, shown):
             if limits is not None:
                 start, end = (min(tile.start + limit, tile.end) for limit in limits)
                 tile = dataclasses.replace(tile, start=start, end=end)
@@ -135,9 +163,14 @@ class Contributions:
             places = self.places[here].flatten()
             chosen = (places >= 0).nonzero().squeeze(1)
             in_front = x.new_ones(len(places)) if transmittances is None else transmittances[here].flatten()
-            centers = x[tile.pixels[1]], y[tile.pixels[0]]
-            find = functools.partial(_find, find_alphas, centers)
-            yield places[chosen], chosen, walk(tile, self.intersections.flatten_ids, in_front, find)
+            find: Callable[[Tensor], tuple[tuple[Tensor, ...], Tensor]]
+            if self.rays is None:
+                centers = x[tile.pixels[1]], y[tile.pixels[0]]
+                find = functools.partial(_find, find_alphas, centers)
+            else:
+                pixels = tile_pixels(tile, (x, y), self.rays)
+                find = functools.partial(locate_rows, records, pixels=pixels, settings=self.settings)
+            yield tile.start, places[chosen], chosen, walk(tile, self.intersections.flatten_ids, in_front, find)
 
 
 def _find(

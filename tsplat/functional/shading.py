@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..arguments import BOOLS, check_devices, check_sh_degree, check_tensor, compute_dtype
 from ..config import Backend
+from ..errors import ShapeError
 from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.shading import evaluate_harmonics
 
@@ -23,7 +24,7 @@ def spherical_harmonics(
     Args:
         degrees_to_use: Highest degree, 0 to 4.
         dirs: [..., 3] directions from camera to Gaussian, any norm.
-        coeffs: [..., K, D] with K >= (degrees_to_use + 1)^2 and any D.
+        coeffs: [..., K, D] with K >= (degrees_to_use + 1)^2 and any D >= 1.
         masks: [...] bool; where false, colors and gradients are zero.
         backend: As in :func:`tsplat.rasterization`.
 
@@ -43,6 +44,8 @@ def spherical_harmonics(
     """
     check_tensor("dirs", dirs, [..., 3], "[..., 3]")
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")
+    if coeffs.shape[-1] == 0:
+        raise ShapeError(f"coeffs: expected at least one channel, found {list(coeffs.shape)}")
     degrees_to_use = check_sh_degree(degrees_to_use, coeffs.shape[-2])
     if masks is not None:
         check_tensor("masks", masks, dirs.shape[:-1], "[...] with the leading dimensions of dirs", dtypes=BOOLS)

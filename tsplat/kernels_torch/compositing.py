@@ -81,7 +81,7 @@ class _Features:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pixels:
+def tile_pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pixels:
     """The centers of the pixels of a tile, or their rays."""
     lines, columns = tile.pixels
     if rays is None:
@@ -104,7 +104,7 @@ def _alphas(record: Tensor, pixels: Pixels, settings: CompositingSettings) -> tu
     return at, torch.threshold_(alpha, below, 0.0), clamped
 
 
-def _locate(records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[At, Tensor]:
+def locate_rows(records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[At, Tensor]:
     """Where pixels are in the Gaussians of rows [K], and alpha [P, K]."""
     at, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
     return at, alpha
@@ -169,8 +169,8 @@ def composite_fwd(
         color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
         in_front = InFront.nothing(transmittance)
-        pixels = _pixels(tile, centers, rays)
-        locate = functools.partial(_locate, records, pixels=pixels, settings=settings)
+        pixels = tile_pixels(tile, centers, rays)
+        locate = functools.partial(locate_rows, records, pixels=pixels, settings=settings)
         for rows, weight, passed, behind, at in walk(tile, intersections.flatten_ids, transmittance, locate):
             transmittance = behind
             feature = features.take(rows)
@@ -220,7 +220,7 @@ def composite_bwd(
     for tile in tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
         shape = (*last_ids[here].shape, -1)
-        pixels = _pixels(tile, centers, rays)
+        pixels = tile_pixels(tile, centers, rays)
         v_rays = None
         if rays is not None and rays.v_per_pixel is not None:
             v_rays = rays.v_per_pixel[tile.image][(slice(None), *tile.pixels)]
@@ -297,7 +297,7 @@ def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
 
 def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]:
     records = pack_records(splats, settings)
-    return lambda rows, centers: _locate(records, rows, centers, settings)[1]
+    return lambda rows, centers: locate_rows(records, rows, centers, settings)[1]
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:

@@ -125,6 +125,7 @@ def project(
         assert axes is not None
         camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
         means2d, points, sharp, defined = unscented_transform(means, axes, camera, settings.camera, settings.unscented)
+        defined = defined & (axes.norm(dim=-2) >= numerics.scale_min).all(-1)[..., None, :]
     else:
         rotation = viewmats[..., None, :3, :3]
         points = product(rotation, means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]

@@ -279,6 +279,8 @@ def _check_all(call: Call) -> None:
     if call.colors is None:
         call.colors, call.backgrounds = _stand_in(call.means, options), None
     sizes = batch, n_cameras, n_gaussians
+    call.colors = _per_batch(call.colors, options.sh_degree, batch)
+    call.extra_signals = _per_batch(call.extra_signals, options.extra_signals_sh_degree, batch)
     channels = check_colors(call.colors, options.sh_degree, *sizes)
     n_extra = _check_extra_signals(call, *sizes)
     if call.backgrounds is not None:
@@ -299,6 +301,13 @@ def _check_all(call: Call) -> None:
             raise UnsupportedError(f'distributed: {name}="{value}" is not implemented with it; use "{only.values[0]}"')
     call.grid = TileGrid.cover(math.prod(batch) * n_cameras, options.width, options.height, options.tile_size)
     call.bytes_per_intersection = {}
+
+
+def _per_batch(values: Tensor | None, sh_degree: int | None, batch: torch.Size) -> Tensor | None:
+    """Expands coefficients [N, K, D] that all batches share, as in gsplat 1.6, to [*batch, N, K, D]."""
+    if values is None or sh_degree is None or not batch or values.dim() != 3:
+        return values
+    return values.expand(*batch, -1, -1, -1)
 
 
 def _stand_in(means: Tensor, options: Options) -> Tensor:

@@ -6,6 +6,7 @@ point is seen at has no ray.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -87,13 +88,17 @@ def _to_world(rows: list[list[Tensor]], v: Sequence[Tensor]) -> list[Tensor]:
 
 
 def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
-    """Checks rays that broadcast to a shape [..., C, H, W, 6], and expands them."""
+    """Checks rays that broadcast to a shape [..., C, H, W, 6], or to [..., C, H * W, 6], and expands them to the
+    former."""
     tensor = check_tensor("rays", rays, [..., 6], "[..., C, H, W, 6]")
-    try:
+    height, width = shape[-3:-1]
+    with contextlib.suppress(RuntimeError):
         return tensor.expand(shape)
-    except RuntimeError:
-        found = list(tensor.shape)
-        raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)}, found {found}") from None
+    if tensor.dim() > 1 and tensor.shape[-2] == height * width:
+        with contextlib.suppress(RuntimeError):
+            return tensor.view(*tensor.shape[:-2], height, width, 6).expand(shape)
+    flat, found = [*shape[:-3], height * width, 6], list(tensor.shape)
+    raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)} or {flat}, found {found}")
 
 
 def given_rays(rays: Tensor) -> Rays:

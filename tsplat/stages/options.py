@@ -15,7 +15,7 @@ from ..arguments import (
     to_int,
 )
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, Output
 from .capacity import Capacity
 from .lens_models import check_camera_model, check_unscented, name_of
@@ -52,7 +52,6 @@ class Option(NamedTuple):
 WHERE = {
     "tsplat": "anywhere",
     "surfels": "`rasterization_2dgs`",
-    "eval3d": "`with_eval3d=True`",
     "reference": '`backend="reference"`',
     "distributed": "`distributed=True`",
     "passes": "replayed and `graphed` calls",
@@ -94,12 +93,9 @@ def _check_capacity(name: str, value: Any) -> Capacity:
 ALONE = Only((False,), "other ranks take part")
 PLAIN_ROWS = Only((False,), "the number of projected Gaussians depends on values")
 NO_WAIT = Only(("cull", "off"), "the call waits for values")
-NO_CENTERS = Only((False,), "means2d then has no gradient")
 DENSE = Only((False,), "gradients are those of autograd")
 SEGMENTS = Only((False,), "segments are counted first")
-CHOICE_OF_KERNEL = Only(
-    (None,), "the choice of a kernel for evaluation in 3D is not implemented; pass None; use the argument backend"
-)
+NO_OBJECTS = Only((None,), "objects may change between calls")
 NO_LISTS = Only((None,), "there are no lists of intersections")
 NO_SEGMENTS = NO_LISTS._replace(values=(False,))
 KERNELS = ("auto", "triton", "torch")
@@ -128,9 +124,7 @@ class Options(NamedTuple):
     ] = False
     absgrad: Annotated[
         bool,
-        _option(
-            check_bool, eval3d=NO_CENTERS, reference=DENSE, graphs=Only((False,), "it is an attribute of a tensor")
-        ),
+        _option(check_bool, reference=DENSE, graphs=Only((False,), "it is an attribute of a tensor")),
     ] = False
     channel_chunk: Annotated[int, _option(check_size, is_local=True)] = 32
     segmented: Annotated[bool, _option(check_bool, is_local=True, reference=NO_SEGMENTS, passes=SEGMENTS)] = False
@@ -174,7 +168,7 @@ class Options(NamedTuple):
     lidar_coeffs: Annotated[
         object, _option(tsplat=Only((None,), "spinning lidars are not implemented; pass None; use cameras"))
     ] = None
-    renderer_config: Annotated[object, _option(tsplat=CHOICE_OF_KERNEL)] = None
+    renderer_config: Annotated[object, _option(is_local=True, passes=NO_OBJECTS, graphs=NO_OBJECTS)] = None
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], *, surfels: bool) -> "Options":
@@ -277,6 +271,23 @@ def with_room(arguments: Mapping[str, Any], room: config.Capacities) -> dict[str
     return {**arguments, "capacity": room, "packed": False}
 
 
+def check_renderer_config(given: object, *, with_eval3d: bool) -> None:
+    """Checks the choice of a kernel of gsplat 1.6: there is one, which renders what all of them render."""
+    if given is None or isinstance(given, config.RendererConfig_MixedBatch):
+        return
+    if not isinstance(given, config.RendererConfig):
+        raise ArgumentTypeError(
+            "renderer_config: expected None, RendererConfig_MixedBatch() or RendererConfig_ParallelBatch(), found "
+            f"{type(given).__name__}"
+        )
+    if not isinstance(given, config.RendererConfig_ParallelBatch):
+        raise UnsupportedError(
+            f"renderer_config: {type(given).__name__} is not implemented; pass None, or RendererConfig_MixedBatch()"
+        )
+    if not with_eval3d:
+        raise ArgumentError("renderer_config: RendererConfig_ParallelBatch requires with_eval3d=True, found False")
+
+
 PLAIN = {bool, int, float, str, type(None)}
 """Types whose values cannot change, so that what follows from them is kept."""
 
@@ -304,9 +315,9 @@ def check_options(options: Options) -> tuple[Options, Settings]:
         if output.needs and not getattr(options, output.needs):
             found = f"{output.argument}: {getattr(options, output.argument)!r}"
             raise ArgumentError(f"{found} requires {output.needs}=True, found {output.needs}=False")
+    check_renderer_config(options.renderer_config, with_eval3d=options.with_eval3d)
     if options.with_eval3d:
-        for name, _, only in unsupported("eval3d", options._asdict()):
-            raise ArgumentError(f"{name}: expected {only}, as with_eval3d is True and {only.why}")
+        options = options._replace(absgrad=False)  # as means2d has no gradient
     if options.capacity is not None and options.segmented:
         raise ArgumentError("capacity: requires segmented=False, as segments are counted first; the image is the same")
     return options, Settings.of(options, numerics)

@@ -67,6 +67,13 @@ class _Project(torch.autograd.Function):
         return None, None, None, v_centers, v_coeffs, *v_gaussians, *v_cameras
 
 
+def _without_flat(gaussians: Gaussians3D, scale_min: float) -> Gaussians3D:
+    """Marks Gaussians with a scale below a magnitude as invalid."""
+    assert gaussians.scales is not None
+    valid = (gaussians.scales.detach().abs() >= scale_min).all(-1)
+    return gaussians._replace(valid=valid if gaussians.valid is None else valid & gaussians.valid)
+
+
 def project(
     gaussians: Gaussians3D,
     cameras: Cameras,
@@ -87,6 +94,8 @@ def project(
         The rows, and their colors [nnz, 3], None without harmonics.
     """
     n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[-2]
+    if settings.unscented is not None and settings.numerics.scale_min > 0:
+        gaussians = _without_flat(gaussians, settings.numerics.scale_min)
     *rows, colors = apply(_Project, settings, type(cameras), *harmonics, *gaussians, *contiguous(cameras))
     projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, rows)))
     if not settings.packed:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..arguments import FLOATS, INTEGERS, check_tensor
 from ..runtime.compilation import with_plain_tensors
-from .gaussian_parameters import check_floats
+from .gaussian_parameters import check_floats, check_min_opacity
 
 
 def binomial_table(n_max: int = 51) -> Tensor:
@@ -24,7 +24,9 @@ def check_binoms(binoms: Tensor) -> None:
 
 
 @with_plain_tensors
-def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms: Tensor) -> tuple[Tensor, Tensor]:
+def compute_relocation(
+    opacities: Tensor, scales: Tensor, ratios: Tensor, binoms: Tensor, min_opacity: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Computes the opacity and scales with which n copies of a Gaussian look as it did alone (equation 9).
 
     Args:
@@ -32,13 +34,15 @@ def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms
         scales: [N, 3] after exp, in world units.
         ratios: [N] integers, or floats that are rounded down, the numbers of copies n. They are clamped to 1 and n_max.
         binoms: [n_max, n_max] binomial coefficients, see :func:`binomial_table`, on the device of the Gaussians.
+        min_opacity: Least opacity o' of a copy; above 0, o' is also less than 1. Scales are
+            those of this o'.
 
     Returns:
         Opacities of the shape of `opacities`, o' = 1 - (1 - o)^(1/n); and scales [N, 3], multiplied by o and divided by
         the sum over i = 1..n, k = 0..i-1 of (-1)^k C(i-1, k) / sqrt(k + 1) o'^(k+1). Without gradient.
 
     Raises:
-        ArgumentError: A shape or dtype is invalid.
+        ArgumentError: A shape or dtype is invalid, or ``min_opacity`` is not in [0, 1).
     """
     check_tensor("opacities", opacities, [...], "[N] or [N, 1]")
     n_gaussians = opacities.shape[0] if opacities.dim() else 0
@@ -48,10 +52,13 @@ def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms
     check_binoms(binoms)
     dtypes = FLOATS if isinstance(ratios, Tensor) and ratios.is_floating_point() else INTEGERS
     check_tensor("ratios", ratios, [n_gaussians], "[N] as opacities", dtypes=dtypes)
+    check_min_opacity(min_opacity)
     n_max = len(binoms)
     copies = ratios.double().nan_to_num(1).clamp(1, n_max).long()
     o = flat.double()
     new = 1 - (1 - o) ** (1 / copies.double())
+    if min_opacity > 0:
+        new = new.clamp(min_opacity, 1 - torch.finfo(opacities.dtype).eps)
     # The coefficients of the powers of o', summed over i.
     coefficients = binoms.double().cumsum(0)[copies - 1]
     k = torch.arange(n_max, device=o.device)

@@ -13,7 +13,7 @@ from tsplat import ArgumentError, reference
 from tsplat.compat import gsplat
 from tsplat.config import PRESETS
 
-NAMES = ("rasterization", "fully_fused_projection", "isect_tiles", "isect_offset_encode", "rasterize_to_pixels")
+NAMES = ("rasterization", "isect_tiles", "isect_offset_encode", "rasterize_to_pixels")
 STRUCTURE = scenes.Structure(n=25, cameras=2, sh_degree=2, width=20, height=16, seed=11)
 
 

@@ -50,6 +50,25 @@ def test_scene_follows_operations(name):
     assert_follows(scene, optimizers)
 
 
+def test_hooks_select_by_masks_as_by_indices():
+    mask = torch.arange(N) % 3 == 0
+    chosen, rest = mask.nonzero()[:, 0], (~mask).nonzero()[:, 0]
+    calls = {
+        "on_duplicate": ((mask,), (chosen,)),
+        "on_split": ((mask, ~mask), (chosen, rest)),
+        "on_relocate": ((mask, chosen + 1), (chosen, chosen + 1)),
+        "on_sample_add": ((mask,), (chosen,)),
+    }
+    for name, (masks, indices) in calls.items():
+        ids = []
+        for arguments in (masks, indices):
+            scene, _ = make_scene()
+            getattr(scene, name)(*arguments)
+            ids.append(scene.signal["ids"])
+            assert len(scene.component_index) == len(ids[-1])
+        assert torch.equal(*ids), name
+
+
 def test_scene_follows_a_permutation():
     scene, _ = make_scene()
     order = torch.arange(N).flip(0)

@@ -5,9 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ArgumentError, UnsupportedError, rasterization, rasterization_2dgs
+from ... import ArgumentError, rasterization, rasterization_2dgs
 from ...arguments import check_number
-from ...config import RasterizeMode, RenderMode
+from ...config import (
+    RasterizeMode,
+    RendererConfig,
+    RendererConfig_MixedBatch,
+    RendererConfig_ParallelBatch,
+    RenderMode,
+)
 from ...precision import differentiable, inverse
 from .cuda._wrapper import (
     FThetaCameraDistortionParameters,
@@ -50,21 +56,6 @@ __all__ = [
     "rasterize_to_pixels_eval3d",
     "spherical_harmonics",
 ]
-
-
-class RendererConfig:
-    """Raises `UnsupportedError` when constructed: use the argument `backend` of rasterization."""
-
-    def __init__(self) -> None:
-        raise UnsupportedError(f"{type(self).__name__}: not implemented; use the argument backend of rasterization")
-
-
-class RendererConfig_MixedBatch(RendererConfig):  # noqa: N801 - gsplat's name
-    """Raises `UnsupportedError` when constructed: use the argument `backend` of rasterization."""
-
-
-class RendererConfig_ParallelBatch(RendererConfig):  # noqa: N801 - gsplat's name
-    """Raises `UnsupportedError` when constructed: use the argument `backend` of rasterization."""
 
 
 def rasterization_inria_wrapper(

@@ -50,7 +50,7 @@ class GaussianScene(Scene):
     """Parameters of Gaussians, made of components, and signals: further tensors with a row per Gaussian.
 
     Strategies replace the entries of `splats` in place; their hooks do the same with the component of each Gaussian and
-    its signals. Signals are not differentiated through changes.
+    its signals. Hooks select Gaussians by indices or by masks. Signals are not differentiated through changes.
 
     Attributes:
         splats: Parameters by name, each with N rows: means, scales, quats, opacities, and any others.
@@ -197,19 +197,26 @@ class GaussianScene(Scene):
         self._follow(lambda rows: torch.cat([rows, rows[sel]]))
 
     def on_split(self, sel: Tensor, rest: Tensor) -> None:
-        self._follow(lambda rows: rows[torch.cat([rest, sel, sel])])
+        order = torch.cat([_indices(selected) for selected in (rest, sel, sel)])
+        self._follow(lambda rows: rows[order])
 
     def on_remove(self, remove_mask: Tensor) -> None:
         self._follow(lambda rows: rows[~remove_mask])
 
     def on_relocate(self, dead_indices: Tensor, sampled_indices: Tensor) -> None:
-        self._follow(lambda rows: rows.index_copy(0, dead_indices, rows[sampled_indices]))
+        dead = _indices(dead_indices)
+        self._follow(lambda rows: rows.index_copy(0, dead, rows[sampled_indices]))
 
     def on_sample_add(self, sampled_indices: Tensor) -> None:
         self.on_duplicate(sampled_indices)
 
     def on_permute(self, order: Tensor) -> None:
         self._follow(lambda rows: rows[order])
+
+
+def _indices(selected: Tensor) -> Tensor:
+    """Returns the indices of Gaussians that are selected by indices [k], or by a mask [N] bool."""
+    return selected.nonzero().squeeze(1) if selected.dtype == torch.bool else selected
 
 
 class GaussianInferenceScene:

@@ -40,7 +40,7 @@ def measure(splats: Splats, lists: TileLists, numerics: str) -> dict[str, Tensor
     n, device = len(splats.opacities), splats.means2d.device
     counts = {name: torch.zeros(n, dtype=torch.int32, device=device) for name in ("count", "n_touched", "observed")}
     sums = {name: splats.means2d.new_zeros(n) for name in ("weights", "score", "max_count")}
-    for own, _, blocks in Contributions.of(splats, lists, PRESETS[numerics]).walk_tiles():
+    for _, own, _, blocks in Contributions.of(splats, lists, PRESETS[numerics]).walk_tiles():
         front = splats.means2d.new_ones(len(own))
         most, largest = torch.zeros_like(front), torch.zeros_like(own)
         for rows, weights, *_ in blocks:

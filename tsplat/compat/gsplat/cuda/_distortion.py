@@ -8,13 +8,7 @@ from ....stages import lens_models
 
 FThetaCameraDistortionParameters = config.FThetaCameraDistortionParameters
 FThetaPolynomialType = config.FThetaPolynomialType
-
-
-@dataclasses.dataclass
-class UnscentedTransformParameters(config.UnscentedTransformParameters):
-    """Parameters of the unscented transform, as in :class:`tsplat.UnscentedTransformParameters`."""
-
-    require_all_sigma_points_valid: bool = True
+UnscentedTransformParameters = config.UnscentedTransformParameters
 
 
 class ExternalDistortionModelParameters:

@@ -11,6 +11,12 @@ from .... import UnsupportedError
 USE_CAMERAS = "not implemented; lidars cannot be rendered; use cameras"
 
 
+def refuse_lidars(lidar_coeffs: object) -> None:
+    """Raises `UnsupportedError` unless the argument of this name is None."""
+    if lidar_coeffs is not None:
+        raise UnsupportedError(f"lidar_coeffs: {USE_CAMERAS}; pass None")
+
+
 class SpinningDirection(enum.Enum):
     """Direction in which a lidar spins."""
 

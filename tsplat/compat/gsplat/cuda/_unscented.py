@@ -1,11 +1,19 @@
-"""Functions of the unscented transform, with the default parameters of gsplat."""
+"""Functions of the unscented transform and of evaluation in 3D, with the arguments of gsplat 1.6."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from .... import RollingShutterType, config
 from .... import fully_fused_projection_with_ut as project
 from .... import rasterize_to_pixels_eval3d as rasterize
+from ....arguments import check_bool
+from ....functional.compositing import ray_inputs
+from ....runtime.compilation import eager, with_plain_tensors
+from ....stages.options import check_renderer_config
 from ._distortion import UnscentedTransformParameters
+from ._lidar import refuse_lidars
 
 DEFAULTS = UnscentedTransformParameters()
 
@@ -19,14 +27,14 @@ def fully_fused_projection_with_ut(
     thin_prism_coeffs: Tensor | None = None, ftheta_coeffs: object | None = None,
     rolling_shutter: object = RollingShutterType.GLOBAL, viewmats_rs: Tensor | None = None,
     *,
-    global_z_order: bool = True, external_distortion_coeffs: object | None = None,
+    global_z_order: bool = True, lidar_coeffs: object | None = None, external_distortion_coeffs: object | None = None,
     backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Projects 3D Gaussians to the image plane by the unscented transform, with gsplat's default of `ut_params`.
+    """Projects 3D Gaussians to the image plane by the unscented transform.
 
     Args:
-        ut_params: By default, Gaussians with an invalid sigma point are culled, whatever `numerics`.
         means to viewmats_rs, and the others: As for :func:`tsplat.fully_fused_projection_with_ut`.
+        lidar_coeffs: Only None is implemented.
 
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
@@ -34,7 +42,9 @@ def fully_fused_projection_with_ut(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        NotImplementedError: ``lidar_coeffs`` is not None.
     """
+    refuse_lidars(lidar_coeffs)
     return project(
         means, quats, scales, opacities, viewmats, Ks, width, height, eps2d, near_plane, far_plane, radius_clip,
         calc_compensations, camera_model, ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs,
@@ -52,14 +62,16 @@ def rasterize_to_pixels_eval3d(
     thin_prism_coeffs: Tensor | None = None, ftheta_coeffs: object | None = None,
     rolling_shutter: object = RollingShutterType.GLOBAL, viewmats_rs: Tensor | None = None,
     *,
-    external_distortion_coeffs: object | None = None, rays: Tensor | None = None,
-    use_hit_distance: bool = False, return_normals: bool = False,
+    lidar_coeffs: object | None = None, external_distortion_coeffs: object | None = None, rays: Tensor | None = None,
+    use_hit_distance: bool = False, return_normals: bool = False, renderer_config: object | None = None,
     backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Composites 3D Gaussians along the rays of pixels, with gsplat's default of `ut_params`, which have no effect.
+    """Composites 3D Gaussians along the rays of pixels.
 
     Args:
         means to viewmats_rs, and the others: As for :func:`tsplat.rasterize_to_pixels_eval3d`.
+        lidar_coeffs: Only None is implemented.
+        renderer_config: As in :func:`tsplat.rasterization`.
 
     Returns:
         ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; and with ``return_normals`` normals
@@ -67,10 +79,64 @@ def rasterize_to_pixels_eval3d(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        NotImplementedError: ``lidar_coeffs`` is not None, or another ``renderer_config``.
     """
+    refuse_lidars(lidar_coeffs)
+    check_renderer_config(renderer_config, with_eval3d=True)
     return rasterize(
         means, quats, scales, colors, opacities, viewmats, Ks, image_width, image_height, tile_size, isect_offsets,
         flatten_ids, backgrounds, masks, camera_model, ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs,
         ftheta_coeffs, rolling_shutter, viewmats_rs, external_distortion_coeffs=external_distortion_coeffs, rays=rays,
         use_hit_distance=use_hit_distance, return_normals=return_normals, backend=backend, numerics=numerics,
     )  # fmt: skip
+
+
+@eager
+@with_plain_tensors
+def rasterize_to_pixels_eval3d_extra(
+    means: Tensor, quats: Tensor, scales: Tensor, colors: Tensor, opacities: Tensor, viewmats: Tensor, Ks: Tensor,
+    image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
+    backgrounds: Tensor | None = None, masks: Tensor | None = None,
+    camera_model: config.CameraModel = "pinhole", ut_params: config.UnscentedTransformParameters | None = None,
+    rays: Tensor | None = None,
+    radial_coeffs: Tensor | None = None, tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None, ftheta_coeffs: object | None = None,
+    lidar_coeffs: object | None = None, external_distortion_coeffs: object | None = None,
+    rolling_shutter: object = RollingShutterType.GLOBAL, viewmats_rs: Tensor | None = None,
+    return_sample_counts: bool = False, use_hit_distance: bool = False, return_normals: bool = False,
+    renderer_config: object | None = None, return_last_ids: bool = True, unsafe_masked_tile_outputs: bool = False,
+    *, backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Composites 3D Gaussians along the rays of pixels, and tells which Gaussians pixels show.
+
+    The order of arguments is that of gsplat 1.6, which has no such function in its release 1.5.3. Last Gaussians and
+    counts are found in plain PyTorch: one whose alpha is 1/255 to rounding may count, and not show in the image.
+
+    Args:
+        means to numerics: As for :func:`rasterize_to_pixels_eval3d`.
+        return_sample_counts: Whether to count the Gaussians that each pixel shows.
+        return_last_ids: Whether to find the last of them.
+        unsafe_masked_tile_outputs: Whether tiles that ``masks`` excludes may have any values. They have the background,
+            no Gaussians and no normals in either case.
+
+    Returns:
+        ``render_colors`` [..., C, H, W, D]; ``render_alphas`` [..., C, H, W, 1]; the last Gaussians as indices into
+        ``flatten_ids``, -1 where there are none, and counts, int32 [..., C, H, W] each; and normals [..., C, H, W, 3].
+        The last three are None unless asked for. Images are differentiable as those of
+        :func:`rasterize_to_pixels_eval3d`.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        NotImplementedError: ``lidar_coeffs`` is not None, or another ``renderer_config``.
+    """
+    arguments = locals()
+    names = ("return_last_ids", "return_sample_counts", "unsafe_masked_tile_outputs")
+    finds_last, counts, _ = (check_bool(name, arguments.pop(name)) for name in names)
+    images: Any = rasterize_to_pixels_eval3d(**arguments)
+    last_ids = sample_counts = None
+    if finds_last or counts:
+        with torch.no_grad():
+            contributions = ray_inputs(arguments).contributions()
+            last_ids = contributions.find_last() if finds_last else None
+            sample_counts = contributions.count()[0] if counts else None
+    return *images[:2], last_ids, sample_counts, images[2] if return_normals else None

@@ -2,8 +2,6 @@
 
 from .... import (
     RollingShutterType,
-    fully_fused_projection,
-    fully_fused_projection_2dgs,
     isect_offset_encode,
     isect_tiles,
     quat_scale_to_covar_preci,
@@ -45,6 +43,11 @@ from ._lidar import (
     RowOffsetStructuredSpinningLidarModelParametersExt,
     isect_tiles_lidar,
 )
+from ._packed_projection import fully_fused_projection, fully_fused_projection_2dgs
 from ._sparse_pixels import build_sparse_tile_layout, isect_tiles_sparse, rasterize_to_pixels_sparse
 from ._spherical_harmonics import spherical_harmonics, spherical_harmonics_l0, spherical_harmonics_l1_plus
-from ._unscented import fully_fused_projection_with_ut, rasterize_to_pixels_eval3d
+from ._unscented import (
+    fully_fused_projection_with_ut,
+    rasterize_to_pixels_eval3d,
+    rasterize_to_pixels_eval3d_extra,
+)
