@@ -165,13 +165,13 @@ def _(_backend):
     return tsplat.graphed(tsplat.rasterization), scene() | dict(packed=False), ("Ks",)
 
 
-@case("tsplat.fully_fused_projection")
+@case("tsplat.fully_fused_projection", "gsplat.fully_fused_projection")
 def _(backend):
     given = geometry("opacities") | dict(covars=None, width=21, height=19, calc_compensations=True, backend=backend)
     return tsplat.fully_fused_projection, given, ("Ks", "opacities")
 
 
-@case("tsplat.fully_fused_projection_2dgs")
+@case("tsplat.fully_fused_projection_2dgs", "gsplat.fully_fused_projection_2dgs")
 def _(backend):
     return tsplat.fully_fused_projection_2dgs, geometry() | dict(width=21, height=19, backend=backend), ("Ks",)
 
