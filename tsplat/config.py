@@ -14,7 +14,7 @@ NumericsName = Literal["gsplat-1.5", "gsplat-1.6", "inria"]
 RasterizeMode = Literal["classic", "antialiased"]
 RenderMode = Literal["RGB", "d", "Ed", "D", "ED", "RGB-d", "RGB-Ed", "RGB+D", "RGB+ED"]
 Validate = Literal["cull", "error", "off"]
-CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta"]
+CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta", "equirectangular"]
 CameraCenter = Literal["inverse", "transpose"]
 
 BACKENDS: Final = get_args(Backend)
@@ -22,6 +22,8 @@ RASTERIZE_MODES: Final = get_args(RasterizeMode)
 RENDER_MODES: Final = get_args(RenderMode)
 HIT_MODES: Final = ("d", "Ed", "RGB-d", "RGB-Ed")
 """Render modes whose last channel is a distance along the rays of pixels."""
+DISTANCE_MODES: Final[dict[str, RenderMode]] = {"D": "d", "ED": "Ed", "RGB+D": "RGB-d", "RGB+ED": "RGB-Ed"}
+"""Those by the modes of depth."""
 VALIDATE: Final = get_args(Validate)
 CAMERA_MODELS: Final = get_args(CameraModel)
 TILE_SIZES: Final = (4, 8, 16)
@@ -64,6 +66,12 @@ LENS_GAIN_MIN: Final = 0.8
 
 SHUTTER_STEPS: Final = 10
 """Iterations that find the time at which a rolling shutter exposes a point."""
+
+AXIS_MIN: Final = 1e-30
+"""Squared distance below which a point has no longitude (from the vertical axis), or no direction (from a camera)."""
+
+BEHIND_POLE: Final = 1e4
+"""How much more than others a sigma point counts whose longitude is farther than a right angle from the center's."""
 
 FTHETA_STEPS: Final = 12
 """Steps of Newton's method that invert an f-theta polynomial, each within an interval that is halved otherwise."""

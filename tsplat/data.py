@@ -225,6 +225,8 @@ class ScreenGaussians(NamedTuple):
         conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
         order: [nnz] int64, rows in *emission order*: front to back, for intersections to need a sort by tile only.
         image_ids: [nnz] int64, image of each row; None if rows are [I, N].
+        turns: [nnz] pixels of a turn of 360 degrees, for a camera that wraps: then tiles are also those of the copies a
+            turn to the left and to the right, each at most half a turn from its mean; or None.
     """
 
     means2d: Tensor
@@ -233,6 +235,7 @@ class ScreenGaussians(NamedTuple):
     opacities: Tensor | None
     order: Tensor
     image_ids: Tensor | None
+    turns: Tensor | None = None
 
 
 class Spans(NamedTuple):
@@ -241,7 +244,8 @@ class Spans(NamedTuple):
     Attributes:
         rows, first_tile_rows: [nnz] int32, row of each Gaussian, and its first tile row, in emission order.
         span_starts: [nnz + 1] int32, first span of each of them, and the number S of spans.
-        positions, first_columns: [S] int32, position of each span's Gaussian in emission order, and first tile.
+        positions, first_columns: [S] int32, position of each span's Gaussian in emission order, and first tile. Tiles
+            beyond the last of a row are its first ones, if cameras wrap.
         place_starts, n_intersections: [S + 1] int32, first intersection of each span, and M; M.
     """
 

@@ -47,11 +47,14 @@ def render(call: Call) -> Rendering:
     if call.sparse_gradients is not None:
         call.sparse_gradients.set_visible(projected)
     features = shade(call, gaussians.means, centers, projected, shaded)
-    shaped, features, extra = with_shapes(call, gaussians, projected, features)
+    shaped, features, extra = with_shapes(call, gaussians, cameras, projected, features)
     received, features = exchange(call.ranks, shaped, features, absgrad=options.absgrad)
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
     budget = call.memory_budget(splats)
-    intersections = intersect(received, call.grid, settings.intersection, budget, call.explain_memory, call.ranks)
+    turns = call.find_turns(received, cameras)
+    intersections = intersect(
+        received, call.grid, settings.intersection, budget, call.explain_memory, call.ranks, turns
+    )  # fmt: skip
     maps = composite_maps(call, splats, intersections, cameras)
     note_need(intersections.whole, options.capacity, call.grid, call.ranks)
     meta = describe_render(call, gaussians.valid, projected, received, intersections, maps, extra)
@@ -64,7 +67,7 @@ def render(call: Call) -> Rendering:
 @in_full_precision
 def rasterization(
     means: Tensor, quats: Tensor | None, scales: Tensor | None, opacities: Tensor, colors: Tensor | None,
-    viewmats: Tensor, Ks: Tensor, width: int, height: int,
+    viewmats: Tensor, Ks: Tensor | None, width: int, height: int,
     near_plane: float = 0.01, far_plane: float = 1e10, radius_clip: float = 0.0, eps2d: float = 0.3,
     sh_degree: int | None = None, packed: bool = True, tile_size: int | None = 16,
     backgrounds: Tensor | None = None, render_mode: RenderMode = "RGB",
@@ -101,6 +104,7 @@ def rasterization(
             harmonics + 0.5, which are not clamped.
         viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x points right, y down (OpenCV).
         Ks: [..., C, 3, 3] intrinsics in pixels (see ``camera_model``); pixel centers are at +0.5. Not differentiable.
+            None for full panoramas of equirectangular cameras.
         width, height: Image size in pixels.
         near_plane, far_plane: Gaussians outside these camera-space depths z are culled. Pinhole cameras see nothing
             behind z = 0.
@@ -153,7 +157,10 @@ def rasterization(
             per world unit; ``"fisheye"`` at fx theta x/r + cx, with r = sqrt(x^2 + y^2) and the angle theta from the
             optical axis in radians (equidistant, without distortion). y is alike. ``near_plane`` may be negative for
             ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` requires ``with_ut`` and
-            ``ftheta_coeffs``, and reads only the principal point of ``Ks``.
+            ``ftheta_coeffs``, and reads only the principal point of ``Ks``. ``"equirectangular"`` requires ``with_ut``,
+            and is for panoramas: fx atan2(x, z) + cx, and fy atan2(y, sqrt(x^2 + z^2)) + cy. Columns wrap, and sorting,
+            planes and depths are by distance; with ``with_eval3d``, ``"D"`` is ``"d"``. Close to poles, no
+            ellipse has the shape of a Gaussian; ``with_eval3d`` is exact. See docs/cameras.md.
         with_ut: Whether to project by the unscented transform (3DGUT, arXiv 2412.12507) instead of EWA splatting, which
             the arguments below need. Takes ``quats`` and ``scales``. Gaussians behind a camera, or outside of what its
             lens sees, are culled; see docs/cameras.md. Unlike gsplat's, it is differentiable.
@@ -162,7 +169,7 @@ def rasterization(
         tangential_coeffs, thin_prism_coeffs: [..., C, 2] p1, p2, and [..., C, 4] s1 to s4, of pinhole lenses.
         ftheta_coeffs: An :class:`FThetaCameraDistortionParameters`, or gsplat's, of all cameras; see docs/cameras.md.
         external_distortion_coeffs: A :class:`BivariateWindshieldModelParameters`, or gsplat's: a windshield in front of
-            all cameras, of any model but ortho; see docs/cameras.md.
+            all cameras, of any model but ortho and equirectangular; see docs/cameras.md.
         rolling_shutter: A :class:`RollingShutterType`, or its name: the direction in which rows or columns are read.
         viewmats_rs: [..., C, 4, 4] poses at the end of the readout, of a rolling shutter; ``viewmats`` are those at its
             start. Rotations must be orthonormal. Both are differentiable, as rotations.

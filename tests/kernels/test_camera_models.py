@@ -42,6 +42,7 @@ def test_every_camera_model_has_a_lens_in_each_implementation():
         formulas = lens_formulas.LENSES[model]
         assert lens.culls_by_distance == of_kernels[model].CULLS_BY_DISTANCE == formulas.culls_by_distance
         assert lens.is_parallel == formulas.is_parallel
+        assert lens.wraps == of_kernels[model].WRAPS == formulas.wraps
 
 
 def at_angles(dtype):

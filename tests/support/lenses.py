@@ -24,10 +24,16 @@ CASES = [
     ("ftheta", "ROLLING_TOP_TO_BOTTOM"),
     ("inverse ftheta", "GLOBAL"),
     ("inverse ftheta", "ROLLING_RIGHT_TO_LEFT"),
+    ("equirectangular", "GLOBAL"),
+    ("partial equirectangular", "ROLLING_TOP_TO_BOTTOM"),
 ]
 QUICK = (0, 3, 6, 7, 8, 15)
 """Cases that `make quick` runs."""
-PARAMETERS = [case if i in QUICK else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(CASES)]
+ALONE = CASES.index(("equirectangular", "GLOBAL"))
+"""The case of full panoramas, which have tests of their own, and whose kernels would take long to compile for all."""
+PARAMETERS = [
+    case if i in QUICK else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(CASES) if i != ALONE
+]
 
 
 def ftheta(kind, scale, max_angle=0.6):
@@ -53,6 +59,27 @@ def windshield(seed=0):
     )
 
 
+def all_around(scene, seed, *, is_full):
+    """Means of a scene in all directions, some at the seam, around poles or around the cameras; and its intrinsics.
+
+    Those are of full panoramas, or of ones of 230 by 130 degrees that are centered elsewhere and mirrored.
+    """
+    means, Ks = scene["means"], scene["Ks"].clone()
+    generator = torch.Generator().manual_seed(seed + 1)
+    directions = torch.randn(means.shape, generator=generator, dtype=torch.float64)
+    thin = torch.tensor([[1.0, 1, 1], [1, 1, 1], [0.02, 0.6, -1], [0.1, 1, 0.1], [0.15, -1, -0.1], [0.3, 0.3, 0.3]])
+    directions = directions * thin.double()[torch.arange(means.shape[-2]) % 6]
+    directions[..., 2::6, 2] = -directions[..., 2::6, 2].abs()  # across the seam
+    distances = means.double().norm(dim=-1, keepdim=True)
+    distances[..., 5::6, :] *= 0.1  # cameras are inside of some
+    means = (directions / directions.norm(dim=-1, keepdim=True)).to(means.device) * distances
+    span = (2 * torch.pi, torch.pi) if is_full else (4.0, -2.3)
+    for axis, size in enumerate((scene["width"], scene["height"])):
+        Ks[..., axis, axis] = size / span[axis]
+        Ks[..., axis, 2] = size * (0.5 if is_full else (1.9, 0.45)[axis])
+    return dict(means=means.to(Ks), Ks=Ks)
+
+
 def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **structure):
     """A scene in front of cameras with random coefficients, that move during the readout of a rolling shutter."""
     is_behind_glass, kind = kind.startswith("windshield"), kind.removeprefix("windshield ")
@@ -60,6 +87,8 @@ def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **st
     scene = scenes.make(scenes.Structure(**dict(n=15, seed=seed, camera_model=model) | structure), dtype, device)
     if model in ("fisheye", "ftheta"):
         scene["means"][..., 2].abs_()
+    elif model == "equirectangular":
+        scene |= all_around(scene, seed, is_full=kind == model)
     generator = torch.Generator().manual_seed(seed)
     *leading, _, _ = scene["viewmats"].shape
 

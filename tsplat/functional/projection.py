@@ -197,7 +197,7 @@ def fully_fused_projection_with_ut(
         antialiased=check_bool("calc_compensations", calc_compensations),
         numerics=preset,
         backend=backend,
-        unscented=check_unscented(True, ut_params, preset, global_z_order),
+        unscented=check_unscented(True, ut_params, preset, global_z_order, camera_model),
     )
     cameras = Cameras(viewmats, Ks)
     batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)

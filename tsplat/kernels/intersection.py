@@ -78,6 +78,26 @@ def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
     return first_tile, count
 
 
+@triton.jit
+def _wrapped_range(low, high, mean, turn, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
+    """As ``_tile_range``, for columns that wrap: the range may begin anywhere, and go on with the first tile.
+
+    An interval is at most half a turn to either side of the mean. Its copy from the left, beyond the right end of the
+    image, adds tiles at the left end, and its copy from the right adds tiles at the right end.
+    """
+    low = tl.maximum(low, mean - 0.5 * turn)
+    high = tl.minimum(high, mean + 0.5 * turn)
+    first, count = _tile_range(low, high, n_tiles, TILE, CENTERS)
+    _, from_left = _tile_range(low - turn, high - turn, n_tiles, TILE, CENTERS)
+    from_right, after = _tile_range(low + turn, high + turn, n_tiles, TILE, CENTERS)
+    end = tl.where(count > 0, first + count, 0)
+    start = tl.where(after > 0, from_right, tl.where(count > 0, first, 0))
+    to_end = tl.where((count > 0) | (after > 0), n_tiles - start, 0)
+    total = tl.where(from_left > 0, to_end + from_left, count)
+    total = tl.where(after > 0, n_tiles - start + tl.maximum(end, from_left), total)
+    return start, tl.minimum(total, n_tiles)
+
+
 @kernel
 def _tile_rows_kernel(
     means2d,  # [nnz, 2]
@@ -119,6 +139,7 @@ def _tile_columns_kernel(
     rows,  # [nnz] int32
     first_tile_rows,  # [nnz] int32
     span_starts,  # [nnz + 1] int32
+    turns,  # [nnz], see ``ScreenGaussians``, or None
     positions,  # [S] int32, output
     first_columns,  # [S] int32, output
     n_columns,  # [1 + S] int32, output
@@ -154,7 +175,11 @@ def _tile_columns_kernel(
             reach_left = (c[1] * dy_left + tl.sqrt(tl.maximum(level * a - det * dy_left * dy_left, 0.0))) / a
             high = tl.where(thick, tl.minimum(high, mean[0] + reach_right), high)
             low = tl.where(thick, tl.maximum(low, mean[0] - reach_left), low)
-        first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
+        if turns is not None:
+            turn = tl.load(turns + row, mask=mask, other=1.0)
+            first, count = _wrapped_range(low, high, mean[0], turn, tile_width, TILE, conics is not None)
+        else:
+            first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
         tl.store(positions + span, position.to(tl.int32), mask=span < n_spans)
         tl.store(first_columns + span, first, mask=span < n_spans)
         tl.store(n_columns + 1 + span, tl.where(mask, count, 0), mask=span < n_spans)
@@ -177,7 +202,7 @@ def _tile_intersections_kernel(
     flatten_ids,  # [M] int32, output
     n_spans: "Int", n_intersections: "Int", steps: "Int", n_per_image: "Int",
     tile_width: "Int", n_tiles: "Int", key_bias: "Int", last_key: "Int",
-    ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
+    WRAPS: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first_place = tl.program_id(0).to(tl.int64) * BLOCK
     place = first_place + tl.arange(0, BLOCK)
@@ -194,6 +219,8 @@ def _tile_intersections_kernel(
             image = row // n_per_image
         y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
         x = tl.load(first_columns + span) + (safe - tl.load(place_starts + span))
+        if WRAPS:
+            x = tl.where(x >= tile_width, x - tile_width, x)
         key = tl.where(mask, image * n_tiles + y * tile_width + x - key_bias, last_key)
         tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < n_intersections)
         tl.store(flatten_ids + place, row.to(tl.int32), mask=place < n_intersections)
@@ -249,7 +276,7 @@ def tile_rows(
     _tile_rows_kernel.launch_elementwise(
         max(n, 1),
         BLOCK,
-        **screen._asdict(),
+        **{name: value for name, value in screen._asdict().items() if name != "turns"},
         rows=rows,
         first_tile_rows=first_tile_rows,
         n_tile_rows=n_tile_rows,
@@ -303,6 +330,7 @@ def tile_columns(
         rows=rows,
         first_tile_rows=first_tile_rows,
         span_starts=span_starts,
+        turns=screen.turns,
         positions=positions,
         first_columns=first_columns,
         n_columns=n_columns,
@@ -345,6 +373,7 @@ def tile_intersections(
         n_tiles=grid.tiles_per_image,
         key_bias=key_bias,
         last_key=last_key,
+        WRAPS=screen.turns is not None,
         ON_CPU=is_compiled_for_cpu(keys),
     )
     return keys, flatten_ids

@@ -3,13 +3,14 @@
 ``lens`` are values of ``Cameras.lens``, or None; the polynomials of a windshield follow those of the lens in it.
 """
 
+import math
 from collections import namedtuple
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import CameraSettings
+from ..config import AXIS_MIN, CameraSettings
 from ..formulas.rotations import Triple
 from .lenses import LENSES, Lens
 from .lenses.interface import N_COEFFICIENTS
@@ -31,10 +32,11 @@ def lens_pixel(
     p: Triple, lens: Tensor | None, intrinsics: tuple[Tensor, ...], camera: CameraSettings, margin: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front."""
-    front = p[2] > 0
+    model = LENSES[camera.model]
+    front = p[0] * p[0] + p[1] * p[1] + p[2] * p[2] > AXIS_MIN if model.wraps else p[2] > 0
     # Gradients of what is not used must not be NaN.
     p = (torch.where(front, p[0], 0.0), torch.where(front, p[1], 0.0), torch.where(front, p[2], 1.0))
-    model, seen = LENSES[camera.model], front
+    seen = front
     k, glass = _coefficients(() if lens is None else lens.unbind(1), model)
     if glass is not None:
         p, clear = _refract(p, glass.horizontal, glass.vertical)
@@ -42,9 +44,21 @@ def lens_pixel(
     x, y, shown = model.bend(p, k)
     fx, fy, cx, cy = intrinsics
     u, v = torch.where(front, fx * x + cx, 0.0), torch.where(front, fy * y + cy, 0.0)
+    if model.wraps:
+        u = torch.where(front, u - turns_of(u - 0.5 * camera.width, turn_of(fx)), 0.0)
     side, top = margin * camera.width, margin * camera.height
     inside = (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
     return u, v, seen & shown & inside
+
+
+def turn_of(fx: Tensor) -> Tensor:
+    """Pixels of a turn of 360 degrees, the period of u of a lens that wraps."""
+    return 2 * math.pi * fx.abs()
+
+
+def turns_of(difference: Tensor, turn: Tensor) -> Tensor:
+    """What to take from a difference of two u to have that of the nearest copies, whole turns."""
+    return turn * (difference.detach() / turn + 0.5).floor()
 
 
 def directions(x: Tensor, y: Tensor, lens: Tensor | None, camera: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:

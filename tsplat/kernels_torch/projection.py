@@ -24,7 +24,7 @@ from .lenses import LENSES
 from .lenses.interface import Row
 from .projector import Bounds, Projector, Screen
 from .surfel_projection import surfels
-from .unscented import unscented
+from .unscented import limits_on_sphere, unscented
 
 POSE = (*[[(i, j) for j in range(3)] for i in range(3)], [(i, 3) for i in range(3)])
 """Entries of a view matrix: the rows of the rotation, and the translation."""
@@ -63,8 +63,7 @@ def _screen(
         Pixel mean x and y, depth, the screen covariance before eps2d is added, which rows their cameras see, None if
         culling tells, and the depth that the planes cull by. [nnz] each
     """
-    viewmats, Ks = cameras.viewmats, cameras.Ks
-    intrinsics = (Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2])
+    viewmats, intrinsics = cameras.viewmats, _intrinsics(cameras)
     w0, w1, w2, t = (tuple(viewmats[:, i, j] for i, j in places) for places in POSE)
     mean = tuple(entry[ids] for entry in gaussians.means.unbind(-1))
     if settings.unscented is not None:
@@ -91,6 +90,12 @@ def _screen(
     return u, v, z, sharp, None, z
 
 
+def _intrinsics(cameras: Cameras) -> tuple[Tensor, ...]:
+    """fx, fy, cx and cy of each row's camera."""
+    Ks = cameras.Ks
+    return Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2]
+
+
 def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
     """The row of the Jacobian times the world-to-camera rotation with rows w."""
     terms = [(entry, of_rotation) for entry, of_rotation in zip(row, w) if entry is not None]
@@ -106,7 +111,9 @@ def _ellipses(
     a, b, c = sharp[0] + settings.eps2d, sharp[1], sharp[2] + settings.eps2d
     det = a * c - b * b
     rho = None
-    if settings.antialiased or settings.unscented is not None:
+    wraps = LENSES[settings.camera.model].wraps
+    # The unscented transform culls by the compensated opacity, as gsplat does, which has no lenses that wrap.
+    if settings.antialiased or (settings.unscented is not None and not wraps):
         floor = settings.numerics.compensation_floor
         ratio = (sharp[0] * sharp[2] - b * b) / det
         free = ratio > floor * floor
@@ -115,7 +122,11 @@ def _ellipses(
 
     def bounds(opacities: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         bounded = opacities if opacities is None or rho is None else opacities * rho
-        visible, radii = _bounds(sharp, det, bounded, settings)
+        limits = None
+        if wraps:
+            assert gaussians.scales is not None
+            limits = limits_on_sphere(y, depths, gaussians.scales[ids], _intrinsics(cameras), settings)
+        visible, radii = _bounds(sharp, det, bounded, limits, settings)
         if seen is not None:
             visible &= seen
         return visible & (det > 0) & det.isfinite(), radii, z
@@ -124,9 +135,13 @@ def _ellipses(
 
 
 def _bounds(
-    sharp: Triple, det: Tensor, opacities: Tensor | None, settings: ProjectionSettings
+    sharp: Triple,
+    det: Tensor,
+    opacities: Tensor | None,
+    limits: tuple[Tensor, Tensor] | None,
+    settings: ProjectionSettings,
 ) -> tuple[Tensor, Tensor]:
-    """Returns whether rows are opaque and large enough to be visible [nnz], and radii [nnz, 2]."""
+    """Returns whether rows are opaque and large enough to be visible [nnz], and radii [nnz, 2] within limits."""
     numerics = settings.numerics
     visible = torch.ones_like(det, dtype=torch.bool)
     extend = torch.full_like(det, numerics.extend)
@@ -140,6 +155,8 @@ def _bounds(
         middle = 0.5 * (blurred_x + blurred_y)
         largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
         radii = (extend * largest.sqrt()).ceil()[:, None].expand(-1, 2)
+    if limits is not None:
+        radii = torch.minimum(torch.maximum(radii, limits[0].ceil()), limits[1].ceil())
     radii = radii.clamp_max(RADIUS_MAX)
     return visible & (radii > settings.radius_clip).any(-1), radii
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..config import BEHIND_POLE
 from ..data import ProjectionSettings
 from ..formulas.rotations import Triple
-from .lens_pixels import lens_pixel
+from .lens_pixels import lens_pixel, turn_of, turns_of
 from .lenses import LENSES
 from .shutters import Pose, pixel_in_time, pose_at, to_camera
 
@@ -41,6 +42,7 @@ def unscented(
             return lens_pixel(to_camera(point, pose), lens, intrinsics, camera, transform.margin)
         return pixel_in_time(point, shutter, lens, intrinsics, camera, transform.margin)
 
+    wraps = LENSES[camera.model].wraps
     x, y, valid = project(mean)
     offsets = []
     counts = valid.to(torch.int32)
@@ -50,15 +52,22 @@ def unscented(
             point = (mean[0] + spread * axis[0], mean[1] + spread * axis[1], mean[2] + spread * axis[2])
             u, v, also = project(point)
             counts = counts + also
-            offsets.append((u - x, v - y))
+            dx = u - x
+            if wraps:
+                dx = dx - turns_of(dx, turn_of(intrinsics[0]))
+            offsets.append((dx, v - y))
     # The mean weights add to 1, so only differences from the center are weighted, which loses no precision.
-    shift_x, shift_y = (transform.weight * torch.stack(each).sum(0) for each in zip(*offsets))
+    if wraps:
+        shift_x = shift_y = torch.zeros_like(x)
+    else:
+        shift_x, shift_y = (transform.weight * torch.stack(each).sum(0) for each in zip(*offsets))
     a = transform.center_weight * shift_x * shift_x
     b = transform.center_weight * shift_x * shift_y
     c = transform.center_weight * shift_y * shift_y
     for dx, dy in offsets:
         dx, dy = dx - shift_x, dy - shift_y
-        a = a + transform.weight * dx * dx
+        wide = over_poles(dx, turn_of(intrinsics[0])) if wraps else dx
+        a = a + transform.weight * wide * wide
         b = b + transform.weight * dx * dy
         c = c + transform.weight * dy * dy
     if shutter is not None:
@@ -70,3 +79,24 @@ def unscented(
         z = depth if LENSES[camera.model].culls_by_distance else z
     seen = counts == 7 if transform.all_valid else counts > 0
     return x + shift_x, y + shift_y, depth, (a, b, c), seen, z
+
+
+def over_poles(difference: Tensor, turn: Tensor) -> Tensor:
+    """How far apart the u of two sigma points count, from their difference: far more if a pole is between them."""
+    size = difference.abs()
+    return size + BEHIND_POLE * (size - 0.25 * turn).clamp_min(0)
+
+
+@torch.no_grad()
+def limits_on_sphere(
+    v: Tensor, distance: Tensor, scales: Tensor, intrinsics: tuple[Tensor, ...], settings: ProjectionSettings
+) -> tuple[Tensor, Tensor]:
+    """Least and largest half extents in u and v, [nnz, 2] each; see ``kernels/projection/unscented.py``."""
+    fx, fy, _, cy = intrinsics
+    cosine = ((v - cy) / fy).cos()
+    sine = (settings.numerics.extend * scales.abs().amax(-1) / distance).clamp_max(1.0)
+    holds_pole = sine >= cosine
+    longitudes = torch.where(holds_pole, torch.pi, (sine / torch.where(holds_pole, 1.0, cosine)).asin())
+    focal = torch.stack([fx, fy], -1).abs()
+    least = focal * torch.stack([longitudes, sine.asin()], -1)
+    return torch.where((sine > 0.1 * cosine)[:, None], least, 0.0), torch.pi * focal

@@ -18,6 +18,7 @@ from ..config import (
     ALPHA_MIN,
     DEFAULT_NUMERICS,
     DEPTH_ALPHA_MIN,
+    DISTANCE_MODES,
     HIT_MODES,
     MAGNITUDE_MAX,
     QUAT_NORM_MIN,
@@ -32,7 +33,17 @@ from ..config import (
 )
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..precision import differentiable, product
-from .camera_formulas import Camera, distances, facing, intrinsics, path_of, project_points
+from .camera_formulas import (
+    Camera,
+    distances,
+    extents_on_sphere,
+    facing,
+    full_turn,
+    intrinsics,
+    path_of,
+    project_points,
+    shorter_way,
+)
 from .camera_formulas import quaternion_to_rotation as quaternion_to_rotation
 from .camera_formulas import rays as camera_rays
 from .camera_formulas import unscented as unscented_transform
@@ -144,6 +155,7 @@ def project(
     seen = seen & (det > 0) & det.isfinite()
     safe_det = torch.where(det > 0, det, torch.ones_like(det))
     conics = torch.stack([c / safe_det, -b / safe_det, a / safe_det], -1)
+    wraps = LENSES[settings.camera.model].wraps
     ratio = det_sharp / safe_det
     floor = numerics.compensation_floor
     free = ratio > floor * floor
@@ -153,12 +165,16 @@ def project(
     row_opacities, bounded = compensations, None
     if opacities is not None:
         row_opacities = opacities[..., None, :] * compensations
-        # The unscented transform always culls by the compensated opacity.
-        bounded = row_opacities if settings.unscented is None else opacities[..., None, :] * damping
+        # The unscented transform culls by the compensated opacity, as gsplat does, which has no lenses that wrap.
+        bounded = row_opacities if settings.unscented is None or wraps else opacities[..., None, :] * damping
         if numerics.opacity_aware:
             seen = seen & (bounded >= ALPHA_MIN)
             margin = torch.minimum(margin, _relative(bounded, ALPHA_MIN))
     half = _half_extents(a, c, det, bounded, numerics)
+    if wraps:
+        assert axes is not None
+        lengths = axes.square().sum(-2).amax(-1).sqrt()[..., None, :]
+        half = extents_on_sphere(half, means2d, depths, lengths, intrinsics(Ks), numerics)
     radius = half.ceil().clamp_max(RADIUS_MAX)
     seen = seen & (radius > settings.radius_clip).any(-1)
     size = torch.tensor([settings.camera.width, settings.camera.height], dtype=means.dtype, device=means.device)
@@ -212,6 +228,18 @@ def _pixel_centers(size: int, like: Tensor) -> Tensor:
     return torch.arange(size, dtype=like.dtype, device=like.device) + 0.5
 
 
+def _sigmas(means2d: Tensor, conics: Tensor, width: int, height: int, wrapped: Tensor | None = None) -> Tensor:
+    """Half the squared distances of pixels from Gaussians [..., 1, 1, N, 2], in standard deviations. [..., H, W, N]
+
+    Those of the nearest copies if ``wrapped`` are the intrinsics [..., 4] of cameras whose u has a period.
+    """
+    dx = _pixel_centers(width, means2d)[None, :, None] - means2d[..., 0]
+    dy = _pixel_centers(height, means2d)[:, None, None] - means2d[..., 1]
+    if wrapped is not None:
+        dx = shorter_way(dx, wrapped[..., None, None, None, :])
+    return 0.5 * (conics[..., 0] * dx * dx + conics[..., 2] * dy * dy) + conics[..., 1] * dx * dy
+
+
 def composite(
     means2d: Tensor, conics: Tensor, opacities: Tensor, colors: Tensor, backgrounds: Tensor | None, order: Tensor,
     visible: Tensor, width: int, height: int, *, numerics: Numerics = DEFAULT_NUMERICS, contributes: Tensor | None =
@@ -229,9 +257,7 @@ def composite(
     color = colors.gather(-2, index.expand_as(colors))
     shown = visible.gather(-1, order)[..., None, None, :]
     if sigmas is None:
-        dx = _pixel_centers(width, means2d)[None, :, None] - mean[..., 0]
-        dy = _pixel_centers(height, means2d)[:, None, None] - mean[..., 1]
-        sigma = 0.5 * (conic[..., 0] * dx * dx + conic[..., 2] * dy * dy) + conic[..., 1] * dx * dy
+        sigma = _sigmas(mean, conic, width, height)
     else:
         sigma = sigmas.gather(-1, order[..., None, None, :].expand_as(sigmas))
     raw = torch.where(shown, opacity * torch.exp(-torch.where(shown, sigma, 0.0)), 0.0)
@@ -300,6 +326,8 @@ def rasterize(
     as that run's would. ``tile_size`` has no effect without ``with_eval3d``.
     """
     decided = decisions or Decisions()
+    if LENSES[camera_model].wraps and with_eval3d:
+        render_mode = DISTANCE_MODES.get(render_mode, render_mode)
     if covars is not None:
         quats = scales = None
     valid = shown = None
@@ -345,14 +373,20 @@ def rasterize(
     own_order, order_margin = _depth_order(visible, depths)
     order = own_order if decided.order is None else decided.order
     sigmas, seen = None, []
+    wrapped = intrinsics(Ks) if LENSES[camera_model].wraps else None
     if with_eval3d:
         assert axes is not None and quats is not None
         camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
         pixel_rays = camera_rays(camera, settings.camera) if rays is None else (rays[..., :3], rays[..., 3:])
-        squared, exists, hits = distances(*pixel_rays, means, axes, in_front=numerics.ray_footprint == "ray in front")
-        counted = _in_tiles(projection.means2d, projection.radii, width, height, tile_size) & exists[..., None]
+        in_front = numerics.ray_footprint == "ray in front" or wrapped is not None
+        squared, exists, hits = distances(*pixel_rays, means, axes, in_front=in_front)
+        turn = None if wrapped is None else full_turn(wrapped)
+        counted = _in_tiles(projection.means2d, projection.radii, width, height, tile_size, turn) & exists[..., None]
         sigmas = torch.where(counted, 0.5 * squared, torch.inf)
         seen = [hits[..., None], facing(quats, pixel_rays[1])]
+    elif wrapped is not None:
+        rows = (projection.means2d[..., None, None, :, :], projection.conics[..., None, None, :, :])
+        sigmas = _sigmas(*rows, width, height, wrapped)
     image = composite(
         projection.means2d, projection.conics, projection.opacities, shaded, backgrounds, order, visible, width, height,
         numerics=numerics, contributes=decided.contributes, sigmas=sigmas,
@@ -377,8 +411,18 @@ def rasterize(
     )
 
 
-def _in_tiles(means2d: Tensor, radii: Tensor, width: int, height: int, tile_size: int) -> Tensor:
-    """Which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]"""
+def _in_tiles(
+    means2d: Tensor, radii: Tensor, width: int, height: int, tile_size: int, turn: Tensor | None = None
+) -> Tensor:
+    """Which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]
+
+    Boxes are also those a ``turn`` [..., C] to the left and to the right, and at most a turn wide.
+    """
+    if turn is not None:
+        radii = torch.stack([torch.minimum(radii[..., 0], 0.5 * turn[..., None]), radii[..., 1]], -1)
+        aside = torch.stack([turn, torch.zeros_like(turn)], -1)[..., None, :]
+        boxes = [_in_tiles(means2d + k * aside, radii, width, height, tile_size) for k in (-1, 0, 1)]
+        return boxes[0] | boxes[1] | boxes[2]
     inside = torch.ones((), dtype=torch.bool, device=means2d.device)
     for axis, size in enumerate((width, height)):
         mean, radius = means2d[..., axis], radii[..., axis]

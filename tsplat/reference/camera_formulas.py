@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import SHUTTER_STEPS, CameraSettings, Unscented
+from ..config import AXIS_MIN, BEHIND_POLE, SHUTTER_STEPS, CameraSettings, Numerics, Unscented
 from ..precision import product
 from .lens_formulas import LENSES, Lens
 
@@ -77,13 +77,56 @@ def unscented(
         pixels, valid = _pixels_in_time(points, cameras, settings, transform.margin)
         half = torch.full(pixels.shape[:-1], 0.5, dtype=means.dtype, device=means.device)
         in_camera = _move(points, *_pose(cameras.shutter[..., None, None, :], half))[..., 0, :]
+    all_seen = valid.all(-1) if transform.all_valid else valid.any(-1)
+    if LENSES[settings.model].wraps:
+        own = cameras.intrinsics[..., None, None, :]
+        across = shorter_way(pixels[..., 0] - pixels[..., :1, 0], own)
+        down = pixels[..., 1] - pixels[..., :1, 1]
+        beyond = (across.abs() - 0.25 * full_turn(own)).clamp_min(0)
+        wide = across.abs() + BEHIND_POLE * beyond
+        xx, xy, yy = (transform.weight * (a * b).sum(-1) for a, b in ((wide, wide), (across, down), (down, down)))
+        covariances = torch.stack([torch.stack([xx, xy], -1), torch.stack([xy, yy], -1)], -2)
+        return pixels[..., 0, :], in_camera, covariances, all_seen
     weights = torch.full((7,), transform.weight, dtype=means.dtype, device=means.device)
     of_mean, of_covariance = weights.clone(), weights.clone()
     of_mean[0], of_covariance[0] = 1 - 6 * transform.weight, transform.center_weight
     means2d = (of_mean[:, None] * pixels).sum(-2)
     offsets = pixels - means2d[..., None, :]
     covariances = product((offsets * of_covariance[:, None]).transpose(-1, -2), offsets)
-    return means2d, in_camera, covariances, valid.all(-1) if transform.all_valid else valid.any(-1)
+    return means2d, in_camera, covariances, all_seen
+
+
+def full_turn(intrinsics: Tensor) -> Tensor:
+    """Pixels of a turn of 360 degrees. [..., 4] -> [...]"""
+    return 2 * torch.pi * intrinsics[..., 0].abs()
+
+
+def shorter_way(difference: Tensor, intrinsics: Tensor) -> Tensor:
+    """A difference of two values of u, the shorter way around, where u and u plus a turn are the same."""
+    turn = full_turn(intrinsics)
+    return difference - turn * (difference / turn + 0.5).floor()
+
+
+def extents_on_sphere(
+    half: Tensor, pixels: Tensor, distances: Tensor, lengths: Tensor, intrinsics: Tensor, numerics: Numerics
+) -> Tensor:
+    """Half extents in u and v, at most half a turn, and those of the caps of directions that hold wide Gaussians.
+
+    Args:
+        half: Those of ellipses, [..., C, N, 2].
+        pixels, distances: Of means, [..., C, N, 2] and [..., C, N].
+        lengths: The largest standard deviation of each Gaussian, [..., 1, N].
+        intrinsics: [..., C, 4].
+    """
+    fx, fy, _, cy = intrinsics[..., None, :].unbind(-1)
+    cosine = ((pixels[..., 1] - cy) / fy).cos()
+    sine = (numerics.extend * lengths / distances).clamp_max(1)
+    holds_pole = sine >= cosine
+    longitudes = torch.where(holds_pole, torch.pi, (sine / torch.where(holds_pole, 1.0, cosine)).asin())
+    focal = torch.stack([fx, fy], -1).abs()
+    cap = focal * torch.stack([longitudes, sine.asin()], -1)
+    cap = torch.where((sine > 0.1 * cosine)[..., None], cap, 0.0)
+    return torch.minimum(torch.maximum(half, cap.detach()), torch.pi * focal)
 
 
 def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
@@ -92,7 +135,8 @@ def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
 
 def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
     """Pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, 0 behind it; which are valid."""
-    front = points[..., 2] > 0
+    wraps = LENSES[settings.model].wraps
+    front = points.square().sum(-1) > AXIS_MIN if wraps else points[..., 2] > 0
     x, y, z = torch.where(front[..., None], points, points.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
     lens = LENSES[settings.model]
     k, glass = _coefficients(cameras.lens, lens)
@@ -103,6 +147,10 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     pixels = torch.where(front[..., None], focal * torch.stack([a, b], -1) + center, 0.0)
     size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
+    if wraps:
+        middle = 0.5 * settings.width
+        across = middle + shorter_way(pixels[..., 0] - middle, cameras.intrinsics[..., None, None, :])
+        pixels = torch.where(front[..., None], torch.stack([across, pixels[..., 1]], -1), 0.0)
     inside = ((pixels >= -margin * size) & (pixels < size + margin * size)).all(-1)
     return pixels, front & clear & seen & inside
 

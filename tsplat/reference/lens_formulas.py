@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import FOV_MARGIN, LENS_GAIN_MIN, CameraSettings
+from ..config import AXIS_MIN, FOV_MARGIN, LENS_GAIN_MIN, CameraSettings
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -23,11 +23,13 @@ class Lens:
         coefficients: Class that names the coefficients.
         culls_by_distance: Whether planes cull by the distance from the camera, where depth is that distance.
         is_parallel: Whether rays start at x and y, and not at the center of the camera.
+        wraps: Whether x is an angle of a full circle, so that the camera has no back, and u a period.
     """
 
     coefficients: Any = namedtuple("coefficients", ())
     culls_by_distance = False
     is_parallel = False
+    wraps = False
 
     def project(self, p: Triple, intrinsics: Tensor, settings: CameraSettings) -> tuple[Triple, tuple[Triple, Triple]]:
         """Pixels of points, without distortion, and whether they are defined; rows of the Jacobian."""
@@ -218,5 +220,30 @@ def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) 
     return 0.5 * (low + high)
 
 
-LENSES: dict[str, Lens] = {"pinhole": Pinhole(), "ortho": Ortho(), "fisheye": Fisheye(), "ftheta": FTheta()}
+class Equirectangular(Lens):
+    """u = fx longitude + cx and v = fy latitude + cy, where longitudes grow to the right and latitudes down."""
+
+    culls_by_distance = True
+    wraps = True
+
+    def bend(self, p: Triple, k: Any) -> Triple:
+        x, y, z = p
+        square = x * x + z * z
+        is_pole = square <= AXIS_MIN
+        across = torch.where(is_pole, 1.0, square).sqrt()
+        longitude = torch.where(is_pole, 0.0, torch.atan2(x, torch.where(is_pole, 1.0, z)))
+        latitude = torch.where(is_pole, 0.5 * torch.pi * y.sign(), (y / across).atan())
+        return longitude, latitude, torch.ones_like(is_pole)
+
+    def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
+        return (y.cos() * x.sin(), y.sin(), y.cos() * x.cos()), y.abs() <= 0.5 * torch.pi
+
+
+LENSES: dict[str, Lens] = {
+    "pinhole": Pinhole(),
+    "ortho": Ortho(),
+    "fisheye": Fisheye(),
+    "ftheta": FTheta(),
+    "equirectangular": Equirectangular(),
+}
 """By ``CameraSettings.model``."""

@@ -20,7 +20,7 @@ from ..arguments import (
     is_per_camera,
     kind_of,
 )
-from ..data import Cameras, Gaussians3D, Rays, Splats, TileGrid
+from ..data import Cameras, Gaussians3D, ProjectedGaussians, Rays, Splats, TileGrid
 from ..errors import ArgumentError, UnsupportedError
 from ..runtime.backend import launchers
 from ..runtime.bundles import flatten, restore, structure
@@ -29,7 +29,7 @@ from ..runtime.memory import MemoryBudget, check_images
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
-from .lens_models import LensArguments, add_lens
+from .lens_models import LensArguments, add_lens, given_intrinsics, turns_of_rows
 from .options import PLAIN, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_nothing_is_visible
@@ -160,6 +160,11 @@ class Call:
         settings = self.settings.compositing
         return camera_rays(self.choose_own(cameras), settings.camera, unit=settings.hits)
 
+    def find_turns(self, received: ProjectedGaussians, cameras: Cameras) -> Tensor | None:
+        """Returns the pixels of a turn for each Gaussian that this rank composites, given the cameras of all ranks;
+        None if cameras do not wrap."""
+        return turns_of_rows(received, self.choose_own(cameras), self.options.camera_model)
+
     def choose_own(self, cameras: Cameras) -> Cameras:
         """Returns this rank's cameras among those of all ranks."""
         if self.ranks is None:
@@ -189,7 +194,8 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
     """
     options, group = Options.of(arguments, surfels=surfels), arguments["group"]
     given: dict[str, Any] = {name: arguments.get(name) for name in GIVEN}
-    given["cameras"] = Cameras(arguments["viewmats"], arguments["Ks"])
+    size, viewmats = (arguments["width"], arguments["height"]), arguments["viewmats"]
+    given["cameras"] = Cameras(viewmats, given_intrinsics(arguments["Ks"], options.camera_model, viewmats, size))
     given["lens"] = LensArguments(*map(arguments.get, LensArguments._fields))
     call = Call(**given, options=options)
     distributed = check_bool("distributed", options.distributed)

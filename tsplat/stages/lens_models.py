@@ -24,7 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_bool, check_choice, check_devices, check_no_grad, check_number, check_tensor, describe
+from ..arguments import (
+    check_bool,
+    check_choice,
+    check_devices,
+    check_no_grad,
+    check_number,
+    check_size,
+    check_tensor,
+    describe,
+)
 from ..config import (
     CAMERA_MODELS,
     MAGNITUDE_MAX,
@@ -34,7 +43,7 @@ from ..config import (
     Unscented,
     UnscentedTransformParameters,
 )
-from ..data import Cameras, ProjectionSettings
+from ..data import Cameras, ProjectedGaussians, ProjectionSettings
 from ..errors import ArgumentError, ShapeError
 from ..formulas.rotations import quaternions
 from ..kernels_torch.lenses import LENSES
@@ -112,13 +121,32 @@ def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
     check_choice("camera_model", camera_model, CAMERA_MODELS, NOT_IMPLEMENTED | others)
 
 
+def given_intrinsics(Ks: Tensor | None, model: object, viewmats: object, size: tuple[Any, Any]) -> Any:
+    """Returns intrinsics as given; of cameras that wrap, those of a full panorama [..., C, 3, 3] in place of None."""
+    lens = LENSES.get(model) if isinstance(model, str) else None
+    if Ks is not None or lens is None or not lens.wraps or not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
+        return Ks
+    width, height = check_size("width", size[0]), check_size("height", size[1])
+    values = (width / (2 * math.pi), 0.0, 0.5 * width, 0.0, height / math.pi, 0.5 * height, 0.0, 0.0, 1.0)
+    dtype = torch.promote_types(torch.float32, viewmats.dtype)
+    return _on_device(values, dtype, viewmats.device).view(3, 3).expand(*viewmats.shape[:-2], 3, 3)
+
+
+def turns_of_rows(projected: ProjectedGaussians, cameras: Cameras, model: str) -> Tensor | None:
+    """Returns the pixels of a turn of 360 degrees for each row of cameras [B, C], [nnz]; None if they do not wrap."""
+    if not LENSES[model].wraps:
+        return None
+    turns, ids = 2 * math.pi * cameras.Ks[..., 0, 0].abs().flatten(), projected.image_ids()
+    return turns.repeat_interleave(projected.n_gaussians) if ids is None else turns[ids]
+
+
 def check_unscented(
-    with_ut: bool, ut_params: object, numerics: Numerics, global_z_order: object = True
+    with_ut: bool, ut_params: object, numerics: Numerics, global_z_order: object = True, model: str = "pinhole"
 ) -> Unscented | None:
     """Checks the parameters of the unscented transform. Returns None without it."""
     radial = not check_bool("global_z_order", global_z_order)
     if with_ut:
-        return Unscented.of(_check_parameters(ut_params), numerics, radial)
+        return Unscented.of(_check_parameters(ut_params), numerics, radial or LENSES[model].wraps)
     if ut_params is not None:
         raise ArgumentError("ut_params: requires with_ut=True, found with_ut=False")
     if radial:
@@ -163,12 +191,15 @@ def add_lens(
     windshield = given.pop("external_distortion_coeffs", None)
     if model == "ftheta":
         cameras = _add_ftheta(cameras, given.pop("ftheta_coeffs", None), batch, n_cameras)
-    elif windshield is not None and LENSES[model].is_parallel:
-        raise ArgumentError(f"external_distortion_coeffs: expected None for {model} cameras, whose rays are parallel")
+    elif windshield is not None and (LENSES[model].is_parallel or LENSES[model].wraps):
+        why = "whose rays are parallel" if LENSES[model].is_parallel else "which see all around; use another model"
+        raise ArgumentError(f"external_distortion_coeffs: expected None for {model} cameras, {why}")
     shapes = {name: (n,) for name, n in LENSES[model].arguments.items()} | {"viewmats_rs": (4, 4)}
     for name, tensor in given.items():
         if name not in shapes:
-            raise ArgumentError(f"{name}: expected None for {model} cameras")
+            others = [m for m, other in LENSES.items() if name in other.arguments or name == f"{m}_coeffs"]
+            remedy = f"; use camera_model {' or '.join(map(repr, others))}" if others else ""
+            raise ArgumentError(f"{name}: expected None for {model} cameras{remedy}")
         meaning = f"[..., C, {', '.join(map(str, shapes[name]))}] as viewmats"
         check_tensor(name, tensor, [*batch, n_cameras, *shapes[name]], meaning)
     check_devices({"viewmats": cameras.viewmats, **given})

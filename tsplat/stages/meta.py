@@ -142,6 +142,8 @@ def describe_render(
         values["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
         if call.options.with_eval3d:
             del values["received"]["conics"]  # they were replaced by shapes in 3D
+        elif not call.options.surfels:
+            values["received"]["conics"] = values["received"]["conics"][..., :3]
     if call.options.surfels:
         for rows in (values, *([values["received"]] if call.options.distributed else [])):
             rows["ray_transforms"] = rows.pop("conics").unflatten(-1, (3, 3))

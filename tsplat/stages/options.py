@@ -16,6 +16,7 @@ from ..arguments import (
 )
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from ..kernels_torch.lenses import LENSES
 from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, Output
 from .capacity import Capacity
 from .lens_models import check_camera_model, check_unscented, name_of
@@ -247,7 +248,7 @@ class Settings(NamedTuple):
             packed=o.packed,
             numerics=numerics,
             backend=o.backend,
-            unscented=check_unscented(o.with_ut, o.ut_params, numerics, o.global_z_order),
+            unscented=check_unscented(o.with_ut, o.ut_params, numerics, o.global_z_order, o.camera_model),
             surfels=o.surfels,
         )
         compositing = CompositingSettings(
@@ -257,13 +258,22 @@ class Settings(NamedTuple):
             absgrad=o.absgrad,
             numerics=numerics,
             backend=o.backend,
-            footprint="surfel" if o.surfels else numerics.ray_footprint if o.with_eval3d else "ellipse",
+            footprint=_footprint(o, numerics),
             outputs=o.outputs(),
         )
         intersection = IntersectionSettings(
             numerics, o.backend, segmented=o.segmented, capacity=o.capacity, boxes=o.with_eval3d or o.surfels
         )
         return cls(numerics, projection, intersection, compositing)
+
+
+def _footprint(o: Options, numerics: config.Numerics) -> str:
+    if o.surfels:
+        return "surfel"
+    wraps = LENSES[o.camera_model].wraps
+    if o.with_eval3d:
+        return "ray in front" if wraps else numerics.ray_footprint  # what is behind is seen there
+    return "wrapped ellipse" if wraps else "ellipse"
 
 
 def with_room(arguments: Mapping[str, Any], room: config.Capacities) -> dict[str, Any]:
@@ -301,6 +311,8 @@ def check_options(options: Options) -> tuple[Options, Settings]:
     culling = check_culling(*given, numerics, options.camera_model)
     numbers: dict[str, Any] = dict(zip(("near_plane", "far_plane", "radius_clip", "eps2d"), culling))
     options = options._replace(**numbers)
+    if LENSES[options.camera_model].wraps and options.with_eval3d:
+        options = options._replace(render_mode=config.DISTANCE_MODES.get(options.render_mode, options.render_mode))
     if options.backend == "reference":
         for name, _, _ in unsupported("reference", options._asdict()):
             raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")

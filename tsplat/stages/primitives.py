@@ -17,11 +17,12 @@ from .call import Call
 from .compositing import composite_outputs
 from .eval3d import with_world_shapes
 from .intersection import BandedIntersections
+from .lens_models import turns_of_rows
 from .surfel_pixels import composite_surfels, with_screen_gradient
 
 
 def with_shapes(
-    call: Call, gaussians: Gaussians3D, projected: ProjectedGaussians, features: Features
+    call: Call, gaussians: Gaussians3D, cameras: Cameras, projected: ProjectedGaussians, features: Features
 ) -> tuple[ProjectedGaussians, Features, dict[str, Tensor]]:
     """Returns projected Gaussians with the shapes of their footprint, and features with those of outputs in front.
 
@@ -33,6 +34,8 @@ def with_shapes(
     elif call.options.surfels:
         densify = extra["gradient_2dgs"] = torch.zeros_like(projected.means2d, requires_grad=True)
         projected = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
+    elif (turns := turns_of_rows(projected, cameras, call.options.camera_model)) is not None:
+        projected = projected._replace(conics=torch.cat([projected.conics, turns[:, None]], -1))
     return projected, with_outputs(features, projected, call.settings.compositing.outputs), extra
 
 

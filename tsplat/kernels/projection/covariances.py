@@ -43,8 +43,8 @@ def shape_of(sharp, blurred, opacity, C: tl.constexpr):
     if opacity is not None:
         culling_opacity = rho * opacity
         compensated_opacity = culling_opacity
-        # The unscented transform always culls by the compensated opacity.
-        if not C.COMPENSATE and C.UNSCENTED is not None:
+        # The unscented transform culls by the compensated opacity, as gsplat does, which has no lenses that wrap.
+        if not C.COMPENSATE and C.UNSCENTED is not None and not C.LENS.WRAPS:
             culling_opacity = opacity * compensation(det2(sharp), det, C.FLOOR)
         if C.OPACITY_AWARE:
             seen = seen & (culling_opacity >= constant(C.ALPHA_MIN, culling_opacity))

@@ -1,16 +1,22 @@
 """Device functions of the pixels of points, by any lens, with a windshield or without.
 
 ``k`` are the values of a lens, () without one; with a windshield, a pointer to its polynomials follows them. Points
-behind a camera are at pixel 0, 0, and are not seen. Tuples are laid out as in ``device_math.py``.
+behind a camera are at pixel 0, 0, and are not seen. Nothing is behind a camera whose lens wraps: u is in the period
+around the middle of the image. Tuples are laid out as in ``device_math.py``.
 """
+
+import math
 
 import triton
 import triton.language as tl
 
-from ..device_math import constant, load_tuple
+from ...config import AXIS_MIN
+from ..device_math import constant, dot, load_tuple
 from .windshield import refract, refract_vjp
 
 N_COEFFICIENTS = tl.constexpr(12)
+SQUARE_MIN = tl.constexpr(AXIS_MIN)
+TWO_PI = tl.constexpr(2 * math.pi)
 
 
 @triton.jit
@@ -37,19 +43,36 @@ def _bend(p, k, LENS: tl.constexpr):
 
 
 @triton.jit
-def _in_front(p):
+def turn_of(intrinsics):
+    """Pixels of a turn of 360 degrees, the period of u of a lens that wraps."""
+    return TWO_PI * tl.abs(intrinsics[0])
+
+
+@triton.jit
+def turns_of(difference, turn):
+    """What to take from a difference of two u to have that of the nearest copies, whole turns."""
+    return turn * tl.floor(difference / turn + 0.5)
+
+
+@triton.jit
+def _in_front(p, LENS: tl.constexpr):
     """Returns whether a point is in front of the camera, and the point, or one on the axis."""
-    front = p[2] > 0.0
+    if LENS.WRAPS:
+        front = dot(p, p) > SQUARE_MIN
+    else:
+        front = p[2] > 0.0
     return front, (tl.where(front, p[0], 0.0), tl.where(front, p[1], 0.0), tl.where(front, p[2], 1.0))
 
 
 @triton.jit
 def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
-    front, q = _in_front(p)
+    front, q = _in_front(p, LENS)
     x, y, seen, _, _ = _bend(q, k, LENS)
     u = tl.where(front, intrinsics[0] * x + intrinsics[2], 0.0)
     v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
+    if LENS.WRAPS:
+        u = tl.where(front, u - turns_of(u - 0.5 * width, turn_of(intrinsics)), 0.0)
     side = constant(MARGIN, u) * width
     top = constant(MARGIN, u) * height
     return u, v, front & seen & (u >= -side) & (u < width + side) & (v >= -top) & (v < height + top)
@@ -58,7 +81,7 @@ def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.c
 @triton.jit
 def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
     """Gradient of the point from that of its pixel."""
-    front, q = _in_front(p)
+    front, q = _in_front(p, LENS)
     _, _, _, saved, glass = _bend(q, k, LENS)
     v_x = intrinsics[0] * v_u
     v_y = intrinsics[1] * v_v
@@ -73,7 +96,7 @@ def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
 @triton.jit
 def coefficients_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
     """Gradient of the coefficients of a lens from that of the pixel of a point; zeros for what is not a coefficient."""
-    front, q = _in_front(p)
+    front, q = _in_front(p, LENS)
     _, _, _, saved, _ = _bend(q, k, LENS)
     v_x = tl.where(front, intrinsics[0] * v_u, 0.0)
     v_y = tl.where(front, intrinsics[1] * v_v, 0.0)

@@ -12,11 +12,17 @@ covariance and the gradient v of the mean:
 
     v_delta = v + 2 (center_weight - 1 + 6 weight) G delta
     v_u_i = weight (2 G (d_i - delta) + v_delta),  v_u_0 = v - sum v_u_i
+
+If the lens wraps, d_i is the shorter way around, and delta is 0: the mean of longitudes and latitudes around a pole is
+that of no direction, and would move a Gaussian there by many standard deviations.
 """
+
+import math
 
 import triton
 import triton.language as tl
 
+from ...config import BEHIND_POLE
 from ..device_math import (
     add,
     constant,
@@ -28,9 +34,14 @@ from ..device_math import (
     times,
 )
 from .covariances import blur, shape_of, shape_vjp
-from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp
+from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, turn_of, turns_of
+from .lenses.equirectangular import angle
 from .projector import Projector
 from .shutters import at_exposure_vjp, exposed_pixel, pose_at, pose_at_vjp, to_camera
+from .windshield import sine
+
+BEYOND = tl.constexpr(BEHIND_POLE)
+PI = tl.constexpr(math.pi)
 
 
 @triton.jit
@@ -67,6 +78,49 @@ def _pixel(point, camera, plane, C: tl.constexpr):
     else:
         u, v, seen = lens_pixel(to_camera(point, (w, t)), lens, intrinsics, width, height, LENS, MARGIN)
         return u, v, seen, u
+
+
+@triton.jit
+def _across(u, u0, camera, C: tl.constexpr):
+    """Difference of the u of two sigma points, what it counts in its own variance, and the derivative of that.
+
+    With a pole between the points, it counts far more: a Gaussian that holds a pole covers all columns.
+    """
+    difference = u - u0
+    if C.LENS.WRAPS:
+        turn = turn_of(camera[2])
+        difference -= turns_of(difference, turn)
+        beyond = tl.abs(difference) - 0.25 * turn
+        is_beyond = beyond > 0.0
+        more = tl.where(is_beyond, BEYOND * beyond, 0.0)
+        wide = difference + tl.where(difference < 0.0, -more, more)
+        return difference, wide, tl.where(is_beyond, 1.0 + BEYOND, 1.0)
+    else:
+        return difference, difference, 1.0
+
+
+@triton.jit
+def _radii_on_sphere(radii, v, distance, scale, intrinsics, C: tl.constexpr):
+    """Radii in whole pixels, at most half a turn, and of wide Gaussians at least those of a cap of directions.
+
+    The cap's radius is the angle of a sphere of the Gaussian's largest extent. Where caps are narrow against the
+    distance from the pole, the ellipse bounds a Gaussian by itself.
+    """
+    largest = tl.maximum(tl.maximum(tl.abs(scale[0]), tl.abs(scale[1])), tl.abs(scale[2]))
+    s = tl.minimum(constant(C.EXTEND, v) * largest / distance, 1.0)
+    fx, fy, cy = tl.abs(intrinsics[0]), tl.abs(intrinsics[1]), intrinsics[3]
+    cosine = sine(0.5 * PI - tl.abs(v - cy) / fy)
+    holds_pole = s >= cosine
+    ratio = tl.where(holds_pole, 1.0, s / tl.where(holds_pole, 1.0, cosine))
+    longitude = tl.where(holds_pole, PI, angle(ratio, tl.sqrt((1.0 - ratio) * (1.0 + ratio))))
+    latitude = angle(s, tl.sqrt((1.0 - s) * (1.0 + s)))
+    is_wide = s > 0.1 * cosine
+    least_x = tl.where(is_wide, tl.ceil(fx * longitude), 0.0)
+    least_y = tl.where(is_wide, tl.ceil(fy * latitude), 0.0)
+    return (
+        tl.minimum(tl.maximum(radii[0], least_x), tl.ceil(PI * fx)),
+        tl.minimum(tl.maximum(radii[1], least_y), tl.ceil(PI * fy)),
+    )
 
 
 @triton.jit
@@ -110,16 +164,19 @@ def _unscented(own, camera, plane, C: tl.constexpr):
             seen = seen & also
         else:
             seen = seen | also
-        dx = u - u0
+        dx, wide, _ = _across(u, u0, camera, C)
         dy = v - v0
         delta_x += dx
         delta_y += dy
-        xx += dx * dx
+        xx += wide * wide
         xy += dx * dy
         yy += dy * dy
     weight = constant(C.UNSCENTED.weight, u0)
-    delta_x = weight * delta_x
-    delta_y = weight * delta_y
+    if C.LENS.WRAPS:
+        delta_x, delta_y = zero, zero
+    else:
+        delta_x = weight * delta_x
+        delta_y = weight * delta_y
     # Of sum (d_i - delta) (d_i - delta)^T, only d_i d_i^T is large.
     rest = constant(C.UNSCENTED.center_weight - 2.0 + 6.0 * C.UNSCENTED.weight, u0)
     covariance = (
@@ -147,6 +204,8 @@ def _unscented_vjp(
     rest = constant(2.0 * (C.UNSCENTED.center_weight - 1.0 + 6.0 * C.UNSCENTED.weight), v_depth)
     v_delta_x = v_mean2d[0] + rest * (v_cov[0] * delta_x + 0.5 * v_cov[1] * delta_y)
     v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta_x + v_cov[2] * delta_y)
+    if C.LENS.WRAPS:
+        v_delta_x, v_delta_y = v_delta_x * 0.0, v_delta_y * 0.0
     zero = v_depth * 0.0
     total = (zero,) * (3 + 12 * OF_LENS + 15 * OF_PATH)
     v_axes = (zero,) * 9
@@ -155,9 +214,13 @@ def _unscented_vjp(
     for i in range(6):
         point, step = _sigma_point(mean, axes, i, spread)
         u, v, _, time = _pixel(point, camera, plane, C)
-        dx = u - u0 - delta_x
+        across, wide, slope = _across(u, u0, camera, C)
+        dx = across - delta_x
         dy = v - v0 - delta_y
-        v_u = weight * (2.0 * v_cov[0] * dx + v_cov[1] * dy + v_delta_x)
+        if C.LENS.WRAPS:
+            v_u = weight * (2.0 * v_cov[0] * wide * slope + v_cov[1] * dy)
+        else:
+            v_u = weight * (2.0 * v_cov[0] * dx + v_cov[1] * dy + v_delta_x)
         v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
         v_u0 -= v_u
         v_v0 -= v_v
@@ -212,6 +275,8 @@ def _project(own, camera, opacity, plane, C: tl.constexpr):
     mean2d, p, sharp, visible, _ = _unscented(own, camera, plane, C)
     seen, radii, shape, rho, shown = shape_of(sharp, blur(sharp, plane[2]), opacity, C)
     depth, z = _depths(p, C)
+    if C.LENS.WRAPS:
+        radii = _radii_on_sphere(radii, mean2d[1], depth, own[2], camera[2], C)
     return visible & seen, depth, z, mean2d, radii, shape, (), rho, shown
 
 

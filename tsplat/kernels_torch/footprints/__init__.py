@@ -5,6 +5,7 @@ from .interface import At, Footprint, Pixels
 from .ray import Ray
 from .shifted import Shifted
 from .surfel import Surfel
+from .wrapped import Wrapped
 
 __all__ = ["FOOTPRINTS", "At", "Footprint", "Pixels"]
 
@@ -14,5 +15,6 @@ FOOTPRINTS: dict[str, Footprint] = {
     "ray in front": Ray(in_front=True),
     "shifted": Shifted(),
     "surfel": Surfel(),
+    "wrapped ellipse": Wrapped(),
 }
 """By ``CompositingSettings.footprint``."""

@@ -1,5 +1,6 @@
 """Lenses, a file for each; see `interface.Lens`."""
 
+from .equirectangular import Equirectangular
 from .fisheye import Fisheye
 from .ftheta import FTheta
 from .interface import Lens
@@ -8,5 +9,11 @@ from .pinhole import Pinhole
 
 __all__ = ["LENSES", "Lens"]
 
-LENSES: dict[str, Lens] = {"fisheye": Fisheye(), "ftheta": FTheta(), "ortho": Ortho(), "pinhole": Pinhole()}
+LENSES: dict[str, Lens] = {
+    "equirectangular": Equirectangular(),
+    "fisheye": Fisheye(),
+    "ftheta": FTheta(),
+    "ortho": Ortho(),
+    "pinhole": Pinhole(),
+}
 """By ``CameraSettings.model``."""

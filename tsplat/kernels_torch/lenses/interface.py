@@ -34,6 +34,7 @@ class Lens(ABC):
         has_jacobian: Whether there is a ``project``, for EWA splatting.
         culls_by_distance: Whether planes cull by the distance from the camera, where depth is that distance.
         is_parallel: Whether rays are parallel to the axis, from x and y, rather than from the center of the camera.
+        wraps: Whether x is an angle of a full circle. Then the camera sees all directions, and u has a period.
     """
 
     coefficients: ClassVar[Any] = NoCoefficients
@@ -41,6 +42,7 @@ class Lens(ABC):
     has_jacobian: ClassVar[bool] = True
     culls_by_distance: ClassVar[bool] = False
     is_parallel: ClassVar[bool] = False
+    wraps: ClassVar[bool] = False
 
     def read(self, values: tuple[Tensor, ...]) -> Any:
         """Returns the coefficients among the values of a lens; None of ()."""
@@ -57,7 +59,7 @@ class Lens(ABC):
 
     @abstractmethod
     def bend(self, p: Triple, k: Any) -> Triple:
-        """Returns where a point in front of the camera is shown, x and y, and whether the lens sees it."""
+        """Returns where a point in front of the camera, or anywhere if it wraps, is shown; and whether it is seen."""
 
     @abstractmethod
     def unbend(self, x: Tensor, y: Tensor, k: Any) -> Triple:

@@ -7,10 +7,18 @@ from .interface import Footprint
 from .ray import RAY, RAY_IN_FRONT, seen_along_rays
 from .shifted import SHIFTED
 from .surfel import SURFEL
+from .wrapped import WRAPPED
 
 __all__ = ["FOOTPRINTS", "Footprint", "find_footprint"]
 
-FOOTPRINTS = {"ellipse": ELLIPSE, "ray": RAY, "ray in front": RAY_IN_FRONT, "shifted": SHIFTED, "surfel": SURFEL}
+FOOTPRINTS = {
+    "ellipse": ELLIPSE,
+    "ray": RAY,
+    "ray in front": RAY_IN_FRONT,
+    "shifted": SHIFTED,
+    "surfel": SURFEL,
+    "wrapped ellipse": WRAPPED,
+}
 """By ``CompositingSettings.footprint``."""
 
 

@@ -1,5 +1,6 @@
 """Lenses, a file for each; see `interface.Lens`."""
 
+from .equirectangular import EQUIRECTANGULAR
 from .fisheye import FISHEYE
 from .ftheta import FTHETA
 from .interface import Lens
@@ -8,5 +9,11 @@ from .pinhole import PINHOLE
 
 __all__ = ["LENSES", "Lens"]
 
-LENSES = {"fisheye": FISHEYE, "ftheta": FTHETA, "ortho": ORTHO, "pinhole": PINHOLE}
+LENSES = {
+    "equirectangular": EQUIRECTANGULAR,
+    "fisheye": FISHEYE,
+    "ftheta": FTHETA,
+    "ortho": ORTHO,
+    "pinhole": PINHOLE,
+}
 """By ``CameraSettings.model``."""

@@ -29,6 +29,7 @@ class Lens(Contract):
         coefficients_vjp: (k, that, v_x, v_y) to the gradients of twelve values of the lens, zero for what is not a
             coefficient; None if coefficients have no gradients.
         CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera, where depth is that distance.
+        WRAPS: Whether x is an angle of a full circle. Then ``bend`` gets points in any direction, and u has a period.
     """
 
     project: Any
@@ -39,3 +40,4 @@ class Lens(Contract):
     bend_vjp: Any
     coefficients_vjp: Any = None
     CULLS_BY_DISTANCE: bool = False
+    WRAPS: bool = False

@@ -1,0 +1,86 @@
+"""The ellipse on an image whose columns wrap: at each pixel, that of the copy of a splat which is nearest.
+
+A *shape* is a conic, and the pixels of a turn of 360 degrees after which columns are the same. A record holds what that
+of the ellipse does, then the turn and its inverse.
+"""
+
+import dataclasses
+
+import triton
+import triton.language as tl
+
+from .ellipse import ELLIPSE, _bound, _finish, _log2_alpha, _pack, _slopes, reaches_rectangle
+
+
+@triton.jit
+def _of_ellipse(record):
+    """The values of a record that the ellipse knows: those of its ``pack``, and log2 of the opacity."""
+    return record[:5] + record[7:8]
+
+
+@triton.jit
+def _pack_with_turn(mean, shape, visible):
+    turn = shape[3]
+    has_turn = (turn > 0.0) & (turn * 0.0 == 0.0)
+    values, valid = _pack(mean, shape[:3], visible & has_turn)
+    turn = tl.where(has_turn, turn, 1.0)
+    return values + (turn, 1.0 / turn), valid
+
+
+@triton.jit
+def _bound_copies(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
+    """That of the copy nearest to the middle of the tile, and the offset of the other one that is nearest."""
+    turn = record[5]
+    middle = x - record[0] + 0.5 * (TILE - 1)
+    turns = turn * tl.floor(middle * record[6] + 0.5)
+    bound = _bound(_of_ellipse(record), x - turns, y, TILE, LOG2_ALPHA_MIN)
+    return bound, tl.where(middle - turns > 0.0, -turn, turn)
+
+
+@triton.jit
+def _reaches_copies(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
+    """Either copy may be the nearest one of pixels of the part."""
+    ellipse, aside = bound
+    low_x = ellipse[3] + X
+    low_y = ellipse[4] + Y
+    reached = reaches_rectangle(ellipse, low_x, low_x + (WIDTH - 1), low_y, low_y + (HEIGHT - 1))
+    low_x += aside
+    return reached | reaches_rectangle(ellipse, low_x, low_x + (WIDTH - 1), low_y, low_y + (HEIGHT - 1))
+
+
+@triton.jit
+def _locate(record, pixel):
+    """Offsets dx, dy from the mean of the nearest copy. As dx is one per column, sums are those of the ellipse."""
+    dx = pixel[0] - record[0]
+    return dx - record[5] * tl.floor(dx * record[6] + 0.5), pixel[1] - record[1]
+
+
+@triton.jit
+def _log2_alpha_of_copy(record, at):
+    return _log2_alpha(_of_ellipse(record), at)
+
+
+@triton.jit
+def _slopes_of_copy(record, g, at):
+    return _slopes(_of_ellipse(record), g, at)
+
+
+@triton.jit
+def _finish_with_turn(moment, shape, opacity):
+    """The turn has no gradient."""
+    v_mean, v_conic, v_opacity = _finish(moment, shape[:3], opacity)
+    return v_mean, v_conic + (v_opacity * 0.0,), v_opacity
+
+
+WRAPPED = dataclasses.replace(
+    ELLIPSE,
+    SHAPE=4,
+    VALUES=7,
+    pack=_pack_with_turn,
+    bound=_bound_copies,
+    reaches=_reaches_copies,
+    locate=_locate,
+    log2_alpha=_log2_alpha_of_copy,
+    slopes=_slopes_of_copy,
+    finish=_finish_with_turn,
+)

@@ -1,0 +1,34 @@
+"""The ellipse on an image whose columns wrap, in PyTorch; see ``kernels/compositing/footprints/wrapped.py``."""
+
+import torch
+from torch import Tensor
+
+from ...config import Numerics
+from ...data import Splats
+from .ellipse import Ellipse
+from .interface import At, Pixels
+
+
+class Wrapped(Ellipse):
+    """The ellipse at pixel centers, of the copy of each splat that is nearest. Shapes are a conic and a turn."""
+
+    def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
+        """Packs the pixels of a turn, and what the ellipse packs. [8, nnz]"""
+        ellipses = splats._replace(conics=splats.conics[:, :3])
+        return torch.cat([splats.conics[:, 3:].T, super().pack(ellipses, numerics)])
+
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+        x, y = pixels
+        turn, mean_x, mean_y, a, b, c, log_opacity, _ = record
+        dx, dy = x[:, None] - mean_x, y[:, None] - mean_y
+        dx = dx - turn * (dx / turn + 0.5).floor()
+        slope = (b * dx)[None] + (c * dy)[:, None]
+        exponent = torch.addcmul(log_opacity, a * dx, dx)[None]
+        return (dx, dy), torch.addcmul(exponent, dy[:, None], slope, out=slope)
+
+    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+        return super().slopes(record[1:], g, at)
+
+    def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        v_means, v_conics, v_opacities = super().finish(found, shapes[:, :3], opacities)
+        return v_means, torch.nn.functional.pad(v_conics, (0, 1)), v_opacities
