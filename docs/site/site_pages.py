@@ -148,7 +148,7 @@ class CommandHelp(SphinxDirective):
         os.environ["COLUMNS"] = "90"
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-            main([*self.arguments, "--help"])
+            main([*self.arguments, "--help-all" if self.arguments[0] == "train" else "--help"])
         text = re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue()).strip()
         if not text:
             raise self.error(f"tsplat {self.arguments[0]} --help prints nothing")

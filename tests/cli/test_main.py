@@ -15,10 +15,10 @@ from tests.support.captures import write_scene
 from tests.support.paths import ROOT
 from tsplat import cli
 from tsplat.cli.parser import build_parser
+from tsplat.cli.train_options import parse
 
 COMMANDS = next(action for action in build_parser()._actions if action.dest == "command").choices
 INVALID = [
-    ([], "required"),
     (["frobnicate"], "frobnicate"),
     (["rendr", "{model}"], r"\(did you mean render instead of rendr\?\); see tsplat --help"),
     (["render", "{model}", "--ouptut", "a.png"], r"required: --out \(did you mean --out instead of --ouptut\?\)"),
@@ -257,10 +257,28 @@ def test_internal_errors_propagate(model, tmp_path, monkeypatch):
 
 
 def test_help_and_version(capsys):
-    for arguments in (["--help"], ["render", "--help"], ["--version"]):
+    printed = []
+    for arguments in (["--help"], [], ["help"], ["render", "--help"], ["help", "render"], ["--version"]):
         with pytest.raises(SystemExit, match="0"):
             cli.main(arguments)
-    assert "tsplat 0." in capsys.readouterr().out
+        printed.append(capsys.readouterr().out)
+    whole, alone, by_word, render, render_by_word, version = printed
+    assert whole == alone == by_word and render == render_by_word
+    assert all(f"\n    {name} " in whole for name in COMMANDS)
+    assert version.startswith("tsplat 0.")
+
+
+def test_examples_of_help_are_command_lines():
+    parser = build_parser()
+    for name, command in parser.commands.items():
+        examples = re.findall(r"^  tsplat (.+)$", command.epilog, re.M)
+        assert examples and all(example.split()[0] == name for example in examples)
+        for example in examples:
+            _, rest = build_parser().parse_known_args(example.split())
+            if name != "view":  # which takes models from the rest
+                assert not rest or name == "train", example
+                if name == "train":
+                    parse(rest)
 
 
 HUGE_PAGES = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tsplat import ArgumentError
-from tsplat.cli.train_options import CPU_STEPS, _run_parser, note_steps, parse
+from tsplat.cli.train_options import COMMON, CPU_STEPS, _run_parser, note_steps, parse
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import RunConfig, ViewOptions, preset
 from tsplat.training.configuration import FROZEN_NAMES, from_json, to_json
@@ -82,9 +82,17 @@ def test_minutes_replace_steps(tmp_path):
             parse([*words, "--minutes", "1", *other])
 
 
-def test_help_names_arguments_and_what_is_required(capsys):
+def test_help_shows_the_most_used_options(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(["--help"])
+    printed = capsys.readouterr().out
+    assert {*re.findall(r"^  (--[\w.-]+)", printed, re.M)} == {*COMMON, "--help-all"}
+    assert "options:" in printed and "strategy" not in printed.partition("options:")[2].replace("strategy's", "")
+
+
+def test_help_names_arguments_and_what_is_required(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help-all"])
     printed = capsys.readouterr().out
     assert "(default: )" not in printed
     assert "generator" not in printed  # which cannot be set

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command line.
 
     Args:
-        argv: Arguments without the program name; those of the process if None.
+        argv: Arguments without the program name; those of the process if None. Without any, help is printed.
 
     Returns:
         Exit status: 0 on success; 2 after an error, reported as one line ``tsplat: error: ...`` on stderr; 128 plus
@@ -47,8 +47,11 @@ def main(argv: list[str] | None = None) -> int:
         os.environ["COLUMNS"] = str(HELP_WIDTH_MIN)
     try:
         parser = build_parser()
-        arguments, rest = parser.parse_known_args(argv)
-        arguments.command_line = list(sys.argv[1:] if argv is None else argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        if not words or words[0] == "help":
+            words = [*words[1:], "--help"]
+        arguments, rest = parser.parse_known_args(words)
+        arguments.command_line = words
         if arguments.command == "view":
             # argparse takes only the first of several groups of positional arguments.
             arguments.models += [Path(word) for word in rest if not word.startswith("-")]
@@ -61,8 +64,8 @@ def main(argv: list[str] | None = None) -> int:
             command.commands.get(getattr(arguments, "part", ""), command).error(
                 f"unrecognized arguments: {' '.join(rest)}"
             )
-        words = f"{arguments.command} {getattr(arguments, 'part', '')}".strip()
-        protected = protect_inputs() if words in WRITE_ELSEWHERE else contextlib.nullcontext()
+        command_name = f"{arguments.command} {getattr(arguments, 'part', '')}".strip()
+        protected = protect_inputs() if command_name in WRITE_ELSEWHERE else contextlib.nullcontext()
         with exit_on_signals(), protected:  # training handles signals itself
             status: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -13,40 +13,86 @@ from .parsing import Parser
 
 def build_parser() -> Parser:
     """Returns the parser of ``tsplat``; `run` of the parsed arguments is the function of the subcommand."""
-    parser = Parser(prog="tsplat", description="3D Gaussian Splatting in Triton.", allow_abbrev=False)
+    parser = Parser(
+        prog="tsplat",
+        description="3D Gaussian Splatting in Triton. `tsplat help COMMAND` shows the options of a command.",
+        epilog="photographs to a page:\n  tsplat prepare PHOTOS --out SCENE\n  tsplat train SCENE --out RUN\n"
+        "  tsplat export RUN --out scene.html",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"tsplat {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True)
+    subparsers = parser.add_subparsers(dest="command", required=True, title="commands, in order of use")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], help: str, **settings: Any) -> Parser:
-        added: Parser = subparsers.add_parser(name, help=help, **{"allow_abbrev": False, **settings})
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, *examples: str, **settings: Any
+    ) -> Parser:
+        added: Parser = subparsers.add_parser(
+            name,
+            help=help,
+            description=f"{help[0].upper()}{help[1:]}.",
+            epilog="examples:\n" + "\n".join(f"  tsplat {name}{f' {words}' if words else ''}" for words in examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **{"allow_abbrev": False, **settings},
+        )
         added.set_defaults(run=run)
         return added
 
-    commands.add_demo_options(command("demo", commands.demo, "train on a small scene that needs no data"))
-    commands.add_prepare_options(
-        command("prepare", commands.prepare, "make a scene from photographs or a video (COLMAP)")
-    )
-    render_command.add_render_options(command("render", render_command.render, "render an image or a video of a model"))
-    mesh_command.add_mesh_options(command("mesh", mesh_command.mesh, "extract a triangle mesh from a model"))
-    commands.add_view_options(command("view", commands.view, "show models in a web browser"))
+    demo = command("demo", commands.demo, "train on a small scene that needs no data", "", "--out demo --steps 300")
+    commands.add_demo_options(demo)
+    prepare = command(
+        "prepare", commands.prepare, "make a scene from photographs or a video (COLMAP)",
+        "photos --out scene", "walk.mp4 --out scene --frames 150",
+    )  # fmt: skip
+    commands.add_prepare_options(prepare)
     train = command(
-        "train", commands.train, "train on photographs with cameras, or resume a run", add_help=False, allow_abbrev=True
-    )
+        "train", commands.train, "train on photographs with cameras, or resume a run",
+        "scene --out run", "--resume run", add_help=False, allow_abbrev=True,
+    )  # fmt: skip
     train.set_defaults(takes_options=True)
-    block_commands.add_blocks_options(
-        command("blocks", commands.train, "train a large scene in blocks, and merge them")
+    view = command(
+        "view", commands.view, "show models, runs and scenes in a web browser", "run", "before.ply after.ply"
     )
-    commands.add_eval_options(command("eval", commands.evaluate, "metrics and images of a run"))
-    commands.add_report_options(command("report", commands.report, "write an HTML page about a run"))
-    convert = command("convert", model_commands.convert, "convert a model to another format")
-    model_commands.add_convert_options(convert)
-    model_commands.add_edit_options(command("edit", model_commands.edit, "crop, move, prune, merge or decimate models"))
-    export = command("export", model_commands.convert, "write the model of a run to a file")
+    commands.add_view_options(view)
+    render = command(
+        "render", render_command.render, "render an image or a video of a model or a run",
+        "run --out view.png --view 8", "model.ply --out orbit.mp4 --trajectory orbit",
+    )  # fmt: skip
+    render_command.add_render_options(render)
+    evaluate = command("eval", commands.evaluate, "compute metrics and images of a run", "run", "run --lpips alex")
+    commands.add_eval_options(evaluate)
+    report = command("report", commands.report, "write an HTML page about a run", "run", "run --out page.html")
+    commands.add_report_options(report)
+    export = command(
+        "export", model_commands.convert, "write the model of a run to a file",
+        "run --out scene.ply", "run --out scene.html",
+    )  # fmt: skip
     model_commands.add_export_options(export)
-    commands.add_info_options(command("info", commands.info, "print a summary of a model"))
-    command("doctor", doctor, "check the installation and the devices")
+    convert = command(
+        "convert", model_commands.convert, "convert a model to another format",
+        "model.ply model.spz", "model.ply model.sog",
+    )  # fmt: skip
+    model_commands.add_convert_options(convert)
+    edit = command(
+        "edit", model_commands.edit, "crop, move, prune, merge or decimate models",
+        "model.ply small.ply --decimate 25%", "model.ply clean.ply --min-opacity 0.02 --drop-invalid",
+    )  # fmt: skip
+    model_commands.add_edit_options(edit)
+    mesh = command(
+        "mesh", mesh_command.mesh, "extract a triangle mesh from a model",
+        "run --out mesh.glb", "model.ply --out mesh.ply --voxel 0.02",
+    )  # fmt: skip
+    mesh_command.add_mesh_options(mesh)
+    blocks = command(
+        "blocks", commands.train, "train a large scene in blocks, and merge them",
+        "plan scene --out plan --blocks 4", "train plan", "merge plan --out town.ply",
+    )  # fmt: skip
+    block_commands.add_blocks_options(blocks)
+    info = command("info", commands.info, "print a summary of a model", "model.ply", "run --json")
+    commands.add_info_options(info)
+    command("doctor", doctor, "check the installation and the devices", "")
     help = "print a script that completes commands and options in this shell, and exit"
     parser.add_argument("--print-completion", action=PrintCompletion, train=train, metavar="{bash,zsh,tcsh}", help=help)
-    subparsers.metavar = "{" + ",".join(subparsers.choices) + "}"
+    subparsers.metavar = "COMMAND"
     parser.commands = dict(subparsers.choices)
     return parser

@@ -19,6 +19,12 @@ CPU_STEPS = 1500
 
 PROGRAM = "tsplat train"
 
+COMMON = (
+    "--out", "--preset", "--steps", "--minutes", "--max-gaussians", "--downscale", "--max-size", "--init", "--camera",
+    "--primitive", "--pose-refinement", "--sky", "--background", "--view", "--gpus",
+)  # fmt: skip
+"""Options that ``--help`` shows; ``--help-all`` shows all."""
+
 PRESET_HELP = (
     "settings to start from. standard splits Gaussians, up to --max-gaussians, with learning rates for the number of "
     "steps; mcmc relocates and adds Gaussians as gsplat does; adaptive clones, splits and prunes Gaussians by their "
@@ -86,7 +92,7 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.
 def list_options() -> dict[str, tuple[str, ...]]:
     """Returns all options of `tsplat train`, and the values to choose from of those that have a choice."""
     parsers = [_resume_parser(), *(_run_parser(preset(name), name) for name in PRESETS)]
-    actions = (action for parser in parsers for action in parser._actions if action.dest != "help")
+    actions = (action for parser in parsers for action in parser._actions if action.dest not in ("help", "help_all"))
     return {name: tuple(map(str, action.choices or ())) for action in actions for name in action.option_strings}
 
 
@@ -125,8 +131,11 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
         usage=f"{PROGRAM} [-h] [OPTIONS] SCENE",
         description=f"Train on photographs with cameras. To resume a run, see: {PROGRAM} --resume RUN --help",
         allow_abbrev=False,
+        add_help=False,
     )
     add = parser.add_argument
+    add("-h", "--help", action=_ShortHelp, nargs=0, help="show the most used options and exit")
+    add("--help-all", action="help", help="show all options, with the defaults of the preset, and exit")
     add("scene", nargs="?", default=base.scene, metavar="SCENE", help=f"folder of photographs with cameras {required}")
     add("--out", default="", metavar="RUN", help="folder to write the run to (required)")
     add("--preset", choices=PRESETS, default=preset, help=f"{PRESET_HELP} (default: {preset})")
@@ -143,6 +152,17 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
     )  # fmt: skip
     parser.set_defaults(resume=None)
     return parser
+
+
+class _ShortHelp(argparse.Action):
+    """Prints help with the options of :data:`COMMON` only, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_arguments: Any) -> None:
+        for action in parser._actions:
+            if action.option_strings and not {*action.option_strings} & {*COMMON, "--help", "--help-all"}:
+                action.help = argparse.SUPPRESS
+        parser.print_help()
+        parser.exit()
 
 
 def _resume_parser() -> Parser:
