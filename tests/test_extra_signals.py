@@ -190,3 +190,34 @@ def test_tile_size_none_is_16():
     assert meta["tile_size"] == 16
     with pytest.raises(ArgumentError, match="tile_size: expected a positive int, found 0"):
         tsplat.rasterization(**scene, tile_size=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", ["colors", "extra_signals"])
+def test_gradients_of_shared_rows_have_equal_bits(signals):
+    """PyTorch's indexing adds with atomics in several threads, unless a mode of debugging is on, as in other tests."""
+    n, cameras = 4000, 6  # enough for two threads
+    values = dict(means=random(n, 3).float(), quats=random(n, 4, seed=1).float(), scales=torch.full((n, 3), 0.1))
+    viewmats = torch.eye(4).repeat(cameras, 1, 1)
+    viewmats[:, 2, 3] = 8 + torch.arange(cameras) / 10
+    values |= dict(opacities=torch.full((n,), 0.1), viewmats=viewmats)
+    values |= dict(Ks=torch.tensor([[20.0, 0, 8], [0, 20, 8], [0, 0, 1]]).repeat(cameras, 1, 1), width=16, height=16)
+    values |= dict(colors=random(n, 3).float(), extra_signals=random(n, 3, seed=2).float())
+    leaf = values[signals].requires_grad_()
+    threads = torch.get_num_threads()
+    torch.set_deterministic_debug_mode("default")
+    torch.set_num_threads(2)
+    try:
+        found = []
+        for _ in range(6):
+            colors, _, meta = tsplat.rasterization(**values)
+            images = torch.cat([colors, meta["render_extra_signals"]], -1)
+            (gradient,) = torch.autograd.grad(
+                (images * torch.linspace(-1, 1, images.numel()).view_as(images)).sum(), leaf
+            )
+            found.append(gradient)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode("warn")
+    assert found[0].abs().max() > 0
+    assert all(torch.equal(found[0], other) for other in found[1:])

@@ -11,7 +11,7 @@ from ..arguments import compute_dtype, is_per_camera
 from ..config import Backend
 from ..data import Features, ProjectedGaussians
 from ..precision import full_precision
-from ..runtime.autograd import apply, once_differentiable
+from ..runtime.autograd import apply, once_differentiable, take_rows
 from ..runtime.backend import launchers
 from .call import Call
 
@@ -100,7 +100,7 @@ def shade(
         return colors
     degree = o.extra_signals_sh_degree
     extra = find_features(means, call.extra_signals, centers, projected, degree, o.backend, clamp=False)
-    return _concatenate(colors, extra)
+    return _concatenate(colors, extra, unique=projected.n_cameras == 1)
 
 
 def find_features(
@@ -134,14 +134,14 @@ def find_features(
     return Features(values if clamp else values + 0.5, None)
 
 
-def _concatenate(features: Features, extra: Features) -> Features:
-    """Appends the channels of extra features to those of others, row by row."""
+def _concatenate(features: Features, extra: Features, *, unique: bool) -> Features:
+    """Appends the channels of extra features to those of others, row by row. No two ids are equal if unique."""
     if features.values is None:
         return extra
     assert extra.values is not None
     dtype = compute_dtype(features.values, extra.values)
     # Converted first, so that gradients of rows are summed in that dtype.
     own, others = features.values.to(dtype), extra.values.to(dtype)
-    own = own if features.ids is None else own[features.ids]
-    others = others if extra.ids is None else others[extra.ids]
+    own = own if features.ids is None else take_rows(own, features.ids, unique=unique)
+    others = others if extra.ids is None else take_rows(others, extra.ids, unique=unique)
     return Features(torch.cat([own, others], -1), None)
