@@ -96,7 +96,7 @@ def test_rays_may_be_listed_pixel_by_pixel(batch):
     ).double()
     rays[..., 5] += 2
     expected = tsplat.rasterization(**scene, rays=rays)[0]
-    for flat in (rays.flatten(1, 2), rays.flatten(1, 2).expand(*batch, -1, -1, -1)):
+    for flat in (rays.flatten(1, 2), rays.flatten(1, 2).expand(*batch, -1, -1, -1), rays[None, None]):
         assert torch.equal(tsplat.rasterization(**scene, rays=flat)[0], expected)
     one = tsplat.rasterization(**scene, rays=rays[0])[0]
     assert torch.equal(tsplat.rasterization(**scene, rays=rays[0].flatten(0, 1))[0], one)

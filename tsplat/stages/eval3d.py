@@ -92,12 +92,15 @@ def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
     former."""
     tensor = check_tensor("rays", rays, [..., 6], "[..., C, H, W, 6]")
     height, width = shape[-3:-1]
+    found = list(tensor.shape)
+    while tensor.dim() > len(shape) and len(tensor) == 1:  # a batch dimension that cameras do not have
+        tensor = tensor[0]
     with contextlib.suppress(RuntimeError):
         return tensor.expand(shape)
     if tensor.dim() > 1 and tensor.shape[-2] == height * width:
         with contextlib.suppress(RuntimeError):
             return tensor.view(*tensor.shape[:-2], height, width, 6).expand(shape)
-    flat, found = [*shape[:-3], height * width, 6], list(tensor.shape)
+    flat = [*shape[:-3], height * width, 6]
     raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)} or {flat}, found {found}")
 
 
