@@ -126,7 +126,7 @@ def test_numbers_of_gaussians_around_the_block_size(backend, monkeypatch):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_layout_does_not_change_results(backend):
-    """In the interpreter for few scenes only: test_properties.py compares packed and unpacked, and tile sizes."""
+    """Few scenes by kernels: test_properties.py compares packed and unpacked calls, and tile sizes."""
 
     @settings(max_examples=6 if backend == "triton" else 20)
     @given(scenes.structures(max_n=8, max_pixels=18), scenes.modes(), scenes.layouts(), scenes.layouts())
@@ -144,7 +144,7 @@ def test_torch_backend_matches_reference_backend():
     scene = scenes.make(scenes.Structure(n=10, seed=8))
     for mode in ("RGB", "RGB+ED"):
         a, _ = run(scene, backend="reference", render_mode=mode)
-        b, _ = run(scene, render_mode=mode)
+        b, _ = run(scene, backend="torch", render_mode=mode)
         for name in a:
             assert_exact(name, b[name], a[name])
 

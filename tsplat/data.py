@@ -327,7 +327,7 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        n_entries, ids: K, the number of entries or more; [K] int32, the row of each, None in the backward pass.
+        n_entries, ids: K, at least the number of entries; [K] int32, the row of each, None in the backward pass.
         offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
         words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts words], the
             number of set bits up to the end of each word. None if a tile is one part.

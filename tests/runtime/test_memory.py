@@ -17,7 +17,7 @@ def scene(n=40, **changes):
 
 def test_band_over_budget_raises_with_likely_cause():
     wrong = scene(scales=(scene()["scales"] + 4).exp())
-    expected = r"in one row of tiles need [\d.]+ kB, budget 5 kB; scales: median scale .* was exp\(\) applied twice\?"
+    expected = r"need [\d.]+ kB, budget 5 kB, in one row of tiles; scales: median scale .* was exp\(\) applied twice\?"
     with pytest.raises(tsplat.MemoryBudgetError, match=expected):
         run(wrong, tile_size=4, memory_budget=5_000)
     with pytest.raises(tsplat.MemoryBudgetError, match="; lower the resolution, or raise memory_budget"):

@@ -100,8 +100,8 @@ class Life(NamedTuple):
 def arrange(lives: Iterable[Life], end: Life | None = None) -> tuple[dict[int, int], int]:
     """Places storages in an arena. Returns the offset of each, and the size of the arena, in bytes.
 
-    The largest come first, but those before them that are needed at the same time as a storage at the ``end`` of the
-    arena. Each takes the lowest place that is free during its life.
+    First come those that are needed at the same time as the storage at the ``end`` of the arena, then the others; of
+    both, the largest first. Each takes the lowest place that is free during its life.
     """
     placed: list[tuple[int, int, Life]] = []
     offsets: dict[int, int] = {}

@@ -208,7 +208,7 @@ class Kinds:
 
     @torch.no_grad()
     def _measure(self, room: Capacities, arguments: dict[str, Any]) -> Capacities:
-        """Returns what lists need, given what may be room enough to count it."""
+        """Returns what lists need: renders with a room, and with more until nothing overflows."""
         with deferred() as calls:
             self._function(**with_room(arguments, room))
         needed = needed_by(calls)

@@ -40,7 +40,7 @@ from .replay import Pass, runs_on_gpu
 
 ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_transforms": "conics",
         "normals": "normals"}  # fmt: skip
-"""Values of ``meta`` that have gradients of their own, and what they are of projected Gaussians."""
+"""Values of ``meta`` that have gradients of their own, and the fields of ``ProjectedGaussians`` that have them."""
 
 ALWAYS = 2**62
 """The last step of a storage that is needed after its pass."""
@@ -116,7 +116,7 @@ class _Record(NamedTuple):
             returned, by its name.
         zeros: Gradients, by name, of what images do not depend on; that of ``means2d`` has all rows.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
-        used_slots: Of storages of slots whose first ones only are used, the number of these, and the bytes of each.
+        used_slots: By storage of slots: how many of the first are used, and the bytes of each.
     """
 
     steps: list[Step]
@@ -296,8 +296,7 @@ class TracedCall:
         on_gpu: As in :class:`_Record`.
         forward: The forward pass; on a GPU or if rows are packed in two parts, after the first of which it is known
             what lists need, and how many rows are packed.
-        outputs: The bases that it allocates for images, centers and what stands for these; behind them, for packed
-            rows.
+        outputs: The bases that it allocates for images, centers and ``gradient_2dgs``; behind them, for packed rows.
         packed: The bases of these, or None.
         kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed by backward passes and
             ``meta``, the second not after the pass.

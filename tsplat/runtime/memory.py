@@ -110,7 +110,7 @@ class MemoryBudget:
             cause = "are more than 32-bit indices hold"
             if not too_many:
                 cause = f"need {_bytes(needed)}, budget {_bytes(self.limit or 0)}"
-            raise OverBudgetError(f"{counted} in one row of tiles {cause}")
+            raise OverBudgetError(f"{counted} {cause}")
         self.peak_bytes = max(self.peak_bytes, needed)
 
 

@@ -102,7 +102,7 @@ class Trace:
     Attributes:
         steps: The steps.
         made: The storages that they make.
-        used_slots: Of storages of slots whose first ones only are used, the number of these, and the bytes of each.
+        used_slots: By storage of slots: how many of the first are used, and the bytes of each.
         others: A tensor of each other storage that they use.
     """
 

@@ -37,7 +37,8 @@ from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_n
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A call of :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`. The stages only read it.
+    """A call of :func:`tsplat.rasterization` or :func:`tsplat.rasterization_2dgs`. The stages only read it, but for
+    what ``memory_budget`` and sparse gradients note in it.
 
     Attributes:
         means, quats, scales, opacities, colors: The Gaussians as given: [..., N, 3], [..., N, 4], [..., N, 3],
@@ -244,6 +245,7 @@ def _check(call: Call) -> None:
     key = (options, types, type(call.cameras), torch.is_grad_enabled(), *kinds)
     is_known = None not in kinds and PLAIN.issuperset(types) and forward_ad._current_level < 0
     checked = _checked.get(key) if is_known else None
+    # Without an address, a tensor's memory was freed: checks say so.
     if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
         refuse_transforms()
         vars(call).update(checked)

@@ -147,7 +147,7 @@ def fail_together(ranks: Ranks, error: Exception) -> None:
 
 
 def _note(whole: Intersections, requested: Capacity, grid: TileGrid, *, waits: bool = False) -> _Call | None:
-    """Returns the call that lists are of, unless its need is known; if it waits, at once."""
+    """Returns the call that lists are of, or None if its need is known. What it needed is copied, unless it waits."""
     needed, room = whole.needed, whole.room
     key = (whole.flatten_ids.device, grid) if requested == "auto" else None
     if needed is None or room is None:

@@ -145,7 +145,7 @@ class BandedIntersections:
                 spans = find_spans(screen, grid, (begin, end), settings, budget, read_total=read)
             except OverBudgetError as error:
                 if end - begin == 1:
-                    raise MemoryBudgetError(f"{error}; {explain()}") from None
+                    raise MemoryBudgetError(f"{error}, in one row of tiles; {explain()}") from None
                 middle = (begin + end) // 2
                 todo += [(middle, end), (begin, middle)]
                 continue
