@@ -962,7 +962,7 @@ MUTANTS = [
     *_in("stages/shading.py", _torch("tests/test_extra_signals.py"),
         ("values if clamp else values + 0.5", "values", "extra signals not shifted"),
         ("sh_degree, backend, clamp=clamp)", "sh_degree, backend, clamp=True)", "negative extra signals clamped"),
-        ("others = others if extra.ids is None else take_rows(others, extra.ids, unique=unique)", "", "extra signals not gathered"),
+        ("take_rows(others, extra.ids, unique=unique)", "others", "extra signals not gathered"),
     ),
     *_in("functional/contributions.py",
         _torch("tests/compat/gsplat/test_contributors.py", "tests/compat/gsplat/test_sparse_pixels.py"),
