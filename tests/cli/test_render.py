@@ -13,6 +13,7 @@ from PIL import Image
 from tests.support.paths import MODELS
 from tsplat import cli
 from tsplat.scene import Camera, View, intrinsics, look_at, read_ply, write_ply
+from tsplat.scene.images import says_panorama
 from tsplat.support.files import write_json
 from tsplat.training import Checkpoint, RunConfig, write_checkpoint
 from tsplat.viewing import framing
@@ -260,6 +261,23 @@ def test_run_is_rendered_from_its_first_photograph(run, tmp_path):
             assert abs(smaller - first).mean() < 2
         else:
             assert pixels.shape == (600, 800, 3)
+
+
+def test_render_writes_a_panorama(model, tmp_path):
+    out, size = tmp_path / "a.jpg", ["--width", "96"]
+    place = ["--eye", "0", "0", "-1", "--look-at", "0", "-1", "-0.9", "--background", "0", "0", "0.3"]
+    arguments = ["render", str(model), "--out", str(out), "--camera", "equirectangular", *place]
+    assert cli.main([*arguments, *size]) == 0
+    image = read_pixels(out)
+    assert image.shape == (48, 96, 3)
+    assert says_panorama(out)
+    # The balls are on the horizon, though the camera looks up: at -45, 0 and 45 degrees of longitude.
+    for column, channel in ((36, 0), (48, 1), (60, 2)):
+        assert image[24, column].argmax() == channel
+        assert image[24, column, channel] > 100
+    assert image[24, 4].max() < 100  # behind
+    assert cli.main([*arguments, "--fov", "50"]) == 2
+    assert cli.main([*arguments, "--width", "97"]) == 2
 
 
 def test_render_writes_a_gif(model, tmp_path):

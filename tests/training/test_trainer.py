@@ -14,6 +14,7 @@ import torch
 
 from tests.support.backends import BACKENDS
 from tests.support.captures import changed
+from tests.support.panoramas import room_capture
 from tests.support.slow import slow_after
 from tests.support.training_scenes import HEIGHT, WIDTH, gray, make_gaussians, make_views
 from tsplat import ArgumentError, MemoryBudgetError, UnsupportedError
@@ -129,6 +130,36 @@ def test_images_from_a_cache_give_the_same_bits(noisy):
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert 0 <= progress[0].waited <= progress[-1].waited == cache.waited
     assert len(read) > len(views) and len(cache._kept) <= 3
+
+
+@pytest.fixture(scope="module")
+def room():
+    """A capture of 12 panoramas, and Gaussians at its points."""
+    capture = room_capture(12, 48, n_points=200)
+    return capture, Gaussians.from_points(capture.points, capture.colors)
+
+
+def test_training_on_panoramas_gains_on_others(room):
+    capture, gaussians = room
+    before = evaluate(gaussians, capture.test)
+    trainer = Trainer(gaussians, capture.train, Config(steps=100, strategy=None))
+    for _ in range(100):
+        trainer.advance()
+    after = evaluate(trainer.gaussians, capture.test)
+    assert after.psnr > before.psnr + 4
+    assert after.ssim > before.ssim + 0.1
+
+
+def test_panoramas_have_no_lens_to_refine(room):
+    capture, gaussians = room
+    with pytest.raises(ArgumentError, match="lens_refinement: panoramas have no lens"):
+        Trainer(gaussians, capture.train, Config(steps=1, lens_refinement=True))
+
+
+def test_2d_gaussians_are_not_trained_on_panoramas(room):
+    capture, gaussians = room
+    with pytest.raises(UnsupportedError, match=r"2D Gaussians are rendered with pinhole cameras .* equirectangular"):
+        evaluate(gaussians.as_surfels(), capture.test)
 
 
 def test_fisheye_views_are_trained_and_evaluated_with_their_camera_model():

@@ -1,5 +1,6 @@
 """The cameras of a run: reading them, and framing by them."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from tests.support.training_scenes import make_checkpoint, make_gaussians
 from tsplat import ArgumentError
 from tsplat.scene import Camera, View, intrinsics, look_at
+from tsplat.scene.cameras import panorama_intrinsics
 from tsplat.support.files import write_json
 from tsplat.training import write_checkpoint
-from tsplat.viewing.run_cameras import find_background, find_cameras, frame_by_cameras, mean_up, vertical_fov
-from tsplat.viewing.trajectories import choose_camera, describe_cameras, read_cameras
+from tsplat.viewing.run_cameras import FOV, find_background, find_cameras, frame_by_cameras, mean_up, vertical_fov
+from tsplat.viewing.trajectories import choose_camera, describe_camera, describe_cameras, read_cameras
 
 K = torch.tensor([[50.0, 0, 21], [0, 52, 14], [0, 0, 1]])
 GAUSSIANS = make_gaussians()
@@ -53,6 +55,19 @@ def test_parallel_and_diverging_cameras_look_at_the_visible_gaussians():
     eye, center = frame_by_cameras(GAUSSIANS, outward, (0, 0, 1))
     assert torch.isfinite(eye).all()
     assert not torch.equal(eye, center)
+
+
+def test_panoramas_tell_no_field_of_view_and_look_everywhere(tmp_path):
+    K = panorama_intrinsics(40, 20)
+    cameras = [dataclasses.replace(c, K=K, height=20, model="equirectangular") for c in dome((1.0, -2.0, 0.5))]
+    assert vertical_fov(cameras) == FOV
+    assert vertical_fov([*cameras, camera((1, 1, 1))]) == pytest.approx(45)
+    _, center = frame_by_cameras(GAUSSIANS, cameras, (0, 0, 1))
+    assert (center - torch.tensor([1.0, -2.0, 0.5])).norm() > 0.1  # that to which the middles of the panoramas point
+    write_json(tmp_path / "cameras.json", [describe_camera(c, i) for i, c in enumerate(cameras)])
+    for read, c in zip(read_cameras(tmp_path / "cameras.json"), cameras, strict=True):
+        assert read.model == "equirectangular"
+        torch.testing.assert_close(read.K, c.K)
 
 
 def test_cameras_without_a_common_up_direction_have_none():

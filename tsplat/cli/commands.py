@@ -18,8 +18,7 @@ from typing import Any
 from .. import ArgumentError
 from ..scene import Gaussians, View, open_model, summarize
 from ..scene import prepare as run_prepare
-from ..scene.capture.colmap import PINHOLE_MODELS
-from ..scene.capture.structure_from_motion import MATCHINGS
+from ..scene.capture.structure_from_motion import CAMERA_MODELS, MATCHINGS
 from ..scene.formats.checkpoints import is_run
 from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
@@ -27,12 +26,10 @@ from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
 from ..viewing.view_options import ViewOptions
-from .argument_types import COUNT, SIZE, model_path, path, port, seed, small_seed
+from .argument_types import COUNT, SIZE, model_path, number, path, port, seed, small_seed
 from .large_models import Task, open_large, read_smaller, warn_user
 from .parsing import add_settings
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_memory, add_model
-
-CAMERA_MODELS = tuple(PINHOLE_MODELS)
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +62,11 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     add("--max-size", **SIZE, default=1600, help="longest image side for feature detection (1600)")
     single = "whether all photographs of a folder share one camera and focal length (yes)"
     add("--single-camera", action=argparse.BooleanOptionalAction, default=True, help=single)
-    add("--camera-model", choices=CAMERA_MODELS, default="SIMPLE_RADIAL", help="lens model to fit (SIMPLE_RADIAL)")
+    lens = (
+        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (that, where the metadata of photographs says so; else "
+        "SIMPLE_RADIAL)"
+    )
+    add("--camera-model", choices=CAMERA_MODELS, help=lens)
     matching = (
         "what to match each photograph with: all, those near in the order of names, or the most similar "
         "(auto: all of up to 200 photographs or 30 frames, then the most similar, or frames in sequence)"
@@ -74,6 +75,8 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     add("--frames", **COUNT, help="frames to take from a video (4 per second, 50 to 300)")
     masks = "folder of masks, a.png or a.jpg.png for a.jpg, or one image for all photographs; white is valid"
     add("--masks", type=path, metavar="MASKS", help=masks)
+    below = "mask panoramas more than so many degrees under the horizon, where the operator is"
+    add("--mask-below", type=number, metavar="DEG", help=below)
     add("--seed", type=small_seed, default=0, metavar="S", help="random seed (0)")
 
 
@@ -99,7 +102,7 @@ def prepare(arguments: Namespace) -> int:
         print(f"note: {note}")
     if prepared.n_models > 1:
         print(f"found {prepared.n_models} models that do not connect; kept the largest")
-    masks = "" if arguments.masks is None else ", masks/"
+    masks = "" if arguments.masks is None and arguments.mask_below is None else ", masks/"
     print(f"wrote {arguments.out}: images/, sparse/0/{masks}; cameras.png shows the cameras and points")
     scene = arguments.out
     _print_next("train", scene, "--out", scene.with_name(f"{scene.name}_run") if scene.name else "run")

@@ -10,14 +10,15 @@ from .. import ArgumentError
 from ..scene import Camera, Gaussians, intrinsics
 from ..scene.extents import with_near_planes
 from ..scene.gaussians import drop_invalid
-from ..scene.images import write_png
+from ..scene.images import write_jpeg, write_png
 from ..support.extras import require
 from ..support.files import output_folder, staged_folder
 from ..support.progress import track
 from ..viewing import path_along, read_cameras, render_frames, write_frames
 from ..viewing.devices import pick_device, reserve_threads
-from ..viewing.framing import place_cameras
-from ..viewing.run_cameras import complete_framing, find_background, find_cameras, vertical_fov
+from ..viewing.framing import guess_up, place_cameras
+from ..viewing.panoramas import level_panoramas, panorama_metadata, panorama_size
+from ..viewing.run_cameras import complete_framing, find_background, find_cameras, mean_up, vertical_fov
 from ..viewing.run_files import check_output
 from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
@@ -27,11 +28,14 @@ from .commands import open_model_of, options_of, refuse
 from .large_models import FRAMING, open_large
 from .shared_options import add_backend, add_background, add_model
 
+WRITERS = {".png": write_png, ".jpg": write_jpeg, ".jpeg": write_jpeg}
+"""What writes an image, by the suffix of its file."""
+
 
 def add_render_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add = parser.add_argument
-    out = "output file: .png, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs"
+    out = "output file: .png or .jpg, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs"
     add("--out", type=path, required=True, metavar="IMAGE.png", help=out)
     add("--show", choices=("rgb", "depth", "normals", "alpha"), default="rgb", help="what to render (rgb)")
     add("--maps", action="store_true", help="also write the values shown as NumPy files beside the images")
@@ -44,6 +48,8 @@ def add_render_options(parser: argparse.ArgumentParser) -> None:
     add("--fps", **COUNT, default=30, help="frames per second (30)")
     view = "render a training or test view of a run at its own size, by index or name"
     add("--view", metavar="N|NAME", help=view)
+    camera = "render level 360° panoramas from these places, by default 2048×1024 pixels"
+    add("--camera", choices=("equirectangular",), help=camera)
     add("--width", **SIZE, help="image width in pixels (800; that of the first photograph of a run)")
     add("--height", **SIZE, help="image height in pixels (600; that of the first photograph of a run)")
     add("--fov", type=number, metavar="DEG", help="vertical field of view in degrees (the run's, or 50)")
@@ -66,12 +72,16 @@ def render(arguments: Namespace) -> int:
     # With a trajectory, check_video_path() checks the other packages as well.
     require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
     if arguments.view is not None:
-        excluded = ("trajectory", "width", "height", "fov", *placing)
+        excluded = ("trajectory", *(("width", "height", "fov") if arguments.camera is None else ()), *placing)
         refuse(arguments, excluded, "not with --view, which uses the camera and the size of the view")
+    if arguments.camera is not None:
+        refuse(arguments, ("fov",), "not with --camera equirectangular, which shows everything")
+        panorama_size(arguments.width, arguments.height)
     if trajectory is not None:
         check_video_path(out)
-    elif out.suffix.lower() != ".png":
-        raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos end in .mp4")
+    elif out.suffix.lower() not in WRITERS:
+        expected = "expected a file name ending in .png or .jpg"
+        raise ArgumentError(f"--out: {expected}, found {str(out)!r}; videos end in .mp4")
     check_output(out, arguments.model)
     if arguments.maps:
         map_writer(out)  # raises if it has none
@@ -100,7 +110,7 @@ def render(arguments: Namespace) -> int:
         else:
             frames = render_large_frames(large, cameras, out.parent, device=device, **options)
         if trajectory is None:
-            write_png(out, next(frames))
+            WRITERS[out.suffix.lower()](out, next(frames), panorama_metadata(cameras[0]))
         else:
             write_frames(target, track(frames, len(cameras), "rendering"), arguments.fps)
     # Of a folder, which may have other files, only the frames.
@@ -116,6 +126,16 @@ def render(arguments: Namespace) -> int:
 
 def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
     """Returns the cameras that ``tsplat render`` renders."""
+    cameras = _placed_cameras(arguments, gaussians)
+    if arguments.camera is None:
+        return cameras
+    training = [camera for camera in find_cameras(arguments.model) if not camera.is_test]
+    up = arguments.up or (mean_up(training) if training else guess_up(gaussians))
+    return level_panoramas(cameras, *panorama_size(arguments.width, arguments.height), up)
+
+
+def _placed_cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
+    """Returns the cameras that ``tsplat render`` renders, or those from whose places it renders panoramas."""
     trajectory = arguments.trajectory
     if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
         return read_cameras(trajectory)

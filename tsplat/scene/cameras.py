@@ -27,7 +27,8 @@ class Camera:
         viewmat: [4, 4] world to camera.
         K: [3, 3] intrinsics in pixels.
         width, height: Image size in pixels.
-        model: The ``camera_model`` of :func:`tsplat.rasterization`.
+        model: The ``camera_model`` of :func:`tsplat.rasterization`. Of ``"equirectangular"`` panoramas, depth and
+            `near` are the distance from the camera.
         distortion: [4] OpenCV's k1, k2, p1, p2 of a pinhole lens, or k1 to k4 of a fisheye lens; None without.
         viewmat_end: [4, 4] the pose at the end of the readout of a rolling shutter, `viewmat` being that at its start;
             None of a global shutter.
@@ -80,11 +81,18 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
 
     Returns:
         Pixels, x and y, each [..., P]; depths [..., P]: z, or r / atan2(r, z) with a fisheye lens, where r is the
-        distance from the optical axis; and which points have a positive depth and are inside the image [..., P] bool.
+        distance from the optical axis, and the distance from a camera of panoramas; and which points have a positive
+        depth and are inside the image [..., P] bool.
     """
     viewmat, K = camera.viewmat.to(points), camera.K.to(points)[..., None]
     x, y, z = (product(viewmat[..., :3, :3], points.T) + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
     depths = z
+    if camera.model == "equirectangular":
+        across, turn = torch.hypot(x, z), 2 * math.pi * K[..., 0, 0, :]
+        u = (K[..., 0, 0, :] * torch.atan2(x, z) + K[..., 0, 2, :]).remainder(turn)
+        v = K[..., 1, 1, :] * torch.atan2(y, across) + K[..., 1, 2, :]
+        depths = torch.hypot(across, y)
+        return u, v, depths, (depths > 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
     if camera.model == "fisheye":
         radius = torch.hypot(x, y).clamp_min(1e-9)
         depths = radius / torch.atan2(radius, z)
@@ -142,9 +150,9 @@ def rasterization_arguments(
 
 
 def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
-    """Returns the arguments about lenses; none if no camera has distortion."""
+    """Returns the arguments about lenses; of pinhole and fisheye cameras, none if no camera has distortion."""
     if all(camera.distortion is None for camera in cameras):
-        return {}
+        return {"with_ut": True} if cameras[0].model == "equirectangular" else {}
     given = [camera.viewmat.new_zeros(4) if camera.distortion is None else camera.distortion for camera in cameras]
     distortion = _stack(given)[:n]
     if cameras[0].model == "fisheye":
@@ -196,6 +204,12 @@ def intrinsics(width: int, height: int, fov: float) -> Tensor:
         raise ArgumentError(f"fov: expected degrees between 0 and 180, found {fov}")
     focal = 0.5 * height / math.tan(math.radians(fov) / 2)
     return torch.tensor([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
+
+
+def panorama_intrinsics(width: int, height: int) -> Tensor:
+    """Returns the intrinsics K [3, 3] of a panorama of 360 by 180 degrees, in pixels and pixels per radian."""
+    fx, fy = width / (2 * math.pi), height / math.pi
+    return torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
 
 
 def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] = UP) -> Tensor:

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import math
 import os
+import re
 import struct
 import threading
 import warnings
@@ -33,8 +34,12 @@ STRIP_PIXELS = 1 << 20
 PNG = b"\x89PNG\r\n\x1a\n"
 """The first bytes of a PNG."""
 
+PANORAMA_METADATA = re.compile(rb"""ProjectionType\s*(=\s*["']|>)\s*equirectangular""")
+
 PNG_METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 """Chunks of a PNG that may have an EXIF orientation."""
+
+JPEG_QUALITY = 95
 
 EXIF_ORIENTATION = 0x112
 EXIF_IFD, EXIF_TIME, EXIF_F_NUMBER, EXIF_SENSITIVITY = 0x8769, 0x829A, 0x829D, 0x8827
@@ -91,6 +96,13 @@ def read_image_info(path: str | os.PathLike[str], *, decoded: bool = False) -> I
         if decoded:
             _load(image, path)
         return info
+
+
+def says_panorama(path: str | os.PathLike[str]) -> bool:
+    """Returns whether the XMP metadata of an image says that it is an equirectangular panorama (Google's GPano)."""
+    with _opened(path) as image:
+        xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
+    return PANORAMA_METADATA.search(xmp.encode() if isinstance(xmp, str) else xmp) is not None
 
 
 def read_exposure(path: str | os.PathLike[str]) -> float | None:
@@ -326,14 +338,30 @@ def _describe(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-def write_png(path: str | os.PathLike[str], image: Tensor) -> None:
-    """Writes an image [H, W, 3], uint8 or floats in [0, 1], as a PNG file, atomically."""
+def write_png(path: str | os.PathLike[str], image: Tensor, xmp: str = "") -> None:
+    """Writes an image [H, W, 3], uint8 or floats in [0, 1], as a PNG file, atomically; with metadata `xmp`, if any."""
+    require("PIL")
+    from PIL import Image, PngImagePlugin
+
+    info = PngImagePlugin.PngInfo()
+    if xmp:
+        info.add_itxt("XML:com.adobe.xmp", xmp)
+    with atomic_write(path) as file:
+        Image.fromarray(_bytes_of(image)).save(file, "PNG", pnginfo=info)
+
+
+def write_jpeg(path: str | os.PathLike[str], image: Tensor, xmp: str = "") -> None:
+    """Writes an image as :func:`write_png` does, as a JPEG of high quality."""
     require("PIL")
     from PIL import Image
 
-    pixels = image if image.dtype == torch.uint8 else to_bytes(image)
     with atomic_write(path) as file:
-        Image.fromarray(pixels.cpu().numpy()).save(file, "PNG")
+        Image.fromarray(_bytes_of(image)).save(file, "JPEG", quality=JPEG_QUALITY, subsampling=0, xmp=xmp.encode())
+
+
+def _bytes_of(image: Tensor) -> np.ndarray[Any, Any]:
+    pixels: np.ndarray[Any, Any] = (image if image.dtype == torch.uint8 else to_bytes(image)).cpu().numpy()
+    return pixels
 
 
 def to_bytes(image: Tensor) -> Tensor:

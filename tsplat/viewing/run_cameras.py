@@ -65,9 +65,9 @@ def mean_up(cameras: Sequence[Camera]) -> list[float] | None:
 
 
 def vertical_fov(cameras: Sequence[Camera]) -> float:
-    """Returns the median vertical field of view in degrees."""
-    slopes = (camera.height / (2 * float(camera.K[1, 1])) for camera in cameras)
-    return math.degrees(2 * math.atan(statistics.median_high(slopes)))
+    """Returns the median vertical field of view in degrees; that of no camera if all are panoramas."""
+    slopes = [camera.height / (2 * float(camera.K[1, 1])) for camera in cameras if camera.model != "equirectangular"]
+    return math.degrees(2 * math.atan(statistics.median_high(slopes))) if slopes else FOV
 
 
 def complete_framing(
@@ -105,7 +105,8 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3].double() for camera in cameras])
     axes = axes / axes.norm(dim=-1, keepdim=True)
-    center = common_point(positions, axes)
+    is_panorama = any(camera.model == "equirectangular" for camera in cameras)
+    center = None if is_panorama else common_point(positions, axes)  # panoramas look everywhere
     if center is None:
         center = _visible_point(gaussians, positions, axes)
     offsets = positions - center

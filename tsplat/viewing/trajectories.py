@@ -168,7 +168,7 @@ def _camera(camera: dict[str, Any]) -> Camera:
     fx, fy = float(camera["fx"]), float(camera["fy"])
     cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
     model = camera.get("camera_model", "pinhole")
-    check_choice("camera_model", model, ("pinhole", "fisheye"))
+    check_choice("camera_model", model, ("pinhole", "fisheye", "equirectangular"))
     viewmat = viewmat_from_pose(rotation, position).float()
     K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
     distortion = (

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tests.support.captures import POINTS, sample_views, write_colmap, write_scene
+from tests.support.panoramas import room_capture
 from tests.support.paths import SCENES
-from tsplat import ArgumentError, UnsupportedError
+from tsplat import ArgumentError
 from tsplat.errors import ShapeError
 from tsplat.scene import FileError, MissingExtraError, read_capture, read_colmap
+from tsplat.scene.cameras import panorama_intrinsics, project_points
 
 pytest.importorskip("pycolmap")
 
@@ -69,6 +71,27 @@ def test_simple_pinhole_has_one_focal_length(tmp_path):
     assert torch.equal(capture.train[0].camera.K, torch.tensor([[50, 0, 21], [0, 50, 14.5], [0, 0, 1]]))
 
 
+def test_panoramas_are_read_as_they_are(tmp_path):
+    capture = room_capture(4, 48, n_points=60)
+    views = [*capture.train, *capture.test]
+    camera, points = "EQUIRECTANGULAR 48 24 48 24", capture.points[:60]
+    undistorted = read_colmap(write_colmap(tmp_path, views, points, camera=camera))
+    native = read_colmap(tmp_path, cameras="native")
+    assert not any("undistort" in note for note in undistorted.notes)
+    originals = {view.name: view for view in views}
+    for read in (*undistorted.train, *undistorted.test, *native.train, *native.test):
+        original = originals[read.name]
+        assert (read.camera.model, read.mask, read.camera.distortion) == ("equirectangular", None, None)
+        assert torch.equal(read.image, original.image)
+        torch.testing.assert_close(read.camera.K, original.camera.K)
+        assert len(read.sparse) == 60  # a panorama shows all of its points
+        u, v, distances, inside = project_points(original.camera, points)
+        assert inside.all()
+        torch.testing.assert_close(read.sparse, torch.stack([u, v, distances], -1), atol=1e-4, rtol=1e-5)
+    small = read_colmap(tmp_path, downscale=2)
+    torch.testing.assert_close(small.train[0].camera.K, panorama_intrinsics(24, 12))
+
+
 def test_downscale_scales_intrinsics_per_axis(tmp_path):
     full = read_colmap(write_scene(tmp_path))
     small = read_colmap(tmp_path, downscale=4)
@@ -89,7 +112,10 @@ def test_intrinsics_are_scaled_to_smaller_images(tmp_path):
 @pytest.mark.parametrize(
     ("scene", "error", "words"),
     [
-        (dict(camera="1 EQUIRECTANGULAR 43 30 43 30"), UnsupportedError, "focal lengths, found EQUIRECTANGULAR"),
+        (dict(camera="1 EQUIRECTANGULAR 43 30 0 30"), FileError, "camera 1: focal lengths: .* 0 and"),
+        (dict(camera="1 EQUIRECTANGULAR 43 30 nan 30"), FileError, "camera 1: expected finite"),
+        (dict(camera="1 EQUIRECTANGULAR 43 30 30 30"), FileError, "camera 1: panorama: .* 360 degrees .* found 516"),
+        (dict(camera="1 EQUIRECTANGULAR 43 30 43 20"), FileError, "latitudes from -90 to 90 .* found -90 to 180"),
         (
             dict(camera="1 DIVISION 43 30 50 52 21 14 1e6"),
             FileError,

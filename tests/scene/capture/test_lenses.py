@@ -16,7 +16,7 @@ from tsplat import (
 from tsplat.scene import Camera, View, read_capture, read_colmap, read_transforms
 from tsplat.scene.cameras import rasterization_arguments
 from tsplat.scene.capture import lenses
-from tsplat.scene.capture.lenses import Lens, Undistortion, colmap_lens
+from tsplat.scene.capture.lenses import Lens, Undistortion, colmap_lens, panorama
 
 pytest.importorskip("pycolmap")
 
@@ -442,3 +442,22 @@ def test_pixels_that_no_ray_of_colmap_reaches_are_masked_out(model, params):
     border = (inside > 1).all(-1) & (inside < torch.tensor([WIDTH - 1, HEIGHT - 1])).all(-1)
     assert undistortion.has_source.float().mean() > 0.3
     assert (result - inside + 0.5)[border].abs().max() <= 1.01
+
+
+def test_panoramas_show_points_where_colmap_does():
+    import pycolmap
+
+    points = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    positions, depths, rows = panorama(200, 100).project(torch.cat([points, torch.zeros(1, 3)]))
+    assert torch.equal(rows, torch.arange(200))  # nothing shows a camera's center
+    torch.testing.assert_close(depths, points.norm(dim=-1))
+    K = panorama(200, 100).intrinsics(200, 100)
+    camera = pycolmap.Camera(model="EQUIRECTANGULAR", width=200, height=100, params=[200, 100])
+    expected = torch.from_numpy(camera.img_from_cam(points.numpy()))
+    torch.testing.assert_close(positions * K.diagonal()[:2] + K[:2, 2], expected)
+    # The left border of a part that looks back is at 150 degrees.
+    part = Lens(60, 50, 60.0, 50.0, -150.0, 25.0, model="equirectangular")
+    back = torch.tensor([[0.0, 0.0, -1.0]], dtype=torch.float64)
+    assert part.project(back)[0][0, 0] * part.fx + part.cx == pytest.approx(60 * math.pi - 150)
+    back = part.project(-torch.tensor([[0.02, 0.0, 1.0]], dtype=torch.float64))[0]
+    assert back[0, 0] * part.fx + part.cx == pytest.approx(60 * (math.pi + 0.02) - 150, abs=0.01)

@@ -17,6 +17,7 @@ from tests.support.metashape_files import (
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, read_capture
 from tsplat.scene.capture.captures import is_capture
+from tsplat.scene.capture.lenses import panorama
 from tsplat.scene.capture.metashape import _read_lens
 from tsplat.scene.capture.xml_tree import DEPTH_MAX, read_xml
 
@@ -137,7 +138,7 @@ def test_lenses_project_as_the_manual_says(tmp_path, seed):
 @pytest.mark.parametrize(
     ("calibration", "kind", "message"),
     [
-        (dict(f=40.0), "spherical", "type: expected frame or fisheye, found 'spherical'"),
+        (dict(f=40.0), "cylindrical", "type: expected frame, fisheye or spherical, found 'cylindrical'"),
         (dict(f=40.0, b2=9.0), "frame", "b2 moves points by up to .* pixels and is not implemented"),
         (dict(f=40.0, p1=0.1), "fisheye", "p1 and p2 moves points"),
         (dict(f=0.0), "frame", "focal lengths: expected"),
@@ -148,6 +149,15 @@ def test_lenses_project_as_the_manual_says(tmp_path, seed):
 def test_lenses_that_are_not_implemented(tmp_path, calibration, kind, message):
     (tmp_path / "a.xml").write_text(sensor_xml(0, 40, 30, calibration, kind))
     with pytest.raises((FileError, UnsupportedError), match=message):
+        _read_lens(read_xml(tmp_path / "a.xml"), "a.xml", [])
+
+
+def test_spherical_sensors_need_no_calibration(tmp_path):
+    sensor = '<sensor id="0" label="a camera" type="spherical"><resolution width="{}" height="{}"/></sensor>'
+    (tmp_path / "a.xml").write_text(sensor.format(80, 40))
+    assert _read_lens(read_xml(tmp_path / "a.xml"), "a.xml", []) == panorama(80, 40)
+    (tmp_path / "a.xml").write_text(sensor.format(80, "none"))
+    with pytest.raises(FileError, match=r"width and height: expected .* found 80×0"):
         _read_lens(read_xml(tmp_path / "a.xml"), "a.xml", [])
 
 

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from tests.support.captures import PHOTO_EYES, PHOTO_FOV, PHOTO_HEIGHT, PHOTO_WIDTH, write_image, write_photos
+from tests.support.panoramas import photograph, poses, speckles_of
 from tests.support.paths import SCENES
 from tsplat import ArgumentError
-from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read_colmap
+from tsplat.scene import Camera, FileError, MissingExtraError, intrinsics, prepare, read_colmap
+from tsplat.scene.cameras import panorama_intrinsics
 from tsplat.scene.capture.colmap_pipeline import Pipeline, choose_matching
-from tsplat.scene.images import read_image, to_bytes
+from tsplat.scene.images import read_image, to_bytes, write_jpeg
+from tsplat.viewing.panoramas import panorama_metadata
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +68,32 @@ def test_prepare_recovers_the_cameras(photos, tmp_path):
     ratios = _distances(views) / torch.pdist(torch.tensor(PHOTO_EYES))
     assert ratios.max() / ratios.min() < 1.06
     assert len(views[0].sparse) > 50
+
+
+def test_panoramas_are_registered_as_they_are(tmp_path):
+    K, matrices = panorama_intrinsics(384, 192), poses(5)
+    (tmp_path / "photos").mkdir()
+    for i, viewmat in enumerate(matrices):
+        camera = Camera(viewmat, K, 384, 192, "equirectangular")
+        write_jpeg(tmp_path / "photos" / f"{i}.jpg", photograph(camera, speckles_of), panorama_metadata(camera))
+    found = prepare(tmp_path / "photos", tmp_path / "scene", max_size=384, mask_below=60)
+    assert found.unregistered == ()
+    assert found.notes == ("the metadata of the photographs says that they are panoramas",)
+    assert found.error < 0.5
+    assert found.n_points > 200
+    assert (tmp_path / "scene" / "cameras.png").is_file()
+    views = read_colmap(tmp_path / "scene", test_every=0).train
+    for view in views:
+        assert view.camera.model == "equirectangular"
+        torch.testing.assert_close(view.camera.K, K)
+        assert view.mask[:160].all()  # the horizon is row 96, and a degree has 1.07 rows
+        assert not view.mask[160:].any()
+    turns = torch.stack([view.camera.viewmat[:3, :3] for view in views])
+    expected = torch.stack(matrices)[:, :3, :3]
+    torch.testing.assert_close(turns @ turns[0].T, expected @ expected[0].T, atol=0.02, rtol=0)
+    positions = torch.stack([-viewmat[:3, :3].T @ viewmat[:3, 3] for viewmat in matrices])
+    ratios = _distances(views) / torch.pdist(positions)
+    assert ratios.max() / ratios.min() < 1.03
 
 
 def test_scenes_with_few_points_get_those_of_two_photographs(photos, tmp_path, monkeypatch):

@@ -17,9 +17,11 @@ from tests.support.captures import (
     write_image,
     write_transforms,
 )
+from tests.support.panoramas import room_capture, write_panoramas
 from tests.support.paths import SCENES
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, read_colmap, read_transforms
+from tsplat.scene.cameras import panorama_intrinsics
 
 LEGO = SCENES / "lego_400"
 
@@ -79,6 +81,56 @@ def test_frames_can_have_their_own_intrinsics(tmp_path, views):
 def test_intrinsics_are_scaled_to_smaller_images(tmp_path, views):
     doubled = {key: 2 * value for key, value in intrinsics_keys(views[0]).items()}
     assert_equal_views(read_transforms(write_transforms(tmp_path, views, **doubled)).train, views[1:8])
+
+
+PANORAMA = panorama_intrinsics(64, 32).double()
+
+
+@pytest.mark.parametrize(
+    ("values", "K"),
+    [
+        ({}, PANORAMA),
+        (dict(w=128, h=64, cx=64, cy=32), PANORAMA),
+        (dict(fl_x=32.0, fl_y=32.0), PANORAMA),  # nerfstudio's, pixels per half a turn
+        (dict(fl_x=32.0), PANORAMA),
+        (dict(fl_x=10.18592, fl_y=10.18592, cx=32, cy=16), PANORAMA),  # pixels per radian
+        (dict(fl_x=64.0, fl_y=48.0, cy=20.0), [[64 / math.pi, 0, 32], [0, 48 / math.pi, 20], [0, 0, 1]]),
+        (dict(camera_angle_x=0.6), PANORAMA),  # of a perspective camera
+    ],
+)
+def test_panoramas_are_read_as_they_are(tmp_path, values, K):
+    room = room_capture(4, 64)
+    capture = read_transforms(write_panoramas(tmp_path, room, **values), cameras="undistorted")
+    originals = {f"images/{view.name}": view for view in (*room.train, *room.test)}
+    for view in (*capture.train, *capture.test):
+        assert (view.camera.model, view.mask) == ("equirectangular", None)
+        assert torch.equal(view.image, originals[view.name].image)
+        torch.testing.assert_close(view.camera.viewmat, originals[view.name].camera.viewmat, atol=2e-6, rtol=0)
+        torch.testing.assert_close(view.camera.K.double(), torch.as_tensor(K, dtype=torch.float64), atol=1e-5, rtol=0)
+    # Random points are on all sides of the cameras.
+    low, high = capture.points.amin(0), capture.points.amax(0)
+    positions = torch.stack([view.camera.position.float() for view in capture.train])
+    assert (low < positions.amin(0) - 1).all()
+    assert (high > positions.amax(0) + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        (dict(fl_x=20.0), FileError, "frame 0: panorama: expected at most 360 degrees .* found 576; .* 32 and 32 of"),
+        (dict(fl_x=32.0, fl_y=16.0), FileError, "latitudes from -90 to 90 degrees, found -180 to 180"),
+        (dict(cy=10.0), FileError, "found -56.25 to 123.75"),
+        (dict(fl_x="wide"), FileError, "fl_x: .*'wide'"),
+        (dict(fl_x=0), FileError, "focal lengths"),
+        (dict(k1=0.1), UnsupportedError, "frame 0: k1: expected 0 of an EQUIRECTANGULAR camera"),
+        (dict(w=0, h=0), FileError, "w and h"),
+        (dict(rolling_shutter=[0, 0.01, 0, 0]), UnsupportedError, "rolling_shutter"),
+    ],
+)
+def test_invalid_panorama_is_rejected(tmp_path, values, error, words):
+    write_panoramas(tmp_path, room_capture(2, 64, held_out=0), **values)
+    with pytest.raises(error, match=words):
+        read_transforms(tmp_path)
 
 
 def test_folder_of_downscaled_images_is_used(tmp_path, views):

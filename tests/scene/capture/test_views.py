@@ -18,7 +18,7 @@ CAMERA = Camera(torch.eye(4), torch.eye(3), 6, 4, name="a")
     [
         (dict(image=torch.zeros(4, 6, 3)), r"image: expected torch.uint8 \[H, W, 3\], found torch.float32"),
         (dict(image=torch.zeros(4, 5, 3, dtype=torch.uint8)), r"image: expected \[4, 6\], the size .* found \[4, 5\]"),
-        (dict(model="ortho"), "camera: expected the model 'pinhole' or 'fisheye', found 'ortho'"),
+        (dict(model="ortho"), "camera: expected the model 'pinhole', 'fisheye' or 'equirectangular', found 'ortho'"),
         (dict(viewmat=torch.eye(3)), r"viewmat: expected \[4, 4\], found \[3, 3\]"),
         (dict(K=torch.full((3, 3), torch.nan)), "K: expected finite values"),
         (dict(K=torch.zeros(3, 3)), "K: expected positive focal lengths"),

@@ -10,6 +10,7 @@ import torch
 from tests.support.training_scenes import make_gaussians
 from tsplat import ArgumentError
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at
+from tsplat.scene.cameras import panorama_intrinsics
 from tsplat.scene.images import to_bytes
 from tsplat.viewing import render
 from tsplat.viewing.colormaps import apply_colormap
@@ -226,3 +227,15 @@ def test_centers_and_ellipses():
     assert alphas["centers"].max() > 0.6 > alphas["rgb"].max()
     assert alphas["centers"].mean() < alphas["ellipses"].mean() < 1
     assert alphas["ellipses"].max() > 0.9 > alphas["rgb"].max()
+
+
+@pytest.mark.parametrize(("width", "height"), [(64, 32), (64, 48), (72, 24)])
+def test_panoramas_fill_the_width(renderer, gaussians, width, height):
+    pose = Pose(VIEWMAT, math.radians(FOV), width, height)
+    frame = renderer.render(pose, Settings(model="equirectangular"))
+    rows = min(height, width // 2)
+    camera = Camera(VIEWMAT, panorama_intrinsics(width, rows), width, rows, "equirectangular")
+    first = (height - rows) // 2
+    expected = to_bytes(render(gaussians, camera))
+    assert (torch.from_numpy(frame.image)[first : first + rows].int() - expected.int()).abs().max() <= 1
+    assert not frame.image[:first].any()

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ...support.files import atomic_write
 from ..rotation import rotation_matrix, similarity
-from .colmap import PINHOLE_MODELS
+from .colmap import PANORAMA, PINHOLE_MODELS
 from .colmap_model import ColmapCamera, ColmapImage, ColmapModel
 
 Array = npt.NDArray[np.float64]
@@ -85,7 +85,12 @@ def _pose(image: ColmapImage) -> Array:
 
 
 def _corners(camera: ColmapCamera) -> Array:
-    """Returns where the rays of the image corners are at depth 1, [4, 3] in the camera frame; distortion is ignored."""
+    """Returns where the rays of the image corners are at depth 1, [4, 3] in the camera frame; distortion is ignored.
+
+    Panoramas, which have no such corners, get those of a square.
+    """
+    if camera.model == PANORAMA:
+        return np.array([[-0.5, -0.5, 1], [0.5, -0.5, 1], [0.5, 0.5, 1], [-0.5, 0.5, 1]])
     fx, fy, cx, cy = (camera.params[i] for i in PINHOLE_MODELS[camera.model][:4])
     x, y = np.array([0.0, camera.width]), np.array([0.0, camera.height])
     (left, right), (top, bottom) = (x - cx) / fx, (y - cy) / fy

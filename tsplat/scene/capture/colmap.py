@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from ...arguments import check_size, describe
 from ...config import CameraModel
-from ...errors import ArgumentError, FileError, UnsupportedError
+from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
 from ..rotation import rotation_matrix, similarity
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_cameras, has_model, read_model
 from .initial_points import N_RANDOM, bounds, random_points, read_points
-from .lenses import COLMAP_MODELS, Lens, colmap_lens
+from .lenses import COLMAP_MODELS, Lens, colmap_lens, panorama
 from .photographs import (
     CameraKind,
     OnProgress,
@@ -53,6 +54,9 @@ FISHEYE_MODELS = {
 MODELS = PINHOLE_MODELS | FISHEYE_MODELS
 """Models that tsplat undistorts itself, and that cameras can have; pycolmap knows :data:`COLMAP_MODELS`, too."""
 
+PANORAMA: Final = "EQUIRECTANGULAR"
+"""COLMAP's model of panoramas, whose parameters are a width and a height."""
+
 DOWNSCALED_FOLDERS = (2, 4, 8)
 """Values of `downscale` for which ``images_<downscale>/`` is used if it exists."""
 
@@ -78,7 +82,8 @@ def read_colmap(
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
     Distorted images are undistorted to pinhole images of the same size, those of fisheye cameras to equidistant fisheye
-    images, up to 90 degrees from the optical axis. If the model has fewer than two points, initial points come from
+    images, up to 90 degrees from the optical axis. Panoramas (EQUIRECTANGULAR) stay as they are. If the model has
+    fewer than two points, initial points come from
     ``points3D.ply`` beside it or in the scene, or else are drawn at random in a box around the cameras and what they
     look at, with a note. The mask of
     ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without
@@ -116,7 +121,6 @@ def read_colmap(
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
             training image has a valid pixel.
-        UnsupportedError: An unsupported camera model.
         ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
@@ -252,13 +256,13 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
     """Returns the intrinsics of a camera after checking that a real one can have them."""
     camera, where = model.cameras[camera_id], f"{model.cameras_file}: camera {camera_id}"
     name = camera.model
-    if name not in MODELS and name not in COLMAP_MODELS:
-        raise UnsupportedError(
-            f"{where}: expected a camera model with focal lengths, found {name}; render perspective images first"
-        )
     if not all(math.isfinite(value) for value in camera.params):
         raise FileError(f"{where}: expected finite parameters, found {camera.params}")
-    if name in COLMAP_MODELS:
+    if name == PANORAMA:
+        # Its parameters are the size of a full panorama.
+        whole = panorama(*camera.params)
+        lens = dataclasses.replace(whole, width=camera.width, height=camera.height)
+    elif name in COLMAP_MODELS:
         lens = colmap_lens(name, camera.width, camera.height, camera.params)
     else:
         values = [camera.params[i] for i in MODELS[name]]

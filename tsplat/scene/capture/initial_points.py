@@ -60,6 +60,8 @@ def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     """
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3] for camera in cameras])
+    if any(camera.model == "equirectangular" for camera in cameras):
+        return bounds(cameras)
     close = are_close(positions)
     positions, axes = positions[close], axes[close]
     across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
@@ -77,7 +79,8 @@ def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
 def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     """Returns the corners [3] of a box around cameras and the points ahead of them, as far as the cameras are apart.
 
-    Cameras that are far from the others do not count. The box of cameras at one place has a size of 1.
+    Panoramas look in all directions. Cameras that are far from the others do not count. The box of cameras at one
+    place has a size of 1.
     """
     poses = torch.stack([camera.viewmat for camera in cameras])
     positions = centers(poses)
@@ -85,5 +88,7 @@ def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     poses, positions = poses[close], positions[close]
     diameter = 2 * (positions - positions.mean(0)).norm(dim=-1).max()
     diameter = diameter if diameter > 1e-9 * positions.abs().max() else torch.ones_like(diameter)
-    corners = torch.cat([positions, positions + diameter * poses[:, 2, :3]])
+    all_around = torch.tensor([camera.model == "equirectangular" for camera in cameras], device="cpu")[close]
+    seen = [positions[all_around] - diameter, positions[all_around] + diameter]
+    corners = torch.cat([positions, positions + diameter * poses[:, 2, :3], *seen])
     return corners.amin(0), corners.amax(0)

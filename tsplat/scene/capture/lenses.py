@@ -1,5 +1,7 @@
 """Lens distortion: intrinsics with distortion, and undistortion to pinhole images or equidistant fisheye images.
 
+Panoramas have no distortion, and are never resampled.
+
 The models are COLMAP's OPENCV (radial and tangential distortion), of which SIMPLE_RADIAL and RADIAL are special cases,
 and OPENCV_FISHEYE (Kannala and Brandt, 2006). Other models of COLMAP are known to pycolmap only, which also
 computes pinhole cameras and their projections. Images are sampled bilinearly.
@@ -40,6 +42,9 @@ CENTER_RATIO_MAX = 2.0
 ASPECT_MAX = 2.0
 """Ratio of the focal lengths from which on a lens is doubtful."""
 
+ANGLE_TOLERANCE = 1e-3
+"""Relative error of the angles of a panorama, as those of numbers that were rounded."""
+
 COEFFICIENT_MIN = 1e-30
 """Coefficients of the distortion with a smaller magnitude are zero."""
 
@@ -74,8 +79,9 @@ class Lens:
     Attributes:
         width, height: Image size in pixels, to which the other values refer.
         fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
+            Of panoramas, `fx` and `fy` are pixels per radian of longitude and latitude.
         distortion: OpenCV's k1, k2, p1, p2; of fisheye cameras k1, k2, k3, k4.
-        model: ``"pinhole"`` or ``"fisheye"``, the model without distortion.
+        model: ``"pinhole"``, ``"fisheye"`` or ``"equirectangular"``, the model without distortion.
         colmap: COLMAP's name and parameters of a lens of :data:`COLMAP_MODELS`, which `distortion` cannot describe.
     """
 
@@ -108,6 +114,8 @@ class Lens:
         for name, center, side in (("cx", self.cx, self.width), ("cy", self.cy, self.height)):
             if not -CENTER_RATIO_MAX * side <= center <= (1 + CENTER_RATIO_MAX) * side:
                 return f"principal point: expected {name} in or near the image, 0 to {side}, found {center:g}"
+        if self.model == "equirectangular":
+            return self._problem_of_panorama()
         radius = math.hypot(self.width / self.fx, self.height / self.fy) / 2
         if self.model == "fisheye":
             radius = min(radius, math.pi / 2)
@@ -116,6 +124,19 @@ class Lens:
             return f"distortion: expected coefficients of a lens, found {self.distortion}"
         if self.colmap is not None and not _is_invertible(self):
             return f"distortion: expected parameters of a lens, found {self.colmap[0]} {self.colmap[1]}"
+        return None
+
+    def _problem_of_panorama(self) -> str | None:
+        """Describes a panorama that shows more than there is, as "expected .., found .."; None for others."""
+        turn, top, bottom = (math.degrees(angle) for angle in (
+            self.width / self.fx, -self.cy / self.fy, (self.height - self.cy) / self.fy
+        ))  # fmt: skip
+        if turn > 360 * (1 + ANGLE_TOLERANCE):
+            return f"panorama: expected at most 360 degrees of longitude, found {turn:.5g}"
+        if max(-top, bottom) > 90 * (1 + ANGLE_TOLERANCE):
+            return f"panorama: expected latitudes from -90 to 90 degrees, found {top:.5g} to {bottom:.5g}"
+        if any(self.distortion):
+            return f"distortion: expected none of a panorama, found {self.distortion}"
         return None
 
     @property
@@ -131,6 +152,11 @@ class Lens:
     @property
     def is_pinhole(self) -> bool:
         return self.model == "pinhole" and not any(self.distortion) and self.colmap is None
+
+    @property
+    def is_kept(self) -> bool:
+        """Returns whether images stay as they are, also where distorted ones are undistorted."""
+        return self.is_pinhole or self.model == "equirectangular"
 
     @property
     def undistorted(self) -> "Lens":
@@ -149,6 +175,22 @@ class Lens:
         product = points.prod(-1, keepdim=True)
         shift = 2 * tangential.flip(-1) * product + tangential * (square + 2 * points.square())
         return points * (1 + k1 * square + k2 * square.square()) + shift
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Projects points [P, 3] of the camera frame through the lens with a focal length of 1.
+
+        Returns positions [Q, 2], depths [Q] and rows [Q] of those that have any. The depth is z; of panoramas it is the
+        distance.
+        """
+        if self.model != "equirectangular":
+            rows = (points[:, 2] > 0).nonzero()[:, 0]
+            ahead = points[rows]
+            return self.distorted(ahead[:, :2] / ahead[:, 2:]), ahead[:, 2], rows
+        rows = (points.norm(dim=-1) > 0).nonzero()[:, 0]
+        x, y, z = points[rows].unbind(-1)
+        first = -self.cx / self.fx  # longitude of the left border
+        longitudes = (torch.atan2(x, z) - first).remainder(2 * math.pi) + first
+        return torch.stack([longitudes, torch.atan2(y, torch.hypot(x, z))], -1), points[rows].norm(dim=-1), rows
 
     def shown(self, width: int, height: int) -> Tensor:
         """Returns a mask of the pixels that the unscented transform can reach, of an image of another size. [H, W]"""
@@ -395,6 +437,12 @@ def _is_invertible(lens: Lens) -> bool:
     ]
     _, is_inverse = _invert(_pycolmap_camera(lens), np.array(pixels))
     return bool(is_inverse.all())
+
+
+def panorama(width: float, height: float) -> Lens:
+    """Returns the lens of a panorama that shows everything, 360 degrees wide and 180 degrees high."""
+    fx, fy = width / (2 * math.pi), height / math.pi
+    return Lens(round(width), round(height), fx, fy, width / 2, height / 2, model="equirectangular")
 
 
 def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) -> Lens:

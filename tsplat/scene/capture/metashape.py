@@ -22,7 +22,7 @@ from ..rotation import similarity
 from .brown import NEGLIGIBLE, brown_lens, corner
 from .colmap_model import COORDINATE_MAX
 from .initial_points import N_RANDOM
-from .lenses import Lens
+from .lenses import Lens, panorama
 from .photographs import CameraKind, OnProgress, Photograph, check_test_every, find_usable
 from .placement import Frame
 from .survey import find_images, name_of, read_number, read_survey
@@ -81,7 +81,8 @@ def read_metashape(
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, or fewer than two
             photographs are left.
-        UnsupportedError: Cameras that are neither of the type frame nor fisheye, or a lens that is not implemented.
+        UnsupportedError: Cameras that are neither of the type frame, fisheye nor spherical, or a lens that is not
+            implemented.
         ArgumentError: An invalid argument, or fewer than two photographs.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
@@ -217,20 +218,21 @@ def _read_pose(camera: Element, world: Tensor, where: str) -> tuple[Tensor, Tens
 def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     """Returns the lens of a sensor: of its adjusted calibration, or the initial one. Adds to `notes`."""
     kind = sensor.attributes.get("type", "frame")
-    if kind not in ("frame", "fisheye"):
+    if kind not in ("frame", "fisheye", "spherical"):
         raise UnsupportedError(
-            f"{where}: type: expected frame or fisheye, found {kind[:40]!r}; export undistorted photographs"
+            f"{where}: type: expected frame, fisheye or spherical, found {kind[:40]!r}; export undistorted photographs"
         )
     calibrations = [child for child in sensor.children if child.tag == "calibration"]
     calibrations.sort(key=lambda calibration: calibration.attributes.get("class") != "adjusted")
     size = (calibrations[0].find("resolution") if calibrations else None) or sensor.find("resolution")
+    if kind == "spherical" and size is not None:
+        return _read_panorama(_read_size(size), where)
     if not calibrations or size is None:
         raise FileError(f"{where}: expected a calibration with a resolution; align the photographs before the export")
     calibration = {
         child.tag: _number(child, where) for child in calibrations[0].children if not child.children and child.text
     }
-    sides = [to_float(read_number(size.attributes.get(name, ""))) for name in ("width", "height")]
-    width, height = (round(min(side or 0, 1e9)) for side in sides)
+    width, height = _read_size(size)
     f = calibration.get("f", calibration.get("fy", 0.0))
     fx = calibration.get("fx", f + calibration.get("b1", 0.0))
     cx, cy = (calibration.get(name, 0.0) + side / 2 for name, side in (("cx", width), ("cy", height)))
@@ -260,6 +262,21 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
         lens = Lens(width, height, fx, f, cx, cy, (k[0], k[1], k[2], k[3]), model)
     else:
         lens = brown_lens((width, height), (fx, f, cx, cy), k, (p1, p2), where)
+    if lens.problem is not None:
+        raise FileError(f"{where}: {lens.problem}")
+    return lens
+
+
+def _read_size(resolution: Element) -> tuple[int, int]:
+    """Returns the width and the height of a sensor in pixels; 0 where there is none."""
+    sides = [to_float(read_number(resolution.attributes.get(name, ""))) for name in ("width", "height")]
+    width, height = (round(min(side or 0, 1e9)) for side in sides)
+    return width, height
+
+
+def _read_panorama(size: tuple[int, int], where: str) -> Lens:
+    """Returns the lens of a spherical sensor, which shows everything and needs no calibration."""
+    lens = panorama(*size)
     if lens.problem is not None:
         raise FileError(f"{where}: {lens.problem}")
     return lens

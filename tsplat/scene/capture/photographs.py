@@ -203,7 +203,7 @@ def read_views(
         sources = [_find_source(photograph) for photograph in photographs]
         largest = max((math.prod(source.size) for source in sources), default=1)
         if cameras == "undistorted":
-            distorted = [(p.lens, *s.size) for p, s in zip(photographs, sources) if not p.lens.is_pinhole]
+            distorted = [(p.lens, *s.size) for p, s in zip(photographs, sources) if not p.lens.is_kept]
             # The map of a lens that one image has is not kept: survey software may give each image its own.
             undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
 
@@ -299,7 +299,7 @@ def _read_pixels(
     """Returns the image of a view, [H, W, 3] uint8, and its mask, [H, W] bool or None."""
     size, key = source.view_size, (photograph.lens, *source.size)
     undistortion = undistortions.get(key)
-    if undistortion is None and cameras == "undistorted" and not photograph.lens.is_pinhole:
+    if undistortion is None and cameras == "undistorted" and not photograph.lens.is_kept:
         undistortion = Undistortion(*key)
     # Undistortion needs the full image; otherwise it is downscaled while it is read.
     read_size = source.size if undistortion is not None else size
@@ -320,7 +320,7 @@ def _read_pixels(
         if not opaque.all():
             valid = opaque if valid is None else valid & opaque
     lens = photograph.lens
-    if undistortion is None and not lens.is_pinhole and not (shown := lens.shown(*size)).all():
+    if undistortion is None and not lens.is_kept and not (shown := lens.shown(*size)).all():
         valid = shown if valid is None else valid & shown
     return image, valid
 
@@ -329,7 +329,7 @@ def _describe(photograph: Photograph, source: _Source, cameras: CameraKind) -> d
     """Returns the arguments of a view, except for the image and the mask."""
     lens, viewmat, size = photograph.lens, photograph.viewmat.float(), source.view_size
     K = lens.intrinsics(*size)
-    if cameras == "undistorted" and not lens.is_pinhole:
+    if cameras == "undistorted" and not lens.is_kept:
         undistorted = undistorted_intrinsics(lens, *source.size)
         K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistorted
         lens = lens.undistorted
@@ -384,12 +384,10 @@ def _project_visible(
 ) -> tuple[Tensor, Tensor]:
     """Projects points [P, 3]. Returns pixel x, y and depth of those in the image, [Q, 3] fp32, and their rows [Q]."""
     camera = points.double() @ viewmat[:3, :3].T + viewmat[:3, 3]
-    ahead = (camera[:, 2] > 0).nonzero()[:, 0]
-    camera = camera[ahead]
-    shown = lens.distorted(camera[:, :2] / camera[:, 2:])
+    shown, depths, rows = lens.project(camera)
     pixels = shown * K.diagonal()[:2] + K[:2, 2]
     inside = ((pixels >= 0) & (pixels < pixels.new_tensor([width, height]))).all(-1)
-    return torch.cat([pixels, camera[:, 2:]], -1)[inside].float(), ahead[inside]
+    return torch.cat([pixels, depths[:, None]], -1)[inside].float(), rows[inside]
 
 
 def _check_native(photographs: Sequence[Photograph]) -> None:

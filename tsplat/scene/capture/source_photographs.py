@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 from ...errors import ArgumentError, FileError
 from ..images import ImageInfo, convert_image, read_image_info, read_mask
 from .colmap import find_mask
@@ -25,6 +27,9 @@ OTHER_SUFFIXES = (".jpe", ".jfif", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".
 SIDE_MIN = 4
 """Pixels of the shorter side, at the size at which features are extracted, below which there are none, and COLMAP
 crashes."""
+
+PANORAMA_TOLERANCE = 0.01
+"""Relative difference of the width of a panorama from twice its height that is accepted."""
 
 NAMES_MOST = 10
 """Names of photographs in a note."""
@@ -199,6 +204,42 @@ def link_masks(masks: Path, folder: Path, files: dict[str, Source]) -> list[str]
     if len(lacking) == len(files):
         raise FileError(f"{masks}: expected masks such as {lacking[0]}.png, found none")
     return [f"{len(lacking)} photographs have no mask: all their pixels count (first: {lacking[0]})"] if lacking else []
+
+
+def check_panoramas(files: dict[str, Source]) -> None:
+    """Raises ArgumentError for a photograph that cannot show 360 by 180 degrees, as it is not twice as wide as high."""
+    for name, source in files.items():
+        width, height = source.info.width, source.info.height
+        if abs(width - 2 * height) > max(2.0, PANORAMA_TOLERANCE * width):
+            raise ArgumentError(
+                f"{name}: expected a panorama of 360 by 180 degrees, twice as wide as high, found {width}×{height}; "
+                "complete it by a stitching program, or choose another camera_model"
+            )
+
+
+def mask_panoramas(folder: Path, files: dict[str, Source], below: float) -> None:
+    """Masks what is more than `below` degrees under the middle row of panoramas, besides what masks in a folder mask.
+
+    Those of the same size without a mask have links to one file.
+    """
+    from PIL import Image
+
+    plain: dict[tuple[int, int], Path] = {}
+    for name, source in files.items():
+        path, size = folder / f"{name}.png", (source.info.width, source.info.height)
+        if size in plain and not path.exists():
+            link(plain[size], path)
+            continue
+        if path.exists():
+            mask = read_mask(path).numpy().copy()
+            path.unlink()  # it may be a link to the user's file
+        else:
+            mask = np.full(size[::-1], 255, np.uint8)
+            plain[size] = path
+        first = round(size[1] * (0.5 + below / 180))
+        mask[first:] = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(path, "PNG")
 
 
 def convert_photographs(names: Sequence[str], images: Path, masks: Path | None) -> dict[str, str]:

@@ -11,16 +11,25 @@ from ...arguments import check_choice, check_size
 from ...errors import ArgumentError
 from ...support.extras import require, require_ffmpeg, require_installed
 from ...support.interruption import exit_on_signals
-from ..images import read_image_info
+from ..images import read_image_info, says_panorama
 from .camera_plot import draw_cameras
-from .colmap import PINHOLE_MODELS
+from .colmap import PANORAMA
 from .colmap_model import read_model
 from .colmap_pipeline import SIMILAR, SMALL_PIXELS, Matching, Mode, Model, OnStage, Pipeline, choose_matching
-from .source_photographs import Source, convert_photographs, find_photographs, link, link_masks
+from .source_photographs import (
+    Source,
+    check_panoramas,
+    convert_photographs,
+    find_photographs,
+    link,
+    link_masks,
+    mask_panoramas,
+)
 from .temporary_folders import new_folder
 from .video_frames import VIDEO_SUFFIXES, Chosen, extract_frames
 
-CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV"]
+CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "EQUIRECTANGULAR"]
+CAMERA_MODELS = get_args(CameraModel)
 SEED_MAX = 2**31 - 1
 MATCHINGS = ("auto", *get_args(Matching))
 
@@ -57,10 +66,11 @@ def prepare(
     *,
     max_size: int = 1600,
     single_camera: bool = True,
-    camera_model: CameraModel = "SIMPLE_RADIAL",
+    camera_model: CameraModel | None = None,
     matching: Matching | Literal["auto"] = "auto",
     frames: int | None = None,
     masks: str | os.PathLike[str] | None = None,
+    mask_below: float | None = None,
     seed: int = 0,
     on_progress: OnStage | None = None,
 ) -> Prepared:
@@ -84,7 +94,9 @@ def prepare(
         max_size: Longest side in pixels at which features are extracted. The photographs are not resized.
         single_camera: Whether all photographs of a folder share their intrinsics; otherwise each has its own. Each
             subfolder is a camera of its own.
-        camera_model: COLMAP's name of the camera model to estimate.
+        camera_model: COLMAP's name of the camera model to estimate; ``"EQUIRECTANGULAR"`` for panoramas of 360 by 180
+            degrees, of which nothing is estimated. None is that for photographs whose metadata says so (GPano, as 360°
+            cameras and stitching programs write it), and ``"SIMPLE_RADIAL"`` for others.
         matching: What each photograph is matched with: ``"exhaustive"``, all others; ``"sequential"``, those near in
             the order of names, some at a distance, and some that look alike; ``"vocabulary-tree"``, the 40 that look
             most alike. ``"auto"`` is exhaustive for up to 200 photographs or 30 frames of a video; above, it is the
@@ -94,6 +106,8 @@ def prepare(
             are chosen by sharpness and motion.
         masks: Where no features are extracted and nothing is trained: a folder with a mask ``a.png`` or ``a.jpg.png``
             of each ``a.jpg``, or one image for all. White is valid. They become ``masks/`` of the scene.
+        mask_below: Degrees under the horizon of panoramas below which nothing counts, as the operator and the tripod
+            are there, in addition to `masks`. The horizon is the middle row.
         seed: Random seed. Results may still vary slightly with several threads.
         on_progress: Called from the calling thread with the progress of each stage.
 
@@ -101,7 +115,8 @@ def prepare(
         FileError: Photographs or masks are missing or cannot be read, COLMAP fails, or ``out`` is not empty, cannot be
             written to, or is being written by another process.
         ArgumentError: An invalid argument, photographs of several sizes in a folder with `single_camera`, a mask of
-            another size than its photograph, or photographs that do not overlap enough.
+            another size than its photograph, panoramas that are not twice as wide as high, or photographs that do not
+            overlap enough.
         MissingExtraError: pycolmap, Pillow or Matplotlib is not installed, or imageio-ffmpeg for a video.
         OSError: Files cannot be written.
     """
@@ -112,7 +127,9 @@ def prepare(
     if is_video:
         require_ffmpeg("videos")
     check_size("max_size", max_size)
-    check_choice("camera_model", camera_model, tuple(PINHOLE_MODELS))
+    check_choice("camera_model", camera_model, (None, *CAMERA_MODELS))
+    if mask_below is not None and not 0 <= mask_below < 90:
+        raise ArgumentError(f"mask_below: expected degrees under the horizon, from 0 to 90, found {mask_below}")
     check_choice("matching", matching, MATCHINGS)
     if not 0 <= seed <= SEED_MAX:
         raise ArgumentError(f"seed: expected an int from 0 to {SEED_MAX}, found {seed}")
@@ -137,9 +154,22 @@ def prepare(
             )  # fmt: skip
             for name, source in files.items():
                 link(source.path, images / name)
-        linked_masks = None if masks is None else folder / "masks"
+        if camera_model is None:
+            paths = [source.path for source in files.values()]
+            is_panorama = not is_video and all(map(says_panorama, paths))
+            camera_model = PANORAMA if is_panorama else "SIMPLE_RADIAL"
+            notes += ["the metadata of the photographs says that they are panoramas"] if is_panorama else []
+        if camera_model == PANORAMA:
+            check_panoramas(files)
+        elif mask_below is not None:
+            raise ArgumentError(
+                f"mask_below: only for panoramas, camera_model EQUIRECTANGULAR, found {camera_model}; use masks"
+            )
+        linked_masks = None if masks is None and mask_below is None else folder / "masks"
         if masks is not None and linked_masks is not None:
             notes += link_masks(masks, linked_masks, files)
+        if mask_below is not None and linked_masks is not None:
+            mask_panoramas(linked_masks, files, mask_below)
         models.mkdir()
         info = next(iter(files.values())).info
         pipeline = Pipeline(photos, folder, len(files), report, seed)

@@ -67,8 +67,10 @@ def read_transforms(
     is missing, they are drawn at random and gray, uniformly in a box: [-1.3, 1.3]^3 for the synthetic NeRF scenes,
     larger or smaller by a power of two where the cameras are; otherwise around the cameras and what they look at.
     Images with distortion (``k1`` to ``k3``, ``p1``, ``p2``) are undistorted. Those of the model OPENCV_FISHEYE or with
-    ``is_fisheye`` (``k1`` to ``k4``) become equidistant fisheye images, up to 90 degrees from the optical axis. Focal
-    lengths are ``fl_x``, or come from ``camera_angle_x`` (radians) or ``x_fov`` (degrees). ``mask_path`` is white for
+    ``is_fisheye`` (``k1`` to ``k4``) become equidistant fisheye images, up to 90 degrees from the optical axis. Images
+    of EQUIRECTANGULAR cameras stay as they are: they are full panoramas, or parts of them with ``fl_x`` and ``fl_y`` in
+    pixels per 180 degrees, as nerfstudio has them. Focal lengths of others are ``fl_x``, or come from
+    ``camera_angle_x`` (radians) or ``x_fov`` (degrees). ``mask_path`` is white for
     valid pixels. The EXIF orientation of images is ignored, unless only the rotated image has the size of its camera;
     see :func:`read_views`.
 

@@ -1,5 +1,6 @@
 """Cameras in ``transforms.json``: intrinsics and poses of frames, checked value by value."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,12 @@ from ...errors import FileError, UnsupportedError
 from ..cameras import viewmat_from_pose
 from ..images import read_image_info
 from .colmap_model import COORDINATE_MAX
-from .lenses import Lens, colmap_lens
+from .lenses import ANGLE_TOLERANCE, Lens, colmap_lens, panorama
 
-CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE")
+CAMERA_MODELS = (
+    *("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"),
+    "EQUIRECTANGULAR",
+)
 
 DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
 
@@ -33,6 +37,10 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     name = values.get("camera_model", "OPENCV")
     if name not in CAMERA_MODELS:
         raise UnsupportedError(f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {name!s:.80}")
+    _check_shutter(values, where)
+    width, height = _size(values, image, where)
+    if name == "EQUIRECTANGULAR":
+        return _panorama(values, width, height, where)
     is_fisheye = name == "OPENCV_FISHEYE" or values.get("is_fisheye")
     model: CameraModel = "fisheye" if is_fisheye else "pinhole"
     keys = ("k1", "k2", "p1", "p2") if model == "pinhole" else ("k1", "k2", "k3", "k4")
@@ -46,16 +54,6 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
             f"{where}: {unknown[0]} is not implemented for {model} cameras; only the distortion "
             f"{', '.join((*keys, *more))} is"
         )
-    shutter = values.get("rolling_shutter")
-    if isinstance(shutter, list) and any(shutter):
-        raise UnsupportedError(f"{where}: rolling_shutter: not implemented; expected zeros, found {shutter!s:.80}")
-    if "w" in values and "h" in values:
-        width, height = (round(min(_number(values, key, where), 1e9)) for key in ("w", "h"))
-    else:
-        info = read_image_info(image)
-        width, height = info.width, info.height
-    if width < 1 or height < 1:
-        raise FileError(f"{where}: w and h: expected a size in pixels, found {width:g}×{height:g}")
     fx = _focal(values, "x", width, model, where)
     if fx is None:
         expected = "fl_x" if model == "fisheye" else "fl_x, camera_angle_x or x_fov"
@@ -72,6 +70,49 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
         lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), model)
     if lens.problem is not None:
         raise FileError(f"{where}: {lens.problem}")
+    return lens
+
+
+def _check_shutter(values: Mapping[str, Any], where: str) -> None:
+    shutter = values.get("rolling_shutter")
+    if isinstance(shutter, list) and any(shutter):
+        raise UnsupportedError(f"{where}: rolling_shutter: not implemented; expected zeros, found {shutter!s:.80}")
+
+
+def _size(values: Mapping[str, Any], image: Path, where: str) -> tuple[int, int]:
+    """Returns the size of a camera in pixels; that of its image if the values lack it."""
+    if "w" in values and "h" in values:
+        width, height = (round(min(_number(values, key, where), 1e9)) for key in ("w", "h"))
+    else:
+        info = read_image_info(image)
+        width, height = info.width, info.height
+    if width < 1 or height < 1:
+        raise FileError(f"{where}: w and h: expected a size in pixels, found {width:g}×{height:g}")
+    return width, height
+
+
+def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) -> Lens:
+    """Returns the lens of a panorama: a full one, unless focal lengths tell that it is a part of one.
+
+    Nerfstudio counts them in pixels per half a turn, width / 2 of a full panorama. Other programs write pixels per
+    radian of a full panorama, width / 2π, with which nerfstudio's would show more than a turn.
+    """
+    distorted = [key for key in DISTORTION_KEYS if _number(values, key, where, 0.0)]
+    if distorted:
+        raise UnsupportedError(f"{where}: {distorted[0]}: expected 0 of an EQUIRECTANGULAR camera, which has no lens")
+    lens = panorama(width, height)
+    if "fl_x" in values or "fl_y" in values:
+        given = [_number(values, key, where) for key in ("fl_x", "fl_y") if key in values]
+        fx, fy = given[0], given[-1]
+        if not all(math.isclose(f, full, rel_tol=ANGLE_TOLERANCE) for f, full in ((fx, lens.fx), (fy, lens.fy))):
+            lens = dataclasses.replace(lens, fx=fx / math.pi, fy=fy / math.pi)
+    cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
+    lens = dataclasses.replace(lens, cx=cx, cy=cy)
+    if lens.problem is not None:
+        raise FileError(
+            f"{where}: {lens.problem}; fl_x and fl_y are pixels per 180 degrees, {width / 2:g} and {height} of a full "
+            "panorama, which needs none"
+        )
     return lens
 
 

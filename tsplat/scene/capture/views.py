@@ -22,9 +22,11 @@ class View:
 
     Attributes:
         image: [H, W, 3] uint8 RGB.
-        camera: Its camera, of the size of ``image``, and with its name; ``"pinhole"`` or ``"fisheye"``.
+        camera: Its camera, of the size of ``image``, and with its name; ``"pinhole"``, ``"fisheye"`` or
+            ``"equirectangular"``.
         mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
-        sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
+        sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame, or
+            distance in a panorama.
         sparse_ids: [P] int64 ids of these points, which are those of a point in all views; None if they are unknown.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
         files: What the view was read from: the image and, if there are any, the mask and priors.
@@ -87,9 +89,9 @@ class View:
             tensor = getattr(self, name)
             if tensor is not None and list(tensor.shape) != shape:
                 raise ShapeError(f"{name}: expected {shape}, found {list(tensor.shape)} in view {self.name!r}")
-        if self.camera.model not in ("pinhole", "fisheye"):
+        if self.camera.model not in ("pinhole", "fisheye", "equirectangular"):
             found = f"{self.camera.model!r} in view {self.name!r}"
-            raise ArgumentError(f"camera: expected the model 'pinhole' or 'fisheye', found {found}")
+            raise ArgumentError(f"camera: expected the model 'pinhole', 'fisheye' or 'equirectangular', found {found}")
         if self.camera_id < 0:
             raise ArgumentError(f"camera_id: expected a nonnegative int, found {self.camera_id} in view {self.name!r}")
 

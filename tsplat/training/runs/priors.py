@@ -146,8 +146,10 @@ def _all_cosines(camera: Camera) -> Tensor:
 def _cosines(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
     """Returns the cosines between the rays of points of an image and the optical axis; NaN for those that point back.
 
-    Raises UnsupportedError for distorted lenses.
+    They are 1 for panoramas, whose depths are along the rays. Raises UnsupportedError for distorted lenses.
     """
+    if camera.model == "equirectangular":
+        return torch.ones_like(x)
     if camera.distortion is not None:
         raise UnsupportedError(
             f"depth_along: not implemented for the distorted lens of {camera.name!r}; use camera undistorted, or maps "

@@ -15,6 +15,9 @@ from .renderer import Pose
 
 FOV_MAX = math.radians(179)
 
+PANORAMA_FOV = math.radians(75)
+"""Vertical field of view with which a viewer looks from where a panorama was taken."""
+
 FOV_RANGE = (5, 150)
 """Vertical fields of view to choose from, in degrees."""
 
@@ -34,7 +37,9 @@ def wxyz_of(viewmat: Tensor) -> np.ndarray[Any, Any]:
 
 
 def vertical_fov(camera: Camera) -> float:
-    """Returns the vertical field of view in radians."""
+    """Returns the vertical field of view in radians; :data:`PANORAMA_FOV` of a panorama, for which there is none."""
+    if camera.model == "equirectangular":
+        return PANORAMA_FOV
     half = 0.5 * camera.height / float(camera.K[1, 1])
     return min(2 * half if camera.model == "fisheye" else 2 * math.atan(half), FOV_MAX)
 

@@ -16,7 +16,7 @@ from ...arguments import check_choice, check_size
 from ...config import SH_DEGREE_MAX, Backend, CameraModel, RenderMode
 from ...errors import ArgumentError
 from ...rendering import render_views
-from ...scene.cameras import Camera
+from ...scene.cameras import Camera, panorama_intrinsics
 from ...scene.capture.views import Color
 from ...scene.cropping import Box, crop_gaussians
 from ...scene.culling import CulledModel
@@ -32,7 +32,7 @@ MODES: dict[Show, RenderMode] = {
 }  # fmt: skip
 DEPTHS = ("expected depth", "accumulated depth")
 COLORMAPS = ("turbo", "viridis", "magma", "gray")
-CAMERA_MODELS = ("pinhole", "ortho", "fisheye")
+CAMERA_MODELS = ("pinhole", "ortho", "fisheye", "equirectangular")
 
 DIVISOR_MAX = 8
 """Largest factor by which an image is made smaller to save time."""
@@ -121,7 +121,14 @@ class Pose:
             raise ArgumentError(f"fov: expected radians between 0 and pi, found {self.fov}")
 
     def camera(self, width: int, height: int, model: CameraModel = "pinhole") -> Camera:
-        """Returns the camera of an image of another size. Orthographic cameras see what they see at distance 1."""
+        """Returns the camera of an image of another size. Orthographic cameras see what they see at distance 1.
+
+        Panoramas show 360 degrees in the width, and nothing above and below them on canvases that are too high.
+        """
+        if model == "equirectangular":
+            K = panorama_intrinsics(width, height)
+            K[1, 1] *= min(1.0, self.width / (2 * self.height))
+            return Camera(self.viewmat, K, width, height, model)
         focal = 0.5 * self.height / (0.5 * self.fov if model == "fisheye" else math.tan(self.fov / 2))
         fx, fy = focal * width / self.width, focal * height / self.height
         K = torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
