@@ -71,7 +71,8 @@ AXIS_MIN: Final = 1e-30
 """Squared distance below which a point has no longitude (from the vertical axis), or no direction (from a camera)."""
 
 BEHIND_POLE: Final = 1e4
-"""How much more than others a sigma point counts whose longitude is farther than a right angle from the center's."""
+"""How much more than others a sigma point counts whose longitude is two right angles from the center's. Up to a right
+angle it counts the same, and beyond it grows as a square, so that gradients are continuous."""
 
 FTHETA_STEPS: Final = 12
 """Steps of Newton's method that invert an f-theta polynomial, each within an interval that is halved otherwise."""

@@ -84,7 +84,8 @@ def unscented(
 def over_poles(difference: Tensor, turn: Tensor) -> Tensor:
     """How far apart the u of two sigma points count, from their difference: far more if a pole is between them."""
     size = difference.abs()
-    return size + BEHIND_POLE * (size - 0.25 * turn).clamp_min(0)
+    quarter = 0.25 * turn
+    return size + BEHIND_POLE / quarter * (size - quarter).clamp_min(0).square()
 
 
 @torch.no_grad()

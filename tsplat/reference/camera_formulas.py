@@ -82,8 +82,8 @@ def unscented(
         own = cameras.intrinsics[..., None, None, :]
         across = shorter_way(pixels[..., 0] - pixels[..., :1, 0], own)
         down = pixels[..., 1] - pixels[..., :1, 1]
-        beyond = (across.abs() - 0.25 * full_turn(own)).clamp_min(0)
-        wide = across.abs() + BEHIND_POLE * beyond
+        quarter = 0.25 * full_turn(own)
+        wide = across.abs() + BEHIND_POLE * (across.abs() - quarter).clamp_min(0) ** 2 / quarter
         xx, xy, yy = (transform.weight * (a * b).sum(-1) for a, b in ((wide, wide), (across, down), (down, down)))
         covariances = torch.stack([torch.stack([xx, xy], -1), torch.stack([xy, yy], -1)], -2)
         return pixels[..., 0, :], in_camera, covariances, all_seen

@@ -90,11 +90,12 @@ def _across(u, u0, camera, C: tl.constexpr):
     if C.LENS.WRAPS:
         turn = turn_of(camera[2])
         difference -= turns_of(difference, turn)
-        beyond = tl.abs(difference) - 0.25 * turn
-        is_beyond = beyond > 0.0
-        more = tl.where(is_beyond, BEYOND * beyond, 0.0)
+        quarter = 0.25 * turn
+        beyond = tl.maximum(tl.abs(difference) - quarter, 0.0)
+        steepness = BEYOND / quarter * beyond
+        more = steepness * beyond
         wide = difference + tl.where(difference < 0.0, -more, more)
-        return difference, wide, tl.where(is_beyond, 1.0 + BEYOND, 1.0)
+        return difference, wide, 1.0 + 2.0 * steepness
     else:
         return difference, difference, 1.0
 
