@@ -77,6 +77,9 @@ angle it counts the same, and beyond it grows as a square, so that gradients are
 FTHETA_STEPS: Final = 12
 """Steps of Newton's method that invert an f-theta polynomial, each within an interval that is halved otherwise."""
 
+BACK_SLOPE_SQUARED: Final = 1e-12
+"""A point behind a camera is shown if (x^2 + y^2) / z^2 is larger: opposite to the optical axis, it has no azimuth."""
+
 RADIUS_MAX: Final = 2**30
 """Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""
 

@@ -184,7 +184,8 @@ def rasterization(
             background. Differentiable.
         return_normals: Whether to render normals with ``with_eval3d``: third axes, negated where they point along rays.
         global_z_order: Whether Gaussians are sorted by z of the camera frame. False, with ``with_ut``, is for distances
-            from the camera, which are then the depths of ``"D"``, and what planes of f-theta cameras cull by.
+            from the camera, which are then the depths of ``"D"``, and what planes of f-theta cameras cull by. These
+            then see behind the camera, too, if their largest angle is above 90 degrees.
         lidar_coeffs: As in gsplat 1.6. Only None is implemented.
         renderer_config: None, or gsplat 1.6's choice of a kernel, ``tsplat.compat.gsplat.RendererConfig_MixedBatch()``,
             or with ``with_eval3d`` ``RendererConfig_ParallelBatch()``. The image is the same, as there is one kernel.

@@ -11,6 +11,7 @@ import torch
 import tsplat
 from tests.support.backends import BACKENDS
 from tests.support.lenses import ftheta, make
+from tsplat import BivariateWindshieldModelParameters
 from tsplat.config import FThetaCameraDistortionParameters, FThetaPolynomialType
 from tsplat.data import Cameras
 from tsplat.stages.eval3d import camera_rays
@@ -37,13 +38,13 @@ def at_angles(angles, azimuth=0.7):
     return 2 * torch.stack([sine * math.cos(azimuth), sine * math.sin(azimuth), angles.cos()], -1)
 
 
-def project(points, lens, backend="auto", dtype=torch.float64):
+def project(points, lens, backend="auto", dtype=torch.float64, **options):
     """Pixels of small Gaussians [N, 3], and whether each is visible; fx and fy have no meaning."""
     n, points = len(points), points.to(dtype)
     Ks = torch.tensor([[[1.0, 0, 210], [0, 7, 190], [0, 0, 1]]], dtype=dtype)
     radii, means2d, *_ = tsplat.fully_fused_projection_with_ut(
         points, torch.tensor([[1.0, 0, 0, 0]]).expand(n, 4), torch.full((n, 3), 1e-7), None, torch.eye(4)[None], Ks,
-        **SIZE, camera_model="ftheta", ftheta_coeffs=lens, backend=backend,
+        **SIZE, camera_model="ftheta", ftheta_coeffs=lens, backend=backend, **options,
     )  # fmt: skip
     return means2d[0], (radii[0] > 0).all(-1)
 
@@ -112,6 +113,25 @@ def test_what_is_beyond_the_largest_angle_is_culled(backend):
         angles = torch.acos(rays_of(lens, torch.float64)[2].clamp(-1, 1))[190, 210:]
         exists = rays_of(lens, torch.float64).norm(dim=0)[190, 210:] > 0.5
         assert not exists.all() and last - 0.2 < angles[exists].max() < last + 1e-9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_wide_lenses_see_behind_the_camera_where_depth_is_distance(backend, kind):
+    """To the largest angle, and not where there is no azimuth; not by z, nor behind a windshield."""
+    lens, around = ftheta(kind, 55.0, 2.9), dict(backend=backend, global_z_order=False)
+    rays = rays_of(lens, torch.float64)
+    y, x = (rays.norm(dim=0) > 0).nonzero()[::7].T
+    behind = rays[2, y, x] < 0
+    pixels, visible = project(2 * rays[:, y, x].T, lens, **around)
+    assert visible.all() and behind.sum() > 4000
+    assert (pixels - torch.stack([x, y], -1) - 0.5).abs().max() < 1e-9
+    points = at_angles([1.5, 1.6, 2.89, 2.91, math.pi - 1e-8]), at_angles([math.pi]) * torch.tensor([0.0, 0, 1])
+    assert project(torch.cat(points), lens, **around)[1].tolist() == [True, True, True, False, False, False]
+    for options in (dict(global_z_order=True), dict(external_distortion_coeffs=BivariateWindshieldModelParameters())):
+        assert project(points[0], lens, **around | options)[1].tolist() == [True, False, False, False, False]
+    at_most = project(points[0], ftheta(kind, 55.0, math.pi / 2), **around)[1]
+    assert at_most.tolist() == [True, False, False, False, False]
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ CASES = [
     ("windshield ftheta", "ROLLING_LEFT_TO_RIGHT"),
     ("ftheta", "GLOBAL"),
     ("ftheta", "ROLLING_TOP_TO_BOTTOM"),
-    ("inverse ftheta", "GLOBAL"),
-    ("inverse ftheta", "ROLLING_RIGHT_TO_LEFT"),
+    ("wide ftheta", "GLOBAL"),
+    ("wide inverse ftheta", "ROLLING_RIGHT_TO_LEFT"),
     ("equirectangular", "GLOBAL"),
     ("partial equirectangular", "ROLLING_TOP_TO_BOTTOM"),
 ]
@@ -83,6 +83,7 @@ def all_around(scene, seed, *, is_full):
 def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **structure):
     """A scene in front of cameras with random coefficients, that move during the readout of a rolling shutter."""
     is_behind_glass, kind = kind.startswith("windshield"), kind.removeprefix("windshield ")
+    is_wide, kind = kind.startswith("wide"), kind.removeprefix("wide ")
     model = kind.split()[-1]
     scene = scenes.make(scenes.Structure(**dict(n=15, seed=seed, camera_model=model) | structure), dtype, device)
     if model in ("fisheye", "ftheta"):
@@ -96,6 +97,10 @@ def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **st
         return (size * (2 * torch.rand(*leading, n, generator=generator, dtype=torch.float64) - 1)).to(device, dtype)
 
     options = dict(with_ut=True, rolling_shutter=RollingShutterType[readout])
+    if is_wide:
+        # Much is behind the cameras, which see to 126 degrees from the axis.
+        scene["means"][..., 2] *= torch.linspace(-0.4, 0.6, scene["means"].shape[-2]).to(scene["means"])
+        options["global_z_order"] = False
     if kind == "distorted pinhole":
         options |= dict(
             radial_coeffs=uniform(6, 0.05), tangential_coeffs=uniform(2, 0.01), thin_prism_coeffs=uniform(4, 0.01)
@@ -103,7 +108,8 @@ def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **st
     elif kind == "distorted fisheye":
         options |= dict(radial_coeffs=uniform(4, 0.05))
     elif model == "ftheta":
-        options |= dict(ftheta_coeffs=ftheta(kind, 0.85 * scene["width"]))
+        scale, max_angle = (0.25, 2.2) if is_wide else (0.85, 0.6)
+        options |= dict(ftheta_coeffs=ftheta(kind, scale * scene["width"], max_angle))
     if is_behind_glass:
         options |= dict(external_distortion_coeffs=windshield(seed))
     if readout != "GLOBAL":

@@ -35,7 +35,7 @@ MODES = ("RGB", "RGB+ED", "D", "RGB-Ed", "d", "RGB+D", "Ed", "RGB-d")
 N_KINDS = {"unscented": len(CASES), "eval3d": len(CASES), "2dgs": 12}
 
 
-def draw(family: str, seed: int, kinds: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+def draw(family: str, seed: int, kinds: int | None = None, lens: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """Draws a scene, and the options of its kind."""
     r, dtype = random.Random(seed), torch.float32
     # Neighboring kinds are alike.
@@ -56,7 +56,9 @@ def draw(family: str, seed: int, kinds: int | None = None) -> tuple[dict[str, An
             rasterize_mode=("classic", "antialiased")[kind // 4 % 2], with_eval3d=family == "eval3d",
             global_z_order=kind % 5 != 0, return_normals=family == "eval3d" and kind % 3 == 0,
         )  # fmt: skip
-        scene = make(*CASES[kind], seed, dtype, **structure)
+        cases = [case for case in CASES if lens in case[0]]
+        scene = make(*cases[kind % len(cases)], seed, dtype, **structure)
+        options["global_z_order"] = scene.pop("global_z_order", options["global_z_order"])
     options |= dict(
         tile_size=(16, 8, 4)[kind % 3], packed=kind % 2 == 1, numerics=("gsplat-1.5", "gsplat-1.6")[kind // 2 % 2]
     )
@@ -134,9 +136,9 @@ def _surfels(**arguments: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
     return colors, alphas, meta
 
 
-def check(family: str, seed: int, kinds: int | None = None, arch: str | None = None) -> float:
+def check(family: str, seed: int, kinds: int | None = None, arch: str | None = None, lens: str = "") -> float:
     """Returns the largest error over its bound; raises AssertionError above 1."""
-    scene, options = draw(family, seed, kinds)
+    scene, options = draw(family, seed, kinds, lens)
     # What the emulator watches takes ten times as long, so the reference runs outside.
     with contextlib.nullcontext() if arch is None else tsplat_emulated(arch):
         decisions = decisions_of(scene, options)
@@ -170,6 +172,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first scene (0)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="of CPU time, after which it stops")
     parser.add_argument("--kinds", type=int, help="of calls in each family (all)")
+    parser.add_argument("--lens", default="", help="word in the name of a lens of tests/support/lenses.py (all)")
     parser.add_argument("--arch", help="of the emulated GPU: sm_80, sm_90, gfx942 (compiled for the CPU)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -179,7 +182,7 @@ def main() -> int:
         began = time.thread_time()
         while tried < arguments.count and time.thread_time() - began < 60 * arguments.minutes:
             try:
-                worst = max(worst, check(family, seed, arguments.kinds, arguments.arch))
+                worst = max(worst, check(family, seed, arguments.kinds, arguments.arch, arguments.lens))
             except (AssertionError, EmulationError) as failure:
                 violations += 1
                 print(f"{family} {seed}: {str(failure).splitlines()[0]}", flush=True)

@@ -31,13 +31,19 @@ def _coefficients(values: tuple[Tensor, ...], lens: Lens) -> tuple[Any, Windshie
 def lens_pixel(
     p: Triple, lens: Tensor | None, intrinsics: tuple[Tensor, ...], camera: CameraSettings, margin: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front."""
+    """Pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front.
+
+    A lens may show points behind the camera, too.
+    """
     model = LENSES[camera.model]
+    k, glass = _coefficients(() if lens is None else lens.unbind(1), model)
     front = p[0] * p[0] + p[1] * p[1] + p[2] * p[2] > AXIS_MIN if model.wraps else p[2] > 0
+    behind = model.shows_behind(p, k)
+    if behind is not None:
+        front = front | behind
     # Gradients of what is not used must not be NaN.
     p = (torch.where(front, p[0], 0.0), torch.where(front, p[1], 0.0), torch.where(front, p[2], 1.0))
     seen = front
-    k, glass = _coefficients(() if lens is None else lens.unbind(1), model)
     if glass is not None:
         p, clear = _refract(p, glass.horizontal, glass.vertical)
         seen = seen & clear

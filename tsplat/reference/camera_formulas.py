@@ -134,12 +134,13 @@ def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
 
 
 def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
-    """Pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, 0 behind it; which are valid."""
+    """Pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, 0 without one; which are valid."""
     wraps = LENSES[settings.model].wraps
-    front = points.square().sum(-1) > AXIS_MIN if wraps else points[..., 2] > 0
-    x, y, z = torch.where(front[..., None], points, points.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
     lens = LENSES[settings.model]
     k, glass = _coefficients(cameras.lens, lens)
+    x, y, z = points.unbind(-1)
+    front = points.square().sum(-1) > AXIS_MIN if wraps else (z > 0) | lens.shows_behind((x, y, z), k)
+    x, y, z = torch.where(front[..., None], points, points.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
     clear = torch.ones_like(front)
     if glass is not None:
         x, y, z, clear = _through_windshield(x, y, z, glass.horizontal, glass.vertical)

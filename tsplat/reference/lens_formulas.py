@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import AXIS_MIN, FOV_MARGIN, LENS_GAIN_MIN, CameraSettings
+from ..config import AXIS_MIN, BACK_SLOPE_SQUARED, FOV_MARGIN, LENS_GAIN_MIN, CameraSettings
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -35,8 +35,12 @@ class Lens:
         """Pixels of points, without distortion, and whether they are defined; rows of the Jacobian."""
         raise NotImplementedError
 
+    def shows_behind(self, p: Triple, k: Any) -> Tensor:
+        """Which points have an image even if they are behind the camera."""
+        return torch.zeros_like(p[2], dtype=torch.bool)
+
     def bend(self, p: Triple, k: Any) -> Triple:
-        """Where points in front of the camera are shown, and whether they are seen."""
+        """Where points in front of the camera, or shown behind it, are in the image, and whether they are seen."""
         raise NotImplementedError
 
     def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
@@ -175,8 +179,13 @@ def _distorted_angle(theta: Tensor, k: Any) -> tuple[Tensor, Tensor]:
 class FTheta(Lens):
     """A polynomial of theta, or the inverse of one, then (x, y) -> (c x + d y, e x + y)."""
 
-    coefficients = namedtuple("coefficients", "c1 c2 c3 c4 c5 theta_max distance_max c d e inverts")
+    coefficients = namedtuple("coefficients", "c1 c2 c3 c4 c5 theta_max distance_max c d e inverts around")
     culls_by_distance = True
+
+    def shows_behind(self, p: Triple, k: Any) -> Tensor:
+        has_azimuth = p[0] ** 2 + p[1] ** 2 > BACK_SLOPE_SQUARED * p[2] ** 2
+        shown: Tensor = has_azimuth & (k.around == 1)
+        return shown
 
     def bend(self, p: Triple, k: Any) -> Triple:
         on_axis, r, theta = _angle(p)

@@ -190,7 +190,9 @@ def add_lens(
         raise ArgumentError(f"viewmats_rs: expected {expected}, as rolling_shutter is {readout}")
     windshield = given.pop("external_distortion_coeffs", None)
     if model == "ftheta":
-        cameras = _add_ftheta(cameras, given.pop("ftheta_coeffs", None), batch, n_cameras)
+        # A windshield is in front of the camera. By z, what is behind the camera is in front of the near plane.
+        may_see_behind = settings.unscented.radial and windshield is None
+        cameras = _add_ftheta(cameras, given.pop("ftheta_coeffs", None), batch, n_cameras, may_see_behind)
     elif windshield is not None and (LENSES[model].is_parallel or LENSES[model].wraps):
         why = "whose rays are parallel" if LENSES[model].is_parallel else "which see all around; use another model"
         raise ArgumentError(f"external_distortion_coeffs: expected None for {model} cameras, {why}")
@@ -240,8 +242,8 @@ def _bivariate(windshield: object, name: str, like: Tensor) -> Tensor:
     return torch.nn.functional.pad(torch.cat(padded), (0, 21 - sum(6 - k for k in range(degree + 1))))
 
 
-def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: int) -> Cameras:
-    """Adds an f-theta lens, of tsplat or of gsplat."""
+def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: int, may_see_behind: bool) -> Cameras:
+    """Adds an f-theta lens, of tsplat or of gsplat, that may see behind the camera if told so."""
     names = tuple(FThetaPolynomialType.__members__)
     reference = name_of(getattr(ftheta, "reference_poly", None))
     check_choice("ftheta_coeffs.reference_poly", reference, names)
@@ -259,7 +261,8 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
     if angle <= 0:
         raise ArgumentError(f"ftheta_coeffs.max_angle: expected a number above 0, found {angle}")
     angle, distance = _largest_of_ftheta(coefficients, min(angle, math.pi), inverts)
-    values = [*coefficients[1:], angle, distance, c, d, e, float(inverts), 0.0]
+    around = may_see_behind and angle > math.pi / 2
+    values = [*coefficients[1:], angle, distance, c, d, e, float(inverts), float(around)]
     viewmats, Ks = cameras.viewmats, cameras.Ks
     dtype = torch.promote_types(torch.promote_types(torch.float32, viewmats.dtype), Ks.dtype)
     own = torch.eye(3, dtype=dtype, device=Ks.device).repeat(*batch, n_cameras, 1, 1)

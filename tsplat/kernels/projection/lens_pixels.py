@@ -1,8 +1,8 @@
 """Device functions of the pixels of points, by any lens, with a windshield or without.
 
 ``k`` are the values of a lens, () without one; with a windshield, a pointer to its polynomials follows them. Points
-behind a camera are at pixel 0, 0, and are not seen. Nothing is behind a camera whose lens wraps: u is in the period
-around the middle of the image. Tuples are laid out as in ``device_math.py``.
+behind a camera are at pixel 0, 0, and are not seen, unless its lens shows them. Nothing is behind a camera whose lens
+wraps: u is in the period around the middle of the image. Tuples are laid out as in ``device_math.py``.
 """
 
 import math
@@ -55,19 +55,21 @@ def turns_of(difference, turn):
 
 
 @triton.jit
-def _in_front(p, LENS: tl.constexpr):
-    """Returns whether a point is in front of the camera, and the point, or one on the axis."""
+def _in_front(p, k, LENS: tl.constexpr):
+    """Returns whether a point is in front of the camera or shown behind it, and the point, or one on the axis."""
     if LENS.WRAPS:
         front = dot(p, p) > SQUARE_MIN
     else:
         front = p[2] > 0.0
+    if LENS.shows_behind is not None:
+        front = front | LENS.shows_behind(p, k)
     return front, (tl.where(front, p[0], 0.0), tl.where(front, p[1], 0.0), tl.where(front, p[2], 1.0))
 
 
 @triton.jit
 def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
-    front, q = _in_front(p, LENS)
+    front, q = _in_front(p, k, LENS)
     x, y, seen, _, _ = _bend(q, k, LENS)
     u = tl.where(front, intrinsics[0] * x + intrinsics[2], 0.0)
     v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
@@ -81,7 +83,7 @@ def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.c
 @triton.jit
 def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
     """Gradient of the point from that of its pixel."""
-    front, q = _in_front(p, LENS)
+    front, q = _in_front(p, k, LENS)
     _, _, _, saved, glass = _bend(q, k, LENS)
     v_x = intrinsics[0] * v_u
     v_y = intrinsics[1] * v_v
@@ -96,7 +98,7 @@ def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
 @triton.jit
 def coefficients_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
     """Gradient of the coefficients of a lens from that of the pixel of a point; zeros for what is not a coefficient."""
-    front, q = _in_front(p, LENS)
+    front, q = _in_front(p, k, LENS)
     _, _, _, saved, _ = _bend(q, k, LENS)
     v_x = tl.where(front, intrinsics[0] * v_u, 0.0)
     v_y = tl.where(front, intrinsics[1] * v_v, 0.0)

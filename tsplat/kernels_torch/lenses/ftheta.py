@@ -5,19 +5,25 @@ from collections import namedtuple
 import torch
 from torch import Tensor
 
-from ...config import FTHETA_STEPS
+from ...config import BACK_SLOPE_SQUARED, FTHETA_STEPS
 from ...formulas.rotations import Triple
 from .fisheye import at_angle, fisheye_direction, invert
 from .interface import Lens
 
-Coefficients = namedtuple("Coefficients", "c1 c2 c3 c4 c5 theta_max distance_max c d e inverts")
-"""``inverts`` is 1 if the polynomial gives angles of distances, 0 if distances of angles."""
+Coefficients = namedtuple("Coefficients", "c1 c2 c3 c4 c5 theta_max distance_max c d e inverts around")
+"""``inverts`` is 1 if the polynomial gives angles of distances, 0 if distances of angles. ``around`` is 1 if points
+behind the camera are shown."""
 
 
 class FTheta(Lens):
     coefficients = Coefficients
     has_jacobian = False
     culls_by_distance = True
+
+    def shows_behind(self, p: Triple, k: Coefficients) -> Tensor:
+        has_azimuth = p[0] * p[0] + p[1] * p[1] > BACK_SLOPE_SQUARED * (p[2] * p[2])
+        shown: Tensor = has_azimuth & (k.around > 0)
+        return shown
 
     def bend(self, p: Triple, k: Coefficients) -> Triple:
         (x, y, _), _, gain, _ = fisheye_direction(p)

@@ -57,6 +57,10 @@ class Lens(ABC):
         """Returns the pixel of a point, without distortion, and both rows of the Jacobian."""
         raise NotImplementedError
 
+    def shows_behind(self, p: Triple, k: Any) -> Tensor | None:
+        """Returns where :meth:`bend` takes points even if they are behind the camera; None if it never does."""
+        return None
+
     @abstractmethod
     def bend(self, p: Triple, k: Any) -> Triple:
         """Returns where a point in front of the camera, or anywhere if it wraps, is shown; and whether it is seen."""

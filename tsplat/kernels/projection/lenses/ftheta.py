@@ -1,18 +1,20 @@
 """F-theta lenses: a polynomial of the angle theta from the optical axis, or the inverse of one, and a linear map.
 
 The values of the lens are c1 to c5 of the polynomial, which has no constant; the largest angle and its distance from
-the principal point; c, d and e of the map (x, y) -> (c x + d y, e x + y); and whether the polynomial gives angles of
-distances. Beyond the largest angle, where nothing is seen, distances grow in proportion to theta.
+the principal point; c, d and e of the map (x, y) -> (c x + d y, e x + y); whether the polynomial gives angles of
+distances; and whether points behind the camera are shown. Beyond the largest angle, where nothing is seen, distances
+grow in proportion to theta.
 """
 
 import triton
 import triton.language as tl
 
-from ....config import FTHETA_STEPS
+from ....config import BACK_SLOPE_SQUARED, FTHETA_STEPS
 from .fisheye import fisheye_bend_vjp, fisheye_direction
 from .interface import Lens
 
 INVERSION_STEPS = tl.constexpr(FTHETA_STEPS)
+LEAST_SLOPE = tl.constexpr(BACK_SLOPE_SQUARED)
 
 
 @triton.jit
@@ -56,8 +58,7 @@ def _bend(p, k):
     gain, slope = _gain(theta, k)
     x = gain * q0
     y = gain * q1
-    seen = (p[2] > 0.0) & (theta <= theta_max)
-    return c * x + d * y, e * x + y, seen, (direction, inverse_norm, m, q0, q1, gain, slope)
+    return c * x + d * y, e * x + y, theta <= theta_max, (direction, inverse_norm, m, q0, q1, gain, slope)
 
 
 @triton.jit
@@ -66,4 +67,9 @@ def _bend_vjp(p, k, saved, v_x, v_y):
     return fisheye_bend_vjp(p, k, saved, c * v_x + e * v_y, d * v_x + v_y)
 
 
-FTHETA = Lens(None, None, None, None, _bend, _bend_vjp, CULLS_BY_DISTANCE=True)
+@triton.jit
+def _shows_behind(p, k):
+    return (k[11] > 0.0) & (p[0] * p[0] + p[1] * p[1] > LEAST_SLOPE * (p[2] * p[2]))
+
+
+FTHETA = Lens(None, None, None, None, _bend, _bend_vjp, CULLS_BY_DISTANCE=True, shows_behind=_shows_behind)

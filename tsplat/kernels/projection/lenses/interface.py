@@ -30,6 +30,7 @@ class Lens(Contract):
             coefficient; None if coefficients have no gradients.
         CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera, where depth is that distance.
         WRAPS: Whether x is an angle of a full circle. Then ``bend`` gets points in any direction, and u has a period.
+        shows_behind: (p, k) to whether ``bend`` takes a point even if it is behind the camera; None if it never does.
     """
 
     project: Any
@@ -41,3 +42,4 @@ class Lens(Contract):
     coefficients_vjp: Any = None
     CULLS_BY_DISTANCE: bool = False
     WRAPS: bool = False
+    shows_behind: Any = None
