@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # Triton decides at import whether to interpret kernels, so these few tests need a process of their own.
-INTERPRET = TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreter tests/kernels
+INTERPRET = TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m
 MINUTES ?= 5
 SEQUENCES ?= 1000
 TRAINERS ?= 20
@@ -25,7 +25,7 @@ RECORD := $(if $(filter 300,$(COUNT)),--record)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-versions lint docs compile fuzz emulate interpreter mutants scoreboard dist clean
+.PHONY: help demo quick test check test-versions lint docs compile fuzz emulate interpreter mutants scoreboard dist clean
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,12 +36,17 @@ demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a
 quick: lint ## lint, types and the fast tests: about 100 seconds on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
-test: $(INSTALLED) ## lint, types and all tests: about half an hour on two cores, a third less with kernels in the cache
+test: $(INSTALLED) ## lint, types and all tests but long ones
 	$(MAKE) -j2 -Otarget --no-print-directory lint interpreter
-	$(PYTEST) -m "not interpreter"
+	$(PYTEST) -m "not long and not interpreter"
+
+# Many of them wait for other processes, which leaves a core idle.
+check: $(INSTALLED) ## long tests, many of which repeat at length what make test checks
+	$(INTERPRET) "interpreter and long"
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "long and not interpreter"
 
 interpreter: $(INSTALLED)
-	$(INTERPRET)
+	$(INTERPRET) "interpreter and not long"
 
 # What is found first in PYTHONPATH takes the place of the environment's own. A folder torch-X has PyTorch X with the Triton
 # that it requires. Triton 3.9 warns where the variable is not set, and tests take warnings as errors.
@@ -50,7 +55,7 @@ test-versions: $(addprefix $(VENV)/,$(VERSIONS)) ## run what depends on PyTorch 
 	@set -e; for version in $(VERSIONS); do \
 		export PYTHONPATH=$(abspath $(VENV))/$$version TRITON_CACHE_DIR=$(abspath $(VENV))/$$version-cache; \
 		$(BIN)/python -c "import torch, triton; print('== torch', torch.__version__, 'triton', triton.__version__)"; \
-		$(PYTEST) $(VERSIONED); $(INTERPRET); \
+		$(PYTEST) $(VERSIONED); $(INTERPRET) interpreter; \
 	done
 
 # The interpreter of Triton up to 3.6 converts arrays of one entry to numbers, which NumPy 2.4 no longer does.

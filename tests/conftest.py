@@ -58,6 +58,7 @@ def pytest_make_parametrize_id(val, argname):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    _mark_long(items)
     for item in items:
         if item.get_closest_marker("interpreter"):
             assert "kernels" in item.path.parts, f"{item.nodeid}: make test interprets kernels in tests/kernels only"
@@ -76,6 +77,24 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(session[0]))
         elif shared and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared[0]}"))
+
+
+def _mark_long(items):
+    """Leaves slow cases to `make check` where `make test` runs another case of the same test; marks long tests slow."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
+    tested = {_test(item) for item in items if not item.get_closest_marker("slow")}
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("every_case"):
+            if _test(item) in tested:
+                item.add_marker("long")
+            tested.add(_test(item))
+
+
+def _test(item):
+    """The name of a test, which its cases share."""
+    return item.parent.nodeid, getattr(item, "originalname", item.name)
 
 
 def pytest_collection_finish():

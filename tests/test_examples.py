@@ -62,7 +62,7 @@ def run(training_forks, path):
     return result.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "many_gpus"])
 def test_example_runs(training_forks, name, tmp_path):
     image = pytest.importorskip("PIL.Image")
@@ -74,13 +74,13 @@ def test_example_runs(training_forks, name, tmp_path):
             assert len(shown.convert("RGB").resize((64, 64)).getcolors(4096)) > 100, f"{figure} shows little"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_with_the_default_strategy(training_forks, tmp_path):
     printed = run(training_forks, small_form("train_from_photographs", tmp_path, STRATEGY="default", STEPS=50))
     assert "Gaussians" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_from_photographs_on_disk(training_forks, tmp_path):
     capture = procedural_capture(160, 120, n_train=15, n_test=1, n_points=300, supersampling=1)
     scene = write_colmap(tmp_path / "scene", capture.train, capture.points)
@@ -88,7 +88,7 @@ def test_training_from_photographs_on_disk(training_forks, tmp_path):
     assert "300 -> " in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_and_two_ranks(training_forks, tmp_path):
     """Two ranks render the same images as one before training, each with half of the Gaussians."""
     path = small_form("many_gpus", tmp_path)

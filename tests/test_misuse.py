@@ -272,7 +272,7 @@ def _tensor_arguments():
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_tensor_is_checked():
     changes = KINDS | {"freed": _freed, "long": lambda t: t.long(), "uint64": lambda t: t.abs().to(torch.uint64)}
     foreign = []

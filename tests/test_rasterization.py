@@ -36,7 +36,7 @@ def test_signature_is_gsplats_with_additional_keywords():
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_random_scenes_match_reference(backend):
     """Images and all gradients of a loss on color, depth and alpha, for random structures, modes and layouts."""

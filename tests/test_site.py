@@ -154,7 +154,7 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_links_of_the_site_lead_somewhere(site):
     pages = {path: Elements(path.read_text()) for path in site.rglob("*.html")}
     assert len(pages) > 50
@@ -171,14 +171,14 @@ def test_links_of_the_site_lead_somewhere(site):
     assert not dead, "\n".join(dead)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_public_names_have_an_anchor(site):
     anchors = set().union(*(Elements(path.read_text()).anchors for path in (site / "docs" / "api").glob("*.html")))
     types = {name for name in documented_names() if name.startswith("tsplat.compat.gsplat.") and name[21:].isalpha()}
     assert {name for name in documented_names() if name not in anchors} <= types
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_pages_have_no_console_errors(site):
     pages = sorted(path for path in site.rglob("*.html") if path.relative_to(site).parts[0] != "files")

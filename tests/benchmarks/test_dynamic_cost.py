@@ -43,6 +43,7 @@ def test_executed_counts_are_within_budgets():
     assert not above, "\n".join(above)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("target", "lanes"), [("sm_90", 32), ("gfx942", 64)])
 def test_counts_on_other_targets(target, lanes, monkeypatch, capsys, tmp_path):
     scene = scenes.dense_tile(sparse=60, dense=10, width=64, height=48)

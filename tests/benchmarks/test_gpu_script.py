@@ -33,7 +33,7 @@ def last_lines(result):
     return dict(line.split(": ", 1) for line in result.stdout.splitlines()[-5:] if ": " in line)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_emulator
 def test_all_parts_run_on_the_emulator(tmp_path):
     result = gpu_script(tmp_path)

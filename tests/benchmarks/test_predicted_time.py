@@ -15,7 +15,7 @@ from tests.emulator.targets import needs_emulator
 
 part_lists = pytest.importorskip("tsplat.kernels.compositing.lists", reason="needs Triton")
 
-pytestmark = [needs_emulator, pytest.mark.slow]
+pytestmark = [needs_emulator, pytest.mark.long]
 RECORD = {
     "scene", "pass", "gpu", "warp_instructions", "load_sectors", "store_sectors", "predicted_us", "idle_tail",
     "kernels",

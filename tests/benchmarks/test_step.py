@@ -120,7 +120,7 @@ def test_peer_has_recorded_compositing_of_every_scene():
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.long
 def test_step_of_a_small_scene():
     scene = scenes.SCENES["cloud"](scenes.Data())
     records = step.records("cloud", host.tiny(scene), ["a100"], None, 3, step.RECORDED)

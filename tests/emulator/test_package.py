@@ -73,6 +73,7 @@ def test_split_operands_are_more_precise_than_tf32(target, code):
         assert total(gpu.counts)["matrix"] > 0
 
 
+@pytest.mark.long
 @one_target
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_colors_give_the_bits_of_fp32(target, code, dtype):
@@ -117,6 +118,7 @@ def test_inputs_of_mixed_precision_give_the_bits_of_fp32(target, code):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.long
 @one_target
 def test_bands_give_the_bits_of_the_whole_image(target, code):
     scene = scenes.make(dataclasses.replace(TINY, n=30, height=30), torch.float32)
@@ -128,6 +130,7 @@ def test_bands_give_the_bits_of_the_whole_image(target, code):
     assert_same_bits(whole, banded)
 
 
+@pytest.mark.long
 @one_target
 @pytest.mark.parametrize("channels", [3, pytest.param(17, marks=compiles_long)])
 def test_masked_tiles_match_torch_backend(target, code, channels):

@@ -94,6 +94,7 @@ def test_backward_passes_allocate_slots_for_entries_that_pixels_passed(target, c
     assert backward.rows.fixed < max(sizes) < backward.scratch[1]
 
 
+@pytest.mark.long
 @one_target
 def test_alignment_is_part_of_a_kind(target, code, replays):
     """Kernels of aligned addresses load 16 bytes at a time."""

@@ -31,7 +31,7 @@ def emulated_pytest(*arguments):
     return result.stdout + result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gpu_tests_run_on_the_emulator_and_findings_fail_them(tmp_path):
     (tmp_path / "test_faulty.py").write_text(FAULTY_TEST)
     chosen = "test_faulty or (test_numbers_of_channels_match_reference and 3 and not 32)"

@@ -37,7 +37,7 @@ print(*sorted(programs), sep="\\n")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 def test_scenes_are_rendered_and_differentiated_without_a_compiler(target, tmp_path):
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_CACHE_HOME", "EMULATE")}

@@ -153,6 +153,7 @@ def compile_kernels(kernel, target, channels, tile_sizes):
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize(("kernel", "target", "channels"), CASES)
 def test_kernel_compiles_without_spills(kernel, target, channels):
     n_budgets = compile_kernels(kernel, target, channels, (16,))
@@ -160,6 +161,7 @@ def test_kernel_compiles_without_spills(kernel, target, channels):
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
 @pytest.mark.parametrize("kernel", ["tile", "composite"])
 def test_kernel_compiles_without_spills_for_small_tiles(target, kernel):

@@ -116,7 +116,7 @@ def test_lower_bound_of_compensation(side):
         compare(name, found[name], expected, EXACT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_constant_is_rounded_to_fp32(monkeypatch):
     """Constants of fp64 kernels that fp32 can represent are short: 0.5, but not the nearest to 1/255."""
     from tsplat.triton_cpu import launcher

@@ -109,6 +109,7 @@ def test_same_bits_as_eager_calls(captures, structure, options):
     assert [capture.replays[:2] for capture in captures] == [[4, 4]]
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(structure=scenes.structures(), options=scenes.modes(), seed=st.integers(0, 2**16))
 def test_random_scenes(structure, options, seed):

@@ -7,7 +7,7 @@ from tsplat.runtime.backend import choose
 
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(choose(torch.device("cpu"))[0] != "triton", reason="needs kernels that are compiled for a CPU"),
 ]
 

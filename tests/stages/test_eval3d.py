@@ -43,7 +43,7 @@ def test_images_and_gradients_match_reference(backend, kind, readout, seed):
         assert_exact(name, one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_random_scenes_match_reference(backend):
     """`TSPLAT_EVAL3D_SCENES=500` tries more."""
@@ -246,7 +246,7 @@ def test_fp32_is_close_to_fp64(backend):
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
 def test_fp32_on_a_gpu_is_close_to_fp64(target):
     """Walks of fp32 sum several blocks of pixels in the lanes of a warp."""
@@ -303,7 +303,7 @@ def test_capacities_bands_and_sparse_gradients_give_the_same_bits(options):
         assert torch.equal(one, other), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.triton
 @pytest.mark.xdist_group("dynamo")
 @pytest.mark.filterwarnings("ignore")  # of torch._dynamo about itself

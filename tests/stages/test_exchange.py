@@ -54,7 +54,7 @@ def reports(tmp_path_factory):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_four_ranks(reports, job):
     errors = []
@@ -81,7 +81,7 @@ def test_missing_process_group_raises():
         tsplat.rasterization(**scene, group=object())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_torch_distributed(forks):
     code = """
 import sys, types

@@ -64,7 +64,7 @@ def test_images_and_gradients_match_reference(backend, kind, readout):
     assert found["render_colors"][..., -1].max() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [*HITS, "normals", "global_z_order"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_random_scenes_match_reference(backend, mode):
@@ -259,7 +259,7 @@ def test_fp32_is_close_to_fp64(backend):
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
 def test_fp32_on_a_gpu_is_close_to_fp64(target):
     """Walks of fp32 sum several blocks of pixels in the lanes of a warp. `TSPLAT_EVAL3D_EMULATED=100` tries more."""

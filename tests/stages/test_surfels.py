@@ -128,7 +128,7 @@ def test_images_and_gradients_match_reference(backend, seed):
     assert torch.equal(meta["radii"], radii)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_random_scenes_match_reference(backend):
     """`TSPLAT_SURFEL_SCENES=500` tries more."""

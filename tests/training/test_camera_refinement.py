@@ -57,7 +57,7 @@ def test_the_lens_of_all_views_is_learned(gaussians):
     assert after > before + 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_poses_of_a_rolling_shutter_are_learned(gaussians):
     views = []
     for camera in cameras(readout="ROLLING_TOP_TO_BOTTOM"):

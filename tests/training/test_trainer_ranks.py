@@ -8,7 +8,7 @@ from tsplat.errors import UnsupportedError
 from tsplat.runtime.process_group import RankGroup
 from tsplat.training import Config, Trainer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)

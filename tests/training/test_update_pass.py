@@ -119,7 +119,7 @@ def test_strategies_with_steps_of_their_own_are_called():
     assert Own.calls == 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_updates_on_an_emulated_gpu(replays, monkeypatch):
     """The emulator follows the addresses in Adam's table."""
     config = dataclasses.replace(CONFIG, steps=8, strategy=MCMCStrategy(), gains=False, sh_interval=8, capacity="on")

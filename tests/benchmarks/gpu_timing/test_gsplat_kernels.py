@@ -33,7 +33,7 @@ def runs(wheel):
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_and_gradients_agree_with_those_of_tsplat(runs):
     run, _, result = runs
     found = peer.differences(run.composited.results(), result)
@@ -42,7 +42,7 @@ def test_images_and_gradients_agree_with_those_of_tsplat(runs):
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("option", "names"),
     [

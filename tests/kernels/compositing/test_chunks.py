@@ -154,7 +154,7 @@ def test_chunks_behind_the_last_gaussian_of_all_pixels_may_hold_nan(channels, cu
         assert torch.equal(expected, found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [2, 3])
 def test_random_chunks_in_fp32_match_reference(chunk, cut_lists):
     counts, n_cut = cut_lists(chunk), 0

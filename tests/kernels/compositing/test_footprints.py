@@ -136,7 +136,7 @@ def test_discs_match_reference(channels, chunk, monkeypatch):
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.long
 def test_discs_on_a_gpu_match_reference(monkeypatch):
     with tsplat_emulated("cuda:80"):
         _assert_discs_match_reference(3, UNCUT, monkeypatch)

@@ -89,6 +89,7 @@ def tensor_cores(monkeypatch):
     return products
 
 
+@pytest.mark.long
 @pytest.mark.interpreter
 def test_split_products_have_fp32_precision(tensor_cores):
     scene = scenes.make(scenes.Structure(n=20, cameras=1, channels=20, width=9, height=8, seed=1), torch.float32)

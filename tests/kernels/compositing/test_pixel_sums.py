@@ -40,7 +40,7 @@ def test_fold_sums_each_value_over_32_lanes(n):
     assert all(first == (columns.index(column) == lane) for lane, (column, first) in enumerate(zip(columns, firsts)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "height", "chunk"), [(8, 4, 1024), (16, 8, 1024), (8, 8, 3)])
 def test_folded_gradients_match_reference(width, height, chunk, monkeypatch):
     """Parts of one to four blocks of 32 pixels."""

@@ -100,7 +100,7 @@ def test_lists_that_are_cut_match_reference(channels, cut_lists):
 
 
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_blocks_of_pixels_match_torch_backend(monkeypatch):
     """Programs of GPUs have parts of several blocks of 32 pixels."""
     from emulator.package import tsplat_emulated

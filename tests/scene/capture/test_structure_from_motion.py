@@ -96,6 +96,7 @@ def test_panoramas_are_registered_as_they_are(tmp_path):
     assert ratios.max() / ratios.min() < 1.03
 
 
+@pytest.mark.long
 def test_scenes_with_few_points_get_those_of_two_photographs(photos, tmp_path, monkeypatch):
     views, lengths, counts = [], [], []
     for most in (0, 10_000):
@@ -116,6 +117,7 @@ def test_scenes_with_few_points_get_those_of_two_photographs(photos, tmp_path, m
     assert all(len(many.sparse) > len(few.sparse) for few, many in zip(*views, strict=True))
 
 
+@pytest.mark.long
 def test_subfolders_are_cameras_and_masks_leave_out_features(photos, tmp_path):
     folder = tmp_path / "photos"
     for i in range(5):
@@ -153,6 +155,7 @@ def test_subfolders_are_cameras_and_masks_leave_out_features(photos, tmp_path):
         prepare(folder / "left", tmp_path / "new", masks=tmp_path / "empty")
 
 
+@pytest.mark.long
 def test_one_mask_for_all_photographs(photos, tmp_path):
     mask = torch.full((PHOTO_HEIGHT, PHOTO_WIDTH, 3), 255, dtype=torch.uint8)
     mask[200:] = 0
@@ -164,6 +167,7 @@ def test_one_mask_for_all_photographs(photos, tmp_path):
         assert float(view.sparse[:, 1].max()) < 202
 
 
+@pytest.mark.long
 def test_reasons_of_photographs_without_a_pose(photos, tmp_path):
     folder = tmp_path / "photos"
     shutil.copytree(photos, folder)
@@ -178,6 +182,7 @@ def test_reasons_of_photographs_without_a_pose(photos, tmp_path):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("matching", ["sequential", "vocabulary-tree"])
 def test_matching_with_a_vocabulary_tree(photos, tmp_path, monkeypatch, matching):
     """The limits are lowered, so that five photographs have enough features."""
@@ -203,6 +208,7 @@ def test_matching_by_count():
     assert [choose_matching(n, True) for n in (30, 31, 300)] == ["exhaustive", "sequential", "sequential"]
 
 
+@pytest.mark.long
 def test_photographs_that_cannot_be_used_are_skipped_or_converted(photos, tmp_path):
     from PIL import Image
 
@@ -233,6 +239,7 @@ def test_photographs_that_cannot_be_used_are_skipped_or_converted(photos, tmp_pa
     assert torch.equal(read_image(tmp_path / "scene" / "images" / "1.webp.png"), read_image(photos / "1.png"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [60_000, 300_000])
 def test_full_disk_is_an_error_in_words(photos, tmp_path, size):
     done = subprocess.run(
@@ -247,6 +254,7 @@ def test_full_disk_is_an_error_in_words(photos, tmp_path, size):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_interrupt_leaves_no_files(photos, tmp_path):
     for stage in ("features", "matches", "cameras"):
 

@@ -197,7 +197,7 @@ def test_group_that_cannot_use_the_device(monkeypatch):
         group.join_ranks(RunConfig(device="cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_restarted_ranks_resume_their_own_run_only(folder, tmp_path, monkeypatch, capsys):
     config = RunConfig(scene=str(folder), steps=4, device="cpu", strategy=None)
     train(config, tmp_path / "run", stop_after=2)
@@ -224,7 +224,7 @@ def test_restarted_ranks_resume_their_own_run_only(folder, tmp_path, monkeypatch
 
 
 @needs_gloo
-@pytest.mark.slow
+@pytest.mark.long
 def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path, training_forks):
     write_program(tmp_path / "bin" / "srun", SRUN)
     # What sbatch sets, in which the script itself is not a task.
@@ -251,7 +251,7 @@ def test_slurm_job_and_adopted_group_train_the_same(folder, tmp_path, training_f
 
 
 @needs_gloo
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray (pip install 'ray[train]')")
 def test_workers_of_ray_train_as_ranks_of_torchrun(folder, tmp_path):
     blocks = re.findall(r"```\w*\n(.*?)```", RECIPES.read_text(), re.DOTALL)
@@ -271,7 +271,7 @@ def test_workers_of_ray_train_as_ranks_of_torchrun(folder, tmp_path):
 
 
 @needs_gloo
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks of an agent in /proc")
 def test_lost_machine_is_left_out_by_torchrun(folder, tmp_path):
     """Two agents with two ranks each; one is killed with its ranks, and the other resumes from a checkpoint."""

@@ -23,7 +23,7 @@ from tsplat.training import read_checkpoint, read_newest, resume
 from tsplat.training.processes.launcher import parse_gpus
 from tsplat.training.runs import train as runs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)

@@ -12,7 +12,7 @@ from tsplat import ArgumentError
 from tsplat.scene.formats.checkpoints import _read_rows
 from tsplat.training import CheckpointError, read_checkpoint, read_newest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)

@@ -205,7 +205,7 @@ def test_equal_runs_give_equal_pages(page, text):
     assert text == render_page(dataclasses.replace(page))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pages_of_large_noisy_photographs_stay_below_five_megabytes(page):
     generator = torch.Generator().manual_seed(2)
     noise = torch.randint(256, (700, 1000, 3), generator=generator, dtype=torch.uint8)

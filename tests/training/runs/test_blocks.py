@@ -93,7 +93,7 @@ def test_a_block_is_a_run_like_others(trained, scene, tmp_path):
     assert evaluate_run(trained / "block_1")["steps"] == 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_finished_blocks_are_skipped_and_stopped_ones_resumed(copy, scene, capsys):
     before = {k: (copy / f"block_{k}" / "metrics.json").stat().st_mtime_ns for k in range(2)}
     expected = read_newest(copy / "block_1")[1].gaussians
@@ -109,7 +109,7 @@ def test_finished_blocks_are_skipped_and_stopped_ones_resumed(copy, scene, capsy
     assert torch.equal(read_newest(copy / "block_1")[1].gaussians.means, expected.means)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_block_is_resumed_from_its_checkpoint(copy, capsys):
     shutil.rmtree(copy / "block_1")
     forks = Forks()
@@ -124,7 +124,7 @@ def test_killed_block_is_resumed_from_its_checkpoint(copy, capsys):
     assert len(merge_blocks(copy)) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_merge_leaves_the_old_file(copy, tmp_path):
     out = tmp_path / "merged.ply"
     out.write_bytes(b"old")
@@ -226,7 +226,7 @@ def test_run_is_not_resumed_with_another_plan(copy, scene):
         renamed.rename(trained)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_settings_are_errors(copy):
     with pytest.raises(ArgumentError, match=r"block_0: was started with other settings \(seed, sh0_rate\); use"):
         train_blocks(copy, dataclasses.replace(CONFIG, seed=7, sh0_rate=1e-3))

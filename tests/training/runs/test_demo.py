@@ -131,6 +131,7 @@ def test_invalid_arguments_are_rejected_before_anything_is_written(tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.long
 def test_seed_determines_the_model(tmp_path):
     contents = []
     for i, seed in enumerate((7, 7, 8)):

@@ -151,7 +151,7 @@ def look(viewer):
     assert paused
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["mcmc", "default"])
 def test_results_are_identical_with_a_viewer(kind, tmp_path, show, capsys):
     torch.manual_seed(1)
@@ -173,7 +173,7 @@ def test_results_are_identical_with_a_viewer(kind, tmp_path, show, capsys):
     assert session["seconds"]["viewing"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_resumes_bit_exactly_from_a_checkpoint_saved_by_hand(tmp_path, show):
     torch.manual_seed(1)
     train(configuration(), tmp_path / "without")

@@ -123,7 +123,7 @@ def test_runs_resume_in_their_frame_with_equal_bits(capture, tmp_path):
         assert torch.equal(tensor, other.local_tensors()[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_georeferenced_runs_say_where_they_are(capture, plain, tmp_path, capsys):
     config = dataclasses.replace(CONFIG, scene=write(tmp_path, capture, 1.0, UTM))
     run = tmp_path / "run"

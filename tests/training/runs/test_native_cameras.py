@@ -30,7 +30,7 @@ def scene(tmp_path):
     return write_colmap(tmp_path / "scene", sample_views(), points, camera)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_train_on_photographs_as_they_were_taken(scene, tmp_path):
     run = tmp_path / "run"
     train(dataclasses.replace(CONFIG, scene=str(scene)), run)

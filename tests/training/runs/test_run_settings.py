@@ -41,7 +41,7 @@ def test_extension_moves_the_ends_of_schedules():
             run_settings.extend(config, steps)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["default", "long-axis"])
 def test_extended_run_is_resumed_bit_exactly(kind, tmp_path, capsys):
     config = configuration(kind)
@@ -92,7 +92,7 @@ class Clock:
         monkeypatch.setattr(run_settings.time, "perf_counter", lambda: self.now)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_fit_into_the_time(tmp_path, monkeypatch, capsys):
     Clock(monkeypatch)
     schedule = dict(refine_start_iter=2, refine_every=5)

@@ -25,7 +25,7 @@ from tsplat.errors import FileError
 from tsplat.support.locks import lock_folder
 from tsplat.training import read_newest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")]
 
 WORKER = "tests.support.signal_worker"
 SINGLE = "import sys; from tests.support.signal_worker import main; sys.exit(main())"

@@ -49,7 +49,7 @@ def test_skies_do_not_depend_on_the_unit(capture, unit):
     torch.testing.assert_close(found.sh0, expected.sh0, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_with_a_sky_are_better_before_it_and_resume_bit_exactly(capture, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -228,7 +228,7 @@ def test_controls_that_cannot_be_made_leave_no_thread(client, models, monkeypatc
     assert not any(thread.name == "tsplat-viewer" for thread in threading.enumerate())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_random_changes(models, capfd, tmp_path, monkeypatch):
     """Two clients make 600 changes, and one of them leaves in the middle: nothing hangs, nothing is printed."""
     from tsplat.viewing.viewer.session import Session
