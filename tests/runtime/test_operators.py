@@ -260,6 +260,27 @@ def test_gradients_have_the_strides_of_eager_calls(backend):
     assert torch.equal(found, expected)
 
 
+def test_gradients_of_graphs_have_the_gaps_of_eager_ones():
+    """That of colors is a part of wider rows, and PyTorch sums it in another order than one without gaps."""
+    target = compiled_layouts.targets("torch")["evaluation in 3D"]
+
+    def run(function):
+        leaves = {name: t.clone().requires_grad_(name in target.differentiable) for name, t in target.tensors.items()}
+        color, strides = leaves["colors"], []
+        leaves["colors"] = shown = color[:1, :1].expand(color.shape)
+        shown.register_hook(lambda v: strides.append(v.stride()))
+        outputs = function(**leaves | {"quats": torch.rand(1, 4).expand(leaves["quats"].shape)})
+        return torch.autograd.grad(outputs, color, scenes.random_like(outputs, 3))[0], strides
+
+    torch.manual_seed(0)
+    expected, expected_strides = run(target.function)
+    torch.manual_seed(0)
+    found, strides = run(compiled(target.function))
+    assert expected_strides[0][0] > 3
+    assert strides == expected_strides
+    assert torch.equal(found, expected)
+
+
 def test_tensors_that_share_memory_and_others_do_not_mix():
     """In calls of one graph: what autograd saves is found by its place in memory."""
     run = compiled(lambda image, target: l1_ssim_loss(image, target, backend="torch"))

@@ -187,8 +187,7 @@ class Operator:
                 v = [torch.ones_like(output) for output in outputs[: len(recording.outputs)]]
                 gradients = recording.run(v, [*_given(examples), *outputs])
                 given = _needed(examples, needs)
-                # A copy has no gaps.
-                strides = [(t if g is None else g.detach().clone()).stride() for g, t in zip(gradients, given)]
+                strides = [_strides(t if g is None else g.detach()) for g, t in zip(gradients, given)]
                 return _Sizes(_sizes(outputs), strides)
 
             with ThreadPoolExecutor(1) as thread:  # which has no modes of tracing
@@ -347,6 +346,12 @@ def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     if len(shape) > 1 and shape[-1] == shape[-2]:
         return torch.eye(shape[-1], dtype=dtype, device=device).expand(shape).contiguous()
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _strides(gradient: Tensor) -> tuple[int, ...]:
+    """Returns the strides of a gradient, with its gaps; of one that is expanded those of a copy."""
+    is_expanded = any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape))
+    return (gradient.clone() if is_expanded else gradient).stride()
 
 
 def _lay_out(name: str, tensor: Tensor) -> Tensor:
