@@ -90,8 +90,8 @@ def test_backward_passes_allocate_slots_for_entries_that_pixels_passed(target, c
         hidden.tensors["opacities"].data.zero_()
         assert not differences(outcome(hidden), outcome(hidden, STAGES[rasterization]))
     backward = replays[0]._runner.traced.of_images
-    assert backward.rows.fixed in sizes  # for no entries
-    assert backward.rows.fixed < max(sizes) < backward.scratch[1]
+    assert backward.slots.fixed in sizes  # for no entries
+    assert backward.slots.fixed < max(sizes) < backward.scratch[1]
 
 
 @pytest.mark.long

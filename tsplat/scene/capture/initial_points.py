@@ -88,7 +88,9 @@ def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     poses, positions = poses[close], positions[close]
     diameter = 2 * (positions - positions.mean(0)).norm(dim=-1).max()
     diameter = diameter if diameter > 1e-9 * positions.abs().max() else torch.ones_like(diameter)
-    all_around = torch.tensor([camera.model == "equirectangular" for camera in cameras], device="cpu")[close]
+    all_around = torch.tensor(
+        [camera.model == "equirectangular" for camera in cameras], dtype=torch.bool, device="cpu"
+    )[close]
     seen = [positions[all_around] - diameter, positions[all_around] + diameter]
     corners = torch.cat([positions, positions + diameter * poses[:, 2, :3], *seen])
     return corners.amin(0), corners.amax(0)
