@@ -25,7 +25,7 @@ RECORD := $(if $(filter 300,$(COUNT)),--record)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check test-versions lint docs compile fuzz emulate interpreter mutants scoreboard dist clean
+.PHONY: help demo quick test check repeated test-versions lint docs compile fuzz emulate interpreter mutants scoreboard dist clean
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,14 +36,17 @@ demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a
 quick: lint ## lint, types and the fast tests: about 100 seconds on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
-test: $(INSTALLED) ## lint, types and all tests but long ones
+test: $(INSTALLED) ## lint, types and tests: a quarter of an hour on two cores, less with kernels in the cache
 	$(MAKE) -j2 -Otarget --no-print-directory lint interpreter
-	$(PYTEST) -m "not long and not interpreter"
+	$(PYTEST) -m "not long and not repeated and not interpreter"
 
 # Many of them wait for other processes, which leaves a core idle.
-check: $(INSTALLED) ## long tests, many of which repeat at length what make test checks
+check: $(INSTALLED) ## long tests: of ranks, signals, the site, random scenes
 	$(INTERPRET) "interpreter and long"
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "long and not interpreter"
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "long and not repeated and not interpreter"
+
+repeated: $(INSTALLED) ## all other cases of slow tests, of which make test and make check run one
+	$(PYTEST) -m "repeated and not interpreter"
 
 interpreter: $(INSTALLED)
 	$(INTERPRET) "interpreter and not long"

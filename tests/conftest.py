@@ -58,7 +58,7 @@ def pytest_make_parametrize_id(val, argname):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    _mark_long(items)
+    _mark_repeated(items)
     for item in items:
         if item.get_closest_marker("interpreter"):
             assert "kernels" in item.path.parts, f"{item.nodeid}: make test interprets kernels in tests/kernels only"
@@ -79,8 +79,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared[0]}"))
 
 
-def _mark_long(items):
-    """Leaves slow cases to `make check` where `make test` runs another case of the same test; marks long tests slow."""
+def _mark_repeated(items):
+    """Leaves slow cases to `make repeated` where another case of the same test runs; marks long tests slow."""
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker("slow")
@@ -88,7 +88,7 @@ def _mark_long(items):
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("every_case"):
             if _test(item) in tested:
-                item.add_marker("long")
+                item.add_marker("repeated")
             tested.add(_test(item))
 
 
