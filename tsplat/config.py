@@ -21,6 +21,10 @@ BACKENDS: Final = get_args(Backend)
 RASTERIZE_MODES: Final = get_args(RasterizeMode)
 RENDER_MODES: Final = get_args(RenderMode)
 HIT_MODES: Final = ("d", "Ed", "RGB-d", "RGB-Ed")
+DepthMode = Literal["expected", "median", "ray", "ray-median"]
+DEPTH_MODES: Final = get_args(DepthMode)
+PLANE_MODES: Final = ("ray", "ray-median")
+"""Those in which the depth of a 2D Gaussian is that of its plane where the ray of the pixel meets it."""
 """Render modes whose last channel is a distance along the rays of pixels."""
 DISTANCE_MODES: Final[dict[str, RenderMode]] = {"D": "d", "ED": "Ed", "RGB+D": "RGB-d", "RGB+ED": "RGB-Ed"}
 """Those by the modes of depth."""
@@ -85,6 +89,10 @@ RADIUS_MAX: Final = 2**30
 
 FILTER_VARIANCE: Final = 0.5
 """Variance of the low-pass filter around the mean of a 2D Gaussian, pixels^2."""
+
+DISC_EXTENT: Final = 3.33
+"""Distance from the center of a 2D Gaussian, in standard deviations, up to which its plane has a depth. Farther away,
+alpha is below 1/255, but for the low-pass filter."""
 
 BOX_VARIANCE_MIN: Final = 1e-4
 """Least squared half extent of the box around the unit circle of a 2D Gaussian, pixels^2."""

@@ -83,8 +83,13 @@ class CompositingSettings:
 
     @functools.cached_property
     def hits(self) -> bool:
-        """Whether distances along rays take the place of the last feature."""
-        return self._has(Rule.HIT)
+        """Whether distances along rays, or depths of planes, take the place of the last feature."""
+        return self._has(Rule.HIT) or self.planes
+
+    @functools.cached_property
+    def planes(self) -> bool:
+        """Whether depths of where rays meet the planes of surfels take the place of the last feature."""
+        return self._has(Rule.PLANE)
 
     def _has(self, rule: Rule) -> bool:
         return any(output.rule is rule for output in self.outputs)

@@ -25,8 +25,14 @@ class Rule(enum.Enum):
     HIT = (
         "the sum of w |t|, distances along the ray to where Gaussians are highest, in place of z; see footprints/ray.py"
     )
+    PLANE = (
+        "the sum of w z of where the ray meets the plane of the Gaussian, in place of its center's; v becomes w v for "
+        "that z; see footprints/surfel.py"
+    )
     DISTORTION = "the sum of w_i w_j |z_i - z_j|, as a channel behind the features; see distortion.py"
-    MEDIAN = "z of the last Gaussian with T > 1/2 in front of it; v becomes v for that z"
+    MEDIAN = (
+        "z, of the center or as with PLANE, of the last Gaussian with T > 1/2 in front of it; v becomes v for that z"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +74,8 @@ HITS = Output("hits", Rule.HIT, argument="render_mode", needs="with_eval3d")
 SURFEL_NORMALS = Output("normals", Rule.SUM, 3, _normals)
 DISTORTIONS = Output("distortions", Rule.DISTORTION, meta="render_distort")
 MEDIANS = Output("medians", Rule.MEDIAN)
+PLANE_DEPTHS = Output("depths", Rule.PLANE, argument="depth_mode")
+"""Depths of planes, in place of :data:`DEPTHS`. Distortion and median are then of these, too."""
 OF_SURFELS = (SURFEL_NORMALS, DISTORTIONS, MEDIANS)
 """What :func:`tsplat.rasterization_2dgs` renders in every call, with depths."""
 

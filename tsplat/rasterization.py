@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from .config import (
     Backend,
     CameraModel,
+    DepthMode,
     NumericsName,
     RasterizeMode,
     RenderMode,
@@ -271,7 +272,7 @@ def rasterization_2dgs(
     sh_degree: int | None = None, packed: bool = False, tile_size: int = 16,
     backgrounds: Tensor | None = None, render_mode: RenderMode = "RGB",
     sparse_grad: bool = False, absgrad: bool = False,
-    distloss: bool = False, depth_mode: Literal["expected", "median"] = "expected",
+    distloss: bool = False, depth_mode: DepthMode = "expected",
     *,
     backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5", validate: Validate = "cull",
     memory_budget: int | None = None, capacity: Capacity = None,
@@ -292,6 +293,9 @@ def rasterization_2dgs(
             where the low-pass filter applies. Of up to 11 colors.
         distloss: If true, ``render_mode`` must render depth, as in gsplat. Distortion is rendered in any case.
         depth_mode: The depth of which ``surf_normals`` are: ``"expected"``, that of ``render_mode``, or ``"median"``.
+            A Gaussian has the depth of its center at all pixels, as in gsplat. With ``"ray"`` and ``"ray-median"``, it
+            has that of its plane where the ray of the pixel meets it, in expected depth, median and distortion; that
+            of its center where the ray misses the disc, which the low-pass filter shows up to 2.4 pixels around.
         backend, numerics, validate, memory_budget, capacity, distributed, group: As in :func:`tsplat.rasterization`,
             without ``backend="reference"``.
 

@@ -15,7 +15,7 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tests.support.slow import slow_after
-from tsplat.config import DEPTH_ALPHA_MIN, PRESETS, CameraSettings
+from tsplat.config import DEPTH_ALPHA_MIN, DISC_EXTENT, PRESETS, CameraSettings
 from tsplat.data import (
     Cameras,
     CompositingSettings,
@@ -78,7 +78,7 @@ def render_reference(
         backgrounds = torch.nn.functional.pad(backgrounds, (0, 1))
     images = composite_surfels(
         surfels, opacities[..., None, :].expand(leading), values, backgrounds, settings, numerics=preset,
-        tile_size=tile_size,
+        tile_size=tile_size, planes="ray" in depth_mode,
     )  # fmt: skip
     found = images.colors
     if "ED" in render_mode:
@@ -87,7 +87,7 @@ def render_reference(
     normals = torch.einsum("...ij,...hwj->...hwi", to_world[..., :3, :3], images.normals)
     surface = None
     if "RGB" in render_mode and "D" in render_mode:
-        depths = images.medians if depth_mode == "median" else found[..., -1:]
+        depths = images.medians if "median" in depth_mode else found[..., -1:]
         surface = tsplat.depth_to_normals(depths, to_world, Ks).squeeze(0)
     found = found if "D" in render_mode else found[..., :-1]
     return found, images.alphas, normals, surface, images.distortions, images.medians, surfels
@@ -147,6 +147,7 @@ def test_random_scenes_match_reference(backend):
             render_mode=r.choice(["RGB", "RGB+D", "RGB+ED"]), radius_clip=r.choice([0.0, 0.0, 3.0]),
         )  # fmt: skip
         packed = r.random() < 0.5
+        options["depth_mode"] = r.choice(["expected", "ray"])
         found = images_and_gradients(tsplat.rasterization_2dgs, scene, names, backend=backend, packed=packed, **options)
         expected = images_and_gradients(render_reference, scene, names, **options)
         found[0][3] = expected[0][3] = None
@@ -164,6 +165,69 @@ def test_many_channels_and_chunks_match_reference(backend, channels, chunk, cut_
     assert any(counts) == (chunk != UNCUT and backend == "triton")
     expected = images_and_gradients(render_reference, scene, NAMES)
     assert_equal(found, expected, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("backend", "channels"), [pytest.param("triton", 3, marks=pytest.mark.triton), ("torch", 3), ("torch", 13)]
+)
+def test_depths_of_planes_match_reference(backend, channels):
+    """With few channels, and with so many that they are composited apart from depth."""
+    scene = make(2, channels=channels, cameras=2)
+    options = dict(render_mode="RGB+ED", depth_mode="ray-median")
+    found = images_and_gradients(tsplat.rasterization_2dgs, scene, NAMES, backend=backend, packed=True, **options)
+    expected = images_and_gradients(render_reference, scene, NAMES, **options)
+    assert_equal(found, expected, NAMES)
+    centers = tsplat.rasterization_2dgs(**scene, render_mode="RGB+ED", backend=backend)
+    for image in (0, 4, 5):
+        assert (centers[image] - found[0][image]).abs().max() > 0.01
+    for image in (1, 2):
+        assert torch.equal(centers[image], found[0][image])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("depth_mode", ["ray", "ray-median"])
+def test_depths_and_normals_of_a_tilted_plane_are_those_of_the_plane(backend, depth_mode):
+    angle, focal, width, height = math.radians(50), 100.0, 40, 30
+    u, v = (t.flatten().double() for t in torch.meshgrid(*[torch.arange(-2.2, 2.2, 0.25)] * 2, indexing="ij"))
+    n, center = len(u), torch.tensor([0.0, 0, 4], dtype=torch.float64)
+    normal = torch.tensor([0, -math.sin(angle), math.cos(angle)], dtype=torch.float64)
+    means = center + torch.stack([u, v * math.cos(angle), v * math.sin(angle)], 1)
+    quats = torch.tensor([[math.cos(angle / 2), math.sin(angle / 2), 0, 0]], dtype=torch.float64).expand(n, 4)
+    Ks = torch.tensor([[[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]]], dtype=torch.float64)
+    colors, alphas, _, surface, distort, median, _ = tsplat.rasterization_2dgs(
+        means, quats, torch.full((n, 3), 0.3).double(), torch.full((n,), 0.9).double(), torch.ones(n, 3).double(),
+        torch.eye(4).double()[None], Ks, width, height, render_mode="RGB+ED", depth_mode=depth_mode, backend=backend,
+    )  # fmt: skip
+    y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
+    rays = torch.stack([(x + 0.5 - width / 2) / focal, (y + 0.5 - height / 2) / focal, torch.ones_like(x)], -1)
+    expected = (normal @ center) / (rays @ normal)
+    assert alphas.min() > 0.9 and expected.max() - expected.min() > 1
+    for depths in (colors[0, ..., 3], median[0, ..., 0]):
+        torch.testing.assert_close(depths, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(surface[1:-1, 1:-1], (-normal).expand(height - 2, width - 2, 3), rtol=0, atol=1e-9)
+    assert distort.abs().max() < 1e-9
+
+
+@pytest.mark.parametrize(("mean", "scale"), [((0.03, 0.05, 4.0), 1e-3), ((0.0, -0.05, 1.0), 2.0)])
+def test_a_disc_has_the_depth_of_its_center_where_rays_miss_it(mean, scale):
+    """A tiny disc, which only the low-pass filter shows, and a large one, whose plane is met behind the camera, too."""
+    angle, focal = math.radians(80), 20.0
+    center = torch.tensor(mean, dtype=torch.float64)
+    quats = torch.tensor([[math.cos(angle / 2), math.sin(angle / 2), 0, 0]], dtype=torch.float64)
+    Ks = torch.tensor([[[focal, 0, 8], [0, focal, 8], [0, 0, 1]]], dtype=torch.float64)
+    colors, alphas, *_, median, _ = tsplat.rasterization_2dgs(
+        center[None], quats, torch.full((1, 3), scale, dtype=torch.float64), torch.full((1,), 0.9), torch.ones(1, 3),
+        torch.eye(4).double()[None], Ks, 16, 16, render_mode="RGB+ED", depth_mode="ray", backend="torch",
+    )  # fmt: skip
+    y, x = torch.meshgrid(*[(torch.arange(16).double() + 0.5 - 8) / focal] * 2, indexing="ij")
+    rays = torch.stack([x, y, torch.ones_like(x)], -1)
+    normal = torch.tensor([0, -math.sin(angle), math.cos(angle)], dtype=torch.float64)
+    z = (normal @ center) / (rays @ normal)
+    is_met = (z > 0) & ((z[..., None] * rays - center).norm(dim=-1) <= DISC_EXTENT * scale)
+    expected, shown = torch.where(is_met, z, center[2]), alphas[0, ..., 0] > 0
+    assert (shown & ~is_met).any() and (shown & is_met).any() == (scale > 1)
+    for depths in (colors[0, ..., 3], median[0, ..., 0]):
+        torch.testing.assert_close(depths[shown], expected[shown])
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -131,6 +131,8 @@ def random_kind(seed: int) -> CallKind:
         for name in ("covars", "camera_model"):
             scene.pop(name)
         options["depth_mode"] = r.choice(["expected", "median"])
+        if seed % 3 == 0:
+            options["depth_mode"] = {"expected": "ray", "median": "ray-median"}[options["depth_mode"]]
     else:
         options["rasterize_mode"] = r.choice(["classic", "antialiased"])
         if scene["covars"] is None and (kind := r.choice(["", "", "", "with_ut", "with_eval3d"])):

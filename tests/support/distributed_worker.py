@@ -232,7 +232,9 @@ def surfels(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
         found = {}
         for name, part, options in (("whole", scene, {}), ("own", own.select(scene), dict(distributed=True))):
             leaves = scenes.leaves(part)
-            *images, meta = tsplat.rasterization_2dgs(**leaves, render_mode="RGB+ED", packed=packed, **options)
+            *images, meta = tsplat.rasterization_2dgs(
+                **leaves, render_mode="RGB+ED", packed=packed, depth_mode="ray", **options
+            )
             images.pop(3)  # normals of depth maps, [H, W, 3] of one camera
             v = scenes.random_like(tuple(image.new_empty(4, *image.shape[1:]) for image in images), 0)
             cameras = own.cameras if options else slice(None)

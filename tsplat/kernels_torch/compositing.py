@@ -174,13 +174,14 @@ def composite_fwd(
         for rows, weight, passed, behind, at in walk(tile, intersections.flatten_ids, transmittance, locate):
             transmittance = behind
             feature = features.take(rows)
+            z = footprint.hits(feature[-1], at) if settings.distortion else None
             if settings.normals or settings.hits:
                 color += footprint.see(feature, weight, at, pixels, settings)
             for first in range(0, channels, settings.channel_chunk):
                 part = slice(first, first + settings.channel_chunk)
                 color[part].addmm_(feature[part], weight.T)
-            if settings.distortion:
-                in_front = in_front.add(weight, feature[-1], rows)
+            if z is not None:
+                in_front = in_front.add(weight, z, rows)
             last += passed
         left = transmittance.abs_()
         if backgrounds is not None:
@@ -261,7 +262,8 @@ def composite_bwd(
                 weight *= alpha
             else:
                 weight = front * alpha
-                state, v_weight, v_last = state.step(weight, front, front * (1 - alpha), feature[-1])
+                z = footprint.hits(feature[-1], at)
+                state, v_weight, v_last = state.step(weight, front, front * (1 - alpha), z)
                 gained += v_weight
             gained *= weight
             behind = gained.cumsum(-1).add_(rest[:, None])
@@ -273,11 +275,16 @@ def composite_bwd(
             if clamped is not None:
                 g *= ~clamped
             v_hits = weight * v_color[:, -1:] if settings.hits else None
+            if v_hits is not None and v_last is not None:
+                v_hits += weight * v_last
             out = footprint.sums(record, g.view(shape), at, v_hits, v_rays)
             v_features = v_color.T @ weight
             if settings.normals:
                 v_features[:3] += v_color[:, :3].T @ (weight * turned)
-            if v_last is not None:
+            if settings.planes:
+                assert v_hits is not None
+                v_features[-1] = footprint.v_centers(v_hits, at).sum(0)
+            elif v_last is not None:
                 v_features[-1] += (v_last * weight).sum(0)
             out += [*v_features]
             if settings.absgrad:

@@ -21,7 +21,7 @@ class InFront(NamedTuple):
         return cls(zero, zero, zero, torch.full_like(like, -1, dtype=torch.int32))
 
     def add(self, weight: Tensor, z: Tensor, rows: Tensor) -> "InFront":
-        """Adds a block of weights [P, K], front to back, of rows [K] with z [K]."""
+        """Adds a block of weights [P, K], front to back, of rows [K] with z, [K] or [P, K]."""
         weighted = weight * z
         in_front, z_in_front = (
             torch.cat([start[:, None], values], 1).cumsum(1)
@@ -43,7 +43,7 @@ class Behind(NamedTuple):
     difference: Tensor
 
     def step(self, weight: Tensor, front: Tensor, back: Tensor, z: Tensor) -> tuple["Behind", Tensor, Tensor]:
-        """Takes a block [P, K] back to front, with T in front of and behind each Gaussian, and z [K].
+        """Takes a block [P, K] back to front, with T in front of and behind each Gaussian, and its z.
         Returns what is behind the next block; gradients of weights, and of z of each pixel, over the weight. [P, K]"""
         weighted = weight * z
         difference = torch.cat([self.difference[:, None], 2 * weighted], 1).cumsum(1)

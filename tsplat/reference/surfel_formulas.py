@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ..config import DEFAULT_NUMERICS, RADIUS_MAX, CameraSettings, Numerics
+from ..config import DEFAULT_NUMERICS, DISC_EXTENT, RADIUS_MAX, CameraSettings, Numerics
 from ..precision import product
 from . import _depth_order, _in_tiles, _pixel_centers, _relative, composite
 from .camera_formulas import Camera, quaternion_to_rotation
@@ -82,11 +82,14 @@ def project_surfels(
     return Surfels(seen, radii, keep(means2d), keep(z), keep(transforms), keep(normals), margin)
 
 
-def surfel_sigmas(means2d: Tensor, transforms: Tensor, width: int, height: int) -> Tensor:
+def surfel_sigmas(means2d: Tensor, transforms: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
     """Half the lesser of two squared distances, infinite where a ray misses. [..., C, H, W, N]
 
     That from the center in the plane of the surfel, where the ray of the pixel meets it (equations 8 to 10), and that
     on the image, as of a Gaussian with a standard deviation of sqrt(1/2) pixels (equation 11).
+
+    The second is z of where the ray meets the plane, and the third is whether that is a depth on the disc: at most
+    DISC_EXTENT standard deviations from the center, and positive.
     """
     x, y = _pixel_centers(width, means2d)[:, None, None], _pixel_centers(height, means2d)[:, None, None, None]
     row_x, row_y, row_z = transforms[..., None, None, :, :, :].unbind(-2)  # [..., C, 1, 1, N, 3]
@@ -96,7 +99,9 @@ def surfel_sigmas(means2d: Tensor, transforms: Tensor, width: int, height: int) 
     in_plane = (uv * uv).sum(-1)
     mean = means2d[..., None, None, :, :]
     on_image = 2 * ((mean[..., 0] - x[..., 0]) ** 2 + (mean[..., 1] - y[..., 0]) ** 2)
-    return torch.where(meets, 0.5 * torch.where(in_plane <= on_image, in_plane, on_image), torch.inf)
+    sigmas = torch.where(meets, 0.5 * torch.where(in_plane <= on_image, in_plane, on_image), torch.inf)
+    z = (row_z[..., :2] * uv).sum(-1) + row_z[..., 2]
+    return sigmas, z, meets & (in_plane <= DISC_EXTENT**2) & (z > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +119,7 @@ class SurfelImages:
 
 def composite_surfels(
     surfels: Surfels, opacities: Tensor, colors: Tensor, backgrounds: Tensor | None, settings: CameraSettings, *,
-    numerics: Numerics = DEFAULT_NUMERICS, tile_size: int = 16,
+    numerics: Numerics = DEFAULT_NUMERICS, tile_size: int = 16, planes: bool = False,
 ) -> SurfelImages:  # fmt: skip
     """Composites projected surfels, front to back.
 
@@ -122,6 +127,7 @@ def composite_surfels(
         opacities, colors: [..., C, N], [..., C, N, D]; the last channel is z in what follows.
         backgrounds: [..., C, D] or None.
         tile_size: Surfels count in the tiles that the boxes means2d +- radii touch.
+        planes: Whether z is that of the plane where the ray of the pixel meets it, where that is a depth on the disc.
 
     With w the weight of a surfel and sums over those in front of it, distortion is the sum of
     2 w (z sum(w_j) - sum(w_j z_j)), which is that of w_i w_j |z_i - z_j| if z ascends (equation 13). The median is the
@@ -129,7 +135,7 @@ def composite_surfels(
     """
     width, height = settings.width, settings.height
     order, _ = _depth_order(surfels.visible, surfels.depths)
-    sigmas = surfel_sigmas(surfels.means2d, surfels.transforms, width, height)
+    sigmas, z_of_planes, is_depth = surfel_sigmas(surfels.means2d, surfels.transforms, width, height)
     in_tiles = _in_tiles(surfels.means2d, surfels.radii, width, height, tile_size)
     sigmas = torch.where(in_tiles, sigmas, torch.inf)
     n_colors = colors.shape[-1]
@@ -139,8 +145,16 @@ def composite_surfels(
         surfels.means2d, surfels.normals, opacities, torch.cat([colors, surfels.normals], -1), backgrounds, order,
         surfels.visible, width, height, numerics=numerics, sigmas=sigmas,
     )  # fmt: skip
-    z = colors[..., -1].gather(-1, order)[..., None, None, :]
-    weights = image.weights.gather(-1, order[..., None, None, :].expand_as(image.weights))
+    z = colors[..., None, None, :, -1].expand_as(image.weights)
+    rendered = image.colors[..., :n_colors]
+    if planes:
+        z = torch.where(is_depth, z_of_planes, z)
+        last = (image.weights * z).sum(-1)
+        if backgrounds is not None:
+            last = last + (1 - image.alphas) * backgrounds[..., None, None, n_colors - 1]
+        rendered = torch.cat([rendered[..., :-1], last[..., None]], -1)
+    order = order[..., None, None, :].expand_as(image.weights)
+    z, weights = z.gather(-1, order), image.weights.gather(-1, order)
     in_front = weights.cumsum(-1) - weights
     z_in_front = (weights * z).cumsum(-1) - weights * z
     distortions = (2 * weights * (z * in_front - z_in_front)).sum(-1, keepdim=True)
@@ -149,6 +163,6 @@ def composite_surfels(
     last = torch.where(early, places, 0).amax(-1, keepdim=True) if len(places) else early.new_zeros(1)
     medians = torch.where(early & (places == last), z, 0.0).sum(-1, keepdim=True)
     return SurfelImages(
-        image.colors[..., :n_colors], image.alphas[..., None], image.colors[..., n_colors:], distortions, medians,
+        rendered, image.alphas[..., None], image.colors[..., n_colors:], distortions, medians,
         image.weights,
     )  # fmt: skip

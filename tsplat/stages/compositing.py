@@ -244,7 +244,7 @@ def composite_outputs(
         backgrounds: Of the colors, [I, D], or None. D may be 0.
     """
     n_front, rest = front_channels(settings.outputs), (masks, n_images, bands)
-    if settings.hits:
+    if settings.hits and not settings.planes:
         assert splats.depths is not None
         splats = splats._replace(depths=splats.depths.detach())  # distances take their place
     is_walked = settings.normals or settings.hits or settings.distortion
@@ -262,10 +262,12 @@ def composite_outputs(
     elif not settings.distortion:
         walked = walked._replace(depths=None)
     assert walked.n_features <= WALKED_MAX
-    plain = dataclasses.replace(settings, outputs=())
+    footprint = "surfel" if settings.planes else settings.footprint
+    plain = dataclasses.replace(settings, outputs=(), footprint=footprint)
     if settings.distortion:  # its gradient depends on alphas, which are those of its walk
         maps = composite(walked, None, *rest, settings, rays)
-        return maps | {"colors": composite(others, backgrounds, *rest, plain, rays)["colors"]}
+        colors = composite(others, backgrounds, *rest, plain, rays)["colors"]
+        return maps | {"colors": torch.cat([colors, maps["colors"]], -1) if settings.hits else colors}
     of_others = composite(others, backgrounds, *rest, plain, rays)
     maps = composite(walked, None, *rest, settings, rays)
     return maps | of_others | {"colors": torch.cat([of_others["colors"], maps["colors"]], -1)}

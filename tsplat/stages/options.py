@@ -17,7 +17,7 @@ from ..arguments import (
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..kernels_torch.lenses import LENSES
-from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, Output
+from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, PLANE_DEPTHS, Output
 from .capacity import Capacity
 from .lens_models import check_camera_model, check_unscented, name_of
 
@@ -164,7 +164,7 @@ class Options(NamedTuple):
     ] = None
     distributed: Annotated[bool, _option(check_bool, is_local=True, passes=ALONE, graphs=ALONE)] = False
     distloss: Annotated[bool, _option(check_bool, is_local=True)] = False
-    depth_mode: Annotated[str, _option(_one_of("expected", "median"), is_local=True)] = "expected"
+    depth_mode: Annotated[str, _option(_one_of(*config.DEPTH_MODES), is_local=True)] = "expected"
     surfels: Annotated[bool, _option()] = False
     lidar_coeffs: Annotated[
         object, _option(tsplat=Only((None,), "spinning lidars are not implemented; pass None; use cameras"))
@@ -197,13 +197,18 @@ class Options(NamedTuple):
         """Whether depth is divided by alpha."""
         return "E" in self.render_mode
 
+    @property
+    def renders_planes(self) -> bool:
+        """Whether depth is that of the plane of a 2D Gaussian where the ray of the pixel meets it."""
+        return self.depth_mode in config.PLANE_MODES
+
     def outputs(self) -> tuple[Output, ...]:
         """Returns the maps to render besides colors and alphas."""
         asked = [output for output in ON_REQUEST if getattr(self, output.argument)]
         if self.surfels:
             asked += OF_SURFELS
         if self.renders_depth or self.surfels:
-            asked.append(HITS if self.renders_hits else DEPTHS)
+            asked.append(HITS if self.renders_hits else PLANE_DEPTHS if self.renders_planes else DEPTHS)
         return tuple(asked)
 
     def shared(self) -> dict[str, Any]:
@@ -269,7 +274,7 @@ class Settings(NamedTuple):
 
 def _footprint(o: Options, numerics: config.Numerics) -> str:
     if o.surfels:
-        return "surfel"
+        return "surfel plane" if o.renders_planes else "surfel"
     wraps = LENSES[o.camera_model].wraps
     if o.with_eval3d:
         return "ray in front" if wraps else numerics.ray_footprint  # what is behind is seen there

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..config import DISC_EXTENT
 from ..data import CompositingSettings, Intersections, Splats
 from ..errors import UnsupportedError
 from ..runtime.autograd import take_rows, zeros_for
@@ -27,7 +28,7 @@ def composite_surfels(
         splats: With ray transforms as ``conics``, normals in front of the colors of each row, and depths.
         backgrounds: Of the colors, [I, D], or also of the depths, [I, D + 1]; or None.
         masks, n_images, bands: As for ``composite``.
-        settings: With :data:`OF_SURFELS`, and the footprint of surfels.
+        settings: With :data:`OF_SURFELS`, and a footprint of surfels.
     """
     depths = splats.depths
     assert depths is not None
@@ -43,11 +44,46 @@ def composite_surfels(
     if backgrounds is not None:
         backgrounds = torch.nn.functional.pad(backgrounds, (0, colors.shape[-1] - backgrounds.shape[-1]))
         maps["colors"] = colors + (1 - alphas) * backgrounds[:, None, None]
-    # The row behind the last has z = 0.
-    z = torch.nn.functional.pad(depths, (0, 1))
-    medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64), unique=False)
+    if settings.planes:
+        medians = _plane_depths(splats, rows)
+    else:
+        # The row behind the last has z = 0.
+        z = torch.nn.functional.pad(depths, (0, 1))
+        medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64), unique=False)
     # In memory of its own, so that programs can change it in place.
     return maps | {"medians": medians.view(alphas.shape), "distortions": maps["distortions"].contiguous()}
+
+
+def _plane_depths(splats: Splats, rows: Tensor) -> Tensor:
+    """Returns the depths [I H W] of rows [I, H, W] where the rays of pixels meet their planes, 0 without a row.
+
+    They are those of ``kernels/compositing/footprints/surfel.py``, with the gradient by autograd.
+    """
+    assert splats.depths is not None
+    height, width = rows.shape[1:]
+    values = torch.cat([splats.conics, splats.depths[:, None]], 1)
+    # The row behind the last is a finite one.
+    values = torch.nn.functional.pad(values, (0, 0, 0, 1), value=1.0)
+    ids = torch.where(rows >= 0, rows, len(splats.depths)).flatten().to(torch.int64)
+    values = take_rows(values, ids, unique=False).view(*rows.shape, 10)
+    transforms, depths = values[..., :9].reshape(*rows.shape, 3, 3), values[..., 9]
+    x = torch.arange(width, dtype=values.dtype, device=values.device) + 0.5
+    y = torch.arange(height, dtype=values.dtype, device=values.device)[:, None] + 0.5
+    z = transforms[..., 2, 2]
+    centers, t = transforms[..., :2, 2] / z[..., None], transforms[..., 2, :2] / z[..., None]
+    m = (transforms[..., :2, :2] - centers[..., None] * transforms[..., 2:, :2]).flatten(-2)
+    largest = m.detach().abs().amax(-1, keepdim=True)
+    _, _, c, d = m.unbind(-1)
+    k_a, k_b, k_c, k_d = (m / torch.where(largest > 0, largest, 1.0)).unbind(-1)
+    dx, dy = x - centers[..., 0], y - centers[..., 1]
+    p = torch.stack([k_d * dx - k_b * dy, k_a * dy - k_c * dx], -1)
+    w = (k_a * d - k_b * c) / z - (t * p).sum(-1)
+    with torch.no_grad():
+        s = p / w[..., None]
+        is_met = ((s * s).sum(-1) <= DISC_EXTENT**2) & (1 + (t * s).sum(-1) > 0)
+    s = p / torch.where(is_met, w, 1.0)[..., None]
+    depths = torch.where(is_met, z * (1 + (t * s).sum(-1)), depths)
+    return torch.where(rows >= 0, depths, 0.0).flatten()
 
 
 def with_screen_gradient(transforms: Tensor, densify: Tensor) -> Tensor:

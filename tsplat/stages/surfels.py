@@ -20,7 +20,7 @@ def arrange_images(call: Call, rendering: Rendering) -> tuple[Tensor, Tensor, Te
     normals = product(maps["normals"], to_world[..., None, :3, :3].transpose(-1, -2))
     surface = None
     if options.renders_depth and options.renders_color:
-        depths = maps["medians"] if options.depth_mode == "median" else colors[..., -1:]
+        depths = maps["medians"] if "median" in options.depth_mode else colors[..., -1:]
         surface = normals_of(points_of(depths, to_world, cameras.Ks.view(*leading, 3, 3))).squeeze(0)
     colors = (colors if options.renders_depth else colors[..., :-1]).contiguous()
     return colors, maps["alphas"], normals, surface, maps["distortions"], maps["medians"]

@@ -58,6 +58,13 @@ def test_the_median_is_of_the_surface_that_takes_half_of_the_light(surfels):
     assert torch.allclose(median, torch.full_like(median, 4.0), atol=0.02)
 
 
+def test_the_median_of_discs_is_of_their_planes():
+    """A wall that is seen from the side."""
+    camera = Camera(look_at((2.6, 0, 2.5), (0, 0, 4)), intrinsics(48, 32, fov=50), 48, 32, near=0.01)
+    frame = DepthRenderer(wall(4.0, 0.9).as_surfels(), "median", "auto").render(camera)
+    assert frame.shown.sum() > 700 and (frame.points()[:, 2] - 4).abs().mean() < 0.01
+
+
 def test_pixels_without_a_surface_and_those_that_are_not_known():
     ball = sphere_of_gaussians(800)
     camera = Camera(look_at((0, 0, -3), (0, 0, 0)), intrinsics(48, 48, fov=60), 48, 48, near=0.01)

@@ -407,11 +407,11 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, place,
     e = FOOTPRINT.log2_alpha(record, at)
     kept = (e >= constant(C.LOG2_ALPHA_MIN, e)) & (place < last)
     alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], C.APPROX, C.AMD), 0.0)
+    features = FOOTPRINT.features(record, at, pixel, FIRST, len(v_color), FOOTPRINT)
     if len(state) > 0:
         front = transmittance * reciprocal(1.0 - alpha, C.APPROX)
-        z = record[FIRST + len(v_color) - 1]
+        z = features[len(v_color) - 1]
         state, v_color, of_distortion = distortion_vjp(state, v_color, z, alpha * front, front, transmittance)
-    features = FOOTPRINT.features(record, at, pixel, FIRST, len(v_color), FOOTPRINT)
     v_weight = v_color[0] * features[0]
     for k in tl.static_range(1, len(v_color)):
         v_weight = tl.fma(v_color[k], features[k], v_weight)
@@ -476,12 +476,12 @@ class Band(NamedTuple):
 
         Args:
             splats: Whose channels the records have; None for none.
-            normals, hits: Whether the channels begin with normals, and end with distances along rays, if there are any.
+            normals, hits: Whether the channels begin with normals, and end with what rays hit, if there is any.
             distortion: Whether the channels end with the last one.
         """
         settings = self.settings
         # The scalar registers of AMD GPUs do not hold several records of surfels with normals and depth.
-        unrolled = not (is_amd(records) and settings.footprint == "surfel")
+        unrolled = not (is_amd(records) and settings.footprint.startswith("surfel"))
         return Walk(
             FOOTPRINT=find_footprint(settings.footprint, normals and settings.normals, hits and settings.hits),
             PART=self.part,

@@ -97,7 +97,7 @@ def _composite_fwd_kernel(
                         mixed = tl.where(added, mixed, color[k])
                     blended = blended + (mixed,)
                 if C.DISTORTION:
-                    z = record[VALUES - 1]
+                    z = features[FEATURES - 1]
                     blended, median = add_distortion(blended, color, median, place, z, weight, added, front)
                 color = blended
                 if images.last_ids is not None:

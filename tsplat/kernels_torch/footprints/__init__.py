@@ -4,7 +4,7 @@ from .ellipse import Ellipse
 from .interface import At, Footprint, Pixels
 from .ray import Ray
 from .shifted import Shifted
-from .surfel import Surfel
+from .surfel import Surfel, SurfelPlane
 from .wrapped import Wrapped
 
 __all__ = ["FOOTPRINTS", "At", "Footprint", "Pixels"]
@@ -15,6 +15,7 @@ FOOTPRINTS: dict[str, Footprint] = {
     "ray in front": Ray(in_front=True),
     "shifted": Shifted(),
     "surfel": Surfel(),
+    "surfel plane": SurfelPlane(),
     "wrapped ellipse": Wrapped(),
 }
 """By ``CompositingSettings.footprint``."""

@@ -44,7 +44,7 @@ class Footprint(ABC):
         """Returns the sums over pixels of g times functions of where they are; [K] each.
 
         Args:
-            v_hits: [P, K], gradients of the distances of hits, or None.
+            v_hits: [P, K], gradients of the distances of hits, or of depths of planes, or None.
             v_rays: [6, h, w], added to, or None.
         """
 
@@ -55,6 +55,14 @@ class Footprint(ABC):
     @abstractmethod
     def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns gradients of means [nnz, 2], shapes and opacities [nnz], from sums [nnz, SUMS and more]."""
+
+    def hits(self, z: Tensor, at: At) -> Tensor:
+        """Returns the last feature z [K] as pixels see it, [K], or [P, K] if it is where their rays hit."""
+        return z
+
+    def v_centers(self, v_hits: Tensor, at: At) -> Tensor:
+        """Returns the part of gradients of hits [P, K] that is of the feature z itself. [P, K]"""
+        return v_hits
 
     def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
         """Returns what features [D, K] that depend on the pixel add to its colors [D, P], beyond the features."""

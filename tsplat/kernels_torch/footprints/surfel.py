@@ -5,8 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...config import ALPHA_MIN, FILTER_VARIANCE, Numerics
-from ...data import Splats
+from ...config import ALPHA_MIN, DISC_EXTENT, FILTER_VARIANCE, Numerics
+from ...data import CompositingSettings, Splats
 from .interface import NOTHING, At, Footprint, Pixels, pack_rows
 
 MAGNITUDE = 1e12
@@ -46,6 +46,11 @@ class Surfel(Footprint):
         return pack_rows(values, opacities, valid, numerics)
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+        at, _, exponent = self._locate(record, pixels)
+        return at, exponent
+
+    def _locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor, Tensor]:
+        """Returns what ``locate`` does, and between these where rays meet planes, s [2, P, K]."""
         columns, lines = pixels
         x, y, a, b, c, d, area, t0, t1, mean_x, mean_y, log_opacity, _ = record
         dx, dy = (columns[:, None] - x)[None], (lines[:, None] - y)[:, None]
@@ -59,11 +64,11 @@ class Surfel(Footprint):
         is_nearer = on_disc <= on_image
         exponent = log_opacity - 0.5 * torch.where(is_nearer, on_disc, on_image)
         exponent = torch.where(w == 0, NOTHING, exponent)
-        return (torch.where(is_nearer, s, 0.0), torch.where(is_nearer, 0.0, offsets)), exponent
+        return (torch.where(is_nearer, s, 0.0), torch.where(is_nearer, 0.0, offsets)), s, exponent
 
     def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
         """Sums over pixels of g; of g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0 and |s|^2 s_1, and offsets."""
-        (s, offsets), g = at, g.flatten(0, 1)
+        (s, offsets), g = at[:2], g.flatten(0, 1)
         x, y = weighted = g * s
         square = (s * s).sum(0)
         squares = [(x * s[0]).sum(0), (x * s[1]).sum(0), (y * s[1]).sum(0)]
@@ -72,19 +77,78 @@ class Surfel(Footprint):
     def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
         return list((g.flatten(0, 1) * at[1] / FILTER_VARIANCE).abs().sum(1))
 
+    def _third(self, sums: Tensor) -> Tensor:
+        """The sum of (g e_2 + q) (s_0, s_1, 1), see the docstring in Triton. [nnz, 3]"""
+        _, _, _, xx, _, yy, x_cubed, y_cubed, *_ = sums.unbind(-1)
+        return -torch.stack([x_cubed, y_cubed, xx + yy], -1)
+
     def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        third = self._third(sums)
         # Rows that were not rendered have no sums, and any transform.
-        transforms = torch.where((sums[:, :8] == 0).all(1, keepdim=True), 1.0, shapes)
+        unseen = (sums[:, :8] == 0).all(1, keepdim=True) & (third == 0).all(1, keepdim=True)
+        transforms = torch.where(unseen, 1.0, shapes)
         centers, m = _relative(transforms)
         a, b, c, d = m.flatten(1).T[..., None]
         det = a * d - b * c
         inverse = torch.where(det != 0, 1 / torch.where(det != 0, det, 1.0), 0.0)
-        _, x, y, xx, xy, yy, x_cubed, y_cubed, *_ = sums.unbind(-1)
+        _, x, y, xx, xy, yy, *_ = sums.unbind(-1)
         first, second = torch.stack([xx, xy, x], -1), torch.stack([xy, yy, y], -1)
-        third = -torch.stack([x_cubed, y_cubed, xx + yy], -1)
         z = transforms[:, 8:]
         u, v = first - transforms[:, 6:7] / z * third, second - transforms[:, 7:8] / z * third
         row_x, row_y = (d * u - c * v) * inverse, (a * v - b * u) * inverse
         row_z = third / z - centers[:, :1] * row_x - centers[:, 1:] * row_y
         v_opacities = torch.where(opacities > 0, sums[:, 0] / opacities, 0.0)
         return sums[:, 8:10] / FILTER_VARIANCE, torch.cat([row_x, row_y, row_z], -1), v_opacities
+
+
+class SurfelPlane(Surfel):
+    """The 2D Gaussian with the depth of its plane where the ray of the pixel meets it as the last feature.
+
+    `at` has three more tensors: s [2, P, K] where rays meet discs, else 0; by what the depth of the center is
+    multiplied, [P, K]; and whether they meet them, [P, K].
+    """
+
+    SUMS: ClassVar[int] = 11
+
+    def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
+        """Packs the depth of the center, too, in front of ln(opacity). [14, nnz]"""
+        rows = super().pack(splats, numerics)
+        z = torch.where(rows[-1] > 0, splats.conics[:, 8], 0.0)
+        return torch.cat([rows[:-2], z[None], rows[-2:]])
+
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+        at, s, exponent = self._locate(torch.cat([record[:-3], record[-2:]]), pixels)
+        ratio = 1 + (record[7:9, None] * s).sum(0)
+        is_met = ((s * s).sum(0) <= DISC_EXTENT**2) & (ratio > 0)
+        return (*at, torch.where(is_met, s, 0.0), torch.where(is_met, ratio, 1.0), is_met), exponent
+
+    def hits(self, z: Tensor, at: At) -> Tensor:
+        return z * at[3]
+
+    def v_centers(self, v_hits: Tensor, at: At) -> Tensor:
+        return torch.where(at[4], 0.0, v_hits)
+
+    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+        """Returns the sums of ``Surfel``, with q s_0 and q s_1 subtracted from the last two of s; and that of q."""
+        assert v_hits is not None
+        _, _, s, ratio, is_met = at
+        sums = super().sums(record, g, at, v_hits, v_rays)
+        q = torch.where(is_met, v_hits * ratio * record[-3], 0.0)
+        x, y = (q * s).sum(1)
+        return [*sums[:6], sums[6] - x, sums[7] - y, *sums[8:], q.sum(0)]
+
+    def _third(self, sums: Tensor) -> Tensor:
+        return super()._third(sums) + torch.nn.functional.pad(sums[:, 10:11], (2, 0))
+
+    def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
+        """Returns what depths add to colors [D, P], and sets the last feature to zero."""
+        added = feature.new_zeros(len(feature), len(weight))
+        added[-1] = (weight * self.hits(feature[-1], at)).sum(1)
+        feature[-1] = 0.0
+        return added
+
+    def see_vjp(
+        self, feature: Tensor, v_color: Tensor, at: At, pixels: Pixels, settings: CompositingSettings
+    ) -> tuple[Tensor, Tensor]:
+        v_weight = v_color[:, :-1] @ feature[:-1] + v_color[:, -1:] * self.hits(feature[-1], at)
+        return v_weight, torch.zeros_like(at[3])

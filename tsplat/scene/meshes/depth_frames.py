@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from ... import depth_to_normals, depth_to_points, rasterization, rasterization_2dgs
-from ...config import Backend, RasterizeMode
+from ...config import Backend, DepthMode, RasterizeMode
 from ...errors import UnsupportedError
 from ..cameras import Camera, rasterization_arguments
 from ..culling import CulledModel
@@ -79,7 +79,8 @@ class DepthRenderer:
     Args:
         gaussians: Valid ones, on the device to render on.
         depth: ``"expected"``, the mean of z weighted as colors are; or ``"median"``, where the transmittance falls
-            below one half: of 2D Gaussians exactly, of 3D Gaussians the mean z of those in a thin slab.
+            below one half: of 2D Gaussians the depth of the plane that the ray meets, of 3D Gaussians the mean z of
+            those in a thin slab.
         backend: As for :func:`tsplat.rasterization`.
     """
 
@@ -106,7 +107,8 @@ class DepthRenderer:
         call |= rasterization_arguments([camera], surfels=gaussians.surfels)
         call |= dict(packed=False, render_mode="RGB+ED", backend=self._backend)
         if gaussians.surfels:
-            images, alphas, _, _, _, medians, _ = rasterization_2dgs(**call)
+            depth_mode: DepthMode = "ray" if self._depth == "median" else "expected"
+            images, alphas, _, _, _, medians, _ = rasterization_2dgs(**call, depth_mode=depth_mode)
             return images[0], alphas[0, ..., 0], medians[0, ..., 0]
         mode: RasterizeMode = "antialiased" if gaussians.antialiased else "classic"
         images, alphas, _ = rasterization(**call, rasterize_mode=mode)

@@ -6,7 +6,7 @@ from .ellipse import ELLIPSE
 from .interface import Footprint
 from .ray import RAY, RAY_IN_FRONT, seen_along_rays
 from .shifted import SHIFTED
-from .surfel import SURFEL
+from .surfel import SURFEL, SURFEL_PLANE
 from .wrapped import WRAPPED
 
 __all__ = ["FOOTPRINTS", "Footprint", "find_footprint"]
@@ -17,6 +17,7 @@ FOOTPRINTS = {
     "ray in front": RAY_IN_FRONT,
     "shifted": SHIFTED,
     "surfel": SURFEL,
+    "surfel plane": SURFEL_PLANE,
     "wrapped ellipse": WRAPPED,
 }
 """By ``CompositingSettings.footprint``."""
@@ -25,4 +26,6 @@ FOOTPRINTS = {
 @functools.cache
 def find_footprint(name: str, normals: bool, hits: bool) -> Footprint:
     """Returns the footprint of ``CompositingSettings`` with these fields."""
+    if name == "surfel plane":
+        return FOOTPRINTS[name] if hits else SURFEL
     return seen_along_rays(FOOTPRINTS[name], normals, hits) if normals or hits else FOOTPRINTS[name]

@@ -71,7 +71,7 @@ class Footprint(Contract):
         features_vjp: (record, at, pixel, weight, v_features, FIRST, the footprint) to the gradients of the record's
             features, over the weight, and `at` with what ``add_gradients`` and ``pixel_gradients`` need of these.
         NORMALS: Whether the first three features are a normal, which faces the pixel.
-        HITS: Whether the last feature is the distance at which the pixel's ray hits the splat.
+        HITS: Whether the last feature is the distance, or the depth, at which the pixel's ray hits the splat.
     """
 
     SHAPE: int

@@ -11,14 +11,21 @@ largest of a to d, keeps squares finite. A record holds q, k (a, b, c, d), D, t 
 
 With e = (s_0, s_1, -|s|^2), the gradient of M is M^-T sum(g e (s_0, s_1, 1)^T): linear in eight sums over pixels of g
 times polynomials of s.
+
+The depth z of the plane where the ray meets it is M_20 s_0 + M_21 s_1 + M_22 = M_22 (1 + t . s). As dM moves it by
+z (M^-1 dM (s_0, s_1, 1)^T)_2 and s along, its gradient v adds q = v z to g e_2, which is one more sum, of q. It is the
+last feature of `SURFEL_PLANE`, also where the low-pass filter decides alpha. The depth of the center, the feature of
+the record, takes its place where the ray misses the disc, |s| > DISC_EXTENT, as a ray that the filter lets see a disc
+from the side meets the plane at any depth; and where z is not positive.
 """
 
+import dataclasses
 import math
 
 import triton
 import triton.language as tl
 
-from ....config import FILTER_VARIANCE
+from ....config import DISC_EXTENT, FILTER_VARIANCE
 from ...device_math import constant, where
 from .ellipse import LARGE
 from .interface import Footprint, rendered_shape
@@ -27,6 +34,8 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 SHARPNESS = tl.constexpr(1 / FILTER_VARIANCE)
 """Inverse variance of the low-pass filter."""
+
+DISC_SQUARE = tl.constexpr(DISC_EXTENT**2)
 
 MAGNITUDE = tl.constexpr(1e12)
 """Largest value of the transform and the mean of a splat that is rendered: products stay finite in fp32."""
@@ -211,7 +220,9 @@ def _slopes(record, g, at):
 
 @triton.jit
 def _finish(sums, shape, opacity):
-    safe = rendered_shape(sums, shape, 8)
+    """The eleventh sum, of `SURFEL_PLANE`, is that of q."""
+    HAS_PLANE: tl.constexpr = len(sums) > 10
+    safe = rendered_shape(sums, shape, 11 if HAS_PLANE else 8)
     x, y, m = _relative(safe)
     det = m[0] * m[3] - m[1] * m[2]
     inverse = tl.where(det != 0.0, 1.0 / tl.where(det != 0.0, det, 1.0), 0.0)
@@ -220,6 +231,8 @@ def _finish(sums, shape, opacity):
     first = (sums[3], sums[4], sums[1])
     second = (sums[4], sums[5], sums[2])
     third = (-sums[6], -sums[7], -(sums[3] + sums[5]))
+    if HAS_PLANE:
+        third = third[:2] + (third[2] + sums[10],)
     row_x = ()
     row_y = ()
     row_z = ()
@@ -248,3 +261,58 @@ SURFEL = Footprint(
     slopes=_slopes,
     finish=_finish,
 )
+
+
+@triton.jit
+def _plane_locate(record, pixel):
+    """What ``_locate`` returns; s at all pixels that meet the disc; the depth over that of the center; if they do."""
+    dx = pixel[0] - record[0]
+    dy = pixel[1] - record[1]
+    p0 = tl.fma(record[5], dx, record[3] * -dy)
+    p1 = tl.fma(record[2], dy, record[4] * -dx)
+    w = tl.fma(record[7], -p0, tl.fma(record[8], -p1, record[6]))
+    inverse = 1.0 / w
+    s0 = p0 * inverse
+    s1 = p1 * inverse
+    ratio = tl.fma(record[7], s0, tl.fma(record[8], s1, tl.zeros_like(s0) + 1.0))
+    # False if NaN.
+    is_met = (tl.fma(s0, s0, s1 * s1) <= constant(DISC_SQUARE, s0)) & (ratio > 0.0)
+    zero = tl.zeros_like(s0)
+    return _locate(record, pixel) + (
+        tl.where(is_met, s0, zero), tl.where(is_met, s1, zero), tl.where(is_met, ratio, 1.0), is_met,
+    )  # fmt: skip
+
+
+@triton.jit
+def _plane_features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
+    """The last feature is a depth."""
+    return record[FIRST : FIRST + N - 1] + (record[FIRST + N - 1] * at[7],)
+
+
+@triton.jit
+def _plane_features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
+    """Adds q to `at`. The depth of the center has a gradient where it is the feature."""
+    LAST: tl.constexpr = len(v_features) - 1
+    q = tl.where(at[8], weight * v_features[LAST] * (record[FIRST + LAST] * at[7]), 0.0)
+    return v_features[:LAST] + (tl.where(at[8], 0.0, v_features[LAST]),), at + (q,)
+
+
+@triton.jit
+def _add_plane_gradients(sums, g, at):
+    """As ``_add_gradients``, with q s_0 and q s_1 subtracted from the last two of s; and a sum of q."""
+    q = at[9]
+    own = _add_gradients(sums[:10], g, at)
+    total = q if len(sums) == 0 else sums[10] + q
+    return own[:6] + (tl.fma(-q, at[5], own[6]), tl.fma(-q, at[6], own[7])) + own[8:] + (total,)
+
+
+SURFEL_PLANE = dataclasses.replace(
+    SURFEL,
+    SUMS=11,
+    locate=_plane_locate,
+    features=_plane_features,
+    features_vjp=_plane_features_vjp,
+    add_gradients=_add_plane_gradients,
+    HITS=True,
+)
+"""With the depth of the plane where the ray meets it as the last feature."""
