@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..config import CameraModel, RollingShutterType
 from ..errors import ArgumentError, UnsupportedError
+from ..formulas.panorama_angles import full_panorama, longitude_and_latitude
 from ..precision import product
 
 UP = (0.0, -1.0, 0.0)
@@ -88,10 +89,10 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
     x, y, z = (product(viewmat[..., :3, :3], points.T) + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
     depths = z
     if camera.model == "equirectangular":
-        across, turn = torch.hypot(x, z), 2 * math.pi * K[..., 0, 0, :]
-        u = (K[..., 0, 0, :] * torch.atan2(x, z) + K[..., 0, 2, :]).remainder(turn)
-        v = K[..., 1, 1, :] * torch.atan2(y, across) + K[..., 1, 2, :]
-        depths = torch.hypot(across, y)
+        longitudes, latitudes = longitude_and_latitude(x, y, z)
+        u = (K[..., 0, 0, :] * longitudes + K[..., 0, 2, :]).remainder(2 * math.pi * K[..., 0, 0, :])
+        v = K[..., 1, 1, :] * latitudes + K[..., 1, 2, :]
+        depths = torch.hypot(torch.hypot(x, z), y)
         return u, v, depths, (depths > 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
     if camera.model == "fisheye":
         radius = torch.hypot(x, y).clamp_min(1e-9)
@@ -208,8 +209,8 @@ def intrinsics(width: int, height: int, fov: float) -> Tensor:
 
 def panorama_intrinsics(width: int, height: int) -> Tensor:
     """Returns the intrinsics K [3, 3] of a panorama of 360 by 180 degrees, in pixels and pixels per radian."""
-    fx, fy = width / (2 * math.pi), height / math.pi
-    return torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]], dtype=torch.float32, device="cpu")
+    fx, fy, cx, cy = full_panorama(width, height)
+    return torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
 
 
 def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] = UP) -> Tensor:

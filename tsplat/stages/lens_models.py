@@ -45,6 +45,7 @@ from ..config import (
 )
 from ..data import Cameras, ProjectedGaussians, ProjectionSettings
 from ..errors import ArgumentError, ShapeError
+from ..formulas.panorama_angles import full_panorama
 from ..formulas.rotations import quaternions
 from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.lenses.interface import N_COEFFICIENTS
@@ -127,7 +128,8 @@ def given_intrinsics(Ks: Tensor | None, model: object, viewmats: object, size: t
     if Ks is not None or lens is None or not lens.wraps or not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
         return Ks
     width, height = check_size("width", size[0]), check_size("height", size[1])
-    values = (width / (2 * math.pi), 0.0, 0.5 * width, 0.0, height / math.pi, 0.5 * height, 0.0, 0.0, 1.0)
+    fx, fy, cx, cy = full_panorama(width, height)
+    values = (fx, 0.0, cx, 0.0, fy, cy, 0.0, 0.0, 1.0)
     dtype = torch.promote_types(torch.float32, viewmats.dtype)
     return _on_device(values, dtype, viewmats.device).view(3, 3).expand(*viewmats.shape[:-2], 3, 3)
 

@@ -21,6 +21,7 @@ from torch.nn.functional import grid_sample
 
 from ...config import LENS_GAIN_MIN, CameraModel
 from ...errors import ArgumentError
+from ...formulas.panorama_angles import full_panorama, longitude_and_latitude
 from ...support.extras import require
 
 Array = npt.NDArray[Any]
@@ -189,8 +190,9 @@ class Lens:
         rows = (points.norm(dim=-1) > 0).nonzero()[:, 0]
         x, y, z = points[rows].unbind(-1)
         first = -self.cx / self.fx  # longitude of the left border
-        longitudes = (torch.atan2(x, z) - first).remainder(2 * math.pi) + first
-        return torch.stack([longitudes, torch.atan2(y, torch.hypot(x, z))], -1), points[rows].norm(dim=-1), rows
+        longitudes, latitudes = longitude_and_latitude(x, y, z)
+        longitudes = (longitudes - first).remainder(2 * math.pi) + first
+        return torch.stack([longitudes, latitudes], -1), points[rows].norm(dim=-1), rows
 
     def shown(self, width: int, height: int) -> Tensor:
         """Returns a mask of the pixels that the unscented transform can reach, of an image of another size. [H, W]"""
@@ -441,8 +443,7 @@ def _is_invertible(lens: Lens) -> bool:
 
 def panorama(width: float, height: float) -> Lens:
     """Returns the lens of a panorama that shows everything, 360 degrees wide and 180 degrees high."""
-    fx, fy = width / (2 * math.pi), height / math.pi
-    return Lens(round(width), round(height), fx, fy, width / 2, height / 2, model="equirectangular")
+    return Lens(round(width), round(height), *full_panorama(width, height), model="equirectangular")
 
 
 def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) -> Lens:

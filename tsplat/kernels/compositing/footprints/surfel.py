@@ -164,16 +164,21 @@ def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGH
 
 
 @triton.jit
-def _locate(record, pixel):
-    """s and zeros where it is nearer, else zeros and the offset from the mean; and the squared distance."""
+def _meet_plane(record, pixel):
+    """s_0 and s_1 where the ray of a pixel meets the plane, and w, which is zero if it is in the plane."""
     dx = pixel[0] - record[0]
     dy = pixel[1] - record[1]
     p0 = tl.fma(record[5], dx, record[3] * -dy)
     p1 = tl.fma(record[2], dy, record[4] * -dx)
     w = tl.fma(record[7], -p0, tl.fma(record[8], -p1, record[6]))
     inverse = 1.0 / w
-    s0 = p0 * inverse
-    s1 = p1 * inverse
+    return p0 * inverse, p1 * inverse, w
+
+
+@triton.jit
+def _locate(record, pixel):
+    """s and zeros where it is nearer, else zeros and the offset from the mean; and the squared distance."""
+    s0, s1, w = _meet_plane(record, pixel)
     on_disc = tl.fma(s0, s0, s1 * s1)
     x = pixel[0] - record[9]
     y = pixel[1] - record[10]
@@ -266,14 +271,7 @@ SURFEL = Footprint(
 @triton.jit
 def _plane_locate(record, pixel):
     """What ``_locate`` returns; s at all pixels that meet the disc; the depth over that of the center; if they do."""
-    dx = pixel[0] - record[0]
-    dy = pixel[1] - record[1]
-    p0 = tl.fma(record[5], dx, record[3] * -dy)
-    p1 = tl.fma(record[2], dy, record[4] * -dx)
-    w = tl.fma(record[7], -p0, tl.fma(record[8], -p1, record[6]))
-    inverse = 1.0 / w
-    s0 = p0 * inverse
-    s1 = p1 * inverse
+    s0, s1, _ = _meet_plane(record, pixel)
     ratio = tl.fma(record[7], s0, tl.fma(record[8], s1, tl.zeros_like(s0) + 1.0))
     # False if NaN.
     is_met = (tl.fma(s0, s0, s1 * s1) <= constant(DISC_SQUARE, s0)) & (ratio > 0.0)

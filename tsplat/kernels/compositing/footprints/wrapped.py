@@ -28,11 +28,17 @@ def _pack_with_turn(mean, shape, visible):
 
 
 @triton.jit
+def _turns(record, difference):
+    """What to take from a difference of columns to have that of the nearest copies, whole turns."""
+    return record[5] * tl.floor(difference * record[6] + 0.5)
+
+
+@triton.jit
 def _bound_copies(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
     """That of the copy nearest to the middle of the tile, and the offset of the other one that is nearest."""
     turn = record[5]
     middle = x - record[0] + 0.5 * (TILE - 1)
-    turns = turn * tl.floor(middle * record[6] + 0.5)
+    turns = _turns(record, middle)
     bound = _bound(_of_ellipse(record), x - turns, y, TILE, LOG2_ALPHA_MIN)
     return bound, tl.where(middle - turns > 0.0, -turn, turn)
 
@@ -52,7 +58,7 @@ def _reaches_copies(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr
 def _locate(record, pixel):
     """Offsets dx, dy from the mean of the nearest copy. As dx is one per column, sums are those of the ellipse."""
     dx = pixel[0] - record[0]
-    return dx - record[5] * tl.floor(dx * record[6] + 0.5), pixel[1] - record[1]
+    return dx - _turns(record, dx), pixel[1] - record[1]
 
 
 @triton.jit
