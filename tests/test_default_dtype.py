@@ -154,6 +154,9 @@ CASES = {
     "transform_gaussians": (nothing, lambda i, _, out: scene.transform_gaussians(i.gaussians, i.matrix)),
     "open_model": reading(scene.open_model, ".ply"),
     "read_model": reading(scene.read_model, ".spz"),
+    "read_georeference": reading(
+        lambda path: scene.read_georeference(path).world, "_placed.ply", georeference=scene.Georeference()
+    ),
     "read_gltf": reading(scene.read_gltf, ".glb"),
     "read_orbit_limits": reading(scene.read_orbit_limits, ".spz"),
     "read_ply": reading(scene.read_ply, ".ply"),

@@ -9,6 +9,7 @@ from .. import ArgumentError
 from ..scene import plan_blocks, read_capture, read_plan, write_plan
 from ..scene.capture.block_plans import PLAN
 from ..scene.capture.block_plot import draw_plan
+from ..scene.formats.checkpoints import read_georeference
 from ..scene.model_rows import as_rows
 from ..support.extras import require
 from ..support.files import output_folder
@@ -122,7 +123,9 @@ def train(arguments: Namespace) -> int:
 def merge(arguments: Namespace) -> int:
     """Runs ``tsplat blocks merge``."""
     from ..training import merge_blocks
+    from ..training.runs.blocks import block_run
 
     start = time.perf_counter()
-    write(arguments, as_rows(merge_blocks(arguments.plan, warn=warn_user)), start)
+    merged = as_rows(merge_blocks(arguments.plan, warn=warn_user))
+    write(arguments, merged, start, read_georeference(block_run(arguments.plan, 0)))
     return 0

@@ -6,6 +6,7 @@ rendering, converting and describing a model import nothing of `tsplat.training`
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shlex
 import threading
@@ -19,7 +20,8 @@ from .. import ArgumentError
 from ..scene import Gaussians, View, open_model, summarize
 from ..scene import prepare as run_prepare
 from ..scene.capture.structure_from_motion import CAMERA_MODELS, MATCHINGS
-from ..scene.formats.checkpoints import is_run
+from ..scene.formats.checkpoints import is_run, read_georeference
+from ..scene.georeference import Georeference, beside
 from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
 from ..support.progress import stage_display
@@ -272,6 +274,24 @@ def open_rows_of(arguments: Namespace, task: Task) -> Rows:
 def open_model_of(arguments: Namespace) -> Gaussians:
     """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
     return open_model(arguments.model, warn=warn_user, **options_of(arguments, "force", "checkpoint"))
+
+
+def georeference_of(arguments: Namespace) -> Georeference | None:
+    """Returns where the coordinates of a command's model are in the frame of the files of its scene, with ``--crs``.
+
+    None if the model is in that frame, as that of a run without ``world.json``, or if nothing tells.
+
+    Raises:
+        ArgumentError: Nothing tells, and ``--frame files`` is given.
+    """
+    model, crs = arguments.model, getattr(arguments, "crs", None)
+    found = read_georeference(model)
+    if found is None and arguments.frame == "files" and not is_run(model) and find_run(model) is None:
+        raise ArgumentError(
+            f"--frame: nothing tells where {model} is in the frame of the files of its scene; expected a run, or "
+            f"a model with a file {beside(model).name} beside it, as tsplat export writes"
+        )
+    return found if crs is None else dataclasses.replace(found or Georeference(), crs=crs)
 
 
 def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:

@@ -10,6 +10,7 @@ from typing import get_args
 from ..scene import Camera, Gaussians, read_capture
 from ..scene.cameras import resize_camera
 from ..scene.gaussians import drop_invalid
+from ..scene.georeference import ModelFrame, beside, relative_to
 from ..scene.meshes import extract_mesh, write_mesh
 from ..scene.meshes.depth_frames import DepthKind
 from ..scene.meshes.extraction import TRUNCATION
@@ -23,8 +24,8 @@ from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
 from .argument_types import BOX, COUNT, SIZE, model_path, path, positive
-from .commands import open_model_of, options_of
-from .shared_options import FORCE, MODEL, add_backend, add_checkpoint
+from .commands import georeference_of, open_model_of, options_of
+from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_frame
 
 
 def add_mesh_options(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,7 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
     components = "keep only so many connected components, the largest (those with 1%% of the area of the largest)"
     add("--components", **COUNT, help=components)
     add("--faces", **COUNT, help="decimate to so many triangles (all)")
+    add_frame(parser)
     add_backend(parser)
 
 
@@ -61,6 +63,7 @@ def mesh(arguments: Namespace) -> int:
     if sys.stdout.isatty():
         require("rich")
     start = time.perf_counter()
+    georeference = georeference_of(arguments)
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
     gaussians = drop_invalid(open_model_of(arguments), print)
@@ -77,11 +80,15 @@ def mesh(arguments: Namespace) -> int:
                 tell=lambda message: print(message, flush=True),
                 **options_of(arguments, "depth", "voxel", "resolution", "truncation", "components", "faces", "backend"),
             )
-        write_mesh(out, surface)
+        frame: ModelFrame = "local" if georeference is None else arguments.frame  # where nothing moves, they are one
+        write_mesh(out, surface, georeference=georeference, frame=frame)
     print(
         f"wrote {out}: {len(surface.vertices)} vertices, {len(surface.faces)} triangles, "
         f"{out.stat().st_size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     )
+    if georeference is not None:
+        told = f"{beside(out)} has the frame of the files of the scene"
+        print(f"note: {told}" if frame == "files" else f"note: {relative_to(georeference.origin)}; {told}")
     return 0
 
 

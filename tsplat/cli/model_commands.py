@@ -18,11 +18,12 @@ from ..scene.cropping import Box, crop_gaussians, crop_sphere, raise_if_empty
 from ..scene.editing.decimation import decimate_gaussians
 from ..scene.editing.joining import merge_models, set_sh_degree
 from ..scene.editing.pruning import prune_gaussians
-from ..scene.formats.checkpoints import open_model
+from ..scene.formats.checkpoints import open_model, read_georeference
 from ..scene.formats.image_sets import META
-from ..scene.formats.models import STREAMED, format_of, write_model
+from ..scene.formats.models import ABSOLUTE, STREAMED, format_of, write_model
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
 from ..scene.gaussians import Gaussians
+from ..scene.georeference import Georeference, Model, ModelFrame, beside, move_model, relative_to
 from ..scene.model_rows import MemoryRows, Rows, as_rows, gather
 from ..scene.rotation import axis_rotations, similarity, transform_gaussians, upright
 from ..support.progress import stage_display
@@ -34,9 +35,9 @@ from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
 from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
-from .commands import open_model_of, open_rows_of, options_of, refuse
+from .commands import georeference_of, open_model_of, open_rows_of, options_of, refuse
 from .large_models import LargeEdit, Task, open_large, raise_if_none_left, show_passes, warn_user
-from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_model
+from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_frame, add_model
 
 MATRIX_BYTES_MAX = 1 << 16
 OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
@@ -69,6 +70,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "run: that of its cameras; else 0 -1 0 or 0 1 0)"
     )
     add("--up", **VECTOR, help=up)
+    add_frame(parser)
     page = parser.add_argument_group("options for .html")
     page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
     page.add_argument("--view", metavar="N|NAME", help="view of a run to start with, by index or name (the first)")
@@ -79,10 +81,18 @@ def convert(arguments: Namespace) -> int:
     """Runs ``tsplat convert`` and ``tsplat export``."""
     if is_page(arguments.out):
         refuse(arguments, ("memory",), "not for an output that ends in .html, which holds the whole model")
+        refuse(arguments, ("crs",), "not for an output that ends in .html, which has no place for it")
+        if arguments.frame == "files":
+            raise ArgumentError(
+                "--frame: not files for an output that ends in .html, as its viewer has single precision"
+            )
         return _export_page(arguments)
     why = f"only for an output that ends in .html, found {str(arguments.out)!r}"
     refuse(arguments, ("title", "view", "background"), why)
     check_output(arguments.out, arguments.model)
+    georeference = georeference_of(arguments)
+    if arguments.frame == "files":
+        refuse(arguments, ("up",), "not with --frame files, whose axes are those of the files")
     rows, box = open_rows_of(arguments, written_format(arguments)), _box(arguments)
     with contextlib.ExitStack() as files:
         rows = files.enter_context(rows)
@@ -94,7 +104,8 @@ def convert(arguments: Namespace) -> int:
         if arguments.up is not None:
             matrix = upright(arguments.up)
             rows = rows.map(lambda part: transform_gaussians(part, matrix))
-        write(arguments, rows)
+            georeference = None if georeference is None else georeference.moved(matrix)
+        write(arguments, rows, georeference=georeference, frame=arguments.frame)
     return 0
 
 
@@ -109,11 +120,18 @@ def existing_folder(out: Path) -> Path:
     return next(folder for folder in out.absolute().parents if folder.is_dir())
 
 
-def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
+def write(
+    arguments: Namespace,
+    rows: Rows,
+    start: float | None = None,
+    georeference: Georeference | None = None,
+    frame: ModelFrame = "local",
+) -> None:
     """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given."""
     out = arguments.out
     model = rows.gaussians if isinstance(rows, MemoryRows) else rows
-    lost = write_model(out, model, format=arguments.format)
+    frame = "local" if georeference is None else frame  # where nothing moves, they are one
+    lost = write_model(out, model, format=arguments.format, georeference=georeference, frame=frame)
     # Other formats have no invalid Gaussians.
     is_ply = format_of(out, arguments.format) == "ply"
     n_invalid = sum(int((~part.valid).sum()) for part in rows.chunks()) if is_ply else 0
@@ -130,6 +148,10 @@ def write(arguments: Namespace, rows: Rows, start: float | None = None) -> None:
             size = sum(path.stat().st_size for path in files)
         details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     print(f"wrote {n_written} Gaussians{invalid} to {out}{details}{losses}")
+    if georeference is not None:
+        told = f"{beside(out)} has the frame of the files of the scene"
+        is_absolute = frame == "files" and format_of(out, arguments.format) in ABSOLUTE
+        print(f"note: {told}" if is_absolute else f"note: {relative_to(georeference.origin)}; {told}")
 
 
 def _export_page(arguments: Namespace) -> int:
@@ -210,6 +232,7 @@ def edit(arguments: Namespace) -> int:
         refuse(arguments, ("finetune", "cameras"), "only with --decimate")
     for model in (arguments.model, *(values for option, values in operations if option == "--merge")):
         check_output(arguments.out, model)
+    georeference = read_georeference(arguments.model)
     large = open_large(arguments, "decimate" if decimates else written_format(arguments))
     with contextlib.ExitStack() as files:
         if large is not None:
@@ -218,19 +241,37 @@ def edit(arguments: Namespace) -> int:
             refuse(arguments, ("finetune", "cameras"), "not for a model larger than memory, which is not rendered")
             files.enter_context(show_passes(large))
             for option, values in operations:
-                _edit_large(edited_rows, option, values, arguments)
-            write(arguments, edited_rows.finish(), start)
+                _edit_large(edited_rows, option, values, arguments, georeference)
+                georeference = _moved_along(georeference, option, values)
+            write(arguments, edited_rows.finish(), start, georeference)
             return 0
         edited = _Edited(arguments)
         for option, values in operations:
             before = len(edited.gaussians)
-            edited.apply(option, values)
+            edited.apply(option, values, georeference)
+            georeference = _moved_along(georeference, option, values)
             raise_if_none_left(option, before, len(edited.gaussians))
-        write(arguments, as_rows(edited.gaussians), start)
+        write(arguments, as_rows(edited.gaussians), start, georeference)
     return 0
 
 
-def _edit_large(edited: LargeEdit, option: str, values: Any, arguments: Namespace) -> None:
+def _moved_along(georeference: Georeference | None, option: str, values: Any) -> Georeference | None:
+    """Returns the georeference of a model after an operation, so that its place in the files of its scene stays."""
+    return georeference if georeference is None or option not in MOVES else georeference.moved(_matrix(option, values))
+
+
+def _aligned(other: Model, path: Path, georeference: Georeference | None) -> Model:
+    """Moves a model that is merged to the frame of the edited one, if the georeferences of both are known."""
+    own = read_georeference(path)
+    if own is None or georeference is None or torch.equal(own.world, georeference.world):
+        return other
+    print(f"note: {path}: moved from its frame to that of the edited model", flush=True)
+    return move_model(other, georeference.world @ torch.linalg.inv(own.world))
+
+
+def _edit_large(
+    edited: LargeEdit, option: str, values: Any, arguments: Namespace, georeference: Georeference | None
+) -> None:
     """Applies an operation to a model that is larger than memory."""
     if option == "--max-isolation":
         raise ArgumentError("--max-isolation: not for a model larger than memory; crop or decimate it first")
@@ -240,7 +281,7 @@ def _edit_large(edited: LargeEdit, option: str, values: Any, arguments: Namespac
         large = open_large(arguments, "ply", values)
         model = open_model(values, force=arguments.force, warn=warn_user) if large is None else large
         with as_rows(model) as other:
-            edited.merge(other, warn_user)
+            edited.merge(_aligned(other, values, georeference), warn_user)
     else:
         edited.add(option, lambda part: edit_each(part, option, values))
 
@@ -270,9 +311,10 @@ class _Edited:
         self.moved = similarity()
         """[4, 4] fp64, from the frame of the file to that of the model now."""
 
-    def apply(self, option: str, values: Any) -> None:
+    def apply(self, option: str, values: Any, georeference: Georeference | None) -> None:
         if option == "--merge":
             other = open_model(values, force=self.arguments.force, warn=warn_user)
+            other = _aligned(other, values, georeference)
             self.gaussians = merge_models([self.gaussians, other], warn=warn_user)
         elif option == "--decimate":
             self._decimate(values)

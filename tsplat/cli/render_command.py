@@ -6,10 +6,15 @@ import sys
 import time
 from argparse import Namespace
 
+import torch
+from torch import Tensor
+
 from .. import ArgumentError
 from ..scene import Camera, Gaussians, intrinsics
+from ..scene.capture.local_frame import move_points
 from ..scene.extents import with_near_planes
 from ..scene.gaussians import drop_invalid
+from ..scene.georeference import FRAMES
 from ..scene.images import write_jpeg, write_png
 from ..support.extras import require
 from ..support.files import output_folder, staged_folder
@@ -24,7 +29,7 @@ from ..viewing.slabs import render_large_frames
 from ..viewing.trajectories import choose_camera
 from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, frame_name, frame_size, map_writer, stale_frames
 from .argument_types import COUNT, SIZE, VECTOR, number, path
-from .commands import open_model_of, options_of, refuse
+from .commands import georeference_of, open_model_of, options_of, refuse
 from .large_models import FRAMING, open_large
 from .shared_options import add_backend, add_background, add_model
 
@@ -56,6 +61,8 @@ def add_render_options(parser: argparse.ArgumentParser) -> None:
     add("--eye", **VECTOR, help="camera position (a run: like its cameras; else to show the whole model)")
     add("--look-at", **VECTOR, help="point at the image center (a run: what its cameras look at)")
     add("--up", **VECTOR, help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)")
+    frame = "frame of CAMERAS.json, --eye, --look-at and --up: that of MODEL, or that of the files of its scene (local)"
+    add("--frame", choices=FRAMES, default="local", help=frame)
     add_background(parser)
     add_backend(parser)
 
@@ -77,6 +84,7 @@ def render(arguments: Namespace) -> int:
     if arguments.camera is not None:
         refuse(arguments, ("fov",), "not with --camera equirectangular, which shows everything")
         panorama_size(arguments.width, arguments.height)
+    world = _place(arguments)
     if trajectory is not None:
         check_video_path(out)
     elif out.suffix.lower() not in WRITERS:
@@ -90,7 +98,7 @@ def render(arguments: Namespace) -> int:
     reserve_threads(device, arguments.backend)
     large = open_large(arguments, "render")
     gaussians = large.sample(FRAMING) if large is not None else drop_invalid(open_model_of(arguments), print)
-    cameras = with_near_planes(_cameras(arguments, gaussians), gaussians.means)
+    cameras = with_near_planes(_cameras(arguments, gaussians, world), gaussians.means)
     background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
     for camera in cameras if trajectory is not None else ():
         frame_size(out, camera.width, camera.height)  # before anything is rendered
@@ -124,9 +132,25 @@ def render(arguments: Namespace) -> int:
     return 0
 
 
-def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
+def _place(arguments: Namespace) -> Tensor | None:
+    """Moves the places and directions of options to the frame of the model, and returns the transform [4, 4] fp64 from
+    the frame of the files to it; None if they are in that of the model."""
+    georeference = georeference_of(arguments)
+    if arguments.frame == "local" or georeference is None:
+        return None
+    world = georeference.world
+    for name in ("eye", "look_at", "up"):
+        values = getattr(arguments, name)
+        if values is not None:
+            vector = torch.tensor(values, dtype=torch.float64, device="cpu")
+            moved = world[:3, :3] @ vector if name == "up" else move_points(vector[None], world)[0]
+            setattr(arguments, name, moved.tolist())
+    return world
+
+
+def _cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | None) -> list[Camera]:
     """Returns the cameras that ``tsplat render`` renders."""
-    cameras = _placed_cameras(arguments, gaussians)
+    cameras = _placed_cameras(arguments, gaussians, world)
     if arguments.camera is None:
         return cameras
     training = [camera for camera in find_cameras(arguments.model) if not camera.is_test]
@@ -134,11 +158,11 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
     return level_panoramas(cameras, *panorama_size(arguments.width, arguments.height), up)
 
 
-def _placed_cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
+def _placed_cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | None) -> list[Camera]:
     """Returns the cameras that ``tsplat render`` renders, or those from whose places it renders panoramas."""
     trajectory = arguments.trajectory
     if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
-        return read_cameras(trajectory)
+        return read_cameras(trajectory, world)
     cameras = find_cameras(arguments.model)
     if arguments.view is not None:
         if not cameras:

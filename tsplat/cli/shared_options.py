@@ -3,6 +3,7 @@
 import argparse
 
 from ..scene.formats.models import WRITERS
+from ..scene.georeference import FRAMES
 from .argument_types import channel, model_path, positive
 
 BACKENDS = ("auto", "triton", "torch")
@@ -33,6 +34,16 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     help = "step or folder name of the run's checkpoint to read (the newest)"
     parser.add_argument("--checkpoint", metavar="STEP", help=help)
+
+
+def add_frame(parser: argparse.ArgumentParser) -> None:
+    frame = (
+        "frame of the coordinates written: that of MODEL, whose place in the files of its scene, such as UTM, is then "
+        "in OUT.world.json; or that of these files (local)"
+    )
+    parser.add_argument("--frame", choices=FRAMES, default="local", help=frame)
+    crs = "coordinate reference system of these files, such as EPSG:32633, to be written to OUT.world.json"
+    parser.add_argument("--crs", metavar="TEXT", help=crs)
 
 
 def add_background(parser: argparse._ActionsContainer) -> None:

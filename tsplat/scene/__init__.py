@@ -23,7 +23,7 @@ from .cropping import crop_gaussians, crop_sphere
 from .editing.decimation import decimate_gaussians
 from .editing.joining import merge_models, set_sh_degree
 from .editing.pruning import prune_gaussians
-from .formats.checkpoints import CheckpointError, open_model
+from .formats.checkpoints import CheckpointError, open_model, read_georeference
 from .formats.interchange.gltf import read_gltf
 from .formats.interchange.gltf_writer import write_gltf
 from .formats.interchange.usd import read_usd, write_usd
@@ -39,6 +39,7 @@ from .formats.streaming.streamed_sog import read_streamed_sog
 from .formats.streaming.streamed_sog_writer import write_streamed_sog
 from .formats.torch_checkpoints import read_torch_checkpoint
 from .gaussians import AlreadyActivatedError, Gaussians
+from .georeference import Georeference
 from .morton import morton_order
 from .rotation import rotate_gaussians, transform_gaussians
 from .summary import Summary, summarize
@@ -53,6 +54,7 @@ __all__ = [
     "Color",
     "FileError",
     "Gaussians",
+    "Georeference",
     "MissingExtraError",
     "OrbitLimits",
     "Prepared",
@@ -75,6 +77,7 @@ __all__ = [
     "rasterization_arguments",
     "read_capture",
     "read_colmap",
+    "read_georeference",
     "read_gltf",
     "read_model",
     "read_orbit_limits",

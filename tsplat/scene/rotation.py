@@ -84,7 +84,7 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
         half = torch.diag(torch.tensor([0.5, 0.5, 0.5, 1.0]))
         assert torch.allclose(transform_gaussians(gaussians, half).means, gaussians.means / 2)
     """
-    scale, rotation, translation = _similarity(matrix)
+    scale, rotation, translation = decompose_similarity(matrix)
     means = (scale * gaussians.means.double() @ rotation.T.to(gaussians.means.device)).to(gaussians.means)
     moved = dataclasses.replace(
         gaussians, means=means + translation.to(means), log_scales=gaussians.log_scales + math.log(scale)
@@ -168,7 +168,7 @@ def _rotate_band(block: Tensor, band: Tensor) -> Tensor:
     return torch.einsum("ij,njc->nic", block, band)
 
 
-def _similarity(matrix: Tensor) -> tuple[float, Tensor, Tensor]:
+def decompose_similarity(matrix: Tensor) -> tuple[float, Tensor, Tensor]:
     """Returns the factor, rotation or reflection [3, 3] and translation [3] of a matrix, fp64."""
     expected = "matrix: expected a rotation or reflection times a positive factor, and a translation, [4, 4] or [3, 4]"
     matrix = matrix.detach().double().cpu()

@@ -9,13 +9,14 @@ from ..scene.formats.checkpoints import LATEST, MANIFEST, is_run
 from ..scene.formats.image_sets import META
 from ..scene.formats.models import POINT_CLOUD
 from ..scene.formats.streaming.streamed_sog import LOD_META
+from ..scene.georeference import WORLD
 from ..support.files import raise_if_not_replaceable
 
 CAMERAS, CONFIG, METRICS, SESSIONS = "cameras.json", "config.json", "metrics.json", "run.json"
 """Names of files in a run's folder. That of a demo has only the last two."""
 
 RUN_RESULTS = frozenset(
-    (CAMERAS, METRICS, POINT_CLOUD, "contact_sheet.png", "curve.png", "report.html", "turntable.gif", "world.json")
+    (CAMERAS, METRICS, POINT_CLOUD, "contact_sheet.png", "curve.png", "report.html", "turntable.gif", WORLD)
 )
 """Files that a run writes into its folder, after :data:`SESSIONS`."""
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from ..arguments import check_choice, check_size
 from ..errors import ArgumentError, FileError
 from ..scene.cameras import Camera, look_at, viewmat_from_pose
-from ..scene.capture.local_frame import LocalFrame
+from ..scene.capture.local_frame import LocalFrame, move_pose
 from ..scene.capture.views import View
+from ..scene.rotation import decompose_similarity
 from ..support.extras import require
 from ..support.reading import read_json
 
@@ -133,19 +134,24 @@ def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
     return torch.stack([look_at(*values) for values in zip(eyes.tolist(), targets.tolist(), up.tolist())])
 
 
-def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
+def read_cameras(path: str | os.PathLike[str], world: Tensor | None = None) -> list[Camera]:
     """Reads the `cameras.json` of a run or of Inria's code: a list with width, height, position, rotation, fx and fy.
 
     Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down. Runs add the
     principal point `cx` and `cy`, which otherwise is the center, `camera_model`, `distortion`, the four coefficients of
     a lens, if there are any, `near`, the depth of the near plane, and `split`: train or test.
 
+    Args:
+        path: The file.
+        world: [4, 4] fp64, the similarity transform from the frame of the file to that of the cameras; None for the
+            same. It is applied in double precision, which UTM coordinates need.
+
     Raises:
         FileError: The file cannot be read, or does not have this form.
     """
     path = Path(path)
     try:
-        cameras = [_camera(camera) for camera in read_json(path)]
+        cameras = [_camera(camera, world) for camera in read_json(path)]
     except FileError:
         raise
     except OSError as error:
@@ -159,7 +165,7 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     return cameras
 
 
-def _camera(camera: dict[str, Any]) -> Camera:
+def _camera(camera: dict[str, Any], world: Tensor | None) -> Camera:
     width, height = camera["width"], camera["height"]
     check_size("width", width)
     check_size("height", height)
@@ -169,7 +175,10 @@ def _camera(camera: dict[str, Any]) -> Camera:
     cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
     model = camera.get("camera_model", "pinhole")
     check_choice("camera_model", model, ("pinhole", "fisheye", "equirectangular"))
-    viewmat = viewmat_from_pose(rotation, position).float()
+    pose, scale = viewmat_from_pose(rotation, position), 1.0
+    if world is not None:
+        pose, scale = move_pose(pose, world, position), decompose_similarity(world)[0]
+    viewmat = pose.float()
     K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
     distortion = (
         torch.tensor(camera["distortion"], dtype=torch.float32, device="cpu").float().reshape(4)
@@ -179,7 +188,7 @@ def _camera(camera: dict[str, Any]) -> Camera:
     numbers = [K.flatten(), viewmat.flatten(), *([] if distortion is None else [distortion])]
     if not (torch.cat(numbers).isfinite().all() and K.diag().min() > 0):
         raise ValueError("expected positive focal lengths and finite numbers, in fp32")
-    near = None if camera.get("near") is None else float(camera["near"])
+    near = None if camera.get("near") is None else scale * float(camera["near"])
     if near is not None and not 0 <= near < math.inf:
         raise ValueError(f"expected a near plane of at least 0, found {near}")
     name = str(camera.get("img_name", ""))

@@ -31,9 +31,12 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_memory, check_possible, open_file, read_file, read_json, stays_inside
 from ..gaussians import GSPLAT_NAMES, Gaussians
+from ..georeference import WORLD, Georeference, beside, parse_georeference
 from .foreign import listed
-from .models import read_model
+from .image_sets import META
+from .models import POINT_CLOUD, read_model
 from .safetensors_file import SafetensorsFile
+from .streaming.streamed_sog import LOD_META
 from .torch_checkpoints import DTYPES
 
 T = TypeVar("T")
@@ -102,6 +105,26 @@ def open_model(
     for message in skipped_messages(errors, checkpoint_folder):
         warn(message)
     return raw.gaussians
+
+
+def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
+    """Returns where the coordinates of a model are in the frame of the files of its scene; None if nothing tells.
+
+    That is ``world.json`` of a run, which it has if its models are not in that frame, and of other models the file
+    beside them that :func:`write_model` wrote.
+
+    Args:
+        path: A model as for :func:`open_model`.
+
+    Raises:
+        FileError: The file is damaged.
+        OSError: The file cannot be read.
+    """
+    path = Path(path)
+    run = run_folder(path) if is_run(path) else path.parent if path.name == POINT_CLOUD else path
+    candidates = (beside(path), beside(path / META), beside(path / LOD_META), run / WORLD)
+    found = next((file for file in candidates if file.is_file()), None)
+    return None if found is None else parse_georeference(found)
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:

@@ -12,6 +12,7 @@ from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP, output_folder
 from ...support.reading import check_possible, open_file
 from ..gaussians import Gaussians
+from ..georeference import Georeference, ModelFrame, check_frame, write_georeference
 from ..model_rows import Rows, gather
 from .foreign import Warn
 from .image_sets import META
@@ -41,7 +42,7 @@ READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
 Format = Literal[
     "ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog", "glb", "gltf", "usda", "usdc", "usdz"
 ]
-WRITERS: dict[Format, Callable[[str | os.PathLike[str], Any], list[str]]] = {
+WRITERS: dict[Format, Callable[..., list[str]]] = {
     "ply": write_ply,
     "compressed-ply": write_compressed_ply,
     "splat": write_splat,
@@ -59,6 +60,9 @@ WRITERS: dict[Format, Callable[[str | os.PathLike[str], Any], list[str]]] = {
 
 STREAMED: tuple[Format, ...] = ("ply", "spz", "spz4", "sog", "streamed-sog")
 """Formats that are written from rows as well."""
+
+ABSOLUTE: tuple[Format, ...] = ("ply", "glb", "gltf", "usda", "usdc", "usdz")
+"""Formats that hold an origin in double precision. Their writers have an argument `origin`."""
 
 ENDINGS: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
@@ -158,7 +162,12 @@ def _find_point_cloud(folder: Path) -> Path | None:
 
 
 def write_model(
-    path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, format: Format | None = None
+    path: str | os.PathLike[str],
+    gaussians: Gaussians | Rows,
+    *,
+    format: Format | None = None,
+    georeference: Georeference | None = None,
+    frame: ModelFrame = "local",
 ) -> list[str]:
     """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ, SOG, glTF or OpenUSD.
 
@@ -170,6 +179,11 @@ def write_model(
             ``"streamed-sog"``, ``"glb"``, ``"gltf"``, ``"usda"``, ``"usdc"`` or ``"usdz"``. None chooses by the name:
             ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, ``meta.json`` for a folder of SOG,
             ``lod-meta.json`` for one of Streamed SOG, ``.glb`` and so on.
+        georeference: That of the Gaussians, which is written beside the model, to a file whose name ends in
+            ``.world.json``. If it is None, such a file of an older model is removed.
+        frame: ``"local"`` writes coordinates as they are. ``"files"`` writes those in the frame of the files of the
+            scene: with doubles in PLY, and an origin of doubles in glTF and OpenUSD; in other formats relative to the
+            origin of the georeference, in the axes and the unit of the files.
 
     Returns:
         What the format cannot represent, as phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
@@ -178,7 +192,8 @@ def write_model(
     Raises:
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
         FileError: The file name has none of these endings, or the folder is not writable.
-        ArgumentError: The format is unknown, or it cannot represent the values; see :func:`write_compressed_ply`,
+        ArgumentError: The format is unknown; `frame` is ``"files"`` without a georeference; or the format cannot
+            represent the values; see :func:`write_compressed_ply`,
             :func:`write_splat`, :func:`write_spz`, :func:`write_sog`, :func:`write_gltf` and :func:`write_usd`.
         MissingExtraError: An optional dependency of the format is not installed.
         OSError: The file cannot be written.
@@ -194,21 +209,25 @@ def write_model(
         print(write_model("scene.splat", gaussians))
     """
     chosen = format_of(path, format)
+    check_frame(frame, georeference)
     if chosen is not None:
+        origin: dict[str, Any] = {}
+        if georeference is not None and frame == "files":
+            gaussians, georeference = georeference.shift(gaussians), georeference.shifted()
+            if chosen in ABSOLUTE and any(georeference.origin):
+                origin["origin"] = georeference.origin
         if isinstance(gaussians, Rows) and chosen not in STREAMED:
             raise UnsupportedError(
                 f"{path}: {chosen} is written from memory only, which is too small for {len(gaussians):,} Gaussians; "
                 f"write {', '.join(STREAMED)}"
             )
-        with output_folder(Path(path).parent):
-            if chosen == "ply":
-                return write_ply(path, gaussians)
-            with contextlib.ExitStack() as files:
-                kept = _turned(gaussians, Path(path).parent, files)
-                lost = WRITERS[chosen](path, kept)
-                n_lost = len(gaussians) - len(kept)
-                why = f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered"
-                return [*([why] if n_lost else []), *lost]
+        with output_folder(Path(path).parent), contextlib.ExitStack() as files:
+            kept = gaussians if chosen == "ply" else _turned(gaussians, Path(path).parent, files)
+            lost = WRITERS[chosen](path, kept, **origin)
+            write_georeference(path, georeference, absolute=bool(origin))
+            n_lost = len(gaussians) - len(kept)
+            why = f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered"
+            return [*([why] if n_lost else []), *lost]
     known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
     if Path(path).suffix.lower() in READ_ONLY:
         raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")

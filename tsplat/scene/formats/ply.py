@@ -12,11 +12,15 @@ A file of another program may have colors red, green and blue in place of f_dc, 
 
 2D Gaussians have no scale_2, as in the files of 2DGS, and the comment ``SplatRenderMode: 2dgs``; either marks them.
 
+Files in a frame such as UTM have doubles x, y, z and the comment ``tsplat origin X Y Z``, relative to which means are
+read.
+
 Mip-Splatting's property filter_3D is applied; see :mod:`~tsplat.scene.formats.filter_3d`. Properties of methods that 3D
 Gaussians cannot represent are refused, and others are ignored with a note; see
 :mod:`~tsplat.scene.formats.foreign`.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -32,6 +36,7 @@ from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ...support.reading import open_file
 from ..gaussians import FLAT, Gaussians
+from ..georeference import relative_to
 from ..model_rows import ModelProperties, Rows, as_rows
 from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .filter_3d import NAMES as FILTER_NAMES
@@ -62,6 +67,9 @@ COLOR_MAX = {"u1": 255.0, "u2": 65535.0}
 ANTIALIASED_COMMENT = "SplatRenderMode: mip"
 SURFELS = "2dgs"
 """The word for 2D Gaussians in the same comment."""
+
+ORIGIN = "tsplat origin"
+"""Beginning of the comment with the origin to which means are relative in single precision."""
 
 FLAG_COMMENT = re.compile(r"(?:antialiased|postshot\.anti_aliasing)(?:\s*=\s*|\s+)([01])")
 """Other comments that tell whether a model was trained with antialiasing, in lower case."""
@@ -131,6 +139,9 @@ class PlyRows(Rows):
         ply.note_rest(warn)
         note_ignored(path, "the properties", unknown, warn)
         note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
+        self._origin = _origin(ply)
+        if any(self._origin):
+            warn(f"{path}: {relative_to(self._origin)}")
         surfels = is_flat or mode == SURFELS
         antialiased = not surfels and (mode == "mip" or (mode is None and self._filter is not None))
         super().__init__(
@@ -154,7 +165,8 @@ class PlyRows(Rows):
                 rows = slice(first, first + len(block))
                 for group, properties in groups.items():
                     for column, name in zip(_columns(group, len(properties)), properties):
-                        values[group][rows, column] = block[name]
+                        shift = self._origin[column] if group == "means" else 0.0
+                        values[group][rows, column] = block[name] - shift if shift else block[name]
                 if self._color_max is not None and "sh0" in values:
                     values["sh0"][rows] = sh0_from_colors(values["sh0"][rows] / self._color_max)
                 if self._filter is not None:
@@ -167,7 +179,9 @@ class PlyRows(Rows):
         return {name: torch.from_numpy(values[name]).view(stop - start, *shapes[name]) for name in names}
 
 
-def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list[str]:
+def write_ply(
+    path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, origin: Sequence[float] | None = None
+) -> list[str]:
     """Writes a little-endian PLY file atomically: 62 floats per Gaussian of SH degree 3, with zeros for normals.
 
     Lower degrees have fewer properties ``f_rest``; degree 0 has none. 2D Gaussians have two scales, as in the files of
@@ -176,6 +190,8 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
     Args:
         path: The file.
         gaussians: Gaussians of SH degree 0 to 3, or rows of a model that is larger than memory.
+        origin: [3] position of the origin of `gaussians`, which is added to means, as doubles; None for means as they
+            are, as floats.
 
     Returns:
         What is lost, as :func:`write_model` does: nothing.
@@ -194,12 +210,26 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
     )
     lines = ["ply", "format binary_little_endian 1.0"]
     lines += [f"comment {comment}" for comment in _comments(rows.properties)]
-    lines += [f"element vertex {rows.count}", *(f"property float {name}" for name in names), "end_header", ""]
+    kind = "float"
+    if origin is not None:
+        kind = "double"
+        lines += [f"comment {ORIGIN} {' '.join(map(repr, map(float, origin)))}"]
+    lines += [f"element vertex {rows.count}", *(f"property {kind} {name}" for name in names[:3])]
+    lines += [*(f"property float {name}" for name in names[3:]), "end_header", ""]
     with atomic_write(path) as file:
         file.write("\n".join(lines).encode())
         for chunk in rows.chunks():
-            file.write(_records(chunk).data)
+            records = _records(chunk)
+            file.write(records.data if origin is None else _moved(records, origin).data)
     return []
+
+
+def _moved(records: NDArray[np.float32], origin: Sequence[float]) -> NDArray[np.void]:
+    """Returns the records of vertices, [N, properties], with an origin [3] added to their means, which are doubles."""
+    moved = np.empty(len(records), [("means", "<f8", 3), ("rest", "<f4", records.shape[1] - 3)])
+    moved["means"] = records[:, :3].astype(np.float64) + np.array(origin, np.float64)
+    moved["rest"] = records[:, 3:]
+    return moved
 
 
 def _records(gaussians: Gaussians) -> NDArray[np.float32]:
@@ -284,6 +314,20 @@ def render_mode(ply: PlyFile) -> str | None:
         elif match := FLAG_COMMENT.fullmatch(" ".join(words)):
             mode = "mip" if match[1] == "1" else "default"
     return mode
+
+
+def _origin(ply: PlyFile) -> list[float]:
+    """Returns the origin [3] that a comment says; zeros if none does."""
+    found = [comment.split()[2:] for comment in ply.comments if comment.split()[:2] == ORIGIN.split()]
+    if not found:
+        return [0.0, 0.0, 0.0]
+    with contextlib.suppress(ValueError):
+        x, y, z = map(float, found[-1])
+        if all(map(math.isfinite, (x, y, z))):
+            return [x, y, z]
+    raise FileError(
+        f"{ply.path}: expected the comment {ORIGIN!r} with three numbers, found {' '.join(found[-1])[:80]!r}"
+    )
 
 
 def _columns(group: str, size: int) -> list[int]:

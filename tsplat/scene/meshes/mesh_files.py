@@ -1,5 +1,6 @@
 """Writing meshes: PLY, Wavefront OBJ and binary glTF, each with vertex normals and colors."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -7,12 +8,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError
 from ...support.files import atomic_write
+from ..capture.local_frame import move_points
 from ..formats.interchange.gltf import BINARY_CHUNK, CHUNK, HEADER, JSON_CHUNK, MAGIC, SIGNS
 from ..formats.interchange.linear import linear_colors
+from ..georeference import Georeference, ModelFrame, check_frame, write_georeference
+from ..rotation import similarity
 from .mesh import Mesh
 
 ROUNDING = 0.01
@@ -26,7 +31,13 @@ ARRAY_BUFFER, ELEMENT_ARRAY_BUFFER = 34962, 34963
 UNLIT = "KHR_materials_unlit"
 
 
-def write_mesh(path: str | os.PathLike[str], mesh: Mesh) -> None:
+def write_mesh(
+    path: str | os.PathLike[str],
+    mesh: Mesh,
+    *,
+    georeference: Georeference | None = None,
+    frame: ModelFrame = "local",
+) -> None:
     """Writes a mesh atomically, as binary PLY (``.ply``), Wavefront OBJ (``.obj``) or binary glTF (``.glb``).
 
     All have normals and colors of vertices; those of OBJ follow the coordinates, an extension that most programs read.
@@ -34,13 +45,26 @@ def write_mesh(path: str | os.PathLike[str], mesh: Mesh) -> None:
     unlit, as the colors of a model contain its light. Coordinates that single precision cannot hold are doubles in a
     PLY, and relative to the translation of the node in glTF.
 
+    Args:
+        path: The file.
+        mesh: The mesh.
+        georeference: That of the model, which is written beside the mesh, to a file whose name ends in ``.world.json``.
+            If it is None, such a file of an older mesh is removed.
+        frame: ``"files"`` moves the mesh to the frame of the files of the scene, ``"local"`` writes it as it is.
+
     Raises:
-        ArgumentError: The path ends in something else.
+        ArgumentError: The path ends in something else, or `frame` is ``"files"`` without a georeference.
         OSError: The file cannot be written.
     """
     writer = _writer(path)
+    check_frame(frame, georeference)
+    if georeference is not None and frame == "files":
+        vertices = move_points(mesh.vertices, torch.linalg.inv(georeference.world))
+        mesh = dataclasses.replace(mesh, vertices=vertices, voxel=georeference.scale * mesh.voxel)
+        georeference = dataclasses.replace(georeference, world=similarity())
     with atomic_write(path) as file:
         writer(file, mesh)
+    write_georeference(path, georeference, absolute=frame == "files")
 
 
 def check_mesh_path(path: str | os.PathLike[str]) -> None:
@@ -80,8 +104,9 @@ def _write_ply(file: BinaryIO, mesh: Mesh) -> None:
 
 def _write_obj(file: BinaryIO, mesh: Mesh) -> None:
     file.write(b"# tsplat\n")
+    digits = "%.14g" if _needs_doubles(mesh) else "%.10g"
     rows = np.concatenate([mesh.vertices.numpy(), mesh.colors.double().numpy()], 1)
-    _write_lines(file, "v %.10g %.10g %.10g %.4f %.4f %.4f\n", rows)
+    _write_lines(file, f"v {digits} {digits} {digits} %.4f %.4f %.4f\n", rows)
     _write_lines(file, "vn %.4f %.4f %.4f\n", mesh.normals.numpy())
     _write_lines(file, "f %d//%d %d//%d %d//%d\n", np.repeat(mesh.faces.numpy() + 1, 2, axis=1))
 

@@ -13,6 +13,7 @@ from ...errors import ArgumentError, FileError
 from ...scene.capture.views import Capture
 from ...scene.formats.checkpoints import skipped_messages
 from ...scene.gaussians import Gaussians
+from ...scene.georeference import WORLD
 from ...strategies.sharding import count
 from ...support.files import delete_temporaries, output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
@@ -59,8 +60,6 @@ from .scenes import (
     with_relative_lengths,
 )
 from .sessions import RunSession
-
-WORLD = "world.json"
 
 
 def train(

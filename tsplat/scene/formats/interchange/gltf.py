@@ -25,6 +25,7 @@ from torch import Tensor
 from ....errors import ArgumentError, FileError, UnsupportedError
 from ....support.reading import check_memory, read_file, stays_inside
 from ...gaussians import Gaussians
+from ...georeference import relative_to
 from ...rotation import rotation_matrix
 from ..foreign import Warn, listed, note_ignored
 from ..image_sets import JsonObject
@@ -43,7 +44,8 @@ POINTS = 0
 KNOWN_EXTENSIONS = {EXTENSION, "KHR_mesh_quantization"}
 DEGREE_MAX = 3
 FLAGS = "tsplat"
-"""Name in ``extras`` of ``asset`` for what glTF has no place for: the antialiased flag, the degree of no Gaussians."""
+"""Name in ``extras`` of ``asset`` for what glTF has no place for: the antialiased flag, the degree of no Gaussians, the
+origin that is a part of the translations of nodes."""
 
 OTHERS = re.compile(r"COLOR_\d|NORMAL|TANGENT|TEXCOORD_\d|_.*")
 """Attributes that are not part of Gaussians."""
@@ -54,7 +56,8 @@ def read_gltf(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Ga
 
     Args:
         path: A ``.glb`` or ``.gltf`` file. Buffers may be files beside it.
-        warn: Called with a note of meshes and properties that are ignored.
+        warn: Called with a note of meshes and properties that are ignored, and of the origin that :func:`write_gltf`
+            was given, relative to which Gaussians are returned.
 
     Raises:
         FileError: The file is not glTF, has no Gaussians, or is damaged.
@@ -108,18 +111,22 @@ class _Document:
             raise self.document.fail("extensionsRequired", "a list of names")
         if unknown := [name for name in required if name not in KNOWN_EXTENSIONS]:
             raise UnsupportedError(f"{self.path}: requires {listed(unknown)}, which is not implemented")
+        flags = self.document.part("asset").part("extras").part(FLAGS)
+        origin = flags.floats("origin", 3) if "origin" in flags.values else np.zeros(3)
+        if origin.any():
+            self.warn(f"{self.path}: {relative_to(origin.tolist())}")
         meshes: dict[int, list[Gaussians]] = {}
         models: list[Gaussians] = []
         instances = self._placed_meshes()
         self._check_memory([mesh for _, mesh, _ in instances])
         for node, mesh, matrix in instances:
+            matrix[:3, 3] -= torch.from_numpy(origin * SIGNS)
             if mesh not in meshes:
                 meshes[mesh] = self._mesh(self._entry("meshes", mesh))
             try:
                 models += [placed(one, matrix, SIGNS) for one in meshes[mesh]]
             except ArgumentError as error:
                 raise UnsupportedError(f"{self.path}: node {node}: {error}") from error
-        flags = self.document.part("asset").part("extras").part(FLAGS)
         if not models:
             degree = flags.count("sh_degree", 99)
             if degree > DEGREE_MAX:

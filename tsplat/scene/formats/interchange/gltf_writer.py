@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ KINDS = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}
 SUFFIX = ".gltf"
 
 
-def write_gltf(path: str | os.PathLike[str], gaussians: Gaussians, *, text: bool | None = None) -> list[str]:
+def write_gltf(
+    path: str | os.PathLike[str],
+    gaussians: Gaussians,
+    *,
+    text: bool | None = None,
+    origin: Sequence[float] | None = None,
+) -> list[str]:
     """Writes glTF 2.0 with KHR_gaussian_splatting atomically, turned to its axes: x left, y up, z forward.
 
     All values are float32, after activation: scales from exp(-20) to exp(20), and opacities from 1e-6 to 1 - 1e-6.
@@ -31,6 +38,8 @@ def write_gltf(path: str | os.PathLike[str], gaussians: Gaussians, *, text: bool
         path: The file.
         gaussians: Gaussians of SH degree 0 to 3.
         text: True for ``.gltf``, JSON with the data inside; False for ``.glb``; None for what the path ends in.
+        origin: [3] position of the origin of `gaussians`, the translation of their node; kept under ``extras``, too, so
+            that :func:`read_gltf` returns Gaussians relative to it. None for none.
 
     Returns:
         What is lost, as :func:`write_model` does: nothing.
@@ -52,7 +61,7 @@ def write_gltf(path: str | os.PathLike[str], gaussians: Gaussians, *, text: bool
             column = arrays["coefficients"][:, band * band + i]
             attributes[f"{EXTENSION}:SH_DEGREE_{band}_COEF_{i}"] = np.ascontiguousarray(column)
     attributes["COLOR_0"] = _fallback_colors(arrays)
-    document = _document(gaussians, attributes)
+    document = _document(gaussians, attributes, origin)
     with atomic_write(path) as file:
         if text or (text is None and Path(path).suffix.lower() == SUFFIX):
             if attributes["POSITION"].size:
@@ -82,10 +91,16 @@ def _fallback_colors(arrays: dict[str, Floats]) -> Bytes:
     return rgba
 
 
-def _document(gaussians: Gaussians, attributes: dict[str, Floats | Bytes]) -> dict[str, Any]:
+def _document(
+    gaussians: Gaussians, attributes: dict[str, Floats | Bytes], origin: Sequence[float] | None
+) -> dict[str, Any]:
     """Returns the JSON of a file whose only buffer has the attributes one after another."""
     asset: dict[str, Any] = {"version": "2.0", "generator": "tsplat"}
     flags: dict[str, Any] = {"antialiased": True} if gaussians.antialiased else {}
+    node: dict[str, Any] = {"mesh": 0}
+    if origin is not None:
+        flags["origin"] = list(origin)
+        node["translation"] = [sign * value for sign, value in zip(SIGNS, origin, strict=True)]
     if not len(gaussians):  # glTF has no empty accessors
         asset["extras"] = {FLAGS: {**flags, "sh_degree": gaussians.sh_degree}}
         return {"asset": asset}
@@ -121,7 +136,7 @@ def _document(gaussians: Gaussians, attributes: dict[str, Floats | Bytes]) -> di
         "extensionsUsed": [EXTENSION],
         "scene": 0,
         "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0}],
+        "nodes": [node],
         "meshes": [{"primitives": [primitive]}],
         "accessors": accessors,
         "bufferViews": views,

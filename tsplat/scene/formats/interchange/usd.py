@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from ....support.extras import require
 from ....support.files import ZIP, atomic_write
 from ....support.reading import note_read, open_file
 from ...gaussians import Gaussians
+from ...georeference import relative_to
 from ..foreign import Warn
 from ..model_memory import check_model_memory, gaussians_that_fit
 from .linear import gaussians_from_linear, joined, linear_arrays, placed
-from .usd_process import SH, TYPE
+from .usd_process import ORIGIN, SH, TYPE
 
 SUFFIXES = (".usda", ".usdc", ".usdz", ".usd")
 MAGICS = (b"#usd", b"PXR-")
@@ -55,7 +57,8 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
     Args:
         path: A ``.usda``, ``.usdc`` or ``.usdz`` file.
-        warn: Called with a note of arrays that are too short and therefore ignored.
+        warn: Called with a note of arrays that are too short and therefore ignored, and of the origin that
+            :func:`write_usd` was given, relative to which Gaussians are returned.
 
     Raises:
         FileError: The file is no stage, has no Gaussians, or is damaged.
@@ -66,16 +69,20 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     require("pxr")
     with open_file(path) as file:
         start = file.read(4)
-    models = []
+    models: list[Gaussians] = []
     with tempfile.TemporaryDirectory() as folder:
         stage = _read_stage(Path(path), start, Path(folder))
         check_model_memory(str(path), stage["count"])
         for layer in stage["layers"]:
             note_read(layer)
+        origin = stage["origin"]
+        if any(origin):
+            warn(f"{path}: {relative_to(origin)}")
         for prim in stage["prims"]:
             matrix = torch.tensor(prim["matrix"], dtype=torch.float64, device="cpu")
             if stage["up"] == "Z":  # a quarter turn about x
                 matrix = torch.stack([matrix[0], matrix[2], -matrix[1], matrix[3]])
+            matrix[:3, 3] -= matrix.new_tensor([sign * value for sign, value in zip(SIGNS, origin, strict=True)])
             try:
                 gaussians = _read_prim(f"{path}: {prim['path']}", Path(folder), prim, warn)
                 models.append(placed(gaussians, matrix, SIGNS))
@@ -139,7 +146,13 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
     )
 
 
-def write_usd(path: str | os.PathLike[str], gaussians: Gaussians, *, suffix: str | None = None) -> list[str]:
+def write_usd(
+    path: str | os.PathLike[str],
+    gaussians: Gaussians,
+    *,
+    suffix: str | None = None,
+    origin: Sequence[float] | None = None,
+) -> list[str]:
     """Writes OpenUSD atomically: a stage with y up whose default prim has the Gaussians.
 
     All values are float32, after activation: scales from exp(-20) to exp(20), and opacities from 1e-6 to 1 - 1e-6. The
@@ -149,6 +162,8 @@ def write_usd(path: str | os.PathLike[str], gaussians: Gaussians, *, suffix: str
         path: The file.
         gaussians: Gaussians of SH degree 0 to 4.
         suffix: ``".usda"``, ``".usdc"`` or ``".usdz"``; None for that of the path.
+        origin: [3] position of the origin of `gaussians`, the translation of their prim; kept in the custom data, too,
+            so that :func:`read_usd` returns Gaussians relative to it. None for none.
 
     Returns:
         What is lost, as :func:`write_model` does: nothing.
@@ -165,9 +180,14 @@ def write_usd(path: str | os.PathLike[str], gaussians: Gaussians, *, suffix: str
     stage = Usd.Stage.CreateInMemory()
     UsdGeom.SetStageUpAxis(stage, UsdGeom.Tokens.y)
     UsdGeom.SetStageMetersPerUnit(stage, 1.0)
-    if gaussians.antialiased:
-        stage.GetRootLayer().customLayerData = {ANTIALIASED: True}
+    data: dict[str, Any] = {ANTIALIASED: True} if gaussians.antialiased else {}
     prim = stage.DefinePrim("/Gaussians", TYPE)
+    if origin is not None:
+        data[ORIGIN] = Gf.Vec3d(*map(float, origin))
+        place = UsdGeom.Xformable(prim).AddTranslateOp(UsdGeom.XformOp.PrecisionDouble)
+        place.Set(Gf.Vec3d(*(sign * value for sign, value in zip(SIGNS, origin, strict=True))))
+    if data:
+        stage.GetRootLayer().customLayerData = data
     stage.SetDefaultPrim(prim)
     types = Sdf.ValueTypeNames
     vectors = Vt.Vec3fArray.FromNumpy

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 TYPE = "ParticleField3DGaussianSplat"
 SH = "radiance:sphericalHarmonics"
+ORIGIN = "tsplat_origin"
+"""Name in the custom data of a layer: the origin that is a part of the transforms of prims."""
+
 ARRAYS = {"positions": 3, "orientations": 4, "scales": 3, "opacities": 1, f"{SH}Coefficients": 3}
 """Attribute -> width of its values. Quaternions are xyzw."""
 
@@ -64,7 +67,7 @@ def source(prim: Any, name: str) -> tuple[str, ...]:
 
 def read(path: str, folder: Path, count_max: int) -> None:
     """Writes what :data:`ARRAYS` names of all Gaussians in a stage to a folder, and ``stage.json``."""
-    from pxr import Usd, UsdGeom
+    from pxr import Gf, Usd, UsdGeom
 
     stage = Usd.Stage.Open(path)
     transforms = UsdGeom.XformCache(Usd.TimeCode.EarliestTime())
@@ -94,9 +97,12 @@ def read(path: str, folder: Path, count_max: int) -> None:
         matrix = np.array(transforms.GetLocalToWorldTransform(prim), np.float64).T
         degree = 3 if degree is None else int(degree)
         prims.append({"path": str(prim.GetPath()), "degree": degree, "matrix": matrix.tolist(), "files": files})
-    data = {name: value for name, value in stage.GetRootLayer().customLayerData.items() if value is True}
+    custom = stage.GetRootLayer().customLayerData
+    data = {name: value for name, value in custom.items() if value is True}
+    origin = custom.get(ORIGIN)
+    place = [float(value) for value in origin] if isinstance(origin, Gf.Vec3d) else [0.0, 0.0, 0.0]
     layers = [layer.realPath for layer in stage.GetUsedLayers() if layer.realPath]
-    result = {"prims": prims, "up": str(UsdGeom.GetStageUpAxis(stage)), "flags": sorted(data)}
+    result = {"prims": prims, "up": str(UsdGeom.GetStageUpAxis(stage)), "flags": sorted(data), "origin": place}
     (folder / "stage.json").write_text(json.dumps({**result, "count": total, "layers": layers}))
 
 

@@ -1,0 +1,149 @@
+"""Georeferences: where the coordinates of a model are in the frame of the files of its scene, such as UTM.
+
+Single precision holds a coordinate of 5,000,000 to 0.5. So models are relative to an origin, and a georeference has the
+transform from the frame of the files. A run has it as ``world.json``; other models as a file beside them, whose name is
+theirs and ``.world.json``, as the formats have no place for it.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_choice
+from ..errors import ArgumentError, FileError
+from ..support.files import write_json
+from ..support.reading import read_json
+from .gaussians import Gaussians
+from .model_rows import Rows
+from .rotation import decompose_similarity, similarity, transform_gaussians
+
+WORLD = "world.json"
+"""Name of the file in a run's folder, and after a dot, the last part of the names of those beside other models."""
+
+ModelFrame = Literal["local", "files"]
+FRAMES: tuple[ModelFrame, ...] = ("local", "files")
+"""The frame of the model, and that of the files of its scene."""
+
+Model = TypeVar("Model", Gaussians, Rows, Gaussians | Rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Georeference:
+    """Where the coordinates of a model are in the frame of the files of its scene.
+
+    Attributes:
+        world: [4, 4] fp64, the similarity transform from the frame of the files to that of the model.
+        crs: The coordinate reference system of the files, such as a PROJ string or ``"EPSG:32633"``. It is carried from
+            file to file, and not interpreted.
+
+    Raises:
+        ArgumentError: `world` has another shape, is not finite, or shears or stretches.
+    """
+
+    world: Tensor = dataclasses.field(default_factory=similarity)
+    crs: str | None = None
+
+    def __post_init__(self) -> None:
+        decompose_similarity(self.world)
+
+    @property
+    def scale(self) -> float:
+        """The unit of the model in that of the files."""
+        return 1 / decompose_similarity(self.world)[0]
+
+    @property
+    def origin(self) -> tuple[float, float, float]:
+        """The origin of the model in the frame of the files."""
+        x, y, z = (-torch.linalg.solve(self.world[:3, :3], self.world[:3, 3]) + 0.0).tolist()
+        return x, y, z
+
+    def moved(self, matrix: Tensor) -> "Georeference":
+        """Returns the georeference of the model after a similarity transform [4, 4] fp64."""
+        return dataclasses.replace(self, world=matrix @ self.world)
+
+    def shifted(self) -> "Georeference":
+        """Returns that of the same model in the axes and the unit of the files, relative to :attr:`origin`."""
+        return dataclasses.replace(self, world=similarity(translation=[-value for value in self.origin]))
+
+    def shift(self, model: Model) -> Model:
+        """Moves Gaussians or rows to the frame of :meth:`shifted`; as they are where that is the frame of the model."""
+        matrix = similarity()
+        matrix[:3, :3] = torch.linalg.inv(self.world[:3, :3])
+        return move_model(model, matrix)
+
+
+def move_model(model: Model, matrix: Tensor) -> Model:
+    """Moves Gaussians or rows by a similarity transform [4, 4] fp64; as they are if that is the identity."""
+    if torch.equal(matrix, similarity()):
+        return model
+    if isinstance(model, Rows):
+        return model.map(lambda part: transform_gaussians(part, matrix))
+    return transform_gaussians(model, matrix)
+
+
+def check_frame(frame: ModelFrame, georeference: Georeference | None) -> None:
+    """Raises ArgumentError for another frame, or the frame of the files without a georeference."""
+    check_choice("frame", frame, FRAMES)
+    if frame == "files" and georeference is None:
+        raise ArgumentError(
+            "georeference: expected that of the model for frame 'files', found None; runs of georeferenced scenes have "
+            f"{WORLD}, models that were exported of them a file that ends in .{WORLD}"
+        )
+
+
+def relative_to(origin: Sequence[float]) -> str:
+    """Returns what a note says of coordinates that are relative to an origin [3] in the frame of the files."""
+    return f"coordinates are relative to ({', '.join(f'{value:.15g}' for value in origin)})"
+
+
+def beside(path: str | os.PathLike[str]) -> Path:
+    """Returns the file beside a model, which may be a folder, that has its georeference."""
+    return Path(f"{Path(path)}.{WORLD}")
+
+
+def write_georeference(
+    path: str | os.PathLike[str], georeference: Georeference | None, *, absolute: bool = False
+) -> None:
+    """Writes the file beside a model that has its georeference, atomically; for None, removes that of an older model.
+
+    Args:
+        path: The model.
+        georeference: That of the model as :func:`tsplat.scene.read_model` returns it.
+        absolute: Whether the model's file has coordinates in the frame of the files, in double precision.
+    """
+    if georeference is None:
+        with contextlib.suppress(FileNotFoundError):
+            beside(path).unlink()
+        return
+    values = {
+        "world": georeference.world.tolist(),
+        "origin": list(georeference.origin),
+        "scale": georeference.scale,
+        "absolute": absolute,
+        **({} if georeference.crs is None else {"crs": georeference.crs}),
+    }
+    write_json(beside(path), values)
+
+
+def parse_georeference(path: str | os.PathLike[str]) -> Georeference:
+    """Reads a file that :func:`write_georeference` wrote, or ``world.json`` of a run, which is the matrix alone.
+
+    Raises:
+        FileError: The file is neither.
+        OSError: The file cannot be read.
+    """
+    values: Any = read_json(path)
+    try:
+        crs = values.get("crs") if isinstance(values, dict) else None
+        world = torch.tensor(values["world"] if isinstance(values, dict) else values, dtype=torch.float64, device="cpu")
+        if world.shape != (4, 4) or world[3].tolist() != [0, 0, 0, 1] or not (crs is None or isinstance(crs, str)):
+            raise ValueError("expected a matrix of four rows, the last of them 0 0 0 1, and a string as crs")
+        return Georeference(world, crs)
+    except (ArgumentError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise FileError(f"{path}: not the georeference of a model ({str(error)[:200]})") from error
