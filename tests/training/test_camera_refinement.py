@@ -96,6 +96,9 @@ def test_lenses_are_those_of_equal_cameras():
     assert torch.equal(lenses.apply(second, changes).distortion, changes[0])
     assert torch.equal(lenses.apply(other, changes).distortion, changes[1])
     assert torch.equal(lenses.apply(distorted, changes).distortion, changes[2] + DISTORTION)
+    rational = dataclasses.replace(first, distortion=torch.cat([DISTORTION, DISTORTION]))
+    changed = Lenses([rational]).apply(rational, changes[1:]).distortion  # k3 to k6 stay
+    assert torch.equal(changed, torch.cat([changes[1] + DISTORTION, DISTORTION]))
     unseen = dataclasses.replace(first, width=47)
     assert lenses.apply(unseen, changes) is unseen
 

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.training_scenes import make_checkpoint, make_gaussians
 from tsplat import ArgumentError
+from tsplat.errors import FileError
 from tsplat.scene import Camera, View, intrinsics, look_at
 from tsplat.scene.cameras import panorama_intrinsics
 from tsplat.support.files import write_json
@@ -68,6 +69,16 @@ def test_panoramas_tell_no_field_of_view_and_look_everywhere(tmp_path):
     for read, c in zip(read_cameras(tmp_path / "cameras.json"), cameras, strict=True):
         assert read.model == "equirectangular"
         torch.testing.assert_close(read.K, c.K)
+
+
+def test_cameras_of_rational_lenses_round_trip(tmp_path):
+    lens = dataclasses.replace(camera((0.0, 3, 5)), distortion=torch.arange(8) / 16)
+    write_json(tmp_path / "cameras.json", [describe_camera(lens, 0)])
+    assert read_cameras(tmp_path / "cameras.json")[0].distortion.tolist() == lens.distortion.tolist()
+    for wrong in (dataclasses.replace(lens, model="fisheye"), dataclasses.replace(lens, distortion=torch.zeros(5))):
+        write_json(tmp_path / "cameras.json", [describe_camera(wrong, 0)])
+        with pytest.raises(FileError, match="expected distortion of 4 numbers, or 8 of a pinhole lens"):
+            read_cameras(tmp_path / "cameras.json")
 
 
 def test_cameras_without_a_common_up_direction_have_none():

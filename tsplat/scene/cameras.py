@@ -30,7 +30,8 @@ class Camera:
         width, height: Image size in pixels.
         model: The ``camera_model`` of :func:`tsplat.rasterization`. Of ``"equirectangular"`` panoramas, depth and
             `near` are the distance from the camera.
-        distortion: [4] OpenCV's k1, k2, p1, p2 of a pinhole lens, or k1 to k4 of a fisheye lens; None without.
+        distortion: [4] OpenCV's k1, k2, p1, p2 of a pinhole lens, or [8] with k3 to k6 after them, or [4] k1 to k4 of a
+            fisheye lens; None without.
         viewmat_end: [4, 4] the pose at the end of the readout of a rolling shutter, `viewmat` being that at its start;
             None of a global shutter.
         readout: Of a rolling shutter, the ``rolling_shutter`` of :func:`tsplat.rasterization`.
@@ -155,11 +156,11 @@ def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
     if all(camera.distortion is None for camera in cameras):
         return {"with_ut": True} if cameras[0].model == "equirectangular" else {}
     given = [camera.viewmat.new_zeros(4) if camera.distortion is None else camera.distortion for camera in cameras]
-    distortion = _stack(given)[:n]
     if cameras[0].model == "fisheye":
-        return {"with_ut": True, "radial_coeffs": distortion}
-    radial = torch.nn.functional.pad(distortion[:, :2], (0, 4))
-    return {"with_ut": True, "radial_coeffs": radial, "tangential_coeffs": distortion[:, 2:]}
+        return {"with_ut": True, "radial_coeffs": _stack(given)[:n]}
+    distortion = _stack([torch.nn.functional.pad(values, (0, 8 - len(values))) for values in given])[:n]
+    radial = torch.cat([distortion[:, :2], distortion[:, 4:]], 1)
+    return {"with_ut": True, "radial_coeffs": radial, "tangential_coeffs": distortion[:, 2:4]}
 
 
 def _kind(camera: Camera) -> str:

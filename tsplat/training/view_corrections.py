@@ -69,9 +69,11 @@ class Lenses:
         if index is None:
             return camera
         change = changes[index]
-        return dataclasses.replace(
-            camera, distortion=change if camera.distortion is None else camera.distortion.to(change) + change
-        )
+        if camera.distortion is not None:
+            # k3 to k6 of a rational model do not change.
+            more = len(camera.distortion) - len(change)
+            change = camera.distortion.to(change) + torch.nn.functional.pad(change, (0, more))
+        return dataclasses.replace(camera, distortion=change)
 
     def apply_to_views(self, views: Sequence[View], changes: Tensor) -> list[View]:
         """Returns views whose cameras have changed lenses."""

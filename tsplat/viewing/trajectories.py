@@ -138,8 +138,8 @@ def read_cameras(path: str | os.PathLike[str], world: Tensor | None = None) -> l
     """Reads the `cameras.json` of a run or of Inria's code: a list with width, height, position, rotation, fx and fy.
 
     Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down. Runs add the
-    principal point `cx` and `cy`, which otherwise is the center, `camera_model`, `distortion`, the four coefficients of
-    a lens, if there are any, `near`, the depth of the near plane, and `split`: train or test.
+    principal point `cx` and `cy`, which otherwise is the center, `camera_model`, `distortion`, the four or eight
+    coefficients of a lens, if there are any, `near`, the depth of the near plane, and `split`: train or test.
 
     Args:
         path: The file.
@@ -180,11 +180,11 @@ def _camera(camera: dict[str, Any], world: Tensor | None) -> Camera:
         pose, scale = move_pose(pose, world, position), decompose_similarity(world)[0]
     viewmat = pose.float()
     K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], dtype=torch.float32, device="cpu")
-    distortion = (
-        torch.tensor(camera["distortion"], dtype=torch.float32, device="cpu").float().reshape(4)
-        if "distortion" in camera
-        else None
-    )
+    distortion = None
+    if "distortion" in camera:
+        distortion = torch.tensor(camera["distortion"], dtype=torch.float32, device="cpu").float()
+        if list(distortion.shape) not in ([4], [8] if model == "pinhole" else [4]):
+            raise ValueError(f"expected distortion of 4 numbers, or 8 of a pinhole lens, found {len(distortion)}")
     numbers = [K.flatten(), viewmat.flatten(), *([] if distortion is None else [distortion])]
     if not (torch.cat(numbers).isfinite().all() and K.diag().min() > 0):
         raise ValueError("expected positive focal lengths and finite numbers, in fp32")

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from tests.support.captures import write_colmap, write_image, write_transforms
+from tests.support.dots import assert_dots_at_sparse, dots, fisheye_points, grid_points, two_views
 from tsplat import (
     ArgumentError,
-    UnsupportedError,
     fully_fused_projection,
     fully_fused_projection_with_ut,
     rasterization,
 )
-from tsplat.scene import Camera, View, read_capture, read_colmap, read_transforms
+from tsplat.scene import Camera, read_capture, read_colmap, read_transforms
 from tsplat.scene.cameras import rasterization_arguments
 from tsplat.scene.capture import lenses
-from tsplat.scene.capture.lenses import Lens, Undistortion, colmap_lens, panorama
+from tsplat.scene.capture.lenses import Lens, Undistortion, panorama
 
 pytest.importorskip("pycolmap")
 
@@ -37,53 +37,15 @@ def distort(x, y, k1, k2, p1, p2):
     return (x * radial + 2 * p1 * x * y + p2 * (r2 + 2 * x * x), y * radial + p1 * (r2 + 2 * y * y) + 2 * p2 * x * y)
 
 
-def dots(pixels, width, height, sigma=1.5):
-    """Renders white blobs on black at pixels [P, 2]. [H, W, 3] uint8"""
-    x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5
-    image = torch.zeros(height, width)
-    for px, py in pixels.tolist():
-        blob = torch.exp(-(((x - px)[None] / sigma) ** 2 + ((y - py)[:, None] / sigma) ** 2) / 2)
-        image = image.maximum(blob)
-    return (255 * image).round().to(torch.uint8)[..., None].expand(-1, -1, 3).contiguous()
-
-
-def centroid(image, x, y, reach=5):
-    """Center of brightness around a pixel."""
-    left, top = int(x) - reach, int(y) - reach
-    part = image[top : top + 2 * reach + 1, left : left + 2 * reach + 1, 0].double()
-    ys, xs = torch.arange(part.shape[0]) + top + 0.5, torch.arange(part.shape[1]) + left + 0.5
-    return float((part.sum(0) * xs).sum() / part.sum()), float((part.sum(1) * ys).sum() / part.sum())
-
-
-def grid_points():
-    """Twelve points in front of the camera that project to the inside of the image."""
-    x, y = torch.meshgrid(torch.linspace(-0.36, 0.38, 4), torch.linspace(-0.26, 0.24, 3), indexing="xy")
-    depths = torch.linspace(2, 5, 12).double()
-    return torch.stack([x.flatten(), y.flatten(), torch.ones(12)], -1).double() * depths[:, None]
-
-
 def intrinsics(params):
     """Focal lengths and principal point: both focal lengths are given with four coefficients, otherwise one."""
     return params[:4] if len(params) == 8 else (params[0], *params[:3])
-
-
-def two_views(image):
-    return [
-        View(image, Camera(torch.eye(4), torch.eye(3), image.shape[1], image.shape[0], name=f"{i}.png"))
-        for i in range(2)
-    ]
 
 
 def distorted_pixels(points, params, coefficients):
     fx, fy, cx, cy = intrinsics(params)
     x, y = distort(points[:, 0] / points[:, 2], points[:, 1] / points[:, 2], *coefficients)
     return torch.stack([fx * x + cx, fy * y + cy], -1)
-
-
-def assert_dots_at_sparse(view, count):
-    assert len(view.sparse) == count
-    for x, y, _ in view.sparse.tolist():
-        assert centroid(view.image, x, y) == pytest.approx((x, y), abs=0.2)
 
 
 @pytest.mark.parametrize(("model", "params", "coefficients"), LENSES)
@@ -153,14 +115,6 @@ FISHEYE_LENSES = [
     ("RADIAL_FISHEYE", (70.0, 58.0, 47.0, 0.1, -0.03), (0.1, -0.03, 0.0, 0.0)),
     ("OPENCV_FISHEYE", (70.0, 74.0, 58.0, 47.0, -0.1, 0.04, -0.03, 0.01), (-0.1, 0.04, -0.03, 0.01)),
 ]
-
-
-def fisheye_points():
-    """Twelve points at up to 45 degrees from the axis of a camera, one of them almost on it."""
-    angles = torch.tensor([1e-9, *torch.linspace(0.15, 0.55, 11)]).double()
-    around = 2.4 * torch.arange(12).double()
-    directions = torch.stack([angles.sin() * around.cos(), angles.sin() * around.sin(), angles.cos()], -1)
-    return directions * torch.linspace(2, 5, 12).double()[:, None]
 
 
 @pytest.mark.parametrize(("model", "params", "coefficients"), FISHEYE_LENSES)
@@ -327,47 +281,6 @@ def test_large_images_need_no_stored_map(monkeypatch):
     assert torch.equal(Undistortion(lens, 40, 30)(image), expected)
 
 
-COLMAP_LENSES = [
-    ("FULL_OPENCV", (*F, -0.12, 0.03, 0.01, -0.02, 0.05, 0.02, -0.01, 0.01)),
-    ("FOV", (*F, 0.7)),
-    ("SIMPLE_DIVISION", (100.0, 58.0, 47.0, -0.2)),
-    ("DIVISION", (*F, 0.15)),
-    ("EUCM", (*F, 0.6, 1.1)),
-    ("THIN_PRISM_FISHEYE", (70.0, 74.0, 58.0, 47.0, -0.1, 0.04, 0.004, -0.003, -0.03, 0.01, 0.01, -0.005)),
-    ("RAD_TAN_THIN_PRISM_FISHEYE", (70.0, 74.0, 58.0, 47.0, -0.1, 0.04, 0, 0.01, 0, 0.01, 0.01, 0, 0.01, 0, 0, -0.01)),
-]
-
-
-@pytest.mark.parametrize(("model", "params"), COLMAP_LENSES)
-def test_lenses_of_colmap_are_undistorted(tmp_path, model, params):
-    """Dots are at the projections of an undistorted camera, which the rasterizer computes, too."""
-    import pycolmap
-
-    is_fisheye = "FISHEYE" in model
-    points = fisheye_points() if is_fisheye else grid_points()
-    lens = pycolmap.Camera(model=model, width=WIDTH, height=HEIGHT, params=list(params))
-    pixels = torch.from_numpy(lens.img_from_cam(points.numpy()))
-    camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
-    capture = read_colmap(write_colmap(tmp_path, two_views(dots(pixels, WIDTH, HEIGHT)), points, camera))
-    view = capture.train[0]
-    kind = "fisheye" if is_fisheye else "pinhole"
-    assert view.camera.model == kind and view.camera.distortion is None
-    assert capture.notes[:1] == (
-        f"{tmp_path / 'sparse/0/cameras.txt'}: images of 2 cameras ({'DIVISION' if 'DIV' in model else model}) are "
-        f"undistorted by pycolmap to {kind} images",
-    )
-    assert view.mask is None or view.mask.float().mean() > 0.99
-    assert_dots_at_sparse(view, 12)
-    assert (view.sparse[:, :2].sort(0).values - pixels.sort(0).values).abs().max() > 0.2
-    _, means2d, _, _, _ = fully_fused_projection(
-        points.float(), None, torch.tensor([[1.0, 0, 0, 0]]).repeat(12, 1), torch.full((12, 3), 0.01),
-        torch.eye(4)[None], view.camera.K[None], WIDTH, HEIGHT, camera_model=kind,
-    )  # fmt: skip
-    torch.testing.assert_close(means2d[0].sort(0).values, view.sparse[:, :2].sort(0).values, rtol=0, atol=1e-3)
-    with pytest.raises(UnsupportedError, match="cameras='native' is not implemented for"):
-        read_colmap(tmp_path, cameras="native")
-
-
 @pytest.mark.parametrize(
     ("model", "params", "same"),
     [
@@ -417,31 +330,7 @@ def test_radial_coefficients_are_undistorted_in_both_formats(tmp_path, more):
     camera = f"FULL_OPENCV 120 90 {' '.join(map(str, params))}"
     other = read_colmap(write_colmap(tmp_path / "colmap", two_views(image), points, camera)).train[0]
     assert torch.equal(one.train[0].image, other.image) and torch.equal(one.train[0].camera.K, other.camera.K)
-    assert not torch.equal(other.image, image) and "(FULL_OPENCV) are undistorted by pycolmap" in one.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("model", "params"), [("FOV", (30.0, 30.0, 60, 45, 1.2)), ("DIVISION", (40.0, 40, 60, 45, 0.5))]
-)
-def test_pixels_that_no_ray_of_colmap_reaches_are_masked_out(model, params):
-    """Every pixel with a source is where a lens that is inverted shows it."""
-    lens = colmap_lens(model, WIDTH, HEIGHT, params)
-    undistortion = Undistortion(lens, WIDTH, HEIGHT)
-    x, y = torch.meshgrid(torch.arange(WIDTH) + 0.5, torch.arange(HEIGHT) + 0.5, indexing="xy")
-    coordinates = torch.stack([x, y, 0 * x], -1).byte()
-    result = undistortion(coordinates)[undistortion.has_source][:, :2].double()
-    K = undistortion.K
-    rays = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]], -1)[undistortion.has_source]
-    radius = rays.norm(dim=-1, keepdim=True)
-    fx, fy, cx, cy, k = params
-    if model == "FOV":
-        shown = rays / radius * torch.atan(2 * radius * math.tan(k / 2)) / k
-    else:
-        shown = 2 * rays / (1 + (1 - 4 * k * radius**2).sqrt())
-    inside = shown * torch.tensor([fx, fy]) + torch.tensor([cx, cy])
-    border = (inside > 1).all(-1) & (inside < torch.tensor([WIDTH - 1, HEIGHT - 1])).all(-1)
-    assert undistortion.has_source.float().mean() > 0.3
-    assert (result - inside + 0.5)[border].abs().max() <= 1.01
+    assert not torch.equal(other.image, image) and "are undistorted by pycolmap" in one.notes[0]
 
 
 def test_panoramas_show_points_where_colmap_does():

@@ -28,7 +28,7 @@ from .photographs import (
     is_held_out,
     limit_sizes,
     note_doubts,
-    note_undistorted,
+    note_lenses,
 )
 from .placement import DrawPoints, Frame, place, read_placed
 from .views import Capture, Color
@@ -52,7 +52,7 @@ FISHEYE_MODELS = {
 """COLMAP's camera model -> indices of fx, fy, cx, cy, k1, k2, k3, k4 in its parameters; missing ones are zero."""
 
 MODELS = PINHOLE_MODELS | FISHEYE_MODELS
-"""Models that tsplat undistorts itself, and that cameras can have; pycolmap knows :data:`COLMAP_MODELS`, too."""
+"""Models of OpenCV; :data:`COLMAP_MODELS` are others."""
 
 PANORAMA: Final = "EQUIRECTANGULAR"
 """COLMAP's model of panoramas, whose parameters are a width and a height."""
@@ -82,7 +82,8 @@ def read_colmap(
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
     Distorted images are undistorted to pinhole images of the same size, those of fisheye cameras to equidistant fisheye
-    images, up to 90 degrees from the optical axis. Panoramas (EQUIRECTANGULAR) stay as they are. If the model has
+    images, up to 90 degrees from the optical axis, and so are others of COLMAP's models of which a pinhole image would
+    show less than three quarters. Panoramas (EQUIRECTANGULAR) stay as they are. If the model has
     fewer than two points, initial points come from
     ``points3D.ply`` beside it or in the scene, or else are drawn at random in a box around the cameras and what they
     look at, with a note. The mask of
@@ -105,7 +106,8 @@ def read_colmap(
         strict: Whether to raise if any image is missing. Otherwise missing ones are skipped and counted in
             ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
-        cameras: ``"native"`` to keep images as they were taken, with distorted cameras, instead of undistorting them.
+        cameras: ``"native"`` to keep images as they were taken, with distorted cameras, instead of undistorting them,
+            where the rasterizer has their lens. A note tells what becomes of those with lenses that are not OpenCV's.
         max_size: Longer side in pixels to which larger images are downscaled, if `downscale` is 1; 0 for no limit. A
             note in ``Capture.notes`` tells how many are.
         n_random: Number of points to draw if the scene has none.
@@ -146,7 +148,6 @@ def read_colmap(
             found = describe(image.name)
             raise FileError(f"{model.cameras_file.with_stem('images')}: expected names of files, found {found}")
     kept, notes = find_usable(paths, strict)
-    notes += note_undistorted(lenses.values(), model.cameras_file)
     observed, note = _observed_points(model, images)
     masks = [find_mask(folder / "masks", image.name) for image in images]
     camera_ids = {camera_id: i for i, camera_id in enumerate(lenses)}
@@ -164,7 +165,7 @@ def read_colmap(
         )
         for i in kept
     ]
-    notes += note_doubts(photographs, model_folder)
+    notes += [*note_lenses(photographs, model.cameras_file, cameras), *note_doubts(photographs, model_folder)]
     photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
     notes += limited
     if (folder / "masks").is_dir() and None in masks:

@@ -3,14 +3,14 @@
 Panoramas have no distortion, and are never resampled.
 
 The models are COLMAP's OPENCV (radial and tangential distortion), of which SIMPLE_RADIAL and RADIAL are special cases,
-and OPENCV_FISHEYE (Kannala and Brandt, 2006). Other models of COLMAP are known to pycolmap only, which also
-computes pinhole cameras and their projections. Images are sampled bilinearly.
+OPENCV_FISHEYE (Kannala and Brandt, 2006), and those of ``colmap_lenses``. pycolmap computes pinhole cameras. Images are
+sampled bilinearly.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,9 +23,11 @@ from ...config import LENS_GAIN_MIN, CameraModel
 from ...errors import ArgumentError
 from ...formulas.panorama_angles import full_panorama, longitude_and_latitude
 from ...support.extras import require
+from . import colmap_lenses
 
 Array = npt.NDArray[Any]
 Angle = TypeVar("Angle", float, Array, Tensor)
+Ratio = TypeVar("Ratio", Array, Tensor)
 
 CHUNK_PIXELS = 1 << 20
 """Pixels sampled at a time, which limits the memory that large images need."""
@@ -61,16 +63,31 @@ COLMAP_MODELS: dict[str, CameraModel] = {
     "THIN_PRISM_FISHEYE": "fisheye",
     "RAD_TAN_THIN_PRISM_FISHEYE": "fisheye",
 }
-"""COLMAP's camera models that pycolmap undistorts -> the model that their images are undistorted to."""
+"""Models of ``colmap_lenses`` -> the model that their images are undistorted to, unless they are wide."""
+
+PINHOLE_SHARE_MIN, PINHOLE_SCALE_MIN = 0.75, 0.6
+"""Share of the pixels of a photograph that a pinhole image has to show, and its scale in the middle; otherwise the
+photograph becomes an equidistant fisheye image."""
+
+FISHEYE_SHARE = 0.9
+"""Share of the pixels with a direction that an equidistant fisheye image of ``colmap_lenses`` shows at least."""
+
+ZOOMS = 16
+"""Zooms between that of no empty borders and that of the whole photograph, of which the largest with this share is
+taken."""
+
+FIT_PIXELS = 0.05
+"""Maximum distance in pixels between a lens and the fisheye polynomial that takes its place."""
+
+FIT_SAMPLES, RADII, CELLS = 512, 8192, 96
+"""Angles at which a polynomial is fitted, radii at which a lens may end, and cells along a side of an image by which
+areas are measured."""
+
+SHOWN_SIDE = 512
+"""Pixels along each side at which it is counted which share of a photograph a lens of the rasterizer shows."""
 
 PROBES = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 0.5), (0.0, -0.5))
 """Positions at which a lens has to be invertible, in units of the image's size from the principal point."""
-
-PROBE_PIXELS = 0.5
-"""Maximum distance in pixels between a pixel and the projection of its ray."""
-
-REACH_DIRECTIONS, REACH_STEPS = 64, 1024
-"""Samples of angles around the optical axis, and of radii, that find where a lens stops being monotonic."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +98,9 @@ class Lens:
         width, height: Image size in pixels, to which the other values refer.
         fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
             Of panoramas, `fx` and `fy` are pixels per radian of longitude and latitude.
-        distortion: OpenCV's k1, k2, p1, p2; of fisheye cameras k1, k2, k3, k4.
+        distortion: OpenCV's k1, k2, p1, p2, and of its rational model k3 to k6 as well; of fisheye cameras k1 to k4.
         model: ``"pinhole"``, ``"fisheye"`` or ``"equirectangular"``, the model without distortion.
-        colmap: COLMAP's name and parameters of a lens of :data:`COLMAP_MODELS`, which `distortion` cannot describe.
+        colmap: COLMAP's name and parameters of a lens of :data:`COLMAP_MODELS`; `distortion` is then zero.
     """
 
     width: int
@@ -92,11 +109,15 @@ class Lens:
     fy: float
     cx: float
     cy: float
-    distortion: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    distortion: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     model: CameraModel = "pinhole"
-    colmap: tuple[str, tuple[float, ...]] | None = None
+    colmap: colmap_lenses.ColmapLens | None = None
 
     def __post_init__(self) -> None:
+        if len(self.distortion) != 4 and not (len(self.distortion) == 8 and self.model == "pinhole"):
+            raise ArgumentError(
+                f"distortion: expected 4 coefficients, or 8 of a pinhole lens, found {len(self.distortion)}"
+            )
         if not all(math.isfinite(value) for value in self.distortion):
             raise ArgumentError(f"distortion: expected finite values, found {self.distortion}; check the camera")
 
@@ -120,7 +141,7 @@ class Lens:
         radius = math.hypot(self.width / self.fx, self.height / self.fy) / 2
         if self.model == "fisheye":
             radius = min(radius, math.pi / 2)
-        powers = (2, 4, 1, 1) if self.model == "pinhole" else (2, 4, 6, 8)
+        powers = (2, 4, 1, 1, 6, 2, 4, 6) if self.model == "pinhole" else (2, 4, 6, 8)
         if not all(abs(k) * radius**power <= DISTORTION_MAX for k, power in zip(self.distortion, powers)):
             return f"distortion: expected coefficients of a lens, found {self.distortion}"
         if self.colmap is not None and not _is_invertible(self):
@@ -166,16 +187,16 @@ class Lens:
 
     def distorted(self, points: Tensor) -> Tensor:
         """Projects points [P, 2] at depth 1 through the lens with a focal length of 1. [P, 2]"""
-        k1, k2, k3, k4 = self.distortion
         square = points.square().sum(-1, keepdim=True)
         if self.model == "fisheye":
             radius = square.sqrt().clamp_min(1e-12)
             theta = radius.atan()
             return points * _distorted_angle(theta, self.distortion) / radius
-        tangential = points.new_tensor([[k4, k3]])  # p2, p1
+        _, _, p1, p2, *_ = self.distortion
+        tangential = points.new_tensor([[p2, p1]])
         product = points.prod(-1, keepdim=True)
         shift = 2 * tangential.flip(-1) * product + tangential * (square + 2 * points.square())
-        return points * (1 + k1 * square + k2 * square.square()) + shift
+        return points * _radial_factor(square, self.distortion) + shift
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projects points [P, 3] of the camera frame through the lens with a focal length of 1.
@@ -198,6 +219,8 @@ class Lens:
         """Returns a mask of the pixels that the unscented transform can reach, of an image of another size. [H, W]"""
         if self.model == "fisheye":
             reach = _distorted_angle(_largest_angle(self.distortion), self.distortion)
+        elif len(self.distortion) == 8:
+            reach = self._rational_reach()
         else:
             k1, k2, *_ = self.distortion
             squares = [*_roots([1, 3 * k1, 5 * k2]), *_roots([1 - LENS_GAIN_MIN, k1, k2])]
@@ -206,6 +229,15 @@ class Lens:
         x, y = ((torch.arange(n, dtype=torch.float32, device="cpu") + 0.5) / n for n in (width, height))
         x, y = (x * self.width - self.cx) / self.fx, (y * self.height - self.cy) / self.fy
         return torch.hypot(x[None, :], y[:, None]) < reach
+
+    def _rational_reach(self) -> float:
+        """Returns the distorted radius at which the rational model turns back, or its factor gets too small."""
+        _, radii = _border(self)
+        radius = np.linspace(0, 1.01 * radii.max() / LENS_GAIN_MIN, RADII + 1)[1:]
+        with np.errstate(all="ignore"):
+            gains = _radial_factor(radius * radius, self.distortion)
+            stops = ~((gains > LENS_GAIN_MIN) & (np.diff(radius * gains, prepend=0.0) > 0))
+        return float((radius * gains)[max(int(stops.argmax()) - 1, 0)]) if stops.any() else math.inf
 
     def intrinsics(self, width: int, height: int) -> Tensor:
         """Returns K [3, 3] in fp64 for images of another size, scaled per axis."""
@@ -287,8 +319,10 @@ def _distortion_of(lens: Lens) -> "_Colmap | _Fisheye | _Radial":
     values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
     if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
         raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
+    if len(lens.distortion) == 8:
+        lens = dataclasses.replace(lens.undistorted, colmap=("FULL_OPENCV", tuple(values)))
     if lens.colmap is not None:
-        return _Colmap(lens)
+        return _colmap(lens)
     return _Fisheye(lens) if lens.model == "fisheye" else _Radial(lens)
 
 
@@ -342,47 +376,84 @@ class _Colmap:
     """A lens of :data:`COLMAP_MODELS`, whose images become pinhole images or equidistant fisheye images."""
 
     def __init__(self, lens: Lens) -> None:
-        self._camera, self._is_fisheye = _pycolmap_camera(lens), lens.model == "fisheye"
+        assert lens.colmap is not None
+        self._lens, self._is_fisheye = lens.colmap, lens.model == "fisheye"
         if self._is_fisheye:
-            self._reach, edge = self._find_reach(lens, math.pi / 2)
-            self.undistorted = _zoomed(lens, self._zoom(lens) or edge / self._reach)
+            self._reach, edge = colmap_lenses.reach(self._lens, math.pi / 2)
+            zooms = self._zooms(lens) or (edge / self._reach, edge / self._reach)
+            shares = [(_coverage(self.sources, _zoomed(lens, z), lens).share, z) for z in np.linspace(*zooms, ZOOMS)]
+            largest, _ = max(shares)
+            zoom = next(float(z) for share, z in shares if share >= FISHEYE_SHARE * largest)
+            self.undistorted = _zoomed(lens, zoom)
         else:
-            self.undistorted = pinhole = _pinhole(self._camera)
+            self.undistorted = pinhole = _pinhole(_pycolmap_camera(lens))
             # As far as the corners of the undistorted image.
             x, y = max(pinhole.cx, pinhole.width - pinhole.cx), max(pinhole.cy, pinhole.height - pinhole.cy)
-            self._reach, _ = self._find_reach(lens, 1.01 * math.hypot(x / pinhole.fx, y / pinhole.fy))
+            corner = 1.01 * math.hypot(x / pinhole.fx, y / pinhole.fy)
+            self._reach = math.tan(colmap_lenses.reach(self._lens, math.atan(corner))[0])
 
-    def _project(self, points: Array) -> Array:
-        """Returns pixels [P, 2] of undistorted points [P, 2]; NaN where there are none."""
-        if not self._is_fisheye:
-            return _img_from_cam(self._camera, np.concatenate([points, np.ones((len(points), 1))], -1))
-        theta = np.hypot(points[:, 0], points[:, 1])
-        # numpy.sinc has a factor of pi.
-        rays = np.concatenate([points * np.sinc(theta / np.pi)[:, None], np.cos(theta)[:, None]], -1)
-        return _img_from_cam(self._camera, rays)
+    def _zooms(self, lens: Lens) -> tuple[float, float] | None:
+        """Returns the factor of :meth:`_Fisheye._zoom`, and that of an image of all pixels on the border.
 
-    def _find_reach(self, lens: Lens, largest: float) -> tuple[float, float]:
-        """Returns up to which radius the lens is monotonic in every direction, and the distorted radius there."""
-        angles = np.linspace(0, 2 * np.pi, REACH_DIRECTIONS, endpoint=False)
-        radii = np.linspace(0, largest, REACH_STEPS + 1)
-        points = radii[:, None, None] * np.stack([np.cos(angles), np.sin(angles)], -1)
-        offsets = self._project(points.reshape(-1, 2)) - (lens.cx, lens.cy)
-        distances = np.hypot(offsets[:, 0] / lens.fx, offsets[:, 1] / lens.fy).reshape(len(radii), -1)
-        rises = (np.diff(distances, axis=0) > 0).all(1)  # NaN does not
-        last = int(rises.argmin()) if not rises.all() else REACH_STEPS
-        return float(radii[max(last, 1)]), float(distances[max(last, 1)].max())
-
-    def _zoom(self, lens: Lens) -> float:
-        """Returns the factor of :meth:`_Fisheye._zoom`; 0 if the lens does not reach the border."""
-        border, radii = _border(lens)
-        points, is_inverse = _invert(self._camera, border)
-        thetas = np.arctan(np.hypot(points[:, 0], points[:, 1]))
-        reached = is_inverse & (thetas > 0) & (thetas <= self._reach)
-        return float((radii[reached] / thetas[reached]).max(initial=0.0))
+        Returns:
+            None if the lens does not reach the border.
+        """
+        border, _ = _border(lens)
+        angles, is_inverse = colmap_lenses.invert(self._lens, border)
+        angles, border = angles[is_inverse], border[is_inverse] - (lens.cx, lens.cy)
+        thetas = np.hypot(angles[:, 0], angles[:, 1])
+        if not (thetas > 0).any():
+            return None
+        radii = np.hypot(border[:, 0] / lens.fx, border[:, 1] / lens.fy)
+        ratios = (radii / np.maximum(thetas, 1e-12))[thetas > 0]
+        return float(ratios.max()), float(ratios.min())
 
     def sources(self, points: Array) -> tuple[Array, Array]:
         """Returns pixels [P, 2] of undistorted points [P, 2], and whether they are where distortion is monotonic."""
-        return self._project(points), np.hypot(points[:, 0], points[:, 1]) < self._reach
+        ones = np.ones((len(points), 1))
+        directions = colmap_lenses.directions_of(points) if self._is_fisheye else np.concatenate([points, ones], -1)
+        return colmap_lenses.project(self._lens, directions), np.hypot(points[:, 0], points[:, 1]) < self._reach
+
+
+_colmap = functools.lru_cache(maxsize=32)(_Colmap)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """What undistorted images show of photographs.
+
+    Attributes:
+        share: Share of the pixels of a photograph.
+        scale: Pixels of the undistorted image per pixel of the photograph, along a line through the principal point.
+    """
+
+    share: float
+    scale: float
+
+
+@functools.lru_cache(maxsize=32)
+def coverage(lens: Lens) -> Coverage:
+    """Returns what the undistorted images of a lens show."""
+    distortion = _distortion_of(lens)
+    return _coverage(distortion.sources, distortion.undistorted, lens)
+
+
+def _coverage(sources_of: Callable[[Array], tuple[Array, Array]], flat: Lens, lens: Lens) -> Coverage:
+    """Returns what the images of an undistorted lens, `flat`, show, given the pixels of its points."""
+    size = np.array([lens.width, lens.height])
+    scale = size / (flat.width, flat.height)
+    focal, center = scale * (flat.fx, flat.fy), scale * (flat.cx, flat.cy)
+    # Corners of cells of the undistorted image, each of which shows a quadrilateral of the photograph.
+    corners = np.stack(np.meshgrid(*(np.linspace(0, side, CELLS + 1) for side in size)), -1)
+    sources, near = sources_of(((corners - center) / focal).reshape(-1, 2))
+    sources, near = sources.reshape(corners.shape), near.reshape(corners.shape[:2])
+    one, other = sources[1:, 1:] - sources[:-1, :-1], sources[1:, :-1] - sources[:-1, 1:]
+    areas = np.abs(one[..., 0] * other[..., 1] - one[..., 1] * other[..., 0]) / 2
+    middles = (sources[1:, 1:] + sources[:-1, :-1]) / 2
+    inside = near[1:, 1:] & near[:-1, :-1] & ((middles >= 0) & (middles <= size)).all(-1)
+    middle, beside = sources_of(np.array([[0.0, 0.0], [1e-3, 0.0]]))[0]
+    along = float(np.hypot(*(beside - middle)))
+    return Coverage(float(areas[inside].sum() / size.prod()), 1e-3 * float(focal[0]) / along)
 
 
 def _pycolmap_camera(lens: Lens) -> Any:
@@ -414,18 +485,6 @@ def _border(lens: Lens) -> tuple[Array, Array]:
     return border, np.hypot((border[:, 0] - lens.cx) / lens.fx, (border[:, 1] - lens.cy) / lens.fy)
 
 
-def _img_from_cam(camera: Any, points: Array) -> Array:
-    pixels: Array = camera.img_from_cam(points)
-    return pixels
-
-
-def _invert(camera: Any, pixels: Array) -> tuple[Array, Array]:
-    """Returns the points [P, 2] at depth 1 that a camera shows at pixels [P, 2], and for which of them it does."""
-    points = np.nan_to_num(np.asarray(camera.cam_from_img(pixels), float).reshape(-1, 2), posinf=0.0, neginf=0.0)
-    shown = _img_from_cam(camera, np.concatenate([points, np.ones((len(points), 1))], -1))
-    return points, np.abs(shown - pixels).max(-1) <= PROBE_PIXELS
-
-
 def _is_invertible(lens: Lens) -> bool:
     """Returns whether pixels halfway to the borders of an image have rays: a real lens shows something there."""
     if lens.colmap is None or not all(math.isfinite(value) for value in lens.colmap[1]):
@@ -437,7 +496,7 @@ def _is_invertible(lens: Lens) -> bool:
         ]
         for x, y in PROBES
     ]
-    _, is_inverse = _invert(_pycolmap_camera(lens), np.array(pixels))
+    _, is_inverse = colmap_lenses.invert(lens.colmap, np.array(pixels))
     return bool(is_inverse.all())
 
 
@@ -449,7 +508,9 @@ def panorama(width: float, height: float) -> Lens:
 def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) -> Lens:
     """Returns a camera of :data:`COLMAP_MODELS`, given its parameters in COLMAP's order.
 
-    Lenses whose other coefficients are zero are those of OpenCV: pinhole cameras, OPENCV and OPENCV_FISHEYE.
+    Lenses whose other coefficients are zero are those of OpenCV: pinhole cameras, OPENCV and OPENCV_FISHEYE. Images
+    become equidistant fisheye images if a pinhole image would show less than :data:`PINHOLE_SHARE_MIN` of their pixels,
+    or the middle at less than :data:`PINHOLE_SCALE_MIN` of its scale.
     """
     if model == "SIMPLE_DIVISION":
         params = (params[0], *params)
@@ -466,7 +527,60 @@ def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) ->
     if not any(others):
         return Lens(width, height, fx, fy, cx, cy, distortion, projection)
     name = "DIVISION" if model == "SIMPLE_DIVISION" else model
-    return Lens(width, height, fx, fy, cx, cy, model=projection, colmap=(name, tuple(params)))
+    lens = Lens(width, height, fx, fy, cx, cy, model=projection, colmap=(name, tuple(params)))
+    if projection == "pinhole" and lens.problem is None:
+        as_pinhole = coverage(lens)
+        if as_pinhole.share < PINHOLE_SHARE_MIN or as_pinhole.scale < PINHOLE_SCALE_MIN:
+            return dataclasses.replace(lens, model="fisheye")
+    return lens
+
+
+@functools.lru_cache(maxsize=32)
+def native_lens(lens: Lens) -> tuple[Lens, float] | None:
+    """Returns the lens of the rasterizer that shows what a lens of :data:`COLMAP_MODELS` does.
+
+    Also returns the largest distance in pixels between them in the image. FULL_OPENCV is exact; a lens that is the same
+    in all directions may have a fisheye polynomial within :data:`FIT_PIXELS`.
+
+    Returns:
+        None if there is no such lens, or if one of FULL_OPENCV would show less than :data:`PINHOLE_SHARE_MIN`.
+    """
+    if lens.colmap is None:
+        return lens, 0.0
+    name, (fx, fy, cx, cy, *k) = lens.colmap
+    if name == "FULL_OPENCV":
+        exact = Lens(lens.width, lens.height, fx, fy, cx, cy, tuple(k))
+        if float(exact.shown(SHOWN_SIDE, SHOWN_SIDE).float().mean()) >= PINHOLE_SHARE_MIN:
+            return exact, 0.0
+    # As far as the corners, or as the lens shows something.
+    angles, is_inverse = colmap_lenses.invert(lens.colmap, _border(lens)[0])
+    largest = float(np.hypot(angles[:, 0], angles[:, 1])[is_inverse].max(initial=0.0))
+    if not is_inverse.all():
+        largest = colmap_lenses.reach(lens.colmap, math.pi / 2)[0]
+    # Denser at both ends, so that the largest error is small, too.
+    thetas = largest * (1 - np.cos(np.linspace(0, np.pi, FIT_SAMPLES))) / 2
+    profile = colmap_lenses.radial_profile(lens.colmap, thetas)
+    if profile is None:
+        return None
+    powers = np.arange(1, 10, 2)
+    scaled = np.linalg.lstsq((thetas / largest)[:, None] ** powers, profile, rcond=None)[0] / largest**powers
+    zoom, *coefficients = (float(value) for value in scaled)
+    if not zoom > 0:
+        return None
+    distortion = tuple(value / zoom for value in coefficients)
+    error = float(np.abs(zoom * _distorted_angle(thetas, distortion) - profile).max()) * max(fx, fy)
+    if not (error <= FIT_PIXELS and _largest_angle(distortion) >= largest):
+        return None
+    return Lens(lens.width, lens.height, zoom * fx, zoom * fy, cx, cy, distortion, "fisheye"), error
+
+
+def _radial_factor(square: Ratio, distortion: Sequence[float]) -> Ratio:
+    """Returns OpenCV's radial factor of squared radii, with k1, k2, p1, p2 or k1, k2, p1, p2, k3 to k6."""
+    k1, k2, _, _, *more = distortion
+    if not more:
+        return 1 + k1 * square + k2 * (square * square)
+    k3, k4, k5, k6 = more
+    return (1 + square * (k1 + square * (k2 + square * k3))) / (1 + square * (k4 + square * (k5 + square * k6)))
 
 
 def _distorted_angle(theta: Angle, distortion: Sequence[float]) -> Angle:

@@ -8,7 +8,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_size
-from ...errors import ArgumentError, FileError, UnsupportedError
+from ...errors import ArgumentError, FileError
 from ...support.reading import open_file
 from ..cameras import Camera, centers
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .image_cache import BYTES_MAX, WORKERS_MAX, CachedPixels, ImageCache, Pixels
-from .lenses import Lens, Undistortion, undistorted_intrinsics
+from .lenses import Lens, Undistortion, coverage, native_lens, undistorted_intrinsics
 from .views import Color, StoredView, View
 
 ASPECT_TOLERANCE = 0.01
@@ -185,7 +185,8 @@ def read_views(
     Images that take more than 1 GiB together are read when they are used, and a cache keeps at most as much.
 
     Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
-    without a source are masked out. With ``cameras="native"``, images stay as they are, and cameras are distorted.
+    without a source are masked out. With ``cameras="native"``, images stay as they are, and cameras are distorted,
+    unless the rasterizer has no such lens.
     Transparent images are composited over a background in [0, 1]; None masks out pixels whose alpha is less than one
     half.
 
@@ -195,18 +196,16 @@ def read_views(
     """
     _check_masks([photograph.mask for photograph in photographs if photograph.mask])
     if cameras == "native":
-        _check_native(photographs)
+        photographs = [dataclasses.replace(p, lens=_native(p.lens)) for p in photographs]
     undistortions: Undistortions = {}
     with warnings.catch_warnings():
         # Pillow warns of images of 90 megapixels; it refuses those of twice as many.
         warnings.filterwarnings("ignore", "Image size", Warning)
         sources = [_find_source(photograph) for photograph in photographs]
         largest = max((math.prod(source.size) for source in sources), default=1)
-        if cameras == "undistorted":
-            distorted = [(p.lens, *s.size) for p, s in zip(photographs, sources) if not p.lens.is_kept]
-            # The map of a lens that one image has is not kept: survey software may give each image its own.
-            undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
-
+        distorted = [(p.lens, *s.size) for p, s in zip(photographs, sources) if _is_resampled(p.lens, cameras)]
+        # The map of a lens that one image has is not kept: survey software may give each image its own.
+        undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
         reads = [
             functools.partial(_read_pixels, photograph, source, background, undistortions, cameras)
             for photograph, source in zip(photographs, sources, strict=True)
@@ -299,7 +298,7 @@ def _read_pixels(
     """Returns the image of a view, [H, W, 3] uint8, and its mask, [H, W] bool or None."""
     size, key = source.view_size, (photograph.lens, *source.size)
     undistortion = undistortions.get(key)
-    if undistortion is None and cameras == "undistorted" and not photograph.lens.is_kept:
+    if undistortion is None and _is_resampled(photograph.lens, cameras):
         undistortion = Undistortion(*key)
     # Undistortion needs the full image; otherwise it is downscaled while it is read.
     read_size = source.size if undistortion is not None else size
@@ -329,7 +328,7 @@ def _describe(photograph: Photograph, source: _Source, cameras: CameraKind) -> d
     """Returns the arguments of a view, except for the image and the mask."""
     lens, viewmat, size = photograph.lens, photograph.viewmat.float(), source.view_size
     K = lens.intrinsics(*size)
-    if cameras == "undistorted" and not lens.is_kept:
+    if _is_resampled(lens, cameras):
         undistorted = undistorted_intrinsics(lens, *source.size)
         K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistorted
         lens = lens.undistorted
@@ -390,14 +389,15 @@ def _project_visible(
     return torch.cat([pixels, depths[:, None]], -1)[inside].float(), rows[inside]
 
 
-def _check_native(photographs: Sequence[Photograph]) -> None:
-    """Raises UnsupportedError for lenses that cameras cannot have."""
-    for photograph in photographs:
-        if photograph.lens.colmap is not None:
-            raise UnsupportedError(
-                f"{photograph.path}: cameras='native' is not implemented for {photograph.lens.colmap[0]} cameras with "
-                "distortion; expected 'undistorted'"
-            )
+def _is_resampled(lens: Lens, cameras: CameraKind) -> bool:
+    """Returns whether photographs of a lens are resampled before they are trained on."""
+    return not lens.is_kept and (cameras == "undistorted" or lens.colmap is not None)
+
+
+def _native(lens: Lens) -> Lens:
+    """Returns the lens of the rasterizer that shows what a lens does; the same if there is none."""
+    native = native_lens(lens)
+    return lens if native is None else native[0]
 
 
 def note_doubts(photographs: Sequence[Photograph], where: Path) -> list[str]:
@@ -416,14 +416,30 @@ def note_doubts(photographs: Sequence[Photograph], where: Path) -> list[str]:
     return notes
 
 
-def note_undistorted(lenses: Iterable[Lens], where: Path) -> list[str]:
-    """Returns a note on cameras of a file, `where`, whose images pycolmap undistorts by models that tsplat lacks."""
-    others = [lens for lens in lenses if lens.colmap is not None]
-    if not others:
-        return []
-    names = ", ".join(sorted({lens.colmap[0] for lens in others if lens.colmap is not None}))
-    kinds = " and ".join(sorted({lens.model for lens in others}, reverse=True))
-    return [f"{where}: images of {len(others)} cameras ({names}) are undistorted by pycolmap to {kinds} images"]
+def note_lenses(photographs: Sequence[Photograph], where: Path, cameras: CameraKind) -> list[str]:
+    """Returns notes on the photographs of a file, `where`, whose lenses are not OpenCV's: what becomes of each kind."""
+    kinds: dict[tuple[str, str], list[Photograph]] = {}
+    for photograph in photographs:
+        lens = photograph.lens
+        if lens.colmap is not None:
+            native = native_lens(lens) if cameras == "native" else None
+            kinds.setdefault((lens.colmap[0], lens.model if native is None else "native"), []).append(photograph)
+    return [f"{where}: {_describe_kind(name, kind, alike)}" for (name, kind), alike in kinds.items()]
+
+
+def _describe_kind(name: str, kind: str, photographs: Sequence[Photograph]) -> str:
+    """Describes photographs of one model of COLMAP that become fisheye or pinhole images, or are kept as taken."""
+    lenses = list(dict.fromkeys(photograph.lens for photograph in photographs))
+    cameras = "1 camera" if len(lenses) == 1 else f"{len(lenses)} cameras"
+    about = f"{len(photographs)} photographs of {cameras} with the lens {name} (first: {photographs[0].name})"
+    if kind == "native":
+        error = max(native[1] for native in map(native_lens, lenses) if native is not None)
+        by = f" by a fisheye polynomial, which is within {error:.2g} pixels of the lens" if error else ""
+        return f"{about} are trained on as taken{by}"
+    shown = [coverage(lens) for lens in lenses]
+    share, scale = min(shown, key=lambda c: c.share).share, min(c.scale for c in shown)
+    by = "are resampled to equidistant fisheye images" if kind == "fisheye" else "are undistorted by pycolmap"
+    return f"{about} {by}, which show {100 * share:.0f} % of their pixels at {scale:.2f} of their scale in the middle"
 
 
 def _check_masks(paths: Sequence[Path]) -> None:

@@ -18,7 +18,7 @@ from .photographs import (
     is_held_out,
     limit_sizes,
     note_doubts,
-    note_undistorted,
+    note_lenses,
 )
 from .placement import DrawPoints, Frame, place, read_placed
 from .views import Capture, Color
@@ -87,8 +87,7 @@ def read_survey(
     """
     if len(photographs) < 2:
         raise ArgumentError(f"{file}: expected at least two photographs with a pose, found {len(photographs)}")
-    lenses = dict.fromkeys(photograph.lens for photograph in photographs)
-    doubts = [*note_undistorted(lenses, file), *note_doubts(photographs, file)]
+    doubts = [*note_lenses(photographs, file, cameras), *note_doubts(photographs, file)]
     photographs, limited = limit_sizes(photographs, max_size)
     clouds = sorted(file.parent.glob("*.ply"))
     points: Tensor | DrawPoints

@@ -30,7 +30,7 @@ from .photographs import (
     is_held_out,
     limit_sizes,
     note_doubts,
-    note_undistorted,
+    note_lenses,
 )
 from .placement import DrawPoints, Frame, place, read_placed
 from .transforms_cameras import read_lens, read_viewmat
@@ -106,7 +106,7 @@ def read_transforms(
     frames, notes = _find_frames(files, contents, downscale, strict)
     lenses: dict[Lens, int] = {}
     photographs = [_photograph(frame, downscale, lenses) for frame in frames]
-    notes += [*note_undistorted(lenses, path), *note_doubts(photographs, path)]
+    notes += [*note_lenses(photographs, path, cameras), *note_doubts(photographs, path)]
     test_names: set[str] | None = None
     if has_test_file:
         test_names = {photograph.name for photograph, own in zip(photographs, frames) if own.file != files[0]}

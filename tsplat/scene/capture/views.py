@@ -66,12 +66,14 @@ class View:
 
     def _check_camera(self) -> None:
         """Checks everything but the image and the mask."""
-        for name, shape in (("viewmat", [4, 4]), ("K", [3, 3]), ("distortion", [4])):
+        coefficients = [[4], [8]] if self.camera.model == "pinhole" else [[4]]
+        for name, shapes in (("viewmat", [[4, 4]]), ("K", [[3, 3]]), ("distortion", coefficients)):
             tensor = getattr(self.camera, name)
             if tensor is None:
                 continue
-            if list(tensor.shape) != shape:
-                raise ShapeError(f"{name}: expected {shape}, found {list(tensor.shape)} in view {self.name!r}")
+            if list(tensor.shape) not in shapes:
+                expected = " or ".join(map(str, shapes))
+                raise ShapeError(f"{name}: expected {expected}, found {list(tensor.shape)} in view {self.name!r}")
             if not tensor.isfinite().all():
                 raise ArgumentError(
                     f"{name}: expected finite values, found NaN or infinity in view {self.name!r}; check its camera"
