@@ -130,11 +130,13 @@ def test_an_arena_with_room_for_a_part_of_its_rows_has_views_of_any_dtype():
 
 def test_operators_whose_results_nothing_reads_are_no_steps():
     x, trace = values(), Trace()
-    with trace.recording():
+
+    def compute():
         unread = x.exp().neg()  # nor is what only these read
-        read = x.sin()
-        changed = read.cos().mul_(2)
-        wanted = changed.abs()
+        changed = x.sin().cos().mul_(2)
+        return unread, changed.abs()
+
+    unread, wanted = trace.record(compute)
     assert len(trace.steps) == 6
     names = [step.function.overloadpacket.__name__ for step in trace.steps]
     for storages, expected in (

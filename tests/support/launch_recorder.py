@@ -32,8 +32,7 @@ class LaunchRecorder:
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Calls a function. Returns its results, and what computes them again at the same place."""
         trace, bases = KeepingTrace(), Bases()
-        with trace.recording():
-            results = function()
+        results = trace.record(function)
         tensors = {storage_of(t): t for t in (*trace.kept, *trace.others.values())}
         for storage in tensors:
             bases.put(bases.add(), storage, 0)

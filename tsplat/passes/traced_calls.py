@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -147,8 +148,8 @@ def _record(
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     on_gpu = runs_on_gpu(inputs[0])
     trace = Trace(runs=False, counts_slots=on_gpu)
-    with deferred() as calls, trace.recording():
-        *images, meta = function(**arguments)
+    with deferred() as calls:
+        *images, meta = trace.record(functools.partial(function, **arguments))
     (call,) = calls
     values, rendered, n_images = dict(dict.items(meta)), meta.source, len(images)
     packed = _pack_rows(trace, values, call.needed) if is_packed else None
@@ -190,8 +191,8 @@ def _record(
                 centers.register_hook(leave)
             targets |= {name: row for name, row in rows.items() if name not in zeros}
             given, v_given = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
-            with trace.recording():
-                gradients = torch.autograd.grad(given, list(targets.values()), v_given, allow_unused=True)
+            sources = list(targets.values())
+            gradients = trace.record(lambda: torch.autograd.grad(given, sources, v_given, allow_unused=True))
         v_inputs = dict(zip(targets, gradients, strict=True)) | zeros
         if any(v_inputs[name] is None for name in rows):
             raise UnsupportedError("a backward pass gives no gradient to what images depend on")
@@ -224,10 +225,10 @@ def _pack_rows(trace: Trace, values: Mapping[str, Any], needed: Tensor) -> Packe
     from ..kernels import packed_rows
 
     begin, radii = len(trace.steps), values["radii"].detach().view(-1, 2)
-    with trace.recording():
-        ends = packed_rows.packed_ends(radii, _n_packed(needed))
-        n_counting = len(trace.steps) - begin
-        packed = PackedRows(*packed_rows.pack_rows(ends, values["means2d"].detach().view(-1, 2)))
+    ends = trace.record(lambda: packed_rows.packed_ends(radii, _n_packed(needed)))
+    n_counting = len(trace.steps) - begin
+    centers = values["means2d"].detach().view(-1, 2)
+    packed = PackedRows(*trace.record(lambda: packed_rows.pack_rows(ends, centers)))
     counting = trace.steps[begin : begin + n_counting]
     del trace.steps[begin : begin + n_counting]
     place = _last_use(trace.steps, needed) + 1

@@ -30,8 +30,12 @@ class TracedFunction:
 
     def __init__(self, function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> None:
         trace = Trace()
-        with trace.recording(), torch.autograd.set_multithreading_enabled(False):
-            results = [None if result is None else result.detach() for result in function()]
+
+        def traced() -> list[Tensor | None]:
+            with torch.autograd.set_multithreading_enabled(False):
+                return [None if result is None else result.detach() for result in function()]
+
+        results = trace.record(traced)
         bases = Bases()
         for tensor in inputs:
             bases.add(Memory.of(tensor))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -19,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UnsupportedError
+from ..support.interruption import DeferredSignals
+from .modes import restored_modes
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -134,23 +137,38 @@ class Trace:
             return type(tree)([self.use(value) for value in tree])
         return tree
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Records what its body does. One trace at a time is recorded, as launches are observed in all threads.
+    def record(self, function: Callable[[], Result]) -> Result:
+        """Records what a function does, and returns its result. An interrupt leaves nothing recording.
+
+        One trace at a time is recorded, as launches are observed in all threads.
 
         Raises:
-            UnsupportedError: The body reads a value, or a size that depends on values.
+            UnsupportedError: The function reads a value, or a size that depends on values.
         """
-        with _lock, _current(self), self._launches(), _Operators(self), _Methods():
-            yield
+        from ..kernels import launch
 
-    @contextlib.contextmanager
-    def _launches(self) -> Iterator[None]:
-        """Records the launches of this thread."""
+        outer = getattr(_state, "trace", None)
+        with _lock, DeferredSignals(patience=math.inf) as signals:
+            observer = launch.observer
+            try:
+                _state.trace = self
+                self._observe_launches(observer)
+                with _Operators(self), _Methods(), restored_modes():
+                    signals.patience = 0.0
+                    try:
+                        return function()
+                    finally:
+                        signals.patience = math.inf
+            finally:
+                launch.observer, launch.launched, launch.used_slots = observer, None, None
+                _state.trace = outer
+
+    def _observe_launches(self, observer: Callable[[Any, int, dict[str, Any]], None] | None) -> None:
+        """Records the launches of this thread from now on, besides what observes launches already."""
         from ..kernels import launch
         from ..triton_cpu import leaves
 
-        thread, observer = threading.get_ident(), launch.observer
+        thread = threading.get_ident()
         observed: list[tuple[Any, dict[str, Any]]] = []
 
         def observe(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
@@ -176,10 +194,6 @@ class Trace:
 
         launch.observer, launch.launched = observe, launched
         launch.used_slots = used_slots if self.counts_slots else None
-        try:
-            yield
-        finally:
-            launch.observer, launch.launched, launch.used_slots = observer, None, None
 
 
 _lock = threading.Lock()

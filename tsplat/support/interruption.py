@@ -2,13 +2,14 @@
 
 import _signal  # type: ignore[import-not-found]
 import contextlib
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from .output import protect_output
 
@@ -72,19 +73,24 @@ class DeferredSignals:
     """Postpones the handlers of signals, such as that of Ctrl-C, which raises KeyboardInterrupt, to the end of a block.
 
     An interrupted caller then finds what the block changes as it was before the block or as it is after it, never
-    halfway. A signal that comes again after :data:`REPEAT` seconds is handled at once, so that a block that hangs can
-    be ended. Outside of the main thread, which handles signals, this does nothing. Handlers of :class:`StopRequest` are
+    halfway. Outside of the main thread, which handles signals, this does nothing. Handlers of :class:`StopRequest` are
     not postponed, as they only take a note.
+
+    Attributes:
+        patience: Seconds after which a signal that comes again is handled at once, so that a block that hangs can be
+            ended; :data:`REPEAT` if None is given. With 0, the first signal is handled at once, and with infinity none.
+            A block may change it: what it does at its beginning and end may need more patience than the rest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float | None = None) -> None:
+        self.patience = REPEAT if patience is None else patience
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._received: dict[int, float] = {}
         self._active = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
-            return
+            return self
         self._handlers = {
             signum: handler
             for signum in ALL_SIGNALS
@@ -96,26 +102,33 @@ class DeferredSignals:
             for signum in self._handlers:
                 signal.signal(signum, self._handle)
         except BaseException:
+            self._active = False
             self._restore()
             raise
+        return self
 
     def __exit__(self, *_error: object) -> None:
-        self._restore()
+        self.patience = math.inf
+        try:
+            self._restore()
+        finally:
+            self._active = False  # a handler that was restored may have raised before the others were
         for signum in self._received:
             self._handlers[signum](signum, None)
 
     def _restore(self) -> None:
-        try:
-            for signum, handler in self._handlers.items():
-                signal.signal(signum, handler)
-        finally:
-            self._active = False  # a handler that was restored may have raised before the others were
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         """Handles all signals inside the block."""
         now = time.monotonic()
-        if self._active and now - self._received.setdefault(signum, now) < REPEAT:
+        age = now - self._received.setdefault(signum, now)
+        # A handler that raises before the first statement of __exit__ would leave these handlers in place.
+        is_leaving = frame is not None and frame.f_code is DeferredSignals.__exit__.__code__
+        if self._active and (age < self.patience or is_leaving):
             return
+        self._received.pop(signum)
         self._handlers[signum](signum, frame)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import ArgumentError, UnsupportedError
 from ..precision import full_precision
 from ..rendering import kind_of_call
+from ..runtime.modes import restored_modes
 from ..runtime.process_group import RankGroup
 from ..scene.capture.image_cache import ImageCache
 from ..scene.capture.views import Color, StoredView, View
@@ -186,7 +187,7 @@ class Trainer:
         """
         for observer in self.observers:
             observer.before_step(self.step, self.gaussians)
-        with DeferredSignals(), torch.inference_mode(False), full_precision():
+        with DeferredSignals(), restored_modes(), torch.inference_mode(False), full_precision():
             progress = self._take_step()
         for observer in self.observers:
             observer.after_step(progress)

@@ -1,0 +1,32 @@
+"""PyTorch's modes: whether gradients are recorded, whether autocast is on, and who observes functions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def restored_modes() -> Iterator[None]:
+    """Restores PyTorch's modes at the end of a block.
+
+    An interrupt inside of PyTorch's own context managers, such as ``torch.no_grad`` at its end, can leave them changed.
+    """
+    records_gradients = torch.is_grad_enabled()
+    autocast = {kind: torch.is_autocast_enabled(kind) for kind in torch._C._autocast_supported_devices()}
+    by_threads = torch._C._is_multithreading_enabled()  # backward passes
+    observers = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for _ in range(torch._C._len_torch_function_stack()):
+            torch._C._pop_torch_function_stack()
+        for observer in observers:
+            torch._C._push_on_torch_function_stack(observer)
+        for kind, is_on in autocast.items():
+            if torch.is_autocast_enabled(kind) != is_on:
+                torch.set_autocast_enabled(kind, is_on)
+        torch._C._set_multithreading_enabled(by_threads)
+        torch.set_grad_enabled(records_gradients)
