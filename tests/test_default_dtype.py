@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support.captures import POINTS, sample_views, write_colmap, write_transforms
+from tests.support.ksplat_files import ksplat_bytes
 from tests.support.model_files import skip_without
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import scene, training, viewing
@@ -106,6 +107,14 @@ def torch_checkpoint(inputs):
     return inputs.written("ckpt_3_rank0.pt", make)
 
 
+def ksplat(inputs):
+    def make(path):
+        path.write_bytes(ksplat_bytes(inputs.gaussians, 2, (1,)))
+        return path
+
+    return inputs.written("model.ksplat", make)
+
+
 def nothing(inputs):
     return None
 
@@ -158,6 +167,7 @@ CASES = {
         lambda path: scene.read_georeference(path).world, "_placed.ply", georeference=scene.Georeference()
     ),
     "read_gltf": reading(scene.read_gltf, ".glb"),
+    "read_ksplat": (ksplat, lambda inputs, path, out: scene.read_ksplat(path)),
     "read_orbit_limits": reading(scene.read_orbit_limits, ".spz"),
     "read_ply": reading(scene.read_ply, ".ply"),
     "read_sog": reading(scene.read_sog, ".sog"),

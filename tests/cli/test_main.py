@@ -40,7 +40,7 @@ INVALID = [
     (["render", "{model}", "--out", "a.bmp"], r"\.png or \.jpg"),
     (["render", "missing.ply", "--out", "a.png"], "missing.ply: No such file"),
     (["render", ".", "--out", "a.png"], r"\.: the folder has neither meta\.json"),
-    (["render", "a.ksplat", "--out", "a.png"], "ksplat is not implemented"),
+    (["render", "a.ksplat", "--out", "a.png"], r"a\.ksplat: expected a header of 4,096 bytes"),
     (["render", "unknown.bin", "--out", "a.png"], "unknown model format"),
     (["convert", "{model}"], "OUT"),
     (["convert", "{model}", "a.obj"], "or pass --format"),
@@ -136,7 +136,7 @@ def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, mode
     (tmp_path / "text.ply").write_text("hello\n")
     (tmp_path / "cut.ply").write_bytes(content[:-1])
     (tmp_path / "unknown.bin").write_bytes(content[4:])
-    (tmp_path / "a.ksplat").write_bytes(content)
+    (tmp_path / "a.ksplat").write_bytes(content[4:])
     (tmp_path / "empty.ply").write_bytes(content[: -3 * 17 * 4].replace(b"vertex 3", b"vertex 0"))
     (tmp_path / "folder.png").mkdir()
     if "scene" in arguments:

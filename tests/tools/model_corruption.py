@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from tests.support.forked_usd import forked_usd
+from tests.support.ksplat_files import ksplat_bytes
 from tests.support.model_files import (
     compressed_ply_bytes,
     ply_bytes,
@@ -127,14 +128,15 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
     "gsplat": (_gsplat(zipped=True), True),
     "gsplat_legacy": (_gsplat(zipped=False), False),
     "inria": (_inria, True),
-    "ksplat": (lambda folder: _written(folder / "a.ksplat", bytes(4096) + bytes(range(256)) * 4), True),
+    "ksplat_0": (lambda folder: _written(folder / "a.ksplat", ksplat_bytes(random_gaussians(N, 2), 0, (2, 0))), False),
+    "ksplat_2": (lambda folder: _written(folder / "a.ksplat", ksplat_bytes(random_gaussians(N, 2), 2, (1, 2))), False),
     "checkpoint": (_checkpoint, True),
 }
 """Name -> function that writes a model into a folder and returns its path, and whether the format has checksums."""
 
 
 class Model(DamagedFiles):
-    """A model whose files are damaged, and its intact Gaussians; None for a format that is refused."""
+    """A model whose files are damaged, and its intact Gaussians."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -142,15 +144,13 @@ class Model(DamagedFiles):
         write, self.has_checksums = FORMATS[kind]
         path = write(folder)
         # Copied, because the tensors of a checkpoint are mapped to its file.
-        self.intact = None if kind == "ksplat" else open_model(path, warn=str).map(torch.clone)
+        self.intact = open_model(path, warn=str).map(torch.clone)
         super().__init__(path, filter(Path.is_file, path.rglob("*")) if path.is_dir() else [path])
 
     def read(self) -> Gaussians:
         return open_model(self.path, warn=str)
 
     def problem(self, found: Gaussians, damaged: bytes, damage: Damage) -> str | None:
-        if self.intact is None:
-            return "a format that is not implemented was read"
         if self.has_checksums and damage is not inside:
             return None if _equal(found, self.intact) else "silently read as another model"
         if len(found) > max(self.size, len(damaged)) / RECORD_MIN:

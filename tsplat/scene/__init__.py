@@ -1,7 +1,7 @@
 """Scenes: Gaussians, cameras and images in memory, and reading and writing them.
 
 - :mod:`~tsplat.scene.gaussians`, :mod:`~tsplat.scene.cameras`, :mod:`~tsplat.scene.images`: the data itself.
-- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, SPZ, SOG, glTF, OpenUSD, checkpoints).
+- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, ``.ksplat``, SPZ, SOG, glTF, OpenUSD, checkpoints).
 - :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
 - :mod:`~tsplat.scene.editing`: pruning, merging and decimating models; :mod:`~tsplat.scene.cropping` and
   :mod:`~tsplat.scene.rotation` crop and move them.
@@ -27,6 +27,7 @@ from .formats.checkpoints import CheckpointError, open_model, read_georeference
 from .formats.interchange.gltf import read_gltf
 from .formats.interchange.gltf_writer import write_gltf
 from .formats.interchange.usd import read_usd, write_usd
+from .formats.ksplat import read_ksplat
 from .formats.models import read_model, write_model
 from .formats.ply import read_ply, write_compressed_ply, write_ply
 from .formats.sog import read_sog
@@ -79,6 +80,7 @@ __all__ = [
     "read_colmap",
     "read_georeference",
     "read_gltf",
+    "read_ksplat",
     "read_model",
     "read_orbit_limits",
     "read_plan",

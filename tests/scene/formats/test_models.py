@@ -73,9 +73,6 @@ def test_unknown_formats_are_rejected(tmp_path):
         read_model(tmp_path / "text.txt")
     with pytest.raises(FileError, match=r"neither meta\.json"):
         read_model(tmp_path)
-    (tmp_path / "a.ksplat").write_bytes(bytes(9))
-    with pytest.raises(UnsupportedError, match="ksplat"):
-        read_model(tmp_path / "a.ksplat")
     with pytest.raises(FileNotFoundError):
         read_model(tmp_path / "missing.ply")
 
@@ -247,7 +244,7 @@ EXPECTED = {
     "tiny/minimal-v2.spz": (4, 0),
     "tiny/minimal-v3.spz": (4, 0),
     "tiny/minimal-v4.spz": (4, 0),
-    "tiny/minimal.ksplat": "ksplat is not implemented",
+    "tiny/minimal.ksplat": (4, 0),
     "tiny/minimal.splat": (4, 0),
     "tiny/monkey_0001.synthetic.sog": (31_658, 0),
     "tiny/pc_short.ply": (100, 3),
@@ -261,10 +258,6 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_models_of_other_programs_are_read(name):
     expected = EXPECTED[name]
-    if isinstance(expected, str):
-        with pytest.raises(UnsupportedError, match=expected):
-            read_model(MODELS / name)
-        return
     if name in ("biker.spz", "tiny/minimal-v4.spz"):
         pytest.importorskip("zstandard")
     found = read_model(MODELS / name, warn=str)
@@ -328,6 +321,7 @@ def covariances(gaussians):
         ("tiny/test-splat.3-points-from-train.splat", "tiny/test-splat.3-points-from-train.ply", 0, 0.03, 0.01),
         ("tiny/minimal-v3.spz", "tiny/minimal-v4.spz", 0, 0, 0),
         ("tiny/minimal.splat", "tiny/minimal-v4.spz", 0, 0.03, 0.01),
+        ("tiny/minimal.ksplat", "tiny/minimal.splat", 0, 1e-6, 1e-7),
     ],
 )
 def test_formats_of_one_model_have_the_same_axes(name, other, means, covars, colors):

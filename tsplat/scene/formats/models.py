@@ -20,6 +20,7 @@ from .interchange.gltf import MAGIC as GLTF_MAGIC
 from .interchange.gltf import read_gltf
 from .interchange.gltf_writer import write_gltf
 from .interchange.usd import is_usd, read_usd, write_usd
+from .ksplat import read_ksplat
 from .ply import read_ply, write_compressed_ply, write_ply
 from .png_images import is_png_folder, read_png_model
 from .sog import read_sog
@@ -35,8 +36,8 @@ POINT_CLOUD = "point_cloud.ply"
 """Name of the model in the folders that training programs write, ours and Inria's."""
 
 KNOWN = (
-    "PLY, .splat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz, gsplat's .pt or PNG "
-    "images, nerfstudio's .ckpt, Inria's .pth"
+    "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz, gsplat's .pt or "
+    "PNG images, nerfstudio's .ckpt, Inria's .pth"
 )
 READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
 Format = Literal[
@@ -85,8 +86,8 @@ DEFLATE = b"\x08"
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, glTF, OpenUSD, or what gsplat, nerfstudio or
-    Inria saved.
+    """Reads a model: PLY (plain or compressed), ``.splat``, ``.ksplat``, SPZ, SOG, glTF, OpenUSD, or what gsplat,
+    nerfstudio or Inria saved.
 
     Args:
         path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), ``lod-meta.json`` (Streamed SOG, whose
@@ -127,8 +128,6 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     with open_file(path) as file:
         start = file.read(64)
     suffix = path.suffix.lower()
-    if suffix == ".ksplat":
-        raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it to .ply with splat-transform")
     if suffix in CHECKPOINTS:
         return read_torch_checkpoint(path, force=force, warn=warn)
     # Two bytes are too few to tell gzip from the first position of a .splat, which has no header.
@@ -146,6 +145,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         return read_sog(path, warn=warn)
     if suffix == ".splat":
         return read_splat(path, warn=warn)
+    if suffix == ".ksplat":
+        return read_ksplat(path, warn=warn)
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
