@@ -19,6 +19,7 @@ PACKAGES = {
 """Module name -> package name on PyPI, where the two differ."""
 
 EXTRAS = {
+    "OpenEXR": "exr",
     "imageio_ffmpeg": "video",
     "zstandard": "io",
     "pxr": "usd",

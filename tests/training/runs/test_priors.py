@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from PIL import Image
 from tests.support.captures import write_scene
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import ArgumentError, UnsupportedError, cli
-from tsplat.errors import FileError
+from tsplat.errors import FileError, MissingExtraError
 from tsplat.rendering import render_views
 from tsplat.scene import Capture
 from tsplat.scene.capture.local_frame import LocalFrame
 from tsplat.training import Config, RunConfig, Trainer
+from tsplat.training.runs.exr_maps import choose_channels
 from tsplat.training.runs.priors import note_fits, read_priors
 
 
@@ -383,7 +385,59 @@ def test_settings_of_depth_that_do_not_fit_are_refused(values, message):
         RunConfig(**values)
 
 
-def test_folders_of_openexr_are_named(capture, tmp_path):
+def test_maps_of_openexr_need_their_extra(capture, tmp_path, monkeypatch):
     (tmp_path / "0.exr").write_bytes(b"")
-    with pytest.raises(FileError, match=r"OpenEXR is not read, convert it to \.npy"):
+    monkeypatch.setitem(sys.modules, "OpenEXR", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[exr\]'"):
         read_priors(capture, config(tmp_path))
+
+
+def test_maps_of_openexr_are_those_of_numpy(capture, tmp_path):
+    OpenEXR = pytest.importorskip("OpenEXR", reason="needs OpenEXR")
+
+    def write(path, channels):
+        OpenEXR.File({"compression": OpenEXR.ZIP_COMPRESSION}, channels).write(str(path))
+
+    draw = np.random.default_rng(0)
+    depth = draw.uniform(0.5, 4, (30, 40)).astype(np.float16)
+    normals = draw.normal(size=(30, 40, 3)).astype(np.float32) - (0, 0, 9)
+    for folder in ("depth.exr", "depth.npy", "normal.exr", "normal.npy"):
+        (tmp_path / folder).mkdir()
+    np.save(tmp_path / "depth.npy" / "0.npy", depth)
+    np.save(tmp_path / "normal.npy" / "0.npy", normals)
+    write(tmp_path / "depth.exr/0.exr", {"ViewLayer.Depth.Z": depth, "ViewLayer.Combined.R": np.zeros_like(depth)})
+    write(tmp_path / "normal.exr/0.exr", {name: normals[..., i].astype(np.float32) for i, name in enumerate("XYZ")})
+    for kind, options in (("depth", {}), ("normal", dict(depth_prior="", normal_weight=0.1))):
+        name = f"{kind}_prior"
+        given = [options | {name: str(tmp_path / f"{kind}.{suffix}")} for suffix in ("exr", "npy")]
+        one, other = (getattr(read_priors(capture, config(tmp_path, **each)).train[0], name) for each in given)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        assert one.std() > 0.1
+
+
+@pytest.mark.parametrize("size", [0, 3, 200, -5])
+def test_damaged_maps_of_openexr_are_errors(capture, tmp_path, size):
+    OpenEXR = pytest.importorskip("OpenEXR", reason="needs OpenEXR")
+    OpenEXR.File({}, {"Z": np.ones((30, 40), np.float32)}).write(str(tmp_path / "a.exr"))
+    (tmp_path / "0.exr").write_bytes((tmp_path / "a.exr").read_bytes()[:size])
+    with pytest.raises(FileError, match=r"0\.exr: cannot be read as a map"):
+        read_priors(capture, config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "n", "expected"),
+    [
+        (["B", "G", "R"], 1, ["R"]),
+        (["R", "Z"], 1, ["Z"]),
+        (["View.Depth.Z", "View.Combined.R"], 1, ["View.Depth.Z"]),
+        (["a.Z", "b.Z"], 1, None),
+        (["confidence"], 1, ["confidence"]),
+        (["a", "b"], 1, None),
+        ([], 1, None),
+        (["B", "G", "R"], 3, ["R", "G", "B"]),
+        (["N.X", "N.Y", "N.Z", "R", "G", "B"], 3, ["N.X", "N.Y", "N.Z"]),
+        (["R", "G"], 3, None),
+    ],
+)
+def test_channels_of_openexr_are_found_by_name(names, n, expected):
+    assert choose_channels(names, n) == expected

@@ -184,5 +184,5 @@ def _read_section(
         first, last = degree**2 - 1, (degree + 1) ** 2 - 1
         band = rest[:, 3 * first : 3 * last].reshape(section.count, 3, last - first)
         coefficients[:, first:last] = band.swapaxes(1, 2)
-    values = (records[name].astype(np.float32) for name in ("scales", "quats"))
-    return means, *values, records["rgba"].astype(np.float32) / 255, coefficients
+    scales, quats, rgba = (records[name].astype(np.float32) for name in ("scales", "quats", "rgba"))
+    return means, scales, quats, rgba / np.float32(255), coefficients

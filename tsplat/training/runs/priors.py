@@ -15,9 +15,13 @@ from ...scene.cameras import Camera, project_points
 from ...scene.capture.views import Capture, View
 from ...support.extras import require
 from ..configuration import DepthKind, RunConfig
+from .exr_maps import read_exr
 
 KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
 """Option and field of a view -> number of channels."""
+
+SUFFIXES = (".npy", ".exr", ".png")
+"""Endings of the names of maps; the first that exists is read."""
 
 EXPECTED: dict[DepthKind, tuple[str, str]] = {
     "inverse": ("inverse depth, large where the scene is near", "small"),
@@ -61,10 +65,10 @@ UNIT_NORM_MIN = 0.5
 def read_priors(capture: Capture, config: RunConfig) -> Capture:
     """Returns the capture with the priors of its training views.
 
-    The prior of a view has its name with the ending ``.npy`` or ``.png``, and is resized to the view. Depths that are
-    zero or not finite are unknown, and so are negative ones of the kinds metric and disparity. They become inverse
-    depths along z, metric ones in the local frame. Normals are made unit vectors. Notes tell how many views have none,
-    the unit of metric maps, and if maps may be of another kind.
+    The prior of a view has its name with the ending ``.npy``, ``.exr`` or ``.png``, and is resized to the view. Depths
+    that are zero or not finite are unknown, and so are negative ones of the kinds metric and disparity. They become
+    inverse depths along z, metric ones in the local frame. Normals are made unit vectors. Notes tell how many views
+    have none, the unit of metric maps, and if maps may be of another kind.
 
     Raises:
         ArgumentError: The weight is 0, or nothing tells the unit of metric maps.
@@ -79,13 +83,14 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
             continue
         if not getattr(config, weight):
             raise ArgumentError(f"{name}: has no effect, as {weight} is 0; set {weight}, for example to 0.05")
-        paths = ([Path(folder, view.name).with_suffix(suffix) for suffix in (".npy", ".png")] for view in capture.train)
+        paths = ([Path(folder, view.name).with_suffix(suffix) for suffix in SUFFIXES] for view in capture.train)
         existing = [next(filter(os.path.isfile, files), None) for files in paths]
         n_missing = existing.count(None)
         if n_missing == len(existing):
-            others = "; OpenEXR is not read, convert it to .npy" if any(Path(folder).rglob("*.exr")) else ""
-            first = f"{capture.train[0].name!r} with .npy"
-            raise FileError(f"{folder}: has no file for any training view, such as {first}{others}")
+            raise FileError(
+                f"{folder}: has no file for any training view, such as {capture.train[0].name!r} with .npy, .exr or "
+                ".png"
+            )
         notes = [f"{n_missing} of {len(existing)} training views have no {name}"] if n_missing else []
         views = [
             view if path is None else _with_prior(view, name, path, config)
@@ -374,6 +379,8 @@ def _read(path: Path, name: str, kind: DepthKind) -> Tensor:
     try:
         if path.suffix == ".npy":
             array = np.load(path, allow_pickle=False)
+        elif path.suffix == ".exr":
+            array = read_exr(path, n_channels)
         else:
             require("PIL")
             from PIL import Image
@@ -387,7 +394,7 @@ def _read(path: Path, name: str, kind: DepthKind) -> Tensor:
                 array = (2 * (array / largest) - 1) * is_known
             elif name == "depth_prior" and kind != "metric":
                 array = array / largest
-    except MissingExtraError:
+    except (FileError, MissingExtraError):
         raise
     except (OSError, EOFError, ValueError, TypeError, SyntaxError) as error:
         raise FileError(f"{path}: cannot be read as a map ({str(error)[:200]})") from error
