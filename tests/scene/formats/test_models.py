@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 import importlib.util
 import json
 import struct
@@ -75,6 +76,33 @@ def test_unknown_formats_are_rejected(tmp_path):
         read_model(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_model(tmp_path / "missing.ply")
+
+
+def test_point_clouds_are_named_with_what_to_do(tmp_path):
+    header = "ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\n"
+    points, lacks = "end_header\n0 0 0\n1 1 1\n", "not a PLY of Gaussians; its vertices lack .*opacity"
+    faces = "element face 1\nproperty list uchar int vertex_indices\n"
+    train = r"put it as points3D\.ply into a scene .*, and run: tsplat train SCENE --out RUN"
+    (tmp_path / "cloud.ply").write_text(header + points)
+    with pytest.raises(FileError, match=f"{lacks}.*: it is a point cloud; .*{train}"):
+        read_model(tmp_path / "cloud.ply")
+    (tmp_path / "mesh.ply").write_text(header + faces + points + "3 0 1 0\n")
+    with pytest.raises(FileError, match=f"{lacks}.*: it is a mesh$"):
+        read_model(tmp_path / "mesh.ply")
+    (tmp_path / "a.LAZ").write_bytes(b"LASF")
+    with pytest.raises(FileError, match=rf"a \.laz is a point cloud, not a model; save it as \.ply, and .*{train}"):
+        read_model(tmp_path / "a.LAZ")
+
+
+@pytest.mark.parametrize("name", ["a.ply.gz", "a.ply", "a.gz", "a", "a.sog"])
+def test_files_that_are_gzipped_are_named(tmp_path, name):
+    write_model(tmp_path / "b.ply", random_gaussians(3))
+    (tmp_path / name).write_bytes(gzip.compress((tmp_path / "b.ply").read_bytes()))
+    with pytest.raises(FileError, match=r"is compressed with gzip, .* decompress it first: gunzip"):
+        read_model(tmp_path / name)
+    if name != "a.ply":  # an SPZ is gzipped itself, whatever its name
+        write_model(tmp_path / name, random_gaussians(4), format="spz")
+        assert len(read_model(tmp_path / name)) == 4
 
 
 def test_folders_of_training_programs(tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from .interchange.gltf import read_gltf
 from .interchange.gltf_writer import write_gltf
 from .interchange.usd import is_usd, read_usd, write_usd
 from .ksplat import read_ksplat
-from .ply import read_ply, write_compressed_ply, write_ply
+from .ply import HOW_TO_TRAIN, read_ply, write_compressed_ply, write_ply
 from .png_images import is_png_folder, read_png_model
 from .sog import read_sog
 from .sog_writer import write_sog
@@ -39,6 +40,9 @@ KNOWN = (
     "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz, gsplat's .pt or "
     "PNG images, nerfstudio's .ckpt, Inria's .pth"
 )
+POINT_CLOUDS = (".las", ".laz", ".e57", ".pcd", ".pts", ".xyz")
+"""Endings of the names of point clouds, which are no models."""
+
 READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
 Format = Literal[
     "ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog", "glb", "gltf", "usda", "usdc", "usdz"
@@ -128,10 +132,14 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     with open_file(path) as file:
         start = file.read(64)
     suffix = path.suffix.lower()
+    if suffix in POINT_CLOUDS:
+        raise FileError(f"{path}: a {suffix} is a point cloud, not a model; save it as .ply, and {HOW_TO_TRAIN}")
     if suffix in CHECKPOINTS:
         return read_torch_checkpoint(path, force=force, warn=warn)
     # Two bytes are too few to tell gzip from the first position of a .splat, which has no header.
     is_gzip = start[:3] == GZIP + DEFLATE or (start[:2] == GZIP and suffix != ".splat")
+    if is_gzip and suffix != ".spz" and not _is_gzipped_spz(path):
+        raise FileError(f"{path}: is compressed with gzip, which no model but SPZ is; decompress it first: gunzip")
     if start[:3] == b"ply" or suffix == ".ply":
         return read_ply(path, warn=warn)
     is_json = start.lstrip()[:1] == b"{" and suffix != ".json"
@@ -148,6 +156,13 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     if suffix == ".ksplat":
         return read_ksplat(path, warn=warn)
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
+
+
+def _is_gzipped_spz(path: Path) -> bool:
+    """Returns whether the content of a gzip file begins as that of an SPZ file."""
+    with open_file(path) as file, contextlib.suppress(zlib.error):
+        return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(file.read(1 << 16), 4) == MAGIC
+    return False
 
 
 def _find_point_cloud(folder: Path) -> Path | None:

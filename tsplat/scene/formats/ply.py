@@ -64,6 +64,12 @@ RGB = ("red", "green", "blue")
 COLOR_MAX = {"u1": 255.0, "u2": 65535.0}
 """Type of such a color -> its value for 1. Others are from 0 to 1."""
 
+HOW_TO_TRAIN = (
+    "to train a model from it, put it as points3D.ply into a scene of photographs with poses that has no other points, "
+    "and run: tsplat train SCENE --out RUN"
+)
+"""What to do with a point cloud."""
+
 ANTIALIASED_COMMENT = "SplatRenderMode: mip"
 SURFELS = "2dgs"
 """The word for 2D Gaussians in the same comment."""
@@ -119,7 +125,7 @@ class PlyRows(Rows):
 
     def __init__(self, ply: PlyFile, mode: str | None, warn: Warn) -> None:
         names, path = ply.elements["vertex"].names, ply.path
-        n_rest = _check_names(path, names)
+        n_rest = _check_names(ply, names)
         self._ply = ply
         self._groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
         self._color_max: float | None = None
@@ -336,13 +342,20 @@ def _columns(group: str, size: int) -> list[int]:
     return [3 * (i % (size // 3)) + i // (size // 3) for i in range(size)] if group == "shN" else list(range(size))
 
 
-def _check_names(path: str, names: list[str]) -> int:
+def _check_names(ply: PlyFile, names: list[str]) -> int:
     """Checks the property names of the vertices and returns the number of f_rest properties."""
+    path = ply.path
     check_method(path, names)
     groups = GROUPS | {"sh0": GROUPS["sh0"] if not set(RGB) <= set(names) else ()}
     missing = [name for group in groups.values() for name in group if name not in names]
     if missing not in ([], ["scale_2"]):
-        raise FileError(f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}")
+        lack = f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}"
+        others = {name for group in ("opacity_logits", "log_scales", "quats") for name in GROUPS[group]}
+        if not others <= {*missing} or not {*GROUPS["means"]} <= {*names}:
+            raise FileError(lack)
+        if "face" in ply.elements and ply.elements["face"].count:
+            raise FileError(f"{lack}: it is a mesh")
+        raise FileError(f"{lack}: it is a point cloud; {HOW_TO_TRAIN}")
     rest = {name for name in names if name.startswith("f_rest_")}
     complete = rest == {f"f_rest_{i}" for i in range(len(rest))}
     degree = math.isqrt(len(rest) // 3 + 1) - 1
