@@ -1,6 +1,7 @@
 """`tsplat mesh`: cameras of a run, a file, a scene and around a model; what is refused; Ctrl-C."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -43,6 +44,16 @@ def test_a_mesh_is_written(sphere, cameras, tmp_path, capsys, name):
     assert "fusing 6 views into" in output and "GB of memory besides the model" in output
     assert f"wrote {tmp_path / name}: " in output and " triangles" in output
     assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_a_grid_that_needs_more_memory_is_refused_with_what_fits(sphere, cameras, tmp_path, capsys):
+    words = (sphere, "--out", tmp_path / "a.ply", "--data", cameras, "--views", 6, "--size", 48, "--depth", "expected")
+    assert run(*words, "--resolution", 100, "--memory", 0.002) != 0
+    found = capsys.readouterr()
+    assert "GB of memory besides the model" in found.out
+    voxel = re.search(r"need .* GB of memory, 0\.002 GB may be used; voxels of (\S+) fit; or", found.err)[1]
+    assert not (tmp_path / "a.ply").exists()
+    assert run(*words, "--voxel", voxel, "--memory", 0.002) == 0
 
 
 def test_cameras_are_those_of_the_run_or_around_the_model(sphere, cameras, tmp_path, capsys):

@@ -17,6 +17,7 @@ from ..scene.meshes.extraction import TRUNCATION
 from ..scene.meshes.mesh_files import WRITERS, check_mesh_path
 from ..support.extras import require
 from ..support.files import output_folder
+from ..support.free_memory import limit_memory
 from ..support.progress import Show, stage_display
 from ..viewing import read_cameras
 from ..viewing.devices import pick_device, reserve_threads
@@ -50,6 +51,8 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
     components = "keep only so many connected components, the largest (those with 1%% of the area of the largest)"
     add("--components", **COUNT, help=components)
     add("--faces", **COUNT, help="decimate to so many triangles (all)")
+    memory = "memory that the grid may take; one that needs more is refused, and told what fits (what is free)"
+    add("--memory", type=positive, metavar="GB", help=memory)
     add_frame(parser)
     add_backend(parser)
 
@@ -72,14 +75,17 @@ def mesh(arguments: Namespace) -> int:
         with stage_display() as show:
             cameras, source = _find_cameras(arguments, gaussians, show)
             print(f"cameras: {len(cameras)} {source}", flush=True)
-            surface = extract_mesh(
-                gaussians.to(device),
-                cameras,
-                bounds=None if box is None else (tuple(box[:3]), tuple(box[3:])),
-                on_progress=show,
-                tell=lambda message: print(message, flush=True),
-                **options_of(arguments, "depth", "voxel", "resolution", "truncation", "components", "faces", "backend"),
-            )
+            with limit_memory(None if arguments.memory is None else int(arguments.memory * 1e9)):
+                surface = extract_mesh(
+                    gaussians.to(device),
+                    cameras,
+                    bounds=None if box is None else (tuple(box[:3]), tuple(box[3:])),
+                    on_progress=show,
+                    tell=lambda message: print(message, flush=True),
+                    **options_of(
+                        arguments, "depth", "voxel", "resolution", "truncation", "components", "faces", "backend"
+                    ),
+                )
         frame: ModelFrame = "local" if georeference is None else arguments.frame  # where nothing moves, they are one
         write_mesh(out, surface, georeference=georeference, frame=frame)
     print(

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 CGROUP_FILES = {
@@ -13,16 +14,32 @@ CGROUP_FILES = {
 cached files, which count as used but are given up."""
 
 
+LIMIT: ContextVar[int | None] = ContextVar("LIMIT", default=None)
+"""Bytes that work may take, if a user gave a limit."""
+
+
+@contextlib.contextmanager
+def limit_memory(n_bytes: int | None) -> Iterator[None]:
+    """Lets :func:`available_bytes` return no more than a limit; None for none."""
+    token = LIMIT.set(n_bytes)
+    try:
+        yield
+    finally:
+        LIMIT.reset(token)
+
+
 def available_bytes(root: str | os.PathLike[str] = "/") -> int | None:
     """Returns the bytes that this process can allocate without swapping; None where the system does not tell.
 
     That is the least of what the machine has free, what the process's control groups leave (those of containers and
-    of Slurm, in versions 1 and 2), and what its limits of address space and data leave.
+    of Slurm, in versions 1 and 2), what its limits of address space and data leave, and that of :func:`limit_memory`.
 
     Args:
         root: Folder in which ``proc`` and the mount points are looked up.
     """
     limits = [*_machine(Path(root)), *_control_groups(Path(root)), *_process_limits(Path(root))]
+    given = LIMIT.get()
+    limits += [] if given is None else [given]
     return max(0, min(limits)) if limits else None
 
 

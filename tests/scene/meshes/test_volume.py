@@ -11,6 +11,7 @@ from tsplat import ArgumentError, MemoryBudgetError
 from tsplat.scene import Camera, intrinsics
 from tsplat.scene.meshes.depth_frames import DepthFrame, _weights
 from tsplat.scene.meshes.volume import Volume, make_grid
+from tsplat.support.free_memory import limit_memory
 
 
 def frame_of(camera, depths, color=0.5):
@@ -97,8 +98,19 @@ def test_grids_need_memory_and_a_surface_larger_than_a_voxel(monkeypatch):
     assert torch.allclose(positions(grid)[[0, -1], [0, -1], [0, -1]].mean(0), torch.tensor([0.5, 1, 2]).double())
     with pytest.raises(ArgumentError, match="voxel: expected less than the extent of the surface, 1 × 2 × 4, found 4"):
         make_grid((0, 0, 0), (1, 2, 4), 4, 2)
-    monkeypatch.setattr("tsplat.scene.meshes.volume.available_bytes", lambda: 10_000)
-    with pytest.raises(MemoryBudgetError, match=r"7×9×13 voxels of 0\.5 need .* choose larger voxels"):
-        grid.check_memory(torch.device("cpu"))
-    with pytest.raises(MemoryBudgetError):
+    for free, advice in ((10_000, "voxels of 2 fit; or choose smaller bounds"), (5_000, "choose smaller bounds")):
+        monkeypatch.setattr("tsplat.scene.meshes.volume.available_bytes", lambda free=free: free)
+        with pytest.raises(MemoryBudgetError, match=rf"7×9×13 voxels of 0\.5 need 3\.11e-05 GB .* are free; {advice}$"):
+            grid.check_memory(torch.device("cpu"))
+    with pytest.raises(MemoryBudgetError, match=r"are free; choose smaller bounds$"):
         make_grid((0, 0, 0), (1, 2, 4), 1e-300, 2).check_memory(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("n_bytes", [20_000, 50_000, 10**6, 10**8])
+def test_voxels_that_fit_are_told(n_bytes):
+    low, high = (0, 0, 0), (1, 2, 4)
+    fine = make_grid(low, high, 0.0103, 2)
+    voxel = fine.fitting_voxel(n_bytes)
+    assert make_grid(low, high, voxel, 2).n_bytes <= n_bytes < make_grid(low, high, 0.75 * voxel, 2).n_bytes
+    with limit_memory(n_bytes), pytest.raises(MemoryBudgetError, match=f"may be used; voxels of {voxel:.4g} fit; or"):
+        fine.check_memory(torch.device("cpu"))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from ...errors import ArgumentError, MemoryBudgetError
-from ...support.free_memory import available_bytes
+from ...support.free_memory import LIMIT, available_bytes
 from .depth_frames import WEIGHT_MIN, DepthFrame
 
 BYTES_EACH = 38
@@ -41,11 +41,13 @@ class Grid:
         origin: [3] position of the first center, world frame.
         voxel: Distance of neighboring centers, world units.
         shape: Number of voxels along x, y and z.
+        margin: Those of them around the box that the grid was made for, on each side.
     """
 
     origin: tuple[float, float, float]
     voxel: float
     shape: tuple[int, int, int]
+    margin: int = 0
 
     @property
     def n_voxels(self) -> int:
@@ -57,13 +59,31 @@ class Grid:
         return BYTES_EACH * self.n_voxels
 
     def check_memory(self, device: torch.device) -> None:
-        """Raises MemoryBudgetError if fusion takes more memory than the device has free."""
+        """Raises MemoryBudgetError if fusion takes more memory than the device has free, or than the user allows."""
+        limit = LIMIT.get()
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        free = free if limit is None or free is None else min(free, limit)
         if free is not None and self.n_bytes > free:
+            fitting = self.fitting_voxel(free)
+            told = "are free" if limit is None else "may be used"
+            fits = "" if fitting is None else f"voxels of {fitting:.4g} fit; or "
             raise MemoryBudgetError(
-                f"voxel: {'×'.join(map(str, self.shape))} voxels of {self.voxel:.4g} need {self.n_bytes / 1e9:.1f} GB "
-                f"of memory, {free / 1e9:.1f} GB are free; choose larger voxels, a lower resolution, or smaller bounds"
+                f"voxel: {'×'.join(map(str, self.shape))} voxels of {self.voxel:.4g} need {self.n_bytes / 1e9:.3g} GB "
+                f"of memory, {free / 1e9:.3g} GB {told}; {fits}choose smaller bounds"
             )
+
+    def fitting_voxel(self, n_bytes: int) -> float | None:
+        """Returns a voxel, of two digits, whose grid of the same box takes at most some bytes; None if none does."""
+        sides = [self.voxel * (n - 1 - 2 * self.margin) for n in self.shape]
+        voxel = self.voxel
+        while voxel < max(sides) < self.voxel * COUNT_MAX:
+            digit = 10.0 ** (math.floor(math.log10(voxel)) - 1)
+            rounded = digit * math.ceil(voxel / digit)
+            counts = [math.ceil(side / rounded) + 1 + 2 * self.margin for side in sides]
+            if BYTES_EACH * math.prod(counts) <= n_bytes:
+                return rounded if rounded < max(sides) else None
+            voxel *= 1.05
+        return None
 
 
 def make_grid(low: Sequence[float], high: Sequence[float], voxel: float, margin: int) -> Grid:
@@ -78,7 +98,7 @@ def make_grid(low: Sequence[float], high: Sequence[float], voxel: float, margin:
     counts = [math.ceil(min(side / voxel, COUNT_MAX)) + 1 for side in sides]
     x, y, z = ((a + b) / 2 - voxel * ((n - 1) / 2 + margin) for a, b, n in zip(low, high, counts))
     nx, ny, nz = (n + 2 * margin for n in counts)
-    return Grid((x, y, z), voxel, (nx, ny, nz))
+    return Grid((x, y, z), voxel, (nx, ny, nz), margin)
 
 
 class Volume:
