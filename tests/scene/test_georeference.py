@@ -127,6 +127,13 @@ def test_files_of_models_in_other_places_are_removed(tmp_path):
         write_model(tmp_path / "a.ply", model, georeference=SHIFTED, frame="utm")
 
 
+def test_names_that_leave_no_room_for_a_file_beside_them(tmp_path):
+    path = tmp_path / f"{'a' * 250}.ply"
+    write_model(path, random_gaussians(5))
+    assert len(read_model(path)) == 5
+    assert read_georeference(path) is None
+
+
 def test_that_of_a_run_is_its_world_json(tmp_path):
     (tmp_path / "world.json").write_text(json.dumps(NORMALIZED.world.tolist()))
     write_model(tmp_path / "point_cloud.ply", random_gaussians(5))

@@ -5,7 +5,6 @@ transform from the frame of the files. A run has it as ``world.json``; other mod
 theirs and ``.world.json``, as the formats have no place for it.
 """
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -118,7 +117,7 @@ def write_georeference(
         absolute: Whether the model's file has coordinates in the frame of the files, in double precision.
     """
     if georeference is None:
-        with contextlib.suppress(FileNotFoundError):
+        if os.path.isfile(beside(path)):  # also where a name is too long to have one
             beside(path).unlink()
         return
     values = {

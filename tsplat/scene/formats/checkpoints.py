@@ -123,7 +123,7 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
     path = Path(path)
     run = run_folder(path) if is_run(path) else path.parent if path.name == POINT_CLOUD else path
     candidates = (beside(path), beside(path / META), beside(path / LOD_META), run / WORLD)
-    found = next((file for file in candidates if file.is_file()), None)
+    found = next(filter(os.path.isfile, candidates), None)
     return None if found is None else parse_georeference(found)
 
 
