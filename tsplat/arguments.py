@@ -330,7 +330,7 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
-def is_per_camera(colors: Tensor, sh_degree: int | None, n_batch_dims: int = 1) -> bool:
+def is_per_camera(colors: Tensor, sh_degree: int | None, n_batch_dims: int) -> bool:
     """Whether colors, or SH coefficients if a degree is given, are per camera and Gaussian rather than per Gaussian."""
     return colors.dim() == n_batch_dims + (3 if sh_degree is None else 4)
 

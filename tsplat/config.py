@@ -21,11 +21,11 @@ BACKENDS: Final = get_args(Backend)
 RASTERIZE_MODES: Final = get_args(RasterizeMode)
 RENDER_MODES: Final = get_args(RenderMode)
 HIT_MODES: Final = ("d", "Ed", "RGB-d", "RGB-Ed")
+"""Render modes whose last channel is a distance along the rays of pixels."""
 DepthMode = Literal["expected", "median", "ray", "ray-median"]
 DEPTH_MODES: Final = get_args(DepthMode)
 PLANE_MODES: Final = ("ray", "ray-median")
 """Those in which the depth of a 2D Gaussian is that of its plane where the ray of the pixel meets it."""
-"""Render modes whose last channel is a distance along the rays of pixels."""
 DISTANCE_MODES: Final[dict[str, RenderMode]] = {"D": "d", "ED": "Ed", "RGB+D": "RGB-d", "RGB+ED": "RGB-Ed"}
 """Those by the modes of depth."""
 VALIDATE: Final = get_args(Validate)

@@ -79,7 +79,7 @@ class _TakeRows(torch.autograd.Function):
         return sum_by_id(v, saved[0], ctx.n, unique=ctx.unique), None, None
 
 
-def take_rows(values: Tensor, ids: Tensor, *, unique: bool) -> Tensor:
+def take_rows(values: Tensor, ids: Tensor, *, unique: bool = False) -> Tensor:
     """Takes rows [R, ...] of values [n, ...] by ids [R] int64, no two of which are equal if unique. Differentiable."""
     rows: Tensor = _TakeRows.apply(values, ids, unique)  # type: ignore[no-untyped-call]
     return rows

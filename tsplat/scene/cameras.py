@@ -55,6 +55,11 @@ class Camera:
     near: float | None = None
 
     @property
+    def is_panorama(self) -> bool:
+        """Whether it sees in all directions: it has no field of view, and depths are distances from it."""
+        return self.model == "equirectangular"
+
+    @property
     def position(self) -> Tensor:
         """[3] fp64, world frame."""
         viewmat = self.viewmat.double()
@@ -89,7 +94,7 @@ def project_points(camera: Camera, points: Tensor) -> tuple[Tensor, Tensor, Tens
     viewmat, K = camera.viewmat.to(points), camera.K.to(points)[..., None]
     x, y, z = (product(viewmat[..., :3, :3], points.T) + viewmat[..., :3, 3:]).unbind(-2)  # [..., P], each contiguous
     depths = z
-    if camera.model == "equirectangular":
+    if camera.is_panorama:
         longitudes, latitudes = longitude_and_latitude(x, y, z)
         u = (K[..., 0, 0, :] * longitudes + K[..., 0, 2, :]).remainder(2 * math.pi * K[..., 0, 0, :])
         v = K[..., 1, 1, :] * latitudes + K[..., 1, 2, :]
@@ -154,7 +159,7 @@ def rasterization_arguments(
 def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
     """Returns the arguments about lenses; of pinhole and fisheye cameras, none if no camera has distortion."""
     if all(camera.distortion is None for camera in cameras):
-        return {"with_ut": True} if cameras[0].model == "equirectangular" else {}
+        return {"with_ut": True} if cameras[0].is_panorama else {}
     given = [camera.viewmat.new_zeros(4) if camera.distortion is None else camera.distortion for camera in cameras]
     if cameras[0].model == "fisheye":
         return {"with_ut": True, "radial_coeffs": _stack(given)[:n]}

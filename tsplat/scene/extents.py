@@ -125,10 +125,19 @@ def common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
     Args:
         positions, axes: [C, 3] fp64 positions of cameras and unit vectors along which they look.
     """
+    point = closest_point(positions, axes)
+    if point is None:
+        return None
+    in_front = ((point - positions) * axes).sum(-1) > 0
+    return point if in_front.double().mean() >= IN_FRONT_MIN else None
+
+
+def closest_point(positions: Tensor, axes: Tensor) -> Tensor | None:
+    """Returns the point [3] closest to lines through positions [C, 3] along unit vectors [C, 3], fp64; None if they
+    are almost parallel."""
     across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
     mean = across.mean(0)
     if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
         return None
-    point = torch.linalg.solve(mean, (across @ positions[:, :, None]).mean(0)).flatten()
-    in_front = ((point - positions) * axes).sum(-1) > 0
-    return point if in_front.double().mean() >= IN_FRONT_MIN else None
+    point: Tensor = torch.linalg.solve(mean, (across @ positions[:, :, None]).mean(0)).flatten()
+    return point

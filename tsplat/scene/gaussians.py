@@ -272,16 +272,13 @@ def concatenate(parts: Sequence[Gaussians]) -> Gaussians:
     return dataclasses.replace(first, **tensors)
 
 
-def neighbor_distances(points: Tensor, rows: slice = slice(None)) -> Tensor:
-    """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU.
-
-    With `rows`, those of some points.
-    """
+def neighbor_distances(points: Tensor) -> Tensor:
+    """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU."""
     require("scipy")
     from scipy.spatial import cKDTree
 
     array = points.detach().double().cpu().numpy()
-    distances, _ = cKDTree(array).query(array[rows], k=min(NEIGHBORS + 1, len(array)))
+    distances, _ = cKDTree(array).query(array, k=min(NEIGHBORS + 1, len(array)))
     return torch.from_numpy(distances[:, 1:])
 
 

@@ -20,7 +20,7 @@ from ..formulas.rotations import rotation_rows
 from ..kernels_torch.lens_pixels import directions
 from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.shutters import pose_at, time_of
-from ..runtime.autograd import take_rows
+from .inputs import gather_features
 
 
 def with_world_shapes(
@@ -34,10 +34,7 @@ def with_world_shapes(
     parts = [gaussians.means, gaussians.quats, gaussians.scales]
     if settings.normals:
         parts.append(third_axes(gaussians.quats))
-    shapes = torch.cat(parts, -1).flatten(0, -2)
-    ids = projected.feature_ids(per_camera=False)
-    if ids is not None:
-        shapes = take_rows(shapes, ids, unique=projected.n_cameras == 1)
+    shapes = gather_features(torch.cat(parts, -1).flatten(0, -2), projected.feature_ids(per_camera=False), projected)
     return projected._replace(
         means2d=projected.means2d.detach(), conics=shapes[:, :10], normals=shapes[:, 10:] if settings.normals else None
     )

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..arguments import check_devices, check_no_grad, check_tensor
 from ..config import CameraField
-from ..data import Cameras
+from ..data import Cameras, ProjectedGaussians
 from ..errors import ArgumentError
+from ..runtime.autograd import take_rows
 
 Bundle = TypeVar("Bundle", bound=tuple[Any, ...])
 
@@ -95,6 +96,14 @@ def flatten_batches(bundle: Bundle, n_batch_dims: int, dtype: torch.dtype) -> Bu
     flat = [None if tensor is None else flatten_batch(tensor, n_batch_dims, dtype) for tensor in bundle]
     flattened: Bundle = bundle._make(flat)  # type: ignore[attr-defined]
     return flattened
+
+
+def gather_features(values: Tensor, ids: Tensor | None, projected: ProjectedGaussians) -> Tensor:
+    """Returns the features [nnz, ...] of rows by their indices, see ``feature_ids``; None for the identity.
+
+    Differentiable. With one camera, no two rows have the features of one Gaussian.
+    """
+    return values if ids is None else take_rows(values, ids, unique=projected.n_cameras == 1)
 
 
 def contiguous(bundle: Bundle) -> Bundle:

@@ -12,10 +12,10 @@ from torch import Tensor
 from ..config import DEPTH_ALPHA_MIN
 from ..data import Cameras, Features, Gaussians3D, ProjectedGaussians, Splats
 from ..output_maps import Output
-from ..runtime.autograd import take_rows
 from .call import Call
 from .compositing import composite_outputs
 from .eval3d import with_world_shapes
+from .inputs import gather_features
 from .intersection import BandedIntersections
 from .lens_models import turns_of_rows
 from .surfel_pixels import composite_surfels, with_screen_gradient
@@ -46,9 +46,7 @@ def with_outputs(features: Features, projected: ProjectedGaussians, outputs: tup
         return features
     if features.values is None:
         return Features(front[0] if len(front) == 1 else torch.cat(front, -1), None)
-    values = features.values.to(front[0].dtype)
-    if features.ids is not None:
-        values = take_rows(values, features.ids, unique=projected.n_cameras == 1)
+    values = gather_features(features.values.to(front[0].dtype), features.ids, projected)
     return Features(torch.cat([*front, values], -1), None)
 
 

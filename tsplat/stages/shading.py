@@ -11,9 +11,10 @@ from ..arguments import compute_dtype, is_per_camera
 from ..config import Backend
 from ..data import Features, ProjectedGaussians
 from ..precision import full_precision
-from ..runtime.autograd import apply, once_differentiable, take_rows
+from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
 from .call import Call
+from .inputs import gather_features
 
 
 class _SphericalHarmonics(torch.autograd.Function):
@@ -100,7 +101,7 @@ def shade(
         return colors
     degree = o.extra_signals_sh_degree
     extra = find_features(means, call.extra_signals, centers, projected, degree, o.backend, clamp=False)
-    return _concatenate(colors, extra, unique=projected.n_cameras == 1)
+    return _concatenate(colors, extra, projected)
 
 
 def find_features(
@@ -134,14 +135,13 @@ def find_features(
     return Features(values if clamp else values + 0.5, None)
 
 
-def _concatenate(features: Features, extra: Features, *, unique: bool) -> Features:
-    """Appends the channels of extra features to those of others, row by row. No two ids are equal if unique."""
+def _concatenate(features: Features, extra: Features, projected: ProjectedGaussians) -> Features:
+    """Appends the channels of extra features to those of others, row by row."""
     if features.values is None:
         return extra
     assert extra.values is not None
     dtype = compute_dtype(features.values, extra.values)
     # Converted first, so that gradients of rows are summed in that dtype.
-    own, others = features.values.to(dtype), extra.values.to(dtype)
-    own = own if features.ids is None else take_rows(own, features.ids, unique=unique)
-    others = others if extra.ids is None else take_rows(others, extra.ids, unique=unique)
-    return Features(torch.cat([own, others], -1), None)
+    colors = gather_features(features.values.to(dtype), features.ids, projected)
+    extra_signals = gather_features(extra.values.to(dtype), extra.ids, projected)
+    return Features(torch.cat([colors, extra_signals], -1), None)

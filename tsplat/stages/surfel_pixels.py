@@ -49,7 +49,7 @@ def composite_surfels(
     else:
         # The row behind the last has z = 0.
         z = torch.nn.functional.pad(depths, (0, 1))
-        medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64), unique=False)
+        medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64))
     # In memory of its own, so that programs can change it in place.
     return maps | {"medians": medians.view(alphas.shape), "distortions": maps["distortions"].contiguous()}
 
@@ -65,7 +65,7 @@ def _plane_depths(splats: Splats, rows: Tensor) -> Tensor:
     # The row behind the last is a finite one.
     values = torch.nn.functional.pad(values, (0, 0, 0, 1), value=1.0)
     ids = torch.where(rows >= 0, rows, len(splats.depths)).flatten().to(torch.int64)
-    values = take_rows(values, ids, unique=False).view(*rows.shape, 10)
+    values = take_rows(values, ids).view(*rows.shape, 10)
     transforms, depths = values[..., :9].reshape(*rows.shape, 3, 3), values[..., 9]
     x = torch.arange(width, dtype=values.dtype, device=values.device) + 0.5
     y = torch.arange(height, dtype=values.dtype, device=values.device)[:, None] + 0.5

@@ -33,7 +33,7 @@ def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) 
     """
     if config.lens_refinement and gaussians.surfels:
         raise ArgumentError("lens_refinement: only for 3D Gaussians; use lens_refinement=False")
-    if config.lens_refinement and any(view.camera.model == "equirectangular" for view in views):
+    if config.lens_refinement and any(view.camera.is_panorama for view in views):
         raise ArgumentError("lens_refinement: panoramas have no lens to refine; use lens_refinement=False")
     with_normals = [view.camera for view in views if view.normal_prior is not None]
     if not gaussians.surfels:

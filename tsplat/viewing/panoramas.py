@@ -74,7 +74,7 @@ def level_panoramas(
 
 def panorama_metadata(camera: Camera) -> str:
     """Returns the XMP packet of a camera's image, with Google's GPano properties; empty for other cameras."""
-    if camera.model != "equirectangular":
+    if not camera.is_panorama:
         return ""
     (fx, _, cx), (_, fy, cy), _ = camera.K.double().tolist()
     full_width, full_height = round(2 * math.pi * fx), round(math.pi * fy)

@@ -66,7 +66,7 @@ def mean_up(cameras: Sequence[Camera]) -> list[float] | None:
 
 def vertical_fov(cameras: Sequence[Camera]) -> float:
     """Returns the median vertical field of view in degrees; that of no camera if all are panoramas."""
-    slopes = [camera.height / (2 * float(camera.K[1, 1])) for camera in cameras if camera.model != "equirectangular"]
+    slopes = [camera.height / (2 * float(camera.K[1, 1])) for camera in cameras if not camera.is_panorama]
     return math.degrees(2 * math.atan(statistics.median_high(slopes))) if slopes else FOV
 
 
@@ -105,8 +105,8 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3].double() for camera in cameras])
     axes = axes / axes.norm(dim=-1, keepdim=True)
-    is_panorama = any(camera.model == "equirectangular" for camera in cameras)
-    center = None if is_panorama else common_point(positions, axes)  # panoramas look everywhere
+    # Panoramas look everywhere.
+    center = None if any(camera.is_panorama for camera in cameras) else common_point(positions, axes)
     if center is None:
         center = _visible_point(gaussians, positions, axes)
     offsets = positions - center

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import FileError
 from ..cameras import Camera, centers
-from ..extents import are_close
+from ..extents import are_close, closest_point
 from ..formats.point_clouds import read_point_cloud
 from .colmap_model import COORDINATE_MAX
 
@@ -19,9 +19,6 @@ N_RANDOM = 20_000
 
 BLENDER_HALF_SIZE, BLENDER_DISTANCE = 1.3, 4.0311289
 """The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3, at this distance from all of their cameras."""
-
-CONVERGENCE_MIN = 0.02
-"""Smallest eigenvalue of the mean projection across the optical axes for which their common point is used."""
 
 Bounds = Callable[[Sequence[Camera]], tuple[Tensor, Tensor]]
 """Returns the corners [3] fp64 of a box that suits cameras."""
@@ -60,15 +57,13 @@ def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     """
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3] for camera in cameras])
-    if any(camera.model == "equirectangular" for camera in cameras):
+    if any(camera.is_panorama for camera in cameras):
         return bounds(cameras)
     close = are_close(positions)
-    positions, axes = positions[close], axes[close]
-    across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
-    mean = across.mean(0)
-    if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
+    positions = positions[close]
+    center = closest_point(positions, axes[close])
+    if center is None:
         return bounds(cameras)
-    center = torch.linalg.solve(mean, (across @ positions[:, :, None]).mean(0)).flatten()
     distance = float((positions - center).norm(dim=-1).median())
     # A power of two and its multiples, so that the published scenes have the published box.
     unit = 2.0 ** round(math.log2(distance / BLENDER_DISTANCE)) if distance > 0 else 1.0
@@ -88,9 +83,7 @@ def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     poses, positions = poses[close], positions[close]
     diameter = 2 * (positions - positions.mean(0)).norm(dim=-1).max()
     diameter = diameter if diameter > 1e-9 * positions.abs().max() else torch.ones_like(diameter)
-    all_around = torch.tensor(
-        [camera.model == "equirectangular" for camera in cameras], dtype=torch.bool, device="cpu"
-    )[close]
+    all_around = torch.tensor([camera.is_panorama for camera in cameras], dtype=torch.bool, device="cpu")[close]
     seen = [positions[all_around] - diameter, positions[all_around] + diameter]
     corners = torch.cat([positions, positions + diameter * poses[:, 2, :3], *seen])
     return corners.amin(0), corners.amax(0)

@@ -153,7 +153,7 @@ def _cosines(camera: Camera, x: Tensor, y: Tensor) -> Tensor:
 
     They are 1 for panoramas, whose depths are along the rays. Raises UnsupportedError for distorted lenses.
     """
-    if camera.model == "equirectangular":
+    if camera.is_panorama:
         return torch.ones_like(x)
     if camera.distortion is not None:
         raise UnsupportedError(

@@ -38,7 +38,7 @@ def wxyz_of(viewmat: Tensor) -> np.ndarray[Any, Any]:
 
 def vertical_fov(camera: Camera) -> float:
     """Returns the vertical field of view in radians; :data:`PANORAMA_FOV` of a panorama, for which there is none."""
-    if camera.model == "equirectangular":
+    if camera.is_panorama:
         return PANORAMA_FOV
     half = 0.5 * camera.height / float(camera.K[1, 1])
     return min(2 * half if camera.model == "fisheye" else 2 * math.atan(half), FOV_MAX)

@@ -25,7 +25,8 @@ FOOTPRINTS = {
 
 @functools.cache
 def find_footprint(name: str, normals: bool, hits: bool) -> Footprint:
-    """Returns the footprint of ``CompositingSettings`` with these fields."""
-    if name == "surfel plane":
-        return FOOTPRINTS[name] if hits else SURFEL
-    return seen_along_rays(FOOTPRINTS[name], normals, hits) if normals or hits else FOOTPRINTS[name]
+    """Returns the footprint of a pass over lists whose first features are a normal, and whose last is a hit, if so."""
+    footprint = FOOTPRINTS[name]
+    if footprint.HITS:  # always of the last feature, which other passes do not have
+        return footprint if hits else SURFEL
+    return seen_along_rays(footprint, normals, hits) if normals or hits else footprint
