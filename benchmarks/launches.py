@@ -80,7 +80,7 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         signature, constants = launcher.signature(launcher.bind((), values))
         passes = 1
         if kernel.__name__.startswith("_features"):
-            width = values["C"].CHANNELS * values.get("BLOCKS", 1)
+            width = values["PRODUCTS"].CHANNELS * values.get("BLOCKS", 1)
             passes = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
         launches.append(Launch(kernel, signature, constants, options, by_field(values), passes))
 
@@ -243,7 +243,7 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
     with recorded(vendor) as launches:
         ints = torch.ones(N, dtype=torch.int32)
         limit = Limit(torch.zeros(5, dtype=torch.int64), 2, N, 4)
-        kernels.prefix_sums(ints, limit=limit, words=torch.ones_like(ints))
+        kernels.prefix_sums(ints, limit=limit, bitmasks=torch.ones_like(ints))
     yield from (("lists of parts", call) for call in launches)
     with mock.patch.object(part_lists, "CUT", 0):
         for d in channels:

@@ -30,6 +30,8 @@ DISTANCE_MODES: Final[dict[str, RenderMode]] = {"D": "d", "ED": "Ed", "RGB+D": "
 """Those by the modes of depth."""
 VALIDATE: Final = get_args(Validate)
 CAMERA_MODELS: Final = get_args(CameraModel)
+FRONT_ONLY: Final[tuple[CameraModel, ...]] = ("pinhole",)
+"""Those that see nothing behind z = 0, which a division by z would mirror."""
 TILE_SIZES: Final = (4, 8, 16)
 
 
@@ -169,7 +171,7 @@ class Numerics:
         compensation_floor: Lower bound of the antialiasing compensation (Mip-Splatting, arXiv 2311.16493).
         camera_center: ``"inverse"``: -R^-1 t of the view matrix; ``"transpose"``: -R^T t. They differ where R is not
             a rotation.
-        near_min: Lower bound of ``near_plane``; that of pinhole cameras is at least 0, see :meth:`nearest`.
+        near_min: Lower bound of ``near_plane``, which cameras that are :data:`FRONT_ONLY` bound by 0 as well.
         extend: Radius in standard deviations; an upper bound if ``opacity_aware``.
         opacity_aware: If true, radii per axis end where alpha falls below :data:`ALPHA_MIN` (arXiv 2402.00525, section
             B.2). Otherwise both radii follow the larger principal axis.
@@ -191,8 +193,8 @@ class Numerics:
     ray_footprint: str = "ray in front"
 
     def nearest(self, near_plane: float, model: CameraModel) -> float:
-        """Returns the smallest depth that is projected. Pinhole cameras do not see what is behind them."""
-        return max(near_plane, self.near_min, 0.0 if model == "pinhole" else -MAGNITUDE_MAX)
+        """Returns the smallest depth that is projected."""
+        return max(near_plane, self.near_min, 0.0 if model in FRONT_ONLY else -MAGNITUDE_MAX)
 
 
 class RendererConfig:

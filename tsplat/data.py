@@ -332,10 +332,10 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        n_entries, ids: K, at least the number of entries; [K] int32, the row of each, None in the backward pass.
+        n_entries, ids: At least the number of entries; [n_entries] int32, the row of each, None in the backward pass.
         offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
-        words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts words], the
-            number of set bits up to the end of each word. None if a tile is one part.
+        bitmasks, bit_counts: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts
+            words], the number of set bits up to the end of each word. None if a tile is one part.
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
         n_passed: [] int64, the number of entries in front of ``ends``; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None if no list is cut.
@@ -349,8 +349,8 @@ class PartLists(NamedTuple):
     n_entries: int
     ids: Tensor | None
     offsets: Tensor
-    words: Tensor | None = None
-    totals: Tensor | None = None
+    bitmasks: Tensor | None = None
+    bit_counts: Tensor | None = None
     ends: Tensor | None = None
     n_passed: Tensor | None = None
     chunk_starts: Tensor | None = None

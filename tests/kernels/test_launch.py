@@ -8,12 +8,12 @@ launch = pytest.importorskip("tsplat.kernels.launch", reason="needs Triton")
 
 def test_longest_first_sorts_by_length(monkeypatch):
     monkeypatch.setattr(launch, "RESIDENT", 3)
-    monkeypatch.setattr(launch, "GRAIN", 10)
+    monkeypatch.setattr(launch, "LENGTH_STEP", 10)
 
     def order(lengths):
         return launch.longest_first(torch.tensor([0, *lengths]).cumsum(0))
 
-    # Tiles whose lengths differ by less than a grain keep their order.
+    # Tiles whose lengths differ by less than a step keep their order.
     assert order([5, 31, 0, 200, 39, 9, 10]).tolist() == [3, 1, 4, 6, 0, 2, 5]
     # Lengths beyond 16 bits count as equal.
     assert order([2**40, 1, 2**20, 2**41]).tolist() == [0, 2, 3, 1]

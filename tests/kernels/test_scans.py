@@ -29,10 +29,10 @@ def check_sums(n, dtype=torch.int32):
     assert found.dtype == dtype and torch.equal(found, sums)
     total = int(sums[-1])
     for capacity, fits in ((total, 1), (total - 1, 0)):
-        words, needed = torch.arange(n, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
-        limited = prefix_sums(lengths, limit=Limit(needed, 2, capacity, 4), words=words)
+        bitmasks, needed = torch.arange(n, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
+        limited = prefix_sums(lengths, limit=Limit(needed, 2, capacity, 4), bitmasks=bitmasks)
         assert torch.equal(limited, fits * sums.to(torch.int32))
-        assert torch.equal(words, fits * torch.arange(n, dtype=torch.int32))
+        assert torch.equal(bitmasks, fits * torch.arange(n, dtype=torch.int32))
         assert needed.tolist() == [0, 0, -(-total // 4), 0, 1 - fits]
 
 

@@ -181,6 +181,10 @@ def test_losses_of_2d_gaussians_are_those_of_the_paper(rendered):
     assert not found.requires_grad and not view_losses(Config(), 1.0, True, {})
 
 
+def _prior_error(*arguments):
+    return prior_depth_error(*arguments)[0]
+
+
 def test_a_depth_prior_is_fitted_by_least_squares(rendered):
     view, images, alphas, meta = rendered
     images[0, ..., 3] += 1
@@ -188,7 +192,7 @@ def test_a_depth_prior_is_fitted_by_least_squares(rendered):
     prior = (1 / depth - 0.3) / 0.7
     covered = alphas[0, ..., 0] > 0.5
     assert 3 < covered.sum() < 17
-    torch.testing.assert_close(prior_depth_error(depth, prior, covered).item(), 0.0, atol=1e-15, rtol=0)
+    torch.testing.assert_close(_prior_error(depth, prior, covered).item(), 0.0, atol=1e-15, rtol=0)
     noisy = prior + 0.1 * meta["surf_normals"][..., 0]
     noisy[tuple(covered.nonzero()[0])], noisy[~covered] = torch.nan, 5.0
     known = covered & noisy.isfinite()
@@ -196,19 +200,19 @@ def test_a_depth_prior_is_fitted_by_least_squares(rendered):
     columns = torch.stack([noisy[known], torch.ones_like(noisy[known])], 1)
     fitted = columns @ torch.linalg.lstsq(columns, 1 / depth[known][:, None]).solution
     expected = (1 / depth[known] - fitted[:, 0]).abs().mean()
-    torch.testing.assert_close(prior_depth_error(depth, noisy, covered), expected)
+    torch.testing.assert_close(_prior_error(depth, noisy, covered), expected)
     with_prior = dataclasses.replace(view, depth_prior=noisy)
     weights = dict(surfels=False, depth_weight=0.4)
     torch.testing.assert_close(add(0.0, images, alphas, meta, with_prior, **weights)[0], 0.4 * expected)
     assert add(0.0, images, alphas, meta, view, **weights) == (0, True)
     mask = torch.rand(5, 4, generator=torch.Generator().manual_seed(0)) > 0.4
     masked = dataclasses.replace(with_prior, mask=mask)
-    expected = 0.4 * prior_depth_error(depth, noisy, covered & mask)
+    expected = 0.4 * _prior_error(depth, noisy, covered & mask)
     torch.testing.assert_close(add(0.0, images, alphas, meta, masked, **weights)[0], expected)
     depth.requires_grad_()
-    gradient = torch.autograd.grad(prior_depth_error(depth, noisy, covered), depth)[0]
+    gradient = torch.autograd.grad(_prior_error(depth, noisy, covered), depth)[0]
     assert gradient.isfinite().all() and not gradient[~known].any() and gradient[known].any()
-    nothing = prior_depth_error(depth, noisy, torch.zeros_like(covered))
+    nothing = _prior_error(depth, noisy, torch.zeros_like(covered))
     assert nothing == 0 and torch.autograd.grad(nothing, depth)[0].isfinite().all()
 
 
@@ -220,13 +224,13 @@ def test_priors_of_disparity_have_a_scale_and_metric_ones_none():
     covered = torch.ones(5, 4, dtype=torch.bool)
     scale = (weights * prior / depth).sum() / (weights * prior.square()).sum()
     expected = (weights * (1 / depth - scale * prior).abs()).mean()
-    torch.testing.assert_close(prior_depth_error(depth, prior, covered, "disparity", weights), expected)
-    torch.testing.assert_close(prior_depth_error(depth, prior, covered, "metric"), (1 / depth - prior).abs().mean())
+    torch.testing.assert_close(_prior_error(depth, prior, covered, "disparity", weights), expected)
+    torch.testing.assert_close(_prior_error(depth, prior, covered, "metric"), (1 / depth - prior).abs().mean())
     root = weights.sqrt().flatten()[:, None]
     columns = root * torch.stack([prior.flatten(), torch.ones(20, dtype=torch.float64)], 1)
     fitted = torch.linalg.lstsq(columns, root / depth.flatten()[:, None]).solution
     expected = (weights * (1 / depth - fitted[0] * prior - fitted[1]).abs()).mean()
-    torch.testing.assert_close(prior_depth_error(depth, prior, covered, "inverse", weights), expected)
+    torch.testing.assert_close(_prior_error(depth, prior, covered, "inverse", weights), expected)
 
 
 @pytest.mark.parametrize("surfels", [False, True])

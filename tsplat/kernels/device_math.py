@@ -352,7 +352,7 @@ def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
 
 
 @triton.jit
-def own_gaussians(n_gaussians, BLOCK: tl.constexpr):
+def gaussians_of_program(n_gaussians, BLOCK: tl.constexpr):
     """The Gaussians of a program, whose grid has the blocks of each batch one after the other.
 
     Returns:

@@ -29,10 +29,10 @@ AMD_PROGRAMS = HIP_THREADS_MAX // 1024
 RESIDENT = 256
 """Number of one-warp programs that any GPU runs at once; the order of fewer does not matter."""
 
-GRAIN = 64
+LENGTH_STEP = 64
 """Granularity of lengths when lists are ordered: neighbors of similar length stay together and share caches."""
 
-GRAINS_MAX = 2**15 - 1
+LENGTH_STEPS_MAX = 2**15 - 1
 """Longer lists, of over two million entries, count as equally long."""
 
 CPU_BLOCK = 16
@@ -275,19 +275,19 @@ def indices_of(flags: Tensor) -> Tensor:
 def longest_first(offsets: Tensor) -> Tensor | None:
     """Orders lists by length, so that a launch does not end with a long list.
 
-    Lengths count in steps of ``GRAIN``; among equals the order remains. Returns None if order does not matter.
+    Lengths count in steps of ``LENGTH_STEP``; among equals the order remains. Returns None if order does not matter.
 
     Args:
         offsets: [lists + 1] integers: where each list begins, and where the last one ends.
     """
     if offsets.numel() - 1 <= RESIDENT:
         return None
-    return by_grains((offsets.diff() // GRAIN).clamp_max(GRAINS_MAX).to(torch.int16))
+    return order_by_length((offsets.diff() // LENGTH_STEP).clamp_max(LENGTH_STEPS_MAX).to(torch.int16))
 
 
-def by_grains(grains: Tensor) -> Tensor:
-    """Orders lists by their lengths in steps of ``GRAIN``, [lists] int16, which a radix sort passes over twice."""
-    return grains.sort(descending=True, stable=True).indices
+def order_by_length(length_steps: Tensor) -> Tensor:
+    """Orders lists by lengths in steps of ``LENGTH_STEP``, [lists] int16, which a radix sort passes over twice."""
+    return length_steps.sort(descending=True, stable=True).indices
 
 
 def part_order(parts: int, isect_offsets: Tensor) -> Tensor | None:

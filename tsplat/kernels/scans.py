@@ -43,7 +43,7 @@ def _prefix_sums_kernel(
     lengths,  # [n] int32
     section_sums,  # [sections] int64, output of the first launch if there are several
     sums,  # [n] int32 or int64, output
-    words,  # [n] int32, changed in place, or None
+    bitmasks,  # [n] int32, changed in place, or None
     limit: "Limit",
     n: "Int", n_sections: "Int", is_first: "Int",
     SECTION: tl.constexpr, BLOCK: tl.constexpr,
@@ -69,9 +69,9 @@ def _prefix_sums_kernel(
             value = before + tl.cumsum(length)  # sums[i] = lengths[0] + ... + lengths[i]
             if limit.needed is not None:
                 value = tl.where(fits, value, 0)
-                if words is not None:
-                    word = tl.load(words + index, mask=index < end, other=0)
-                    tl.store(words + index, tl.where(fits, word, 0), mask=index < end)
+                if bitmasks is not None:
+                    word = tl.load(bitmasks + index, mask=index < end, other=0)
+                    tl.store(bitmasks + index, tl.where(fits, word, 0), mask=index < end)
             tl.store(sums + index, value.to(sums.dtype.element_ty), mask=index < end)
             before += tl.sum(length)
         if limit.needed is not None:
@@ -85,7 +85,7 @@ def _prefix_sums_kernel(
 
 
 def prefix_sums(
-    lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT, words: Tensor | None = None
+    lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT, bitmasks: Tensor | None = None
 ) -> Tensor:
     """Returns the sum of the lengths up to and with each one, of the same shape.
 
@@ -93,7 +93,7 @@ def prefix_sums(
         lengths: int32, of any shape, contiguous.
         dtype: Of the result, int32 or int64. Larger sums wrap.
         limit: What the lists may have in total. If that is exceeded, all sums are zero.
-        words: int32, as many as lengths, zeroed if the limit is exceeded; or None.
+        bitmasks: int32, as many as lengths, zeroed if the limit is exceeded; or None.
     """
     n, sums = lengths.numel(), torch.empty_like(lengths, dtype=dtype)
     n_sections = programs(n, SECTION)
@@ -105,7 +105,7 @@ def prefix_sums(
             lengths=lengths,
             section_sums=section_sums,
             sums=sums,
-            words=words,
+            bitmasks=bitmasks,
             limit=limit,
             n=n,
             n_sections=n_sections,

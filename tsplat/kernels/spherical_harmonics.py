@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SH_NORMS
-from .device_math import add, dot, load_tuple, normalize3, normalize_vjp, own_gaussians, store_tuple, where
+from .device_math import add, dot, gaussians_of_program, load_tuple, normalize3, normalize_vjp, store_tuple, where
 from .launch import (
     CPU_BLOCK,
     CPU_LONG_BLOCK,
@@ -146,13 +146,13 @@ def _sh_fwd_kernel(
         unit, _ = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
         if ON_CPU or DEGREE > 0:  # three values alone are a fraction of a row
-            own = load_row(coeffs + gaussian * n_bases * 3, 3 * len(basis), mask)
+            coeff = load_row(coeffs + gaussian * n_bases * 3, 3 * len(basis), mask)
         else:
-            own = load_tuple(coeffs + gaussian * n_bases * 3, 1, 3 * len(basis), mask)
+            coeff = load_tuple(coeffs + gaussian * n_bases * 3, 1, 3 * len(basis), mask)
         for channel in tl.static_range(3):
             total = tl.zeros_like(unit[0])
             for k in tl.static_range(len(basis)):
-                total = tl.fma(basis[k], own[3 * k + channel].to(total.dtype), total)
+                total = tl.fma(basis[k], coeff[3 * k + channel].to(total.dtype), total)
             if clamped is not None:
                 total += 0.5
                 bits |= tl.where(total >= 0.0, 0, 1 << channel).to(tl.int8)
@@ -181,9 +181,9 @@ def _sh_bwd_kernel(
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    batch, block, n, gaussian, mask = own_gaussians(n_gaussians, BLOCK)
+    batch, block, n, gaussian, mask = gaussians_of_program(n_gaussians, BLOCK)
     N_BASES: tl.constexpr = (DEGREE + 1) * (DEGREE + 1)
-    own = gaussian * n_bases * 3
+    first_coeff = gaussian * n_bases * 3
     zero = tl.zeros([BLOCK], v_colors.dtype.element_ty)
     v_mean, v_coeff = (zero,) * 3, (zero,) * (3 * N_BASES)
     for camera in range(n_cameras):
@@ -201,7 +201,7 @@ def _sh_bwd_kernel(
             basis = sh_basis(unit, DEGREE)
             v_color = load_tuple(v_colors + row * v_stride, 1, 3, visible)
             if ON_CPU:
-                coeff = load_row(coeffs + own, 3 * N_BASES, visible)
+                coeff = load_row(coeffs + first_coeff, 3 * N_BASES, visible)
             if clamped is not None:
                 bits = tl.load(clamped + row, mask=visible, other=0)
                 v_color = (
@@ -220,7 +220,7 @@ def _sh_bwd_kernel(
                 if ON_CPU:
                     c = coeff[3 * k : 3 * k + 3]
                 else:
-                    c = load_tuple(coeffs + own + 3 * k, 1, 3, visible)
+                    c = load_tuple(coeffs + first_coeff + 3 * k, 1, 3, visible)
                 c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
                 v_basis = v_basis + (dot(c, v_color),)
             v_coeff = summed
@@ -234,9 +234,9 @@ def _sh_bwd_kernel(
         v_mean = add(other, v_mean)
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
     if ON_CPU or DEGREE > 0:
-        store_row(v_coeffs + own, v_coeff, mask)
+        store_row(v_coeffs + first_coeff, v_coeff, mask)
     else:
-        store_tuple(v_coeffs + own, 1, v_coeff, mask)
+        store_tuple(v_coeffs + first_coeff, 1, v_coeff, mask)
 
 
 def spherical_harmonics_fwd(

@@ -210,7 +210,7 @@ def composite_bwd(
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
-    totals: Tensor | None = None,
+    depth_sums: Tensor | None = None,
 ) -> SplatGradients:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
@@ -231,8 +231,8 @@ def composite_bwd(
         # Contiguous, as the rounding of matrix products depends on strides.
         v_color = torch.where(covered[:, None], v_render_colors[here].flatten(0, 1), 0.0)
         state = None
-        if totals is not None:
-            state = Behind(2 * v_color[:, -1], 1 + transmittance, -totals[here].flatten())
+        if depth_sums is not None:
+            state = Behind(2 * v_color[:, -1], 1 + transmittance, -depth_sums[here].flatten())
         v_color = v_color[:, :channels].contiguous()
         # Gradient of the loss with respect to ln(T) behind everything.
         rest = torch.zeros_like(transmittance)

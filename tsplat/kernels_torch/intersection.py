@@ -140,7 +140,7 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
 
 
 def prefix_sums(
-    lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT, words: Tensor | None = None
+    lengths: Tensor, dtype: torch.dtype = torch.int32, limit: Limit = NO_LIMIT, bitmasks: Tensor | None = None
 ) -> Tensor:
     sums = lengths.cumsum(0)
     if limit.needed is not None:
@@ -148,8 +148,8 @@ def prefix_sums(
         limit.needed[limit.kind] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
         limit.needed[OVERFLOW] |= ~fits
         sums = torch.where(fits, sums, 0)
-        if words is not None:
-            words *= fits
+        if bitmasks is not None:
+            bitmasks *= fits
     return sums.to(dtype)
 
 

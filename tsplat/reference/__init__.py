@@ -10,6 +10,7 @@ distance of its own values from each threshold as :class:`Margins`.
 """
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor
@@ -191,13 +192,16 @@ def project(
     if visible is not None:
         seen = visible
 
-    def keep(values: Tensor) -> Tensor:
-        return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
-
+    keep = functools.partial(_zero_unless, seen)
     radii = keep(radius.nan_to_num()).to(torch.int32)
     return Projection(
         seen, radii, keep(means2d), keep(depths), keep(conics), keep(compensations), keep(row_opacities), margin
     )
+
+
+def _zero_unless(seen: Tensor, values: Tensor) -> Tensor:
+    """Values [..., C, N, ...] where Gaussians are seen [..., C, N], else zero."""
+    return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
 
 
 def _half_extents(a: Tensor, c: Tensor, det: Tensor, opacities: Tensor | None, numerics: Numerics) -> Tensor:

@@ -6,13 +6,14 @@ z (x, y, 1) of the pixel (x, y) that shows it (section 4.1).
 """
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor
 
 from ..config import DEFAULT_NUMERICS, DISC_EXTENT, RADIUS_MAX, CameraSettings, Numerics
 from ..precision import product
-from . import _depth_order, _in_tiles, _pixel_centers, _relative, composite
+from . import _depth_order, _in_tiles, _pixel_centers, _relative, _zero_unless, composite
 from .camera_formulas import Camera, quaternion_to_rotation
 
 
@@ -75,9 +76,7 @@ def project_surfels(
     faces = -(normals * centers).sum(-1, keepdim=True) > 0
     normals = torch.where(faces, normals, -normals)
 
-    def keep(values: Tensor) -> Tensor:
-        return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
-
+    keep = functools.partial(_zero_unless, seen)
     radii = keep(radius.nan_to_num()).to(torch.int32)
     return Surfels(seen, radii, keep(means2d), keep(z), keep(transforms), keep(normals), margin)
 

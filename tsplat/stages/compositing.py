@@ -81,12 +81,12 @@ class _Composite(torch.autograd.Function):
                 whole = intersections if n_bands == 1 else None
                 del intersections  # before memory for those of the next band is allocated
         # A copy, as the caller may change the image.
-        totals = buffers.colors[..., -2].clone() if settings.distortion else None
+        depth_sums = buffers.colors[..., -2].clone() if settings.distortion else None
         if whole is None:
             lists = None
         elif lists is None:
             whole = whole._replace(keys=None)  # which only lists of parts need
-        ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, totals, whole, lists))
+        ctx.saved, tensors = split((inputs, buffers.transmittances, buffers.last_ids, depth_sums, whole, lists))
         ctx.save_for_backward(*tensors)
         ctx.settings, ctx.kernels = settings, kernels
         # Several bands do not fit together, so the backward pass lists them again.
@@ -109,7 +109,7 @@ class _Composite(torch.autograd.Function):
         _v_median_rows: None,
     ) -> tuple[Tensor | None, ...]:
         inputs: _Inputs
-        inputs, transmittances, last_ids, totals, whole, lists = restore(ctx.saved, saved)
+        inputs, transmittances, last_ids, depth_sums, whole, lists = restore(ctx.saved, saved)
         splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
         means2d, _, opacities, colors, depths, color_ids = inputs.splats
         settings: CompositingSettings = ctx.settings
@@ -141,7 +141,7 @@ class _Composite(torch.autograd.Function):
                 settings,
                 lists,
                 rays,
-                totals,
+                depth_sums,
             )
             del intersections
         assert v_splats is not None

@@ -104,7 +104,7 @@ class DepthLoss(Loss):
         if view.depth_prior is not None:
             covered = alphas[0, ..., 0].detach() > 0.5
             covered = covered if view.mask is None else covered & view.mask
-            error, scale = _fit_prior(depth, view.depth_prior, covered, self.kind, view.depth_confidence)
+            error, scale = prior_depth_error(depth, view.depth_prior, covered, self.kind, view.depth_confidence)
             if scale is not None:
                 self.prior_scales[view.name] = scale
             total = total + self.weight * error
@@ -169,25 +169,15 @@ def _masked_mean(term: Tensor, view: View) -> Tensor:
 
 
 def prior_depth_error(
-    depth: Tensor,
-    prior: Tensor,
-    covered: Tensor,
-    kind: DepthKind = "inverse",
-    confidence: Tensor | None = None,
-) -> Tensor:
-    """Returns the mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units. []
+    depth: Tensor, prior: Tensor, covered: Tensor, kind: DepthKind = "inverse", confidence: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units, [];
+    and the scale of the prior, [] fp64, None if it is metric.
 
     The prior [H, W] is NaN where it is unknown, and inverse depth up to scale and shift, or of the kind "disparity" up
     to scale. These are those of least squares, and have no gradient. Of the kind "metric" it is in 1 / world units.
     Pixels are compared where `covered` [H, W] is true, with the weights `confidence` [H, W], 1 if None.
     """
-    return _fit_prior(depth, prior, covered, kind, confidence)[0]
-
-
-def _fit_prior(
-    depth: Tensor, prior: Tensor, covered: Tensor, kind: DepthKind, confidence: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Returns :func:`prior_depth_error`, and the scale of the prior, [] fp64, None if it is metric."""
     known = covered & prior.isfinite() & (depth > 0)
     n = known.sum().clamp_min(1)
     inverse = 1 / torch.where(known, depth, 1.0)

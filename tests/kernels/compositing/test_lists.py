@@ -139,7 +139,7 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
         lists = _list_parts(splats, intersections, grid, width, height)
         if width * height == tile_size**2:
             assert torch.equal(lists.ids, intersections.flatten_ids)
-            assert lists.words is None
+            assert lists.bitmasks is None
         else:
             _assert_lists(lists, splats, intersections, grid, width, height)
             assert lists.n_chunks == 0
@@ -165,7 +165,7 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
     used = int(lists.offsets[-1])
     order = _gaussian_major(ids, splats.opacities.numel())
     entries = [_entries(lists, intersections, order, lists.offsets[1:])[0]]
-    if lists.words is not None:
+    if lists.bitmasks is not None:
         entries.append(_shared_entries(lists, intersections, order))
     for listed in (lists.ids, *entries):
         n, margin = listed.numel(), MARGIN.value
@@ -288,14 +288,14 @@ def test_the_longest_lists_come_first_on_a_gpu(monkeypatch):
     from tsplat.kernels.compositing import lists as part_lists
 
     monkeypatch.setattr(launch, "RESIDENT", 9)
-    monkeypatch.setattr(launch, "GRAIN", 5)
-    monkeypatch.setattr(launch, "GRAINS_MAX", 4)
+    monkeypatch.setattr(launch, "LENGTH_STEP", 5)
+    monkeypatch.setattr(launch, "LENGTH_STEPS_MAX", 4)
     monkeypatch.setattr(part_lists, "is_compiled_for_cpu", lambda tensor: False)
     grid = TileGrid.cover(1, WIDTH, HEIGHT, 8)
     for counts in ([60, 0, 5, 40, 1], [60, 0, 5, 40]):
         lists = _list_parts(_splats(60, 2), _intersections(_splats(60, 2), 0, counts, 4), grid, 8, 4, 4)
-        grains = (lists.offsets.diff() // 5).clamp_max(4).tolist()
-        expected = sorted(range(len(grains)), key=lambda i: -grains[i])
+        length_steps = (lists.offsets.diff() // 5).clamp_max(4).tolist()
+        expected = sorted(range(len(length_steps)), key=lambda i: -length_steps[i])
         assert lists.order.tolist() == expected != sorted(expected) if len(counts) == 5 else lists.order is None
 
 

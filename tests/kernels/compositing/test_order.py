@@ -19,7 +19,7 @@ def test_order_of_tiles_does_not_change_bits(banded, gpu, monkeypatch):
             monkeypatch.setattr(module, "is_compiled_for_cpu", lambda tensor: False)
         monkeypatch.setattr(compositing, "part_shape", lambda *_: launch.PartShape(4, 2, 2))
     scene = scenes.make(scenes.Structure(n=10, cameras=2, width=12, height=11, size=2.0, seed=3), torch.float32)
-    monkeypatch.setattr(launch, "GRAIN", 1)
+    monkeypatch.setattr(launch, "LENGTH_STEP", 1)
     original = compositing.list_parts
     runs = [[]]
 

@@ -155,7 +155,7 @@ def composite_bwd(
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
-    totals: Tensor | None = None,
+    depth_sums: Tensor | None = None,
 ) -> SplatGradients:
     """Returns the gradients of each row due to a band of tiles.
 
@@ -167,7 +167,7 @@ def composite_bwd(
         v_splats: Those due to bands before, added to and returned; or None.
         lists: What :func:`composite_fwd` returned for the only band; None to make them again, if there may be more.
         rays: As for :func:`composite_fwd`, with room for their gradients.
-        totals: [I, H, W], the rendered channel of the last feature; only with distortion.
+        depth_sums: [I, H, W], the rendered channel of the last feature; only with distortion.
     """
     gaussian_major = intersections.gaussian_major
     assert gaussian_major is not None
@@ -196,7 +196,7 @@ def composite_bwd(
     if v_rays is not None and lists.chunk_transmittances is not None:
         chunk_v_rays = v_rays.new_empty(lists.n_chunks, 6, band.shape.width * band.shape.height)
     chunks = Chunks(transmittances=lists.chunk_transmittances, colors=lists.chunk_colors, v_rays=chunk_v_rays)
-    pixel_ends = PixelEnds(transmittances, last_ids, totals)
+    pixel_ends = PixelEnds(transmittances, last_ids, depth_sums)
     v_images = ImageGradients.of(v_render_colors, v_render_alphas)
     for layer in slots.back_to_front():
         backward = features_bwd if by_matrices else walk_bwd

@@ -74,11 +74,11 @@ def _beams_kernel(
     PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
     tile = tl.program_id(0)
     dtype = beams.dtype.element_ty
-    _image, ray, inside, _pixel, own = part_pixels(tile, 0, part_grid, rays, WHOLE, TILE, dtype)
+    _image, ray, inside, _pixel, part_pixel = part_pixels(tile, 0, part_grid, rays, WHOLE, TILE, dtype)
     valid = has_ray(ray, inside)
     one = tl.full([TILE, TILE], 1.0, dtype)
-    column = (own % TILE).to(dtype)
-    line = own // TILE
+    column = (part_pixel % TILE).to(dtype)
+    line = part_pixel // TILE
     n, columns = _sums((one, column), valid)
     inverse = 1.0 / tl.maximum(n, 1.0)
     total = _sums((ray[0] * one, ray[1] * one, ray[2] * one, ray[3], ray[4], ray[5]), valid)
@@ -108,10 +108,10 @@ def _beams_kernel(
     a = (dot(ray[3:], e) / safe, dot(ray[3:], f) / safe)
     values = (dot(from_o, e) - depth * a[0], a[0], dot(from_o, f) - depth * a[1], a[1])
     for part in tl.static_range(PARTS):
-        is_own = valid & (own % TILE // WIDTH == part % ACROSS) & (line // HEIGHT == part // ACROSS)
+        is_inside_part = valid & (part_pixel % TILE // WIDTH == part % ACROSS) & (line // HEIGHT == part // ACROSS)
         for k in tl.static_range(4):
-            tl.store(first_out + (FRAME + BOX * part + 2 * k), tl.min(tl.where(is_own, values[k], 1e30)))
-            tl.store(first_out + (FRAME + BOX * part + 2 * k + 1), tl.max(tl.where(is_own, values[k], -1e30)))
+            tl.store(first_out + (FRAME + BOX * part + 2 * k), tl.min(tl.where(is_inside_part, values[k], 1e30)))
+            tl.store(first_out + (FRAME + BOX * part + 2 * k + 1), tl.max(tl.where(is_inside_part, values[k], -1e30)))
 
 
 @triton.jit

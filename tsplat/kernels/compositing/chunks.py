@@ -20,8 +20,8 @@ from .walk_steps import (
     Ranges,
     alpha_at,
     load_range,
+    part_coordinates,
     part_pixels,
-    part_places,
     store_list,
 )
 
@@ -39,48 +39,48 @@ STEP = 16
 def _transmittance_kernel(
     records,  # [nnz, RECORD_WIDTH]
     ranges: "Ranges",
-    ids,  # [K] int32
+    ids,  # [n_entries] int32
     products,  # [n_chunks, WIDTH HEIGHT], output
     rays: "Rays",
     part_grid: "PartGrid",
     STEP: tl.constexpr,
-    C: tl.constexpr,
+    WALK: tl.constexpr,
 ):
     """The product of 1 - alpha over each chunk but the last of a list, also where pixels have stopped before."""
-    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
-    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
-    UNROLL: tl.constexpr = C.UNROLL
+    UNROLL: tl.constexpr = WALK.UNROLL
     program = tl.program_id(0)
     index, start, begin, end, _, end_chunk, _ = load_range(program, ranges, PART.CHUNK)
-    _, center, inside, _, own = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
+    _, center, inside, _, part_pixel = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
     if program + 1 < end_chunk:
         transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
         ids += start
-        record = load_record(records, tl.load(ids + begin), C.RECORD_WIDTH, VALUES, C.APPROX)
+        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
         next_row = tl.load(ids + begin + 1)
-        if C.APPROX:
+        if WALK.APPROX:
             ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
         done = begin
         alive = True
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
-            for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, C.RECORD_WIDTH, VALUES, C.APPROX)
-                if C.APPROX:
+            for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
+                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
+                if WALK.APPROX:
                     next_row = tl.load(ahead)
                     ahead += 1
                 else:
-                    next_row = tl.load(ids + place + 2)
-                alpha = alpha_at(record, center, FOOTPRINT, C.LOG2_ALPHA_MIN, C.APPROX, C.AMD)[0]
+                    next_row = tl.load(ids + entry + 2)
+                alpha = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)[0]
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop
             # Where it is lower, pixels have stopped before the next chunk.
             highest = tl.max(transmittance)
-            alive = highest > constant(C.TRANSMITTANCE_MIN, highest)
-        tl.store(products + program.to(tl.int64) * (PART.WIDTH * PART.HEIGHT) + own, transmittance)
+            alive = highest > constant(WALK.TRANSMITTANCE_MIN, highest)
+        tl.store(products + program.to(tl.int64) * (PART.WIDTH * PART.HEIGHT) + part_pixel, transmittance)
 
 
 @kernel
@@ -105,7 +105,7 @@ def _combine_kernel(
     program = tl.program_id(0) // passes
     channel = tl.program_id(0) % passes * CHANNELS
     index = tl.load(ranges.chunk_lists + program)
-    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
+    image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
     first_chunk = tl.load(ranges.chunk_starts + index)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == first_chunk) & (program < end_chunk):
@@ -123,17 +123,17 @@ def _combine_kernel(
             z_added = ()
             median_added = ()
             for n in tl.static_range(COMBINED):
-                own_chunk = tl.cast(base + n, tl.int64) * PIXELS + own
+                chunk_pixel = tl.cast(base + n, tl.int64) * PIXELS + part_pixel
                 exists = base + n < end_chunk
-                behind = behind + (tl.load(chunks.transmittances + own_chunk, mask=exists),)
+                behind = behind + (tl.load(chunks.transmittances + chunk_pixel, mask=exists),)
                 if images.last_ids is not None:
-                    last_added = last_added + (tl.load(chunks.last_ids + own_chunk, mask=exists),)
+                    last_added = last_added + (tl.load(chunks.last_ids + chunk_pixel, mask=exists),)
                 if DISTORTION:
-                    address = (tl.cast(base + n, tl.int64) * n_features + n_features - 2) * PIXELS + own
+                    address = (tl.cast(base + n, tl.int64) * n_features + n_features - 2) * PIXELS + part_pixel
                     z_added = z_added + (tl.load(chunks.colors + address, mask=exists, other=0.0),)
-                    median_added = median_added + (tl.load(chunks.median_rows + own_chunk, mask=exists, other=-1),)
+                    median_added = median_added + (tl.load(chunks.median_rows + chunk_pixel, mask=exists, other=-1),)
                 for k in tl.static_range(CHANNELS):
-                    address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
+                    address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + part_pixel
                     added = added + (tl.load(chunks.colors + address, mask=exists),)
             for n in tl.static_range(COMBINED):
                 exists = base + n < end_chunk
@@ -144,7 +144,7 @@ def _combine_kernel(
                     last = tl.where(alive, tl.maximum(last_added[n], last), last)
                 total = ()
                 for k in tl.static_range(CHANNELS):
-                    address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
+                    address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + part_pixel
                     kept = tl.where(alive, added[n * CHANNELS + k], 0.0)
                     if DISTORTION:
                         is_distortion = alive & (channel + k == n_features - 1)
@@ -186,14 +186,14 @@ def _combine_rays_kernel(
     program = tl.program_id(0)
     index = tl.load(ranges.chunk_lists + program)
     dtype = chunk_v_rays.dtype.element_ty
-    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
+    image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == tl.load(ranges.chunk_starts + index)) & (program < end_chunk):
         plane = part_grid.width.to(tl.int64) * part_grid.height
         for k in tl.static_range(6):
             total = tl.zeros([HEIGHT, WIDTH], dtype)
             for chunk in range(program, end_chunk):
-                total += tl.load(chunk_v_rays + (chunk.to(tl.int64) * 6 + k) * PIXELS + own)
+                total += tl.load(chunk_v_rays + (chunk.to(tl.int64) * 6 + k) * PIXELS + part_pixel)
             tl.store(v_rays + pixel + (image * 5 + k) * plane, total, mask=inside)
 
 
@@ -211,7 +211,7 @@ def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | No
         rays=band.rays_to_read(),
         part_grid=band.part_grid(),
         STEP=STEP,
-        C=band.walk(records, None),
+        WALK=band.walk(records, None),
         **walk_options(records),
     )
     return products

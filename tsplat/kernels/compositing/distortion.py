@@ -18,8 +18,8 @@ import triton.language as tl
 
 
 @triton.jit
-def add_distortion(blended, color, median, place, z, weight, added, transmittance):
-    """Appends the distortion and the sum of w to blended features. Updates the place of the median's entry, plus 1.
+def add_distortion(blended, color, median, entry, z, weight, added, transmittance):
+    """Appends the distortion and the sum of w to blended features. Updates the index of the median's entry, plus 1.
 
     Args:
         color: What a pixel had before, features and what is appended.
@@ -30,23 +30,23 @@ def add_distortion(blended, color, median, place, z, weight, added, transmittanc
     mixed = tl.where(added, tl.fma(weight, term, color[N]), color[N])
     total = tl.where(added, color[N + 1] + weight, color[N + 1])
     # The alpha of an added Gaussian may be zero.
-    return blended + (mixed, total), tl.where(added & (weight > 0.0) & (transmittance > 0.5), place + 1, median)
+    return blended + (mixed, total), tl.where(added & (weight > 0.0) & (transmittance > 0.5), entry + 1, median)
 
 
 @triton.jit
-def store_medians(images, chunks, ids, median, pixel, own, inside, chunk, is_chunk, PIXELS: tl.constexpr):
+def store_medians(images, chunks, ids, median, pixel, part_pixel, inside, chunk, is_chunk, PIXELS: tl.constexpr):
     """Stores the rows of medians, -1 where there is none; of a chunk by the index of the pixel in the part."""
     row = tl.load(ids + median - 1, mask=median > 0, other=-1)
     if chunks.median_rows is not None:
         if is_chunk:
-            tl.store(chunks.median_rows + chunk * PIXELS + own, row)
+            tl.store(chunks.median_rows + chunk * PIXELS + part_pixel, row)
     tl.store(images.median_rows + pixel, row, mask=inside)
 
 
 @triton.jit
-def begin_distortion(totals, pixel, inside, v, transmittance):
-    """The state behind all Gaussians. ``totals`` [I, height, width] are sums of w z, and transmittance is T_end."""
-    return 2.0 * v, 1.0 + transmittance, -tl.load(totals + pixel, mask=inside, other=0.0)
+def begin_distortion(depth_sums, pixel, inside, v, transmittance):
+    """The state behind all Gaussians. ``depth_sums`` [I, height, width] are sums of w z, and transmittance is T_end."""
+    return 2.0 * v, 1.0 + transmittance, -tl.load(depth_sums + pixel, mask=inside, other=0.0)
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def _part_bits_kernel(
     flatten_ids,  # [M] int32
     keys,  # [M] int16 or int32
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
-    words,  # [parts, n_words] int32, output
+    bitmasks,  # [parts, n_words] int32, output
     counts,  # [parts n_words] int32, output
     beams,  # [tiles, values], see `beams`, or None
     n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int", tiles: "Int",
@@ -90,43 +90,43 @@ def _part_bits_kernel(
         reached = mask & reached
         bits = tl.reshape(reached.to(tl.int32), [BLOCK // WORD, WORD]) << lane
         found = tl.sum(bits, 1)
-        tl.store(words + part * n_words + word, found, mask=word < n_words)
+        tl.store(bitmasks + part * n_words + word, found, mask=word < n_words)
         tl.store(counts + part * n_words + word, popcount(found, PTX), mask=word < n_words)
 
 
 @triton.jit
-def place_in_list(words, totals, part, n_words, index, PTX: tl.constexpr):
+def place_in_list(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
     """Place of an intersection among the entries of all lists, for a part, and whether it is listed there (0 or 1).
 
     One that is not has the place of the next one that is.
     """
     at = part * n_words + (index >> LOG2_WORD)
-    word = tl.load(words + at).to(tl.uint32, bitcast=True)
+    word = tl.load(bitmasks + at).to(tl.uint32, bitcast=True)
     following = (word >> (index & (WORD - 1)).to(tl.uint32)).to(tl.int32, bitcast=True)
-    return tl.load(totals + at) - popcount(following, PTX), following & 1
+    return tl.load(bit_counts + at) - popcount(following, PTX), following & 1
 
 
 @triton.jit
-def _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX: tl.constexpr):
+def _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, tiles, PTX: tl.constexpr):
     """First entry of a list; for the end of the last list, the number of entries."""
     index = tl.minimum(index, n_lists)
     part = tl.minimum(index, n_lists - 1) // tiles
     first = tl.load(isect_offsets + index - part * tiles)
-    if words is not None:
-        first, _ = place_in_list(words, totals, part, n_words, first, PTX)
+    if bitmasks is not None:
+        first, _ = place_in_list(bitmasks, bit_counts, part, n_words, first, PTX)
     return first
 
 
 @kernel
 def _list_sizes_kernel(
     isect_offsets,  # [tiles + 1] int32
-    words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts n_words] int32, or None
+    bitmasks,  # [parts, n_words] int32, or None if a tile is one part
+    bit_counts,  # [parts n_words] int32, or None
     offsets,  # [lists + 1] int32, output, or None if they are isect_offsets
     counts,  # [1 + lists + 1] int32, output
-    grains,  # [lists] int16, length of each in steps of GRAIN, output, or None
+    length_steps,  # [lists] int16, length of each in steps of LENGTH_STEP, output, or None
     n_lists: "Int", n_words: "Int", tiles: "Int",
-    CHUNK: tl.constexpr, LONGEST: tl.constexpr, GRAIN: tl.constexpr, GRAINS_MAX: tl.constexpr,
+    CHUNK: tl.constexpr, LONGEST: tl.constexpr, LENGTH_STEP: tl.constexpr, LENGTH_STEPS_MAX: tl.constexpr,
     BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Finds where lists begin, and counts the chunks of each, of which lists of up to LONGEST entries have none.
@@ -135,42 +135,44 @@ def _list_sizes_kernel(
     for the end of the last.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX)
+    first = _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, tiles, PTX)
     if offsets is not None:
         tl.store(offsets + index, first, mask=index <= n_lists)
-    length = _first_entry(isect_offsets, words, totals, index + 1, n_lists, n_words, tiles, PTX) - first
+    length = _first_entry(isect_offsets, bitmasks, bit_counts, index + 1, n_lists, n_words, tiles, PTX) - first
     count = tl.where(length > LONGEST, (length + (CHUNK - 1)) // CHUNK, 0)
     tl.store(counts + 1 + index, tl.where(index < n_lists, count, first), mask=index <= n_lists)
     tl.store(counts + index, index * 0, mask=index == 0)
-    if grains is not None:
-        tl.store(grains + index, tl.minimum(length // GRAIN, GRAINS_MAX).to(tl.int16), mask=index < n_lists)
+    if length_steps is not None:
+        tl.store(
+            length_steps + index, tl.minimum(length // LENGTH_STEP, LENGTH_STEPS_MAX).to(tl.int16), mask=index < n_lists
+        )
 
 
 @triton.jit
-def places_in_lists(words, totals, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
-    """What ``place_in_list`` returns, for each part. A tile that is one part lists all, and has no ``words``.
+def places_in_lists(bitmasks, bit_counts, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
+    """What ``place_in_list`` returns, for each part. A tile that is one part lists all, and has no ``bitmasks``.
 
     Computed before anything is stored, so that the loads of all parts overlap.
     """
-    if words is None:
+    if bitmasks is None:
         return (index,), (tl.full(index.shape, 1, tl.int32),)
     else:
         places = ()
         reached = ()
         for part in tl.static_range(PARTS):
-            place, is_listed = place_in_list(words, totals, part, n_words, index, PTX)
+            place, is_listed = place_in_list(bitmasks, bit_counts, part, n_words, index, PTX)
             places = places + (place,)
             reached = reached + (is_listed,)
         return places, reached
 
 
 @triton.jit
-def number_of_entries(isect_offsets, totals, n_words, tiles, PARTS: tl.constexpr):
+def number_of_entries(isect_offsets, bit_counts, n_words, tiles, PARTS: tl.constexpr):
     """Number of entries of all lists."""
-    if totals is None:
+    if bit_counts is None:
         return tl.load(isect_offsets + tiles)
     else:
-        return tl.load(totals + (PARTS * n_words - 1))
+        return tl.load(bit_counts + (PARTS * n_words - 1))
 
 
 @triton.jit
@@ -185,9 +187,9 @@ def store_margins(entries, index, n_entries):
 def _part_lists_kernel(
     values,  # [M] int32
     places_by_gaussian,  # [M] int32, see ``GaussianMajor``, or None
-    words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts n_words] int32, or None
-    listed,  # [MARGIN + K + MARGIN] int32, or with places int64, output
+    bitmasks,  # [parts, n_words] int32, or None if a tile is one part
+    bit_counts,  # [parts n_words] int32, or None
+    listed,  # [MARGIN + n_entries + MARGIN] int32, or with places int64, output
     isect_offsets,  # [tiles + 1] int32
     offsets,  # [lists + 1] int32, output, or None if they are known
     chunk_starts,  # [lists + 1] int32, or None if no list is cut
@@ -205,15 +207,15 @@ def _part_lists_kernel(
     value = tl.load(values + safe)
     if places_by_gaussian is not None:
         value = tl.load(places_by_gaussian + safe).to(tl.int64) << 32 | value.to(tl.int64)
-    places, reached = places_in_lists(words, totals, n_words, safe, PARTS, PTX)
-    n_entries = number_of_entries(isect_offsets, totals, n_words, tiles, PARTS)
-    is_listed = index < (n if words is not None else n_entries)
+    places, reached = places_in_lists(bitmasks, bit_counts, n_words, safe, PARTS, PTX)
+    n_entries = number_of_entries(isect_offsets, bit_counts, n_words, tiles, PARTS)
+    is_listed = index < (n if bitmasks is not None else n_entries)
     for part in tl.static_range(PARTS):
         tl.store(listed + MARGIN + places[part], value, mask=is_listed & (reached[part] != 0))
     store_margins(listed, index, n_entries)
     if offsets is not None:
         if tl.program_id(0) * BLOCK <= n_lists:
-            first = _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX)
+            first = _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, tiles, PTX)
             tl.store(offsets + index, first, mask=index <= n_lists)
     if chunk_lists is not None:
         if tl.program_id(0) * BLOCK < n_chunks:
@@ -241,21 +243,21 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     if n == 0:
         offsets = offsets.new_zeros(band.parts * band.tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
-    words, totals = _part_bits(records, band) if band.parts > 1 else (None, None)
-    counts, n_lists, is_known = None, band.parts * band.tiles, words is None
+    bitmasks, bit_counts = _part_bits(records, band) if band.parts > 1 else (None, None)
+    counts, n_lists, is_known = None, band.parts * band.tiles, bitmasks is None
     order = launch.part_order(band.parts, offsets) if is_compiled_for_cpu(records) else None
     if n > CUT * chunk:
-        offsets, counts, grains = _list_sizes(offsets, words, totals, band)
-        order = order if grains is None else launch.by_grains(grains)
+        offsets, counts, length_steps = _list_sizes(offsets, bitmasks, bit_counts, band)
+        order = order if length_steps is None else launch.order_by_length(length_steps)
         is_known = True
-    elif words is not None:
+    elif bitmasks is not None:
         offsets = offsets.new_empty(n_lists + 1)
     chunk_starts, n_chunks, n_entries = None, 0, n * band.parts
-    if room is not None and words is not None:
+    if room is not None and bitmasks is not None:
         n_entries = room.lists * entries_per_intersection(band.parts)
     is_read = room is None and n_entries > UNREAD
     if counts is None:
-        n_entries = int(totals[-1]) if is_read and totals is not None else n_entries
+        n_entries = int(bit_counts[-1]) if is_read and bit_counts is not None else n_entries
     elif is_read:
         sums = prefix_sums(counts)  # ``chunk_starts``, then n_chunks + n_entries
         n_chunks, total = sums[-2:].tolist()
@@ -276,7 +278,7 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     if has_ends:
         # Elements beyond the last intersection are in a tile beyond the last one, whose end is read and not used.
         ends = offsets.new_empty(n_lists) if room is None else torch.zeros_like(offsets)[:-1]
-    lists = PartLists(n_entries, None, offsets, words, totals, ends, **chunks, order=order)
+    lists = PartLists(n_entries, None, offsets, bitmasks, bit_counts, ends, **chunks, order=order)
     return lists._replace(ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, is_known=is_known))
 
 
@@ -293,7 +295,7 @@ def entries_per_intersection(parts: int) -> int:
 def list_values(
     values: Tensor, places: Tensor | None, lists: PartLists, isect_offsets: Tensor, *, is_known: bool = True
 ) -> Tensor:
-    """Returns the entries of all lists, made of a value of each intersection, such as its row. [K] int32
+    """Returns the entries of all lists, made of a value of each intersection, such as its row. [n_entries] int32
 
     Also writes ``chunk_lists``, if lists are cut, and ``offsets``, unless they are known.
 
@@ -306,14 +308,14 @@ def list_values(
     """
     dtype, n_lists = torch.int32 if places is None else torch.int64, lists.offsets.numel() - 1
     listed = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
-    n_parts, n_words = (1, 0) if lists.words is None else lists.words.shape
+    n_parts, n_words = (1, 0) if lists.bitmasks is None else lists.bitmasks.shape
     _part_lists_kernel.launch_elementwise(
         max(values.numel(), lists.n_chunks, 0 if is_known else n_lists + 1),
         BLOCK,
         values=values,
         places_by_gaussian=places,
-        words=lists.words,
-        totals=lists.totals,
+        bitmasks=lists.bitmasks,
+        bit_counts=lists.bit_counts,
         listed=listed,
         isect_offsets=isect_offsets,
         offsets=None if is_known else lists.offsets,
@@ -342,12 +344,12 @@ def tile_keys(intersections: Intersections) -> Tensor:
 
 
 def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
-    """``words`` and ``totals`` of :class:`PartLists`."""
+    """``bitmasks`` and ``bit_counts`` of :class:`PartLists`."""
     intersections = band.intersections
     flatten_ids = intersections.flatten_ids
     n = flatten_ids.numel()
     n_words = n // WORD.value + 1  # one more than needed, as the end of the last list is looked up, too
-    words = flatten_ids.new_empty(band.parts, n_words)
+    bitmasks = flatten_ids.new_empty(band.parts, n_words)
     counts = flatten_ids.new_empty(band.parts * n_words)
     beams = find_beams(band)
     _part_bits_kernel.launch_elementwise(
@@ -358,7 +360,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         flatten_ids=flatten_ids,
         keys=tile_keys(intersections),
         isect_offsets=intersections.isect_offsets,
-        words=words,
+        bitmasks=bitmasks,
         counts=counts,
         beams=beams,
         n=n,
@@ -378,35 +380,35 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     if intersections.room is not None:
         entries = entries_per_intersection(band.parts)
         limit = Limit(intersections.needed, LISTS, intersections.room.lists * entries, entries)
-    return words, prefix_sums(counts, limit=limit, words=words)
+    return bitmasks, prefix_sums(counts, limit=limit, bitmasks=bitmasks)
 
 
 def _list_sizes(
-    isect_offsets: Tensor, words: Tensor | None, totals: Tensor | None, band: Band
+    isect_offsets: Tensor, bitmasks: Tensor | None, bit_counts: Tensor | None, band: Band
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """``offsets`` of :class:`PartLists`; the ``counts`` of ``_list_sizes_kernel``; and the lengths of lists, see
-    ``by_grains``, or None if their order does not depend on them."""
+    ``order_by_length``, or None if their order does not depend on them."""
     n_lists, chunk = band.parts * band.tiles, band.shape.chunk
-    offsets = isect_offsets if words is None else isect_offsets.new_empty(n_lists + 1)
-    counts, grains = isect_offsets.new_empty(n_lists + 2), None
+    offsets = isect_offsets if bitmasks is None else isect_offsets.new_empty(n_lists + 1)
+    counts, length_steps = isect_offsets.new_empty(n_lists + 2), None
     if n_lists > launch.RESIDENT and not is_compiled_for_cpu(isect_offsets):
-        grains = torch.empty(n_lists, dtype=torch.int16, device=isect_offsets.device)
+        length_steps = torch.empty(n_lists, dtype=torch.int16, device=isect_offsets.device)
     _list_sizes_kernel.launch_elementwise(
         n_lists + 1,
         BLOCK,
         isect_offsets=isect_offsets,
-        words=words,
-        totals=totals,
-        offsets=None if words is None else offsets,
+        bitmasks=bitmasks,
+        bit_counts=bit_counts,
+        offsets=None if bitmasks is None else offsets,
         counts=counts,
-        grains=grains,
+        length_steps=length_steps,
         n_lists=n_lists,
-        n_words=0 if words is None else words.shape[1],
+        n_words=0 if bitmasks is None else bitmasks.shape[1],
         tiles=band.tiles,
         CHUNK=chunk,
         LONGEST=int(CUT * chunk),
-        GRAIN=launch.GRAIN,
-        GRAINS_MAX=launch.GRAINS_MAX,
+        LENGTH_STEP=launch.LENGTH_STEP,
+        LENGTH_STEPS_MAX=launch.LENGTH_STEPS_MAX,
         PTX=has_ptx(isect_offsets),
     )
-    return offsets, counts, grains
+    return offsets, counts, length_steps

@@ -57,9 +57,9 @@ def lanes_last(x):
     each other's column sums.
     """
     last: tl.constexpr = len(x.shape) - 1
-    own = tl.arange(0, x.shape[last])
-    own = own[None, None, :] if last == 2 else own[None, :]
-    return tl.gather(x, tl.broadcast_to(own, x.shape), last)
+    index = tl.arange(0, x.shape[last])
+    index = index[None, None, :] if last == 2 else index[None, :]
+    return tl.gather(x, tl.broadcast_to(index, x.shape), last)
 
 
 @triton.jit

@@ -81,24 +81,24 @@ def _features_bwd_kernel(
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
     ranges: "Ranges",
-    entries,  # [K] int64, see ``PartSlots``
+    entries,  # [n_entries] int64, see ``PartSlots``
     ends: "PixelEnds",
     chunks: "Chunks",
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width], or None for zero
-    v_slots,  # [K, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
+    v_slots,  # [n_entries, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
     rays: "Rays",  # and output
     part_grid: "PartGrid",
     n_colors: "Int",
-    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr, C: tl.constexpr,
+    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """The pixels of each of WARPS warps are summed separately before they are added.
 
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     """
-    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
-    FOOTPRINT: tl.constexpr = C.FOOTPRINT
-    CHANNELS: tl.constexpr = C.CHANNELS
+    PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
+    FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
+    CHANNELS: tl.constexpr = PRODUCTS.CHANNELS
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -118,7 +118,7 @@ def _features_bwd_kernel(
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
             program, ranges, PART.CHUNK, part * part_grid.tiles
         )
-        image, center, inside, pixel, own = part_pixels(
+        image, center, inside, pixel, part_pixel = part_pixels(
             index, 0, part_grid, rays, PART, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
@@ -136,7 +136,7 @@ def _features_bwd_kernel(
         if ranges.chunk_lists is not None:
             if is_chunk:
                 behind *= transmittance
-                transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + own))
+                transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
                 for block in range(blocks):
                     channel = block * CHANNELS + channels
                     v = tl.load(v_part + block * PIXELS * CHANNELS)
@@ -146,7 +146,7 @@ def _features_bwd_kernel(
                         address = chunks.colors + later * PIXELS + pixel_in_part
                         color += tl.load(address, mask=channel < n_features, other=0.0)
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
-                behind *= inverse_transmittance(transmittance, C.APPROX)
+                behind *= inverse_transmittance(transmittance, PRODUCTS.APPROX)
         last = tl.load(ends.last_ids + pixel, mask=inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
         if rays.v_per_pixel is not None:
@@ -154,32 +154,32 @@ def _features_bwd_kernel(
         list_entries = entries + start
         for done in range(0, end - begin, GROUP):
             # Back to front; before the start, repeats the first row with weight 0.
-            place = end - 1 - done - column
-            in_range = place >= begin
-            rows = load_row(list_entries, tl.maximum(place, begin)).to(tl.int64)
-            out = v_slots + load_slot(list_entries, tl.maximum(place, begin)) * slot_width
+            entry = end - 1 - done - column
+            in_range = entry >= begin
+            rows = load_row(list_entries, tl.maximum(entry, begin)).to(tl.int64)
+            out = v_slots + load_slot(list_entries, tl.maximum(entry, begin)) * slot_width
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
             for block in range(blocks):
                 channel = block * CHANNELS + channels
                 v = tl.load(v_part + block * PIXELS * CHANNELS)
                 features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
-                v_dot_c += product(v, tl.trans(features), dtype, C.SPLIT, C.EXACT)
+                v_dot_c += product(v, tl.trans(features), dtype, PRODUCTS.SPLIT, PRODUCTS.EXACT)
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
-            record = _load_group(records, rows, in_range, C.RECORD_WIDTH, VALUES)
+            record = _load_group(records, rows, in_range, PRODUCTS.RECORD_WIDTH, VALUES)
             at = FOOTPRINT.locate(record, _of_group(center))
             e = FOOTPRINT.log2_alpha(record, at)
-            kept = (e >= constant(C.LOG2_ALPHA_MIN, e)) & (place[:, None, None] < last[None])
-            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], C.APPROX), 0.0)
+            kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
+            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.APPROX), 0.0)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
                 transmittance, behind, weight, v_alpha = absorb_vjp(
-                    transmittance, take(alphas, k), behind, take(v_weights, k), C.APPROX
+                    transmittance, take(alphas, k), behind, take(v_weights, k), PRODUCTS.APPROX
                 )
                 weights = put(weights, k, weight)
                 e_k = take(e, k)
-                g = put(g, k, tl.where(e_k <= constant(C.LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
+                g = put(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
             if rays.v_per_pixel is not None:
                 v_pixels = add_pixel_gradients(v_pixels, record, g, at, FOOTPRINT, GROUPED=True)
             sums = ()
@@ -198,12 +198,12 @@ def _features_bwd_kernel(
             for block in range(blocks):
                 channel = block * CHANNELS + channels
                 v = tl.reshape(tl.load(v_part + block * PIXELS * CHANNELS), [WARPS, PIXELS // WARPS, CHANNELS])
-                v_features = tl.sum(product(weights, v, dtype, C.SPLIT, False), 0)
+                v_features = tl.sum(product(weights, v, dtype, PRODUCTS.SPLIT, False), 0)
                 in_slot = in_range[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, TOGETHER)
         if rays.v_per_pixel is not None:
             store_ray_gradients(
-                rays, chunks, v_pixels, program, image, pixel, own, inside, is_chunk,
+                rays, chunks, v_pixels, program, image, pixel, part_pixel, inside, is_chunk,
                 first_chunk == end_chunk, part_grid, PIXELS,
             )  # fmt: skip
 
@@ -232,7 +232,7 @@ def features_bwd(
         backgrounds=backgrounds,
         ranges=ranges,
         entries=slots.entries,
-        ends=ends._replace(totals=None),
+        ends=ends._replace(depth_sums=None),
         chunks=chunks,
         v_parts=_by_part(v_colors, band),
         v_render_alphas=v_images.alphas,
@@ -243,7 +243,7 @@ def features_bwd(
         WARPS=options["num_warps"],
         ABSGRAD=band.settings.absgrad,
         TOGETHER=slots.together,
-        C=Products.of(records, splats, band),
+        PRODUCTS=Products.of(records, splats, band),
         **options,
     )
 

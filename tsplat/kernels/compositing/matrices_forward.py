@@ -17,7 +17,7 @@ from .walk_steps import (
     begin_forward,
     clamped_alpha,
     load_range,
-    part_places,
+    part_coordinates,
     store_chunk,
     store_list,
 )
@@ -34,18 +34,18 @@ def _features_fwd_kernel(
     backgrounds,  # [I, n_colors] or None
     masks,  # [I, n_tiles] bool or None
     ranges: "Ranges",
-    ids,  # [K] int32
+    ids,  # [n_entries] int32
     images: "RenderBuffers",  # output, with n_colors + depth channels
     rays: "Rays",
     chunks: "Chunks",  # output but for the products
     part_grid: "PartGrid",
     n_colors: "Int", passes: "Int",
-    BLOCKS: tl.constexpr, C: tl.constexpr,
+    BLOCKS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """Each of the ``passes`` programs of a part takes BLOCKS blocks of CHANNELS channels."""
-    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
-    FOOTPRINT: tl.constexpr = C.FOOTPRINT
-    CHANNELS: tl.constexpr = C.CHANNELS
+    PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
+    FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
+    CHANNELS: tl.constexpr = PRODUCTS.CHANNELS
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -53,10 +53,10 @@ def _features_fwd_kernel(
     dtype = records.dtype.element_ty
     own_pass = tl.program_id(0) % passes
     program = tl.program_id(0) // passes
-    own_range, pixels, shown, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, part_grid, rays, PART, C.TRANSMITTANCE_MIN, dtype
+    entry_range, pixels, shown, transmittance = begin_forward(
+        program, ranges, masks, chunks.products, part_grid, rays, PART, PRODUCTS.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
-    _, start, begin, end, _, _, _ = own_range
+    _, start, begin, end, _, _, _ = entry_range
     center = pixels[1]
     color = (tl.zeros([PIXELS, CHANNELS], dtype),) * BLOCKS
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
@@ -70,11 +70,11 @@ def _features_fwd_kernel(
         weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
         for k in tl.static_range(GROUP):
             row = tl.load(ids + tl.minimum(done + k, end - 1)).to(tl.int64)
-            record = load_tuple(records + row * C.RECORD_WIDTH, 1, VALUES)
+            record = load_tuple(records + row * PRODUCTS.RECORD_WIDTH, 1, VALUES)
             e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, center))
-            kept = (e >= constant(C.LOG2_ALPHA_MIN, e)) & (done + k < end)
-            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], C.APPROX), 0.0)
-            weight, added, transmittance = absorb(transmittance, alpha, C.TRANSMITTANCE_MIN)
+            kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (done + k < end)
+            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], PRODUCTS.APPROX), 0.0)
+            weight, added, transmittance = absorb(transmittance, alpha, PRODUCTS.TRANSMITTANCE_MIN)
             weights = put(weights, k, tl.where(added, weight, 0.0))
             if images.last_ids is not None:
                 last = tl.where(added, tl.minimum(done + k + 1, end), last)
@@ -83,21 +83,21 @@ def _features_fwd_kernel(
         for block in tl.static_range(BLOCKS):
             channel = first_channel + block * CHANNELS
             features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
-            blended = blended + (color[block] + product(weights, features, dtype, C.SPLIT, C.EXACT),)
+            blended = blended + (color[block] + product(weights, features, dtype, PRODUCTS.SPLIT, PRODUCTS.EXACT),)
         color = blended
         done += GROUP
         alive = tl.max(transmittance) > 0.0
     # Recomputed: addresses kept during the walk would occupy registers.
     program += tl.minimum(done, 0)
     index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(program, ranges, PART.CHUNK)
-    image, _x, _y, inside, pixel, own = part_places(index, 0, part_grid, PART, HEIGHT)
+    image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, 0, part_grid, PART, HEIGHT)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
     first_stored = own_pass == 0
     if ranges.chunk_lists is not None:
         if is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(chunks, chunk, own, transmittance, last, first_stored, PIXELS)
+            store_chunk(chunks, chunk, part_pixel, transmittance, last, first_stored, PIXELS)
             for block in tl.static_range(BLOCKS):
                 channel = first_channel + block * CHANNELS
                 address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
@@ -148,6 +148,6 @@ def features_fwd(
         n_colors=splats.n_colors,
         passes=passes,
         BLOCKS=blocks,
-        C=Products.of(records, splats, band),
+        PRODUCTS=Products.of(records, splats, band),
         **group_options(records, band.shape),
     )

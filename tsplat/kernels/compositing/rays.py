@@ -35,10 +35,10 @@ def no_gradients(like):
 @triton.jit
 def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: tl.constexpr):
     """Adds a Gaussian, or a group of them along the first dimension, to the gradients of rays."""
-    own = FOOTPRINT.pixel_gradients(record, g, at)
+    v = FOOTPRINT.pixel_gradients(record, g, at)
     added = ()
-    for k in tl.static_range(len(own)):
-        value = own[k]
+    for k in tl.static_range(len(v)):
+        value = v[k]
         if GROUPED:
             value = tl.sum(value, 0)
         added = added + (total[k] + value,)
@@ -47,11 +47,11 @@ def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: 
 
 @triton.jit
 def store_ray_gradients(
-    rays, chunks, v, program, image, pixel, own, inside, is_chunk, is_whole, part_grid, PIXELS: tl.constexpr
+    rays, chunks, v, program, image, pixel, part_pixel, inside, is_chunk, is_whole, part_grid, PIXELS: tl.constexpr
 ):  # fmt: skip
     """Stores the gradients of a part's rays: of a chunk by the index of the pixel in the part, else in the images."""
     plane = part_grid.width.to(tl.int64) * part_grid.height
     if chunks.v_rays is not None:
         if is_chunk:
-            store_tuple(chunks.v_rays + program.to(tl.int64) * (6 * PIXELS) + own, PIXELS, v)
+            store_tuple(chunks.v_rays + program.to(tl.int64) * (6 * PIXELS) + part_pixel, PIXELS, v)
     store_tuple(rays.v_per_pixel + pixel + image * (5 * plane), plane, v, inside & is_whole)

@@ -42,14 +42,16 @@ to double the time of the backward pass."""
 
 
 @triton.jit
-def _find_slots(keys, words, totals, ends, n_words, first_key, tiles, index, PARTS: tl.constexpr, PTX: tl.constexpr):
+def _find_slots(
+    keys, bitmasks, bit_counts, ends, n_words, first_key, tiles, index, PARTS: tl.constexpr, PTX: tl.constexpr
+):
     """Finds which entries of intersections have a slot.
 
     Returns:
         What ``places_in_lists`` does; for each part, whether the entry there has a slot (as 0 or 1); their number.
     """
     list_index = tl.load(keys + index).to(tl.int32) - first_key
-    places, reached = places_in_lists(words, totals, n_words, index, PARTS, PTX)
+    places, reached = places_in_lists(bitmasks, bit_counts, n_words, index, PARTS, PTX)
     has_slot = ()
     count = tl.zeros_like(list_index)
     for part in tl.static_range(PARTS):
@@ -64,8 +66,8 @@ def _find_slots(keys, words, totals, ends, n_words, first_key, tiles, index, PAR
 def _slot_counts_kernel(
     places_by_gaussian,  # [M] int32, see ``GaussianMajor``
     keys,  # [M] int16 or int32
-    words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts n_words] int32, or None
+    bitmasks,  # [parts, n_words] int32, or None if a tile is one part
+    bit_counts,  # [parts n_words] int32, or None
     ends,  # [parts * tiles] int32
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
     counts,  # [1 + M] int32, output
@@ -76,7 +78,7 @@ def _slot_counts_kernel(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place, n_listed = tl.load(places_by_gaussian + tl.minimum(index, n - 1)), tl.load(isect_offsets + tiles)
     safe = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
-    _, _, _, count = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, safe, PARTS, PTX)
+    _, _, _, count = _find_slots(keys, bitmasks, bit_counts, ends, n_words, first_key, tiles, safe, PARTS, PTX)
     tl.store(counts + 1 + place, tl.where(index < n_listed, count, 0), mask=index < n)
     tl.store(counts + index, index * 0, mask=index == 0)
 
@@ -87,12 +89,12 @@ def _part_entries_kernel(
     places_by_gaussian,  # [M] int32, see ``GaussianMajor``
     starts,  # [M + 1] int32, first slot of each intersection in Gaussian-major order
     keys,  # [M] int16 or int32
-    words,  # [parts, n_words] int32, or None if a tile is one part
-    totals,  # [parts n_words] int32, or None
+    bitmasks,  # [parts, n_words] int32, or None if a tile is one part
+    bit_counts,  # [parts n_words] int32, or None
     ends,  # [parts * tiles] int32
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections
     place_starts,  # [S + 1] int32, see ``GaussianMajor``
-    entries,  # [MARGIN + K + MARGIN] int64, output
+    entries,  # [MARGIN + n_entries + MARGIN] int64, output
     slot_starts,  # [S + 1] int32, output, first slot of each span
     n: "Int", n_words: "Int", first_key: "Int", tiles: "Int", n_spans: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
@@ -108,14 +110,14 @@ def _part_entries_kernel(
         n_listed = tl.load(isect_offsets + tiles)
         safe = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
         places, reached, has_slot, count = _find_slots(
-            keys, words, totals, ends, n_words, first_key, tiles, safe, PARTS, PTX
+            keys, bitmasks, bit_counts, ends, n_words, first_key, tiles, safe, PARTS, PTX
         )
         slot = tl.load(starts + tl.load(places_by_gaussian + safe), mask=count > 0, other=0)
         entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + safe).to(tl.int64)
         for part in tl.static_range(PARTS):
             tl.store(entries + MARGIN + places[part], entry, mask=(index < n_listed) & (reached[part] != 0))
             entry += has_slot[part].to(tl.int64) << 32
-        store_margins(entries, index, number_of_entries(isect_offsets, totals, n_words, tiles, PARTS))
+        store_margins(entries, index, number_of_entries(isect_offsets, bit_counts, n_words, tiles, PARTS))
     is_span = index <= n_spans
     first = tl.load(place_starts + index, mask=is_span, other=0)
     tl.store(slot_starts + index, tl.load(starts + first, mask=is_span, other=0), mask=is_span)
@@ -125,7 +127,7 @@ def _part_entries_kernel(
 def _layers_kernel(
     slot_starts,  # [S + 1] int32
     span_starts,  # [nnz + 1] int32
-    entries,  # [K] int64, see ``PartSlots``
+    entries,  # [n_entries] int64, see ``PartSlots``
     offsets,  # [lists + 1] int32
     layer_rows,  # [layers + 1] int32, output
     splits,  # [layers + 1, lists] int32, output
@@ -137,7 +139,7 @@ def _layers_kernel(
     A layer begins with the first Gaussian whose first slot is not less than a multiple of ``layer_size``.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    layer, own_list = index // n_lists, index % n_lists
+    layer, list_index = index // n_lists, index % n_lists
     mask = layer <= n_layers
     low, high = layer * 0, layer * 0 + n_rows
     for _ in range(row_steps):
@@ -146,10 +148,10 @@ def _layers_kernel(
         is_before = (start < layer * layer_size) & (middle < n_rows)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
     low = tl.where(layer == n_layers, n_rows, low)  # the last layer also has those without a slot behind all others
-    tl.store(layer_rows + layer, low, mask=mask & (own_list == 0))
+    tl.store(layer_rows + layer, low, mask=mask & (list_index == 0))
     start = tl.load(slot_starts + tl.load(span_starts + low, mask=mask, other=0), mask=mask, other=0)
-    first = tl.load(offsets + own_list)
-    low, high = first, tl.load(offsets + own_list + 1)
+    first = tl.load(offsets + list_index)
+    low, high = first, tl.load(offsets + list_index + 1)
     end = high
     for _ in range(entry_steps):
         middle = (low + high) // 2
@@ -283,18 +285,18 @@ def _row_sum_kernel(
             axis = column - (WIDTH - 2)
             tl.store(v_splats.absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
         if program % blocks == 0:
-            own, found = group + tl.arange(0, FINISHED), ()
-            is_own = (own < group + GROUP) & (own < n_rows)
+            position, found = group + tl.arange(0, FINISHED), ()
+            exists = (position < group + GROUP) & (position < n_rows)
             for k in tl.static_range(SUMS):
                 lanes = tl.minimum(tl.arange(0, FINISHED) * COLUMNS + k, LANES - 1)
                 found = found + (tl.gather(total, lanes, 0),)
-            own_row = tl.load(rows + own, mask=is_own, other=0).to(tl.int64)
-            shape = load_tuple(shapes + own_row * SHAPE, 1, SHAPE, is_own)
-            opacity = tl.load(opacities + own_row, mask=is_own, other=1.0)
+            row_of_lane = tl.load(rows + position, mask=exists, other=0).to(tl.int64)
+            shape = load_tuple(shapes + row_of_lane * SHAPE, 1, SHAPE, exists)
+            opacity = tl.load(opacities + row_of_lane, mask=exists, other=1.0)
             v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
-            store_tuple(v_splats.v_means2d + own_row * 2, 1, v_mean, is_own)
-            store_tuple(v_splats.v_conics + own_row * SHAPE, 1, v_shape, is_own)
-            tl.store(v_splats.v_opacities + own_row, v_opacity, mask=is_own)
+            store_tuple(v_splats.v_means2d + row_of_lane * 2, 1, v_mean, exists)
+            store_tuple(v_splats.v_conics + row_of_lane * SHAPE, 1, v_shape, exists)
+            tl.store(v_splats.v_opacities + row_of_lane, v_opacity, mask=exists)
 
 
 class Layers(NamedTuple):
@@ -333,7 +335,7 @@ class PartSlots(NamedTuple):
     """Where the programs of the backward pass write the gradients of the entries of lists.
 
     Attributes:
-        entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
+        entries: [n_entries] int64, row of each entry in the low 32 bits, slot in the high ones.
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
         v_slots: [slots, columns] of all entries or of a layer, uninitialized if programs write each slot once,
             otherwise zero.
@@ -428,7 +430,7 @@ def _find_layers(
 
 
 def _shared_entries(lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor) -> Tensor:
-    """Rows and slots of the entries [K], see ``PartSlots``. The place of an intersection is the slot of its entries."""
+    """Rows and slots of the entries [n_entries], see ``PartSlots``. The place of an intersection is their slot."""
     return list_values(intersections.flatten_ids, gaussian_major.places, lists, intersections.isect_offsets)
 
 
@@ -438,17 +440,17 @@ def _entries(
     """Assigns slots to the entries before ``ends``, those of a Gaussian one after the other.
 
     Returns:
-        Rows and slots of the entries [K], see ``PartSlots``, and the first slot of each span [S + 1].
+        Rows and slots of the entries [n_entries], see ``PartSlots``, and the first slot of each span [S + 1].
     """
-    parts, n_words = (1, 0) if lists.words is None else lists.words.shape
+    parts, n_words = (1, 0) if lists.bitmasks is None else lists.bitmasks.shape
     n = gaussian_major.places.numel()
     counts = ends.new_empty(n + 1)
     arguments = {
         "n": n,
         "places_by_gaussian": gaussian_major.places,
         "keys": tile_keys(intersections),
-        "words": lists.words,
-        "totals": lists.totals,
+        "bitmasks": lists.bitmasks,
+        "bit_counts": lists.bit_counts,
         "ends": ends,
         "isect_offsets": intersections.isect_offsets,
         "n_words": n_words,

@@ -72,12 +72,12 @@ class PixelEnds(NamedTuple):
 
     Attributes:
         transmittances, last_ids: [I, height, width], see ``RenderBuffers``.
-        totals: [I, height, width], sums of the last feature; None without distortion.
+        depth_sums: [I, height, width], sums of the last feature; None without distortion.
     """
 
     transmittances: Tensor
     last_ids: Tensor
-    totals: Tensor | None
+    depth_sums: Tensor | None
 
 
 class ImageGradients(NamedTuple):
@@ -202,7 +202,7 @@ def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
 
 
 @triton.jit
-def part_places(
+def part_coordinates(
     index, block: tl.constexpr, part_grid, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr,
     BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
@@ -226,16 +226,16 @@ def part_places(
     part = index // part_grid.tiles
     image = (tile // part_grid.n_tiles).to(tl.int64)
     tile = tile % part_grid.n_tiles
-    own_x = tl.arange(0, WIDTH)[None, :]
-    own_y = block * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
-    x = tile % part_grid.tile_width * TILE + part % PARTS_ACROSS * WIDTH + own_x
-    y = tile // part_grid.tile_width * TILE + part // PARTS_ACROSS * HEIGHT + own_y
+    part_x = tl.arange(0, WIDTH)[None, :]
+    part_y = block * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
+    x = tile % part_grid.tile_width * TILE + part % PARTS_ACROSS * WIDTH + part_x
+    y = tile // part_grid.tile_width * TILE + part // PARTS_ACROSS * HEIGHT + part_y
     inside = (x < part_grid.width) & (y < part_grid.height)
     pixel = (image * part_grid.height + y) * part_grid.width + x
-    own = own_y * WIDTH + own_x
+    part_pixel = part_y * WIDTH + part_x
     if BY_COLUMN:
-        own = tl.max_contiguous(own, [1, 1])
-    return image, x, y, inside, pixel, own
+        part_pixel = tl.max_contiguous(part_pixel, [1, 1])
+    return image, x, y, inside, pixel, part_pixel
 
 
 @triton.jit
@@ -243,12 +243,12 @@ def part_pixels(
     index, block: tl.constexpr, part_grid, rays, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
     BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """What ``part_places`` returns, with what footprints call a pixel in place of x and y: its center, or its ray."""
-    image, x, y, inside, pixel, own = part_places(index, block, part_grid, PART, BLOCK_HEIGHT, BY_COLUMN)
+    """What ``part_coordinates`` returns, with what footprints call a pixel, its center or its ray, for x and y."""
+    image, x, y, inside, pixel, part_pixel = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT, BY_COLUMN)
     if rays.per_pixel is None:
-        return image, (x.to(dtype) + 0.5, y.to(dtype) + 0.5), inside, pixel, own
+        return image, (x.to(dtype) + 0.5, y.to(dtype) + 0.5), inside, pixel, part_pixel
     else:
-        return image, load_rays(rays, image, pixel, inside, part_grid), inside, pixel, own
+        return image, load_rays(rays, image, pixel, inside, part_grid), inside, pixel, part_pixel
 
 
 @triton.jit
@@ -266,10 +266,10 @@ def begin_forward(
         What ``load_range`` and ``part_pixels`` do; whether the tile is shown; the transmittance in front of the
         program's entries, negative where pixels are outside, have no ray or have stopped before.
     """
-    own_range = load_range(program, ranges, PART.CHUNK)
-    index, _, _, _, first_chunk, _, is_chunk = own_range
+    entry_range = load_range(program, ranges, PART.CHUNK)
+    index, _, _, _, first_chunk, _, is_chunk = entry_range
     pixels = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
-    _, center, inside, _, own = pixels
+    _, center, inside, _, part_pixel = pixels
     shown = True
     if masks is not None:
         shown = tl.load(masks + (part_grid.first_tile + index % part_grid.tiles)) != 0
@@ -277,18 +277,19 @@ def begin_forward(
     if products is not None:
         if is_chunk & shown:
             for earlier in range(first_chunk, program):
-                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + own)
+                address = products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + part_pixel
+                transmittance *= tl.load(address)
             alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
-    return own_range, pixels, shown, transmittance
+    return entry_range, pixels, shown, transmittance
 
 
 @triton.jit
-def store_chunk(chunks, chunk, own, transmittance, last, mask, PIXELS: tl.constexpr):
+def store_chunk(chunks, chunk, part_pixel, transmittance, last, mask, PIXELS: tl.constexpr):
     """Stores where the walk of a chunk ended: T and the last entry of its pixels, by their index in the part."""
-    tl.store(chunks.transmittances + chunk * PIXELS + own, transmittance, mask=mask)
+    tl.store(chunks.transmittances + chunk * PIXELS + part_pixel, transmittance, mask=mask)
     if chunks.last_ids is not None:
-        tl.store(chunks.last_ids + chunk * PIXELS + own, last, mask=mask)
+        tl.store(chunks.last_ids + chunk * PIXELS + part_pixel, last, mask=mask)
 
 
 @triton.jit
@@ -394,22 +395,22 @@ def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
 
 
 @triton.jit
-def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, place, C: tl.constexpr):
+def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry, WALK: tl.constexpr):
     """One Gaussian at the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
 
     Returns:
         T and ``behind`` in front of it, its weight, g, where the pixels are in the splat, the gradient of its features
         divided by the weight, and the state in front of it.
     """
-    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     at = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, at)
-    kept = (e >= constant(C.LOG2_ALPHA_MIN, e)) & (place < last)
-    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], C.APPROX, C.AMD), 0.0)
+    kept = (e >= constant(WALK.LOG2_ALPHA_MIN, e)) & (entry < last)
+    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], WALK.APPROX, WALK.AMD), 0.0)
     features = FOOTPRINT.features(record, at, pixel, FIRST, len(v_color), FOOTPRINT)
     if len(state) > 0:
-        front = transmittance * reciprocal(1.0 - alpha, C.APPROX)
+        front = transmittance * reciprocal(1.0 - alpha, WALK.APPROX)
         z = features[len(v_color) - 1]
         state, v_color, of_distortion = distortion_vjp(state, v_color, z, alpha * front, front, transmittance)
     v_weight = v_color[0] * features[0]
@@ -417,8 +418,8 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, place,
         v_weight = tl.fma(v_color[k], features[k], v_weight)
     if len(state) > 0:
         v_weight += of_distortion
-    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, C.APPROX)
-    g = tl.where(e <= constant(C.LOG2_ALPHA_MAX, e), g, 0.0)
+    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, WALK.APPROX)
+    g = tl.where(e <= constant(WALK.LOG2_ALPHA_MAX, e), g, 0.0)
     v_color, at = FOOTPRINT.features_vjp(record, at, pixel, weight, v_color, FIRST, FOOTPRINT)
     return transmittance, behind, weight, g, at, v_color, state
 

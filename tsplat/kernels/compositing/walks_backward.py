@@ -25,22 +25,22 @@ from .walk_steps import (
     inverse_transmittance,
     load_entry,
     load_range,
+    part_coordinates,
     part_pixels,
-    part_places,
 )
 
 
 @triton.jit
-def _begin(own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, C: tl.constexpr):
+def _begin(entry_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, WALK: tl.constexpr):
     """The state of the pixels of a block behind the entries of a program.
 
     Returns:
         T; ``behind``; the gradients of features; the entry behind the last one that was added; the state of
         ``distortion``, or ().
     """
-    FEATURES: tl.constexpr = C.FEATURES
-    VALUES: tl.constexpr = FEATURES + C.DISTORTION
-    image, _, inside, pixel, own = pixels
+    FEATURES: tl.constexpr = WALK.FEATURES
+    VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
+    image, _, inside, pixel, part_pixel = pixels
     v_image = v_images.colors + image * v_images.image_stride
     v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
     transmittance = tl.load(ends.transmittances + pixel, mask=inside, other=1.0)
@@ -54,34 +54,34 @@ def _begin(own_range, pixels, program, ends, v_images, backgrounds, ranges, chun
         v_alpha = tl.load(v_images.alphas + pixel, mask=inside, other=0.0)
         behind = tl.where(covered, -v_alpha, 0.0)
     if backgrounds is not None:
-        COLORS: tl.constexpr = C.COLORS
+        COLORS: tl.constexpr = WALK.COLORS
         for k in tl.static_range(COLORS):
             behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
     state = ()
-    if C.DISTORTION:
+    if WALK.DISTORTION:
         v_distortion = tl.where(covered, v[FEATURES], 0.0)
-        state = begin_distortion(ends.totals, pixel, inside, v_distortion, transmittance)
+        state = begin_distortion(ends.depth_sums, pixel, inside, v_distortion, transmittance)
     # behind T_end, plus v . color of the chunks behind, over T behind this chunk
     if ranges.chunk_lists is not None:
-        end_chunk, is_chunk = own_range[5], own_range[6]
+        end_chunk, is_chunk = entry_range[5], entry_range[6]
         if is_chunk:
-            PIXELS: tl.constexpr = C.PART.WIDTH * C.PART.HEIGHT
+            PIXELS: tl.constexpr = WALK.PART.WIDTH * WALK.PART.HEIGHT
             behind *= transmittance
-            transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + own))
-            if C.DISTORTION:
+            transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
+            if WALK.DISTORTION:
                 z_behind = tl.zeros_like(behind)
                 distortion_behind = tl.zeros_like(behind)
             for step in range(end_chunk - 1 - program):
-                later = chunks.colors + (end_chunk - 1 - step).to(tl.int64) * (VALUES * PIXELS) + own
+                later = chunks.colors + (end_chunk - 1 - step).to(tl.int64) * (VALUES * PIXELS) + part_pixel
                 for k in tl.static_range(FEATURES):
                     behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
-                if C.DISTORTION:
+                if WALK.DISTORTION:
                     z_behind += tl.load(later + (FEATURES - 1) * PIXELS)
                     distortion_behind += tl.load(later + FEATURES * PIXELS)
-            if C.DISTORTION:
+            if WALK.DISTORTION:
                 state, added = distortion_of_chunks(state, z_behind, distortion_behind, transmittance)
                 behind += added
-            behind *= inverse_transmittance(transmittance, C.APPROX)
+            behind *= inverse_transmittance(transmittance, WALK.APPROX)
     last = tl.load(ends.last_ids + pixel, mask=inside, other=0)
     return transmittance, behind, v_color, last, state
 
@@ -109,8 +109,8 @@ def _store_state(carried, inside, pixel, transmittance, behind, state):
 
 @triton.jit
 def _step(
-    record, place, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD: tl.constexpr,
-    C: tl.constexpr,
+    record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD: tl.constexpr,
+    WALK: tl.constexpr,
 ):  # fmt: skip
     """One Gaussian, back to front, at the pixels of all blocks.
 
@@ -118,7 +118,7 @@ def _step(
         T, ``behind``, the states of distortion and the gradients of rays in front of it, for each block; the sums of
         the footprint, those of features and of slopes, and where the pixels of the last block are in the splat.
     """
-    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     new_transmittance = ()
     new_behind = ()
     new_states = ()
@@ -126,16 +126,16 @@ def _step(
     sums = ()
     others = ()
     for b in tl.static_range(len(last)):
-        own_state = states[b] if C.DISTORTION else ()
-        own_t, own_behind, weight, g, at, own_v, own_state = blend_vjp(
-            record, centers[b], transmittance[b], behind[b], last[b], v_colors[b], own_state, place, C
+        block_state = states[b] if WALK.DISTORTION else ()
+        block_t, block_behind, weight, g, at, block_v, block_state = blend_vjp(
+            record, centers[b], transmittance[b], behind[b], last[b], v_colors[b], block_state, entry, WALK
         )
-        new_transmittance = new_transmittance + (own_t,)
-        new_behind = new_behind + (own_behind,)
-        if C.DISTORTION:
-            new_states = new_states + (own_state,)
+        new_transmittance = new_transmittance + (block_t,)
+        new_behind = new_behind + (block_behind,)
+        if WALK.DISTORTION:
+            new_states = new_states + (block_state,)
         sums = FOOTPRINT.add_gradients(sums, g, at)
-        others = add_features(others, record, weight, g, at, own_v, FOOTPRINT, ABSGRAD)
+        others = add_features(others, record, weight, g, at, block_v, FOOTPRINT, ABSGRAD)
         if len(v_pixels) > 0:
             added = add_pixel_gradients(v_pixels[b], record, g, at, FOOTPRINT, GROUPED=False)
             new_v_pixels = new_v_pixels + (added,)
@@ -143,9 +143,9 @@ def _step(
 
 
 @triton.jit
-def _store(out, sums, others, at, is_first, FOLD: tl.constexpr, TOGETHER: tl.constexpr, C: tl.constexpr):
+def _store(out, sums, others, at, is_first, FOLD: tl.constexpr, TOGETHER: tl.constexpr, WALK: tl.constexpr):
     """Stores the sums over the pixels of a part in a slot, or adds them if the parts of a tile share slots."""
-    FOOTPRINT: tl.constexpr = C.FOOTPRINT
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     if FOLD:
         tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
     else:
@@ -162,7 +162,7 @@ def _composite_bwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, COLORS] or None
     ranges: "Ranges",
-    entries,  # [K] int64, see ``PartSlots``
+    entries,  # [n_entries] int64, see ``PartSlots``
     ends: "PixelEnds",
     v_images: "ImageGradients",
     chunks: "Chunks",
@@ -171,24 +171,24 @@ def _composite_bwd_kernel(
     rays: "Rays",  # and output
     part_grid: "PartGrid",
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
-    TOGETHER: tl.constexpr, CONTINUED: tl.constexpr, C: tl.constexpr,
+    TOGETHER: tl.constexpr, CONTINUED: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
 
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     Walks a layer, from where the layer behind it has ended if CONTINUED.
     """
-    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
-    VALUES: tl.constexpr = C.FOOTPRINT.VALUES + OPACITY + C.FEATURES
+    VALUES: tl.constexpr = WALK.FOOTPRINT.VALUES + OPACITY + WALK.FEATURES
     BLOCKS: tl.constexpr = PART.HEIGHT // BLOCK_HEIGHT
-    UNROLL: tl.constexpr = C.UNROLL
+    UNROLL: tl.constexpr = WALK.UNROLL
     if layer.splits is not None:
         v_slots += tl.cast(layer.first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
     for part in range(TOGETHER):
-        own_range = load_range(program, ranges, PART.CHUNK, part * part_grid.tiles)
-        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = own_range
+        entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.tiles)
+        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = entry_range
         if layer.splits is not None:
             n_lists = part_grid.tiles * ((PART.TILE // PART.WIDTH) * (PART.TILE // PART.HEIGHT))
             split = layer.splits + layer.number.to(tl.int64) * n_lists + index
@@ -203,21 +203,21 @@ def _composite_bwd_kernel(
         end = 0
         for block in tl.static_range(BLOCKS):
             pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
-            own_t, own_behind, v_color, own_last, state = _begin(
-                own_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, C
+            block_t, block_behind, v_color, block_last, state = _begin(
+                entry_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, WALK
             )
             if CONTINUED:
-                own_t, own_behind, state = _load_state(layer.carried, pixels[2], pixels[3], state)
+                block_t, block_behind, state = _load_state(layer.carried, pixels[2], pixels[3], state)
             centers = centers + (pixels[1],)
-            transmittance = transmittance + (own_t,)
-            behind = behind + (own_behind,)
+            transmittance = transmittance + (block_t,)
+            behind = behind + (block_behind,)
             v_colors = v_colors + (v_color,)
-            if C.DISTORTION:
+            if WALK.DISTORTION:
                 states = states + (state,)
             if rays.v_per_pixel is not None:
-                v_pixels = v_pixels + (no_gradients(own_t),)
-            last = last + (own_last,)
-            end = tl.maximum(end, tl.max(own_last))
+                v_pixels = v_pixels + (no_gradients(block_t),)
+            last = last + (block_last,)
+            end = tl.maximum(end, tl.max(block_last))
         list_entries = entries + start
         first_out = v_slots
         is_first = True
@@ -227,37 +227,39 @@ def _composite_bwd_kernel(
         end = tl.maximum(tl.minimum(end, range_end), begin)
         if begin < end:
             # The record of the next entry is loaded while that of one is blended.
-            row, slot = load_entry(list_entries + end - 1, C.APPROX)
-            record = load_record(records, row, C.RECORD_WIDTH, VALUES, C.APPROX)
-            next_row, next_slot = load_entry(list_entries + end - 2, C.APPROX)
-            ahead = start + end - 3  # if derived from place, that would take 64 bits as well
+            row, slot = load_entry(list_entries + end - 1, WALK.APPROX)
+            record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
+            next_row, next_slot = load_entry(list_entries + end - 2, WALK.APPROX)
+            ahead = start + end - 3  # if derived from entry, that would take 64 bits as well
             for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
-                place = end - 1 - step
-                next_record = load_record(records, next_row, C.RECORD_WIDTH, VALUES, C.APPROX)
-                out = element(first_out, slot, COLUMNS, C.APPROX)
+                entry = end - 1 - step
+                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
+                out = element(first_out, slot, COLUMNS, WALK.APPROX)
                 slot = next_slot
-                next_row, next_slot = load_entry(entries + ahead, C.APPROX)
+                next_row, next_slot = load_entry(entries + ahead, WALK.APPROX)
                 ahead -= 1
-                if C.AHEAD > 0:
-                    later_row, later_slot = load_entry(list_entries + tl.maximum(place - C.AHEAD, begin), C.APPROX)
-                    prefetch(records + later_row.to(tl.int64) * C.RECORD_WIDTH, VALUES)
+                if WALK.AHEAD > 0:
+                    later_row, later_slot = load_entry(
+                        list_entries + tl.maximum(entry - WALK.AHEAD, begin), WALK.APPROX
+                    )
+                    prefetch(records + later_row.to(tl.int64) * WALK.RECORD_WIDTH, VALUES)
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
                 transmittance, behind, states, v_pixels, sums, others, at = _step(
-                    record, place, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, C
+                    record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, WALK
                 )
-                _store(out, sums, others, at, is_first, FOLD, TOGETHER, C)
+                _store(out, sums, others, at, is_first, FOLD, TOGETHER, WALK)
                 record = next_record
         if layer.splits is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):
-                    _image, _x, _y, inside, pixel, _own = part_places(index, block, part_grid, PART, BLOCK_HEIGHT)
-                    own_state = states[block] if C.DISTORTION else ()
-                    _store_state(layer.carried, inside, pixel, transmittance[block], behind[block], own_state)
+                    _, _, _, inside, pixel, _ = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
+                    block_state = states[block] if WALK.DISTORTION else ()
+                    _store_state(layer.carried, inside, pixel, transmittance[block], behind[block], block_state)
         if rays.v_per_pixel is not None:
             for block in tl.static_range(BLOCKS):
-                image, _x, _y, inside, pixel, own = part_places(index, block, part_grid, PART, BLOCK_HEIGHT)
+                image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
                 store_ray_gradients(
-                    rays, chunks, v_pixels[block], program, image, pixel, own, inside, is_chunk,
+                    rays, chunks, v_pixels[block], program, image, pixel, part_pixel, inside, is_chunk,
                     first_chunk == end_chunk, part_grid, PART.WIDTH * PART.HEIGHT,
                 )  # fmt: skip
 
@@ -306,6 +308,6 @@ def walk_bwd(
         COLUMNS=slots.v_slots.shape[1],
         TOGETHER=slots.together,
         CONTINUED=not is_last,
-        C=band.walk(records, splats, normals=True, hits=True, distortion=True),
+        WALK=band.walk(records, splats, normals=True, hits=True, distortion=True),
         **walk_options(records),
     )

@@ -36,89 +36,89 @@ def _composite_fwd_kernel(
     backgrounds,  # [I, stride], from the first channel of this pass on; or None
     masks,  # [I, n_tiles] bool or None
     ranges: "Ranges",
-    ids,  # [K] int32
+    ids,  # [n_entries] int32
     images: "RenderBuffers",  # output; colors have the given stride, and begin with the first channel of this pass
     rays: "Rays",
     chunks: "Chunks",  # output but for the products
     part_grid: "PartGrid",
     background_stride: "Int", stride: "Int",
-    STEP: tl.constexpr, C: tl.constexpr,
+    STEP: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    PART: tl.constexpr = C.PART  # Triton 3.6 cannot pass a field that is a bundle
+    PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
-    FOOTPRINT: tl.constexpr = C.FOOTPRINT
-    FEATURES: tl.constexpr = C.FEATURES
+    FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
+    FEATURES: tl.constexpr = WALK.FEATURES
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     VALUES: tl.constexpr = FIRST + FEATURES
     PIXELS: tl.constexpr = WIDTH * HEIGHT
-    ADDED: tl.constexpr = FEATURES + C.DISTORTION
-    UNROLL: tl.constexpr = C.UNROLL
+    ADDED: tl.constexpr = FEATURES + WALK.DISTORTION
+    UNROLL: tl.constexpr = WALK.UNROLL
     program = tl.program_id(0)
-    own_range, pixels, shown, transmittance = begin_forward(
-        program, ranges, masks, chunks.products, part_grid, rays, PART, C.TRANSMITTANCE_MIN, dtype
+    entry_range, pixels, shown, transmittance = begin_forward(
+        program, ranges, masks, chunks.products, part_grid, rays, PART, WALK.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
-    index, start, begin, end, first_chunk, end_chunk, is_chunk = own_range
-    image, center, inside, pixel, own = pixels
+    index, start, begin, end, first_chunk, end_chunk, is_chunk = entry_range
+    image, center, inside, pixel, part_pixel = pixels
     color = (tl.zeros([HEIGHT, WIDTH], dtype),) * ADDED
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
-    if C.DISTORTION:
+    if WALK.DISTORTION:
         color = color + (1.0 - tl.abs(transmittance),)
         median = tl.zeros([HEIGHT, WIDTH], tl.int32)
     alive = shown & (begin < end)
     ids += start
     if alive:
-        record = load_record(records, tl.load(ids + begin), C.RECORD_WIDTH, VALUES, C.APPROX)
+        record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
         next_row = tl.load(ids + begin + 1)
-        if C.APPROX:
+        if WALK.APPROX:
             ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
         done = begin
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
-            for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, C.RECORD_WIDTH, VALUES, C.APPROX)
-                if C.APPROX:
+            for entry in tl.range(done, stop, loop_unroll_factor=UNROLL):
+                next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
+                if WALK.APPROX:
                     next_row = tl.load(ahead)
                     ahead += 1
                 else:
-                    next_row = tl.load(ids + place + 2)
-                if C.AHEAD > 0:
-                    row = tl.load(ids + tl.minimum(place + C.AHEAD, end - 1)).to(tl.int64)
-                    prefetch(records + row * C.RECORD_WIDTH, VALUES)
-                alpha, at = alpha_at(record, center, FOOTPRINT, C.LOG2_ALPHA_MIN, C.APPROX, C.AMD)
+                    next_row = tl.load(ids + entry + 2)
+                if WALK.AHEAD > 0:
+                    row = tl.load(ids + tl.minimum(entry + WALK.AHEAD, end - 1)).to(tl.int64)
+                    prefetch(records + row * WALK.RECORD_WIDTH, VALUES)
+                alpha, at = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)
                 front = transmittance
-                weight, added, transmittance = absorb(front, alpha, C.TRANSMITTANCE_MIN, C.AMD)
+                weight, added, transmittance = absorb(front, alpha, WALK.TRANSMITTANCE_MIN, WALK.AMD)
                 features = FOOTPRINT.features(record, at, center, FIRST, FEATURES, FOOTPRINT)
                 blended = ()
                 for k in tl.static_range(FEATURES):
                     mixed = tl.fma(weight, features[k], color[k])
-                    if not C.AMD:
+                    if not WALK.AMD:
                         mixed = tl.where(added, mixed, color[k])
                     blended = blended + (mixed,)
-                if C.DISTORTION:
+                if WALK.DISTORTION:
                     z = features[FEATURES - 1]
-                    blended, median = add_distortion(blended, color, median, place, z, weight, added, front)
+                    blended, median = add_distortion(blended, color, median, entry, z, weight, added, front)
                 color = blended
                 if images.last_ids is not None:
-                    last = tl.where(added, place + 1, last)
+                    last = tl.where(added, entry + 1, last)
                 record = next_record
             done = stop
             alive = tl.max(transmittance) > 0.0
     if ranges.chunk_lists is not None:
         if is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(chunks, chunk, own, transmittance, last, None, PIXELS)
+            store_chunk(chunks, chunk, part_pixel, transmittance, last, None, PIXELS)
             for k in tl.static_range(ADDED):
-                tl.store(chunks.colors + (chunk * stride + k) * PIXELS + own, color[k])
+                tl.store(chunks.colors + (chunk * stride + k) * PIXELS + part_pixel, color[k])
     is_whole = first_chunk == end_chunk
     inside = inside & is_whole
     transmittance = tl.abs(transmittance)
-    if C.DISTORTION:
-        store_medians(images, chunks, ids, median, pixel, own, inside, program.to(tl.int64), is_chunk, PIXELS)
+    if WALK.DISTORTION:
+        store_medians(images, chunks, ids, median, pixel, part_pixel, inside, program.to(tl.int64), is_chunk, PIXELS)
     for k in tl.static_range(ADDED):
         value = color[k]
-        if (backgrounds is not None) and (k < C.COLORS):
+        if (backgrounds is not None) and (k < WALK.COLORS):
             value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
         tl.store(images.colors + pixel * stride + k, value, mask=inside)
     store_list(images, ranges.ends, pixel, index, start, transmittance, last, inside, is_whole)
@@ -189,6 +189,6 @@ def walk_fwd(
             background_stride=n_colors,
             stride=stride,
             STEP=STEP,
-            C=band.walk(records, passed, normals=first == 0, hits=is_last, distortion=is_last),
+            WALK=band.walk(records, passed, normals=first == 0, hits=is_last, distortion=is_last),
             **walk_options(records),
         )

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
-from ..device_math import add_where, constant, finite, load_tuple, own_gaussians, size_of, store_tuple
+from ..device_math import add_where, constant, finite, gaussians_of_program, load_tuple, size_of, store_tuple
 from ..launch import Int, block_size, indices_of, kernel, programs
 from .camera_sums import CameraSums
 from .ewa import EWA
@@ -35,13 +35,13 @@ def _projector(settings: ProjectionSettings) -> Projector:
 
 
 @triton.jit
-def _load_camera(cameras, image, C: tl.constexpr):
+def _load_camera(cameras, image, CONSTANTS: tl.constexpr):
     """The camera of an image, as a `Projector` gets it."""
     v = cameras.viewmats + image * 16
     k = cameras.Ks + image * 9
     rotation_rows = load_tuple(v, 1, 3) + load_tuple(v + 4, 1, 3) + load_tuple(v + 8, 1, 3)
     intrinsics = (tl.load(k), tl.load(k + 4), tl.load(k + 2), tl.load(k + 5))
-    lens = load_lens(cameras.lens, image, C.N_LENS)
+    lens = load_lens(cameras.lens, image, CONSTANTS.N_LENS)
     return rotation_rows, load_tuple(v + 3, 4, 3), intrinsics, lens, load_path(cameras.shutter, image)
 
 
@@ -53,7 +53,7 @@ def _projection_fwd_kernel(
     visible_out,  # [B, C, N] int8, output, or None
     n_rows: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    PROJECTOR: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # The Gaussian and the image of each row.
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -63,27 +63,27 @@ def _projection_fwd_kernel(
         dense_id = tl.load(projected.dense_ids + row, mask=mask, other=0)
         tl.store(projected.row_of + dense_id, row.to(tl.int32), mask=mask)
     image = dense_id // projected.n_gaussians
-    gaussian = image // projected.n_cameras * projected.n_gaussians + dense_id % projected.n_gaussians
+    gaussian_id = image // projected.n_cameras * projected.n_gaussians + dense_id % projected.n_gaussians
     image = tl.where(mask, image, 0)
 
-    own = PROJECTOR.load(gaussians, gaussian, mask)
+    gaussian = PROJECTOR.load(gaussians, gaussian_id, mask)
     opacity = None
     if gaussians.opacities is not None:
-        opacity = tl.load(gaussians.opacities + gaussian, mask=mask, other=0.0)
-    camera = _load_camera(cameras, image, C)
+        opacity = tl.load(gaussians.opacities + gaussian_id, mask=mask, other=0.0)
+    camera = _load_camera(cameras, image, CONSTANTS)
     seen, depth, z, mean2d, radii, shape, normal, rho, opacity = PROJECTOR.project(
-        own, camera, opacity, (width, height, eps2d), C
+        gaussian, camera, opacity, (width, height, eps2d), CONSTANTS
     )
 
     # Culling. Every comparison is written so that NaN fails it.
     visible = mask & seen & (z >= constant(near, z)) & (z <= constant(far, z)) & finite(size_of(shape))
     if gaussians.valid is not None:
-        visible = visible & (tl.load(gaussians.valid + gaussian, mask=mask, other=0) != 0)
+        visible = visible & (tl.load(gaussians.valid + gaussian_id, mask=mask, other=0) != 0)
     radius_min = constant(radius_clip, z)
     visible = visible & ((radii[0] > radius_min) | (radii[1] > radius_min))
     # Clamped after that test: tl.minimum turns NaN, of negative definite covariances, into the bound.
-    radius_x = tl.minimum(radii[0], C.RADIUS_MAX)
-    radius_y = tl.minimum(radii[1], C.RADIUS_MAX)
+    radius_x = tl.minimum(radii[0], CONSTANTS.RADIUS_MAX)
+    radius_y = tl.minimum(radii[1], CONSTANTS.RADIUS_MAX)
     visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
     visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
 
@@ -125,16 +125,16 @@ def _projection_bwd_kernel(
     sums: "CameraSums",  # output
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
-    PROJECTOR: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    PROJECTOR: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     SHAPE: tl.constexpr = PROJECTOR.SHAPE
     GRADIENTS: tl.constexpr = PROJECTOR.GRADIENTS
-    batch, block, n, gaussian, mask = own_gaussians(n_gaussians, BLOCK)
-    own = PROJECTOR.load(gaussians, gaussian, mask)
+    batch, block, n, gaussian_id, mask = gaussians_of_program(n_gaussians, BLOCK)
+    gaussian = PROJECTOR.load(gaussians, gaussian_id, mask)
     given_opacity = None
-    if C.COMPENSATE and gaussians.opacities is not None:
-        given_opacity = tl.load(gaussians.opacities + gaussian, mask=mask, other=0.0)
-    zero = tl.zeros([BLOCK], own[0][0].dtype)
+    if CONSTANTS.COMPENSATE and gaussians.opacities is not None:
+        given_opacity = tl.load(gaussians.opacities + gaussian_id, mask=mask, other=0.0)
+    zero = tl.zeros([BLOCK], gaussian[0][0].dtype)
     total, v_opacity = (zero,) * GRADIENTS, zero
     seen = tl.zeros([BLOCK], tl.int1)
     is_clean = mask
@@ -142,7 +142,7 @@ def _projection_bwd_kernel(
         image = batch * n_cameras + camera_index
         row, visible = _find_rows(row_of, radii, image * n_gaussians + n, mask)
         seen = seen | visible
-        camera = _load_camera(cameras, image, C)
+        camera = _load_camera(cameras, image, CONSTANTS)
 
         # The gradients of the row, and whether they are finite.
         v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho = None, None, None, None, None, None
@@ -167,24 +167,24 @@ def _projection_bwd_kernel(
             incoming += tl.abs(v_rho)
         is_clean = is_clean & finite(incoming)
 
-        v_own, v_own_opacity, v_camera, saved = PROJECTOR.vjp(
-            own, camera, given_opacity, (width, height, eps2d),
+        v_gaussian, v_gaussian_opacity, v_camera, saved = PROJECTOR.vjp(
+            gaussian, camera, given_opacity, (width, height, eps2d),
             (v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho),
-            sums.lens is not None, sums.shutter is not None, C,
+            sums.lens is not None, sums.shutter is not None, CONSTANTS,
         )  # fmt: skip
-        outgoing = size_of(v_own) + tl.abs(v_own_opacity)
+        outgoing = size_of(v_gaussian) + tl.abs(v_gaussian_opacity)
         if len(v_camera) > 0:
             outgoing += size_of(v_camera)
         visible = visible & (finite(outgoing) | (finite(incoming) == 0))
-        total = add_where(total, visible, v_own)
-        v_opacity += tl.where(visible, v_own_opacity, 0.0)
+        total = add_where(total, visible, v_gaussian)
+        v_opacity += tl.where(visible, v_gaussian_opacity, 0.0)
 
         # Sums over the block for the camera.
         place = block.to(tl.int64) * n_images + image
         if sums.poses is not None:
             for i in tl.static_range(3):
                 for j in tl.static_range(4):
-                    v_w = PROJECTOR.pose_gradient(own, saved, i, j, C)
+                    v_w = PROJECTOR.pose_gradient(gaussian, saved, i, j, CONSTANTS)
                     tl.store(sums.poses + place * 12 + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
         if sums.lens is not None:
             for k in tl.static_range(12):
@@ -194,17 +194,17 @@ def _projection_bwd_kernel(
                 v_path = v_camera[len(v_camera) - 15 + k]
                 tl.store(sums.shutter + place * 20 + k, tl.sum(tl.where(visible, v_path, 0.0)))
 
-    v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian, mask, own, total)
+    v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian_id, mask, gaussian, total)
     outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)
     kept = seen & (finite(outgoing) | (is_clean == 0))
-    store_tuple(v_gaussians.means + gaussian * 3, 1, total[:3], mask, kept)
+    store_tuple(v_gaussians.means + gaussian_id * 3, 1, total[:3], mask, kept)
     if v_gaussians.opacities is not None:
-        tl.store(v_gaussians.opacities + gaussian, tl.where(kept, v_opacity, 0.0), mask=mask)
+        tl.store(v_gaussians.opacities + gaussian_id, tl.where(kept, v_opacity, 0.0), mask=mask)
     if v_gaussians.covars is not None:
-        store_tuple(v_gaussians.covars + gaussian * 6, 1, v_covar, mask, kept)
+        store_tuple(v_gaussians.covars + gaussian_id * 6, 1, v_covar, mask, kept)
     else:
-        store_tuple(v_gaussians.quats + gaussian * 4, 1, v_quat, mask, kept)
-        store_tuple(v_gaussians.scales + gaussian * 3, 1, v_scale, mask, kept)
+        store_tuple(v_gaussians.quats + gaussian_id * 4, 1, v_quat, mask, kept)
+        store_tuple(v_gaussians.scales + gaussian_id * 3, 1, v_scale, mask, kept)
 
 
 def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
@@ -224,7 +224,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         "far": settings.camera.far,
         "radius_clip": settings.radius_clip,
         "PROJECTOR": projector,
-        "C": Constants.of(settings, cameras),
+        "CONSTANTS": Constants.of(settings, cameras),
     }
     dense_ids = row_of = None
     if settings.packed:
@@ -296,7 +296,7 @@ def projection_bwd(
         height=settings.camera.height,
         eps2d=settings.eps2d,
         PROJECTOR=_projector(settings),
-        C=Constants.of(settings, cameras),
+        CONSTANTS=Constants.of(settings, cameras),
         BLOCK=block,
     )
     return v_gaussians, sums.gradients(cameras)

@@ -27,7 +27,7 @@ def blur(sharp, eps2d):
 
 
 @triton.jit
-def shape_of(sharp, blurred, opacity, C: tl.constexpr):
+def shape_of(sharp, blurred, opacity, CONSTANTS: tl.constexpr):
     """Culls, bounds and inverts a screen covariance, given without and with eps2d. Comparisons fail for NaN.
 
     Returns:
@@ -37,25 +37,31 @@ def shape_of(sharp, blurred, opacity, C: tl.constexpr):
     inverse = conic(blurred, det)
     seen = (det > 0.0) & finite(det)
     rho = constant(1.0, det)
-    if C.COMPENSATE:
-        rho = compensation(det2(sharp), det, C.FLOOR)
+    if CONSTANTS.COMPENSATE:
+        rho = compensation(det2(sharp), det, CONSTANTS.FLOOR)
     culling_opacity = None
     if opacity is not None:
         culling_opacity = rho * opacity
         compensated_opacity = culling_opacity
         # The unscented transform culls by the compensated opacity, as gsplat does, which has no lenses that wrap.
-        if not C.COMPENSATE and C.UNSCENTED is not None and not C.LENS.WRAPS:
-            culling_opacity = opacity * compensation(det2(sharp), det, C.FLOOR)
-        if C.OPACITY_AWARE:
-            seen = seen & (culling_opacity >= constant(C.ALPHA_MIN, culling_opacity))
-        radii = bounds(blurred, det, culling_opacity, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE)
+        if not CONSTANTS.COMPENSATE and CONSTANTS.UNSCENTED is not None and not CONSTANTS.LENS.WRAPS:
+            culling_opacity = opacity * compensation(det2(sharp), det, CONSTANTS.FLOOR)
+        if CONSTANTS.OPACITY_AWARE:
+            seen = seen & (culling_opacity >= constant(CONSTANTS.ALPHA_MIN, culling_opacity))
+        radii = bounds(blurred, det, culling_opacity, CONSTANTS.ALPHA_MIN, CONSTANTS.EXTEND, CONSTANTS.OPACITY_AWARE)
         return seen, radii, inverse, rho, compensated_opacity
     else:
-        return seen, bounds(blurred, det, None, C.ALPHA_MIN, C.EXTEND, C.OPACITY_AWARE), inverse, rho, ()
+        return (
+            seen,
+            bounds(blurred, det, None, CONSTANTS.ALPHA_MIN, CONSTANTS.EXTEND, CONSTANTS.OPACITY_AWARE),
+            inverse,
+            rho,
+            (),
+        )
 
 
 @triton.jit
-def shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, C: tl.constexpr):
+def shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, CONSTANTS: tl.constexpr):
     """Gradients of the screen covariance and of the opacity from those of what ``shape_of`` returns; None for zero."""
     det = det2(blurred)
     zero = tl.zeros_like(det)
@@ -65,13 +71,13 @@ def shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, C: tl
     v_own_opacity = zero
     if v_opacity is not None:
         v_own_opacity = v_opacity
-    if C.COMPENSATE:
-        rho = compensation(det2(sharp), det, C.FLOOR)
+    if CONSTANTS.COMPENSATE:
+        rho = compensation(det2(sharp), det, CONSTANTS.FLOOR)
         v_rho = zero
         if v_compensation is not None:
             v_rho = v_compensation
         if v_opacity is not None:
             v_rho += v_opacity * opacity
             v_own_opacity = v_opacity * rho
-        v_cov = add(v_cov, compensation_vjp(sharp, blurred, det2(sharp), det, rho, C.FLOOR, v_rho))
+        v_cov = add(v_cov, compensation_vjp(sharp, blurred, det2(sharp), det, rho, CONSTANTS.FLOOR, v_rho))
     return v_cov, v_own_opacity

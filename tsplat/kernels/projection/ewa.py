@@ -75,64 +75,72 @@ def _load(gaussians, i, mask):
 
 
 @triton.jit
-def _to_screen(own, camera, plane, C: tl.constexpr):
+def _to_screen(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     """Projects a mean and a covariance.
 
     Returns:
         Mean in camera space; mean in pixels; the two rows of the Jacobian J and what its gradient needs; the two rows
         of J W; screen covariance without and with eps2d on its diagonal.
     """
-    mean, sigma = own
+    mean, sigma = gaussian
     w, t, intrinsics = camera[0], camera[1], camera[2]
     width, height, eps2d = plane
     p = add(matvec3(w, mean), t)
-    mean2d, row0, row1, saved = C.LENS.project(p, intrinsics, width, height, C.FOV_MARGIN)
-    t0 = (C.LENS.row_times(row0, w, 0, 0), C.LENS.row_times(row0, w, 1, 0), C.LENS.row_times(row0, w, 2, 0))
-    t1 = (C.LENS.row_times(row1, w, 0, 1), C.LENS.row_times(row1, w, 1, 1), C.LENS.row_times(row1, w, 2, 1))
+    mean2d, row0, row1, saved = CONSTANTS.LENS.project(p, intrinsics, width, height, CONSTANTS.FOV_MARGIN)
+    t0 = (
+        CONSTANTS.LENS.row_times(row0, w, 0, 0),
+        CONSTANTS.LENS.row_times(row0, w, 1, 0),
+        CONSTANTS.LENS.row_times(row0, w, 2, 0),
+    )
+    t1 = (
+        CONSTANTS.LENS.row_times(row1, w, 0, 1),
+        CONSTANTS.LENS.row_times(row1, w, 1, 1),
+        CONSTANTS.LENS.row_times(row1, w, 2, 1),
+    )
     sharp = _screen_covariance(t0, t1, sigma)
     return p, mean2d, (row0, row1, saved), t0, t1, sharp, blur(sharp, eps2d)
 
 
 @triton.jit
-def _project(own, camera, opacity, plane, C: tl.constexpr):
-    p, mean2d, _, _, _, sharp, blurred = _to_screen(own, camera, plane, C)
-    seen, radii, shape, rho, shown = shape_of(sharp, blurred, opacity, C)
+def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
+    p, mean2d, _, _, _, sharp, blurred = _to_screen(gaussian, camera, plane, CONSTANTS)
+    seen, radii, shape, rho, shown = shape_of(sharp, blurred, opacity, CONSTANTS)
     return seen, p[2], p[2], mean2d, radii, shape, (), rho, shown
 
 
 @triton.jit
-def _vjp(own, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
+def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
     v_mean2d, v_depth, v_conic, _, v_opacity, v_compensation = v
     w, intrinsics = camera[0], camera[2]
-    p, _, jacobian, t0, t1, sharp, blurred = _to_screen(own, camera, plane, C)
+    p, _, jacobian, t0, t1, sharp, blurred = _to_screen(gaussian, camera, plane, CONSTANTS)
     row0, row1, saved = jacobian
-    v_cov, v_own_opacity = shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, C)
+    v_cov, v_gaussian_opacity = shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, CONSTANTS)
     # Sigma2d = T Sigma T^T with T = J W
-    v_t0, v_t1, v_sigma = _screen_covariance_vjp(t0, t1, own[1], v_cov)
+    v_t0, v_t1, v_sigma = _screen_covariance_vjp(t0, t1, gaussian[1], v_cov)
     if v_mean2d is None:
         zero = tl.zeros_like(p[0])
         v_mean2d = (zero, zero)
     v_row0 = _row_times_vjp(w, v_t0)
     v_row1 = _row_times_vjp(w, v_t1)
-    v_p = C.LENS.project_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1)
+    v_p = CONSTANTS.LENS.project_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1)
     if v_depth is not None:
         v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
-    return matvec3_transposed(w, v_p) + v_sigma, v_own_opacity, (), (v_p, row0, row1, v_t0, v_t1)
+    return matvec3_transposed(w, v_p) + v_sigma, v_gaussian_opacity, (), (v_p, row0, row1, v_t0, v_t1)
 
 
 @triton.jit
-def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.constexpr):
+def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
     """dL/dp (mean, 1)^T, and J^T times the gradient of T = J W."""
     v_p, row0, row1, v_t0, v_t1 = saved
     if COLUMN == 3:
         return v_p[ROW]
     else:
-        v_w = C.LENS.add_entry_times(v_p[ROW] * own[0][COLUMN], row0, ROW, v_t0[COLUMN], 0)
-        return C.LENS.add_entry_times(v_w, row1, ROW, v_t1[COLUMN], 1)
+        v_w = CONSTANTS.LENS.add_entry_times(v_p[ROW] * gaussian[0][COLUMN], row0, ROW, v_t0[COLUMN], 0)
+        return CONSTANTS.LENS.add_entry_times(v_w, row1, ROW, v_t1[COLUMN], 1)
 
 
 @triton.jit
-def _finish(gaussians, i, mask, own, sums):
+def _finish(gaussians, i, mask, gaussian, sums):
     if gaussians.covars is not None:
         return (), (), sums[3:]
     else:

@@ -51,23 +51,24 @@ class Constants(NamedTuple):
 class Projector(Contract):
     """A projection, by device functions that are differentiated by hand.
 
-    `own` is what ``load`` returned for a Gaussian: a tuple whose first entry is the mean. A `camera` is (w, t,
+    `gaussian` is what ``load`` returned for a Gaussian: a tuple whose first entry is the mean. A `camera` is (w, t,
     intrinsics, lens, path): rotation and translation from world to camera, (fx, fy, cx, cy), and what ``load_lens`` and
-    ``load_path`` return. A `plane` is (width, height, eps2d). C are the :class:`Constants`.
+    ``load_path`` return. A `plane` is (width, height, eps2d). CONSTANTS are a :class:`Constants`.
 
     Attributes:
         SHAPE: Values of a row's shape, ``ProjectedGaussians.conics``.
         GRADIENTS: Values of a Gaussian's gradient that are summed over its cameras; the first three are the mean's.
-        load: (gaussians, i, mask) to `own` of Gaussian i.
-        project: (own, camera, opacity or None, plane, C) to whether a Gaussian passes the projector's own tests;
-            its depth, and the depth that the near and the far plane cull by; mean in pixels; radii along x and y;
-            shape; and, () if there is none, normal; compensation; and the opacity times it.
-        vjp: (own, camera, opacity or None, plane, v, OF_LENS, OF_PATH, C) to gradients: GRADIENTS values in the world
-            frame; that of the opacity; those of the lens if OF_LENS, followed by those of the path if OF_PATH, or ();
-            and what ``pose_gradient`` needs. v are the gradients of the mean in pixels, the depth, the shape, the
-            normal, the opacity and the compensation; None for those that are not given.
-        pose_gradient: (own, what ``vjp`` returned for it, ROW, COLUMN, C) to that of an entry of the view matrix.
-        finish: (gaussians, i, mask, own, sums of GRADIENTS values) to the gradients of quaternion, scales and
+        load: (gaussians, i, mask) to `gaussian` of Gaussian i.
+        project: (gaussian, camera, opacity or None, plane, CONSTANTS) to whether a Gaussian passes the projector's own
+            tests; its depth, and the depth that the near and the far plane cull by; mean in pixels; radii along x and
+            y; shape; and, () if there is none, normal; compensation; and the opacity times it.
+        vjp: (gaussian, camera, opacity or None, plane, v, OF_LENS, OF_PATH, CONSTANTS) to gradients: GRADIENTS values
+            in the world frame; that of the opacity; those of the lens if OF_LENS, followed by those of the path if
+            OF_PATH, or (); and what ``pose_gradient`` needs. v are the gradients of the mean in pixels, the depth, the
+            shape, the normal, the opacity and the compensation; None for those that are not given.
+        pose_gradient: (gaussian, what ``vjp`` returned for it, ROW, COLUMN, CONSTANTS) to that of an entry of the view
+            matrix.
+        finish: (gaussians, i, mask, gaussian, sums of GRADIENTS values) to the gradients of quaternion, scales and
             covariance, () for those that the Gaussian does not have.
     """
 

@@ -71,8 +71,8 @@ def _box_vjp(p, a0, a1, intrinsics, m, slopes, inverse, offset, v):
 
 
 @triton.jit
-def _project(own, camera, opacity, plane, C: tl.constexpr):
-    mean, r, scale, _, _ = own
+def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
+    mean, r, scale, _, _ = gaussian
     w, t, intrinsics = camera[0], camera[1], camera[2]
     fx, fy, cx, cy = intrinsics
     p, _, _, normal, a0, a1 = _to_camera(mean, r, scale, w, t)
@@ -81,7 +81,7 @@ def _project(own, camera, opacity, plane, C: tl.constexpr):
     least = constant(VARIANCE_MIN, p[2])
     square_x = tl.maximum(offset[0] * offset[0] - (m[0] * m[0] + m[1] * m[1]) * inverse, least)
     square_y = tl.maximum(offset[1] * offset[1] - (m[2] * m[2] + m[3] * m[3]) * inverse, least)
-    radii = tl.ceil(C.EXTEND * tl.sqrt(square_x)), tl.ceil(C.EXTEND * tl.sqrt(square_y))
+    radii = tl.ceil(CONSTANTS.EXTEND * tl.sqrt(square_x)), tl.ceil(CONSTANTS.EXTEND * tl.sqrt(square_y))
     transform = (
         fx * a0[0] + cx * a0[2], fx * a1[0] + cx * a1[2], fx * p[0] + cx * p[2],
         fy * a0[1] + cy * a0[2], fy * a1[1] + cy * a1[2], fy * p[1] + cy * p[2],
@@ -96,9 +96,9 @@ def _project(own, camera, opacity, plane, C: tl.constexpr):
 
 
 @triton.jit
-def _vjp(own, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
+def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
     v_mean2d, v_depth, v_transform, v_normal, v_opacity, _ = v
-    mean, r, scale, _, _ = own
+    mean, r, scale, _, _ = gaussian
     w, t, intrinsics = camera[0], camera[1], camera[2]
     fx, fy, cx, cy = intrinsics
     p, c0, c1, c2, a0, a1 = _to_camera(mean, r, scale, w, t)
@@ -116,23 +116,23 @@ def _vjp(own, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.cons
         v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
     if v_normal is not None:
         v_c2 = times(v_normal, tl.where(dot(c2, p) < 0.0, 1.0, -1.0).to(p[2].dtype))
-    v_own_opacity = zero
+    v_gaussian_opacity = zero
     if v_opacity is not None:
-        v_own_opacity = v_opacity
+        v_gaussian_opacity = v_opacity
     v_c0 = times(v_a0, scale[0])
     v_c1 = times(v_a1, scale[1])
     v_r0 = matvec3_transposed(w, v_c0)
     v_r1 = matvec3_transposed(w, v_c1)
     v_r2 = matvec3_transposed(w, v_c2)
     v_r = (v_r0[0], v_r1[0], v_r2[0], v_r0[1], v_r1[1], v_r2[1], v_r0[2], v_r1[2], v_r2[2])
-    v_own = matvec3_transposed(w, v_p) + (dot(c0, v_a0), dot(c1, v_a1)) + v_r
-    return v_own, v_own_opacity, (), (v_p, v_c0, v_c1, v_c2)
+    v_gaussian = matvec3_transposed(w, v_p) + (dot(c0, v_a0), dot(c1, v_a1)) + v_r
+    return v_gaussian, v_gaussian_opacity, (), (v_p, v_c0, v_c1, v_c2)
 
 
 @triton.jit
-def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.constexpr):
+def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
     """The center is W mean + t, and the columns c are those of W R."""
-    mean, r = own[0], own[1]
+    mean, r = gaussian[0], gaussian[1]
     v_p, v_c0, v_c1, v_c2 = saved
     v_w = v_p[ROW]
     if COLUMN < 3:
@@ -144,8 +144,8 @@ def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.co
 
 
 @triton.jit
-def _finish(gaussians, i, mask, own, sums):
-    _, _, _, unit, inverse_norm = own
+def _finish(gaussians, i, mask, gaussian, sums):
+    _, _, _, unit, inverse_norm = gaussian
     v_quat = quaternion_vjp(unit, inverse_norm, sums[5:])
     return v_quat, (sums[3], sums[4], tl.zeros_like(sums[0])), ()
 

@@ -66,13 +66,13 @@ def _pose(camera, time):
 
 
 @triton.jit
-def _pixel(point, camera, plane, C: tl.constexpr):
+def _pixel(point, camera, plane, CONSTANTS: tl.constexpr):
     """Pixel of a point, whether it is seen, and when it is exposed: any value without a rolling shutter."""
     w, t, intrinsics, lens, path = camera
     width, height = plane[0], plane[1]
-    MARGIN: tl.constexpr = C.UNSCENTED.margin
-    LENS: tl.constexpr = C.LENS
-    READOUT: tl.constexpr = C.READOUT
+    MARGIN: tl.constexpr = CONSTANTS.UNSCENTED.margin
+    LENS: tl.constexpr = CONSTANTS.LENS
+    READOUT: tl.constexpr = CONSTANTS.READOUT
     if len(path) > 0:
         return exposed_pixel(point, path, lens, intrinsics, width, height, LENS, READOUT, MARGIN)
     else:
@@ -81,13 +81,13 @@ def _pixel(point, camera, plane, C: tl.constexpr):
 
 
 @triton.jit
-def _across(u, u0, camera, C: tl.constexpr):
+def _across(u, u0, camera, CONSTANTS: tl.constexpr):
     """Difference of the u of two sigma points, what it counts in its own variance, and the derivative of that.
 
     With a pole between the points, it counts far more: a Gaussian that holds a pole covers all columns.
     """
     difference = u - u0
-    if C.LENS.WRAPS:
+    if CONSTANTS.LENS.WRAPS:
         turn = turn_of(camera[2])
         difference -= turns_of(difference, turn)
         quarter = 0.25 * turn
@@ -101,14 +101,14 @@ def _across(u, u0, camera, C: tl.constexpr):
 
 
 @triton.jit
-def _radii_on_sphere(radii, v, distance, scale, intrinsics, C: tl.constexpr):
+def _radii_on_sphere(radii, v, distance, scale, intrinsics, CONSTANTS: tl.constexpr):
     """Radii in whole pixels, at most half a turn, and of wide Gaussians at least those of a cap of directions.
 
     The cap's radius is the angle of a sphere of the Gaussian's largest extent. Where caps are narrow against the
     distance from the pole, the ellipse bounds a Gaussian by itself.
     """
     largest = tl.maximum(tl.maximum(tl.abs(scale[0]), tl.abs(scale[1])), tl.abs(scale[2]))
-    s = tl.minimum(constant(C.EXTEND, v) * largest / distance, 1.0)
+    s = tl.minimum(constant(CONSTANTS.EXTEND, v) * largest / distance, 1.0)
     fx, fy, cy = tl.abs(intrinsics[0]), tl.abs(intrinsics[1]), intrinsics[3]
     cosine = sine(0.5 * PI - tl.abs(v - cy) / fy)
     holds_pole = s >= cosine
@@ -131,55 +131,55 @@ def _distance(p):
 
 
 @triton.jit
-def _depths(p, C: tl.constexpr):
+def _depths(p, CONSTANTS: tl.constexpr):
     """Depth of a point of the camera frame, and that by which planes cull."""
-    if not C.UNSCENTED.radial:
+    if not CONSTANTS.UNSCENTED.radial:
         return p[2], p[2]
-    elif C.LENS.CULLS_BY_DISTANCE:
+    elif CONSTANTS.LENS.CULLS_BY_DISTANCE:
         return _distance(p), _distance(p)
     else:
         return _distance(p), p[2]
 
 
 @triton.jit
-def _unscented(own, camera, plane, C: tl.constexpr):
+def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     """Projects a Gaussian.
 
     Returns:
         Mean in pixels, and in the frame of the camera; screen covariance; whether the camera sees it; and what the
         gradient needs: the axes (three values each), the pixel of the mean and its time, and delta.
     """
-    mean, r, scale = own[0], own[1], own[2]
+    mean, r, scale = gaussian[0], gaussian[1], gaussian[2]
     axes = ()
     for k in tl.static_range(3):
         axes = axes + times(r[k::3], scale[k])
-    u0, v0, seen, time = _pixel(mean, camera, plane, C)
+    u0, v0, seen, time = _pixel(mean, camera, plane, CONSTANTS)
     zero = u0 * 0.0
-    spread = constant(C.UNSCENTED.spread, u0)
+    spread = constant(CONSTANTS.UNSCENTED.spread, u0)
     delta_x, delta_y, xx, xy, yy = zero, zero, zero, zero, zero
     # A loop, as code for each point would take minutes to compile.
     for i in range(6):
         point, _ = _sigma_point(mean, axes, i, spread)
-        u, v, also, _ = _pixel(point, camera, plane, C)
-        if C.UNSCENTED.all_valid:
+        u, v, also, _ = _pixel(point, camera, plane, CONSTANTS)
+        if CONSTANTS.UNSCENTED.all_valid:
             seen = seen & also
         else:
             seen = seen | also
-        dx, wide, _ = _across(u, u0, camera, C)
+        dx, wide, _ = _across(u, u0, camera, CONSTANTS)
         dy = v - v0
         delta_x += dx
         delta_y += dy
         xx += wide * wide
         xy += dx * dy
         yy += dy * dy
-    weight = constant(C.UNSCENTED.weight, u0)
-    if C.LENS.WRAPS:
+    weight = constant(CONSTANTS.UNSCENTED.weight, u0)
+    if CONSTANTS.LENS.WRAPS:
         delta_x, delta_y = zero, zero
     else:
         delta_x = weight * delta_x
         delta_y = weight * delta_y
     # Of sum (d_i - delta) (d_i - delta)^T, only d_i d_i^T is large.
-    rest = constant(C.UNSCENTED.center_weight - 2.0 + 6.0 * C.UNSCENTED.weight, u0)
+    rest = constant(CONSTANTS.UNSCENTED.center_weight - 2.0 + 6.0 * CONSTANTS.UNSCENTED.weight, u0)
     covariance = (
         weight * xx + rest * delta_x * delta_x,
         weight * xy + rest * delta_x * delta_y,
@@ -191,7 +191,8 @@ def _unscented(own, camera, plane, C: tl.constexpr):
 
 @triton.jit
 def _unscented_vjp(
-    mean, camera, plane, saved, v_mean2d, v_depth, v_cov, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr
+    mean, camera, plane, saved, v_mean2d, v_depth, v_cov,
+    OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the mean (three values) and of the axes (nine); and of the camera.
 
@@ -200,12 +201,12 @@ def _unscented_vjp(
     """
     axes, u0, v0, time0, delta_x, delta_y = saved
     path = camera[4]
-    weight = constant(C.UNSCENTED.weight, v_depth)
-    spread = constant(C.UNSCENTED.spread, v_depth)
-    rest = constant(2.0 * (C.UNSCENTED.center_weight - 1.0 + 6.0 * C.UNSCENTED.weight), v_depth)
+    weight = constant(CONSTANTS.UNSCENTED.weight, v_depth)
+    spread = constant(CONSTANTS.UNSCENTED.spread, v_depth)
+    rest = constant(2.0 * (CONSTANTS.UNSCENTED.center_weight - 1.0 + 6.0 * CONSTANTS.UNSCENTED.weight), v_depth)
     v_delta_x = v_mean2d[0] + rest * (v_cov[0] * delta_x + 0.5 * v_cov[1] * delta_y)
     v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta_x + v_cov[2] * delta_y)
-    if C.LENS.WRAPS:
+    if CONSTANTS.LENS.WRAPS:
         v_delta_x, v_delta_y = v_delta_x * 0.0, v_delta_y * 0.0
     zero = v_depth * 0.0
     total = (zero,) * (3 + 12 * OF_LENS + 15 * OF_PATH)
@@ -214,29 +215,29 @@ def _unscented_vjp(
     v_v0 = v_mean2d[1] + zero
     for i in range(6):
         point, step = _sigma_point(mean, axes, i, spread)
-        u, v, _, time = _pixel(point, camera, plane, C)
-        across, wide, slope = _across(u, u0, camera, C)
+        u, v, _, time = _pixel(point, camera, plane, CONSTANTS)
+        across, wide, slope = _across(u, u0, camera, CONSTANTS)
         dx = across - delta_x
         dy = v - v0 - delta_y
-        if C.LENS.WRAPS:
+        if CONSTANTS.LENS.WRAPS:
             v_u = weight * (2.0 * v_cov[0] * wide * slope + v_cov[1] * dy)
         else:
             v_u = weight * (2.0 * v_cov[0] * dx + v_cov[1] * dy + v_delta_x)
         v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
         v_u0 -= v_u
         v_v0 -= v_v
-        own = _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS, OF_PATH, C)
-        total = add(total, own)
+        v_point = _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS, OF_PATH, CONSTANTS)
+        total = add(total, v_point)
         added = ()
         for k in tl.static_range(9):
-            added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * own[k % 3], 0.0),)
+            added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * v_point[k % 3], 0.0),)
         v_axes = added
-    total = add(total, _point_vjp(mean, time0, camera, plane, v_u0, v_v0, OF_LENS, OF_PATH, C))
+    total = add(total, _point_vjp(mean, time0, camera, plane, v_u0, v_v0, OF_LENS, OF_PATH, CONSTANTS))
     along = (zero, zero, v_depth)
     v_path = ()
     half = constant(0.5, v_depth) + zero
     pose = _pose(camera, half)
-    if C.UNSCENTED.radial:
+    if CONSTANTS.UNSCENTED.radial:
         p = to_camera(mean, pose)
         scale = v_depth / _distance(p)
         along = (scale * p[0], scale * p[1], scale * p[2])
@@ -249,11 +250,13 @@ def _unscented_vjp(
 
 
 @triton.jit
-def _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
+def _point_vjp(
+    point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr
+):
     """Gradient of a sigma point from that of its pixel; then those of the lens and of the path if asked for."""
     intrinsics, lens, path = camera[2], camera[3], camera[4]
-    LENS: tl.constexpr = C.LENS
-    READOUT: tl.constexpr = C.READOUT
+    LENS: tl.constexpr = CONSTANTS.LENS
+    READOUT: tl.constexpr = CONSTANTS.READOUT
     pose = _pose(camera, time)
     p = to_camera(point, pose)
     if len(path) > 0:
@@ -272,54 +275,56 @@ def _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_P
 
 
 @triton.jit
-def _project(own, camera, opacity, plane, C: tl.constexpr):
-    mean2d, p, sharp, visible, _ = _unscented(own, camera, plane, C)
-    seen, radii, shape, rho, shown = shape_of(sharp, blur(sharp, plane[2]), opacity, C)
-    depth, z = _depths(p, C)
-    if C.LENS.WRAPS:
-        radii = _radii_on_sphere(radii, mean2d[1], depth, own[2], camera[2], C)
+def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
+    mean2d, p, sharp, visible, _ = _unscented(gaussian, camera, plane, CONSTANTS)
+    seen, radii, shape, rho, shown = shape_of(sharp, blur(sharp, plane[2]), opacity, CONSTANTS)
+    depth, z = _depths(p, CONSTANTS)
+    if CONSTANTS.LENS.WRAPS:
+        radii = _radii_on_sphere(radii, mean2d[1], depth, gaussian[2], camera[2], CONSTANTS)
     return visible & seen, depth, z, mean2d, radii, shape, (), rho, shown
 
 
 @triton.jit
-def _vjp(own, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, C: tl.constexpr):
+def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
     v_mean2d, v_depth, v_conic, _, v_opacity, v_compensation = v
-    _, _, sharp, _, saved = _unscented(own, camera, plane, C)
-    v_cov, v_own_opacity = shape_vjp(sharp, blur(sharp, plane[2]), opacity, v_conic, v_opacity, v_compensation, C)
+    _, _, sharp, _, saved = _unscented(gaussian, camera, plane, CONSTANTS)
+    v_cov, v_gaussian_opacity = shape_vjp(
+        sharp, blur(sharp, plane[2]), opacity, v_conic, v_opacity, v_compensation, CONSTANTS
+    )
     zero = tl.zeros_like(sharp[0])
     if v_mean2d is None:
         v_mean2d = (zero, zero)
     if v_depth is None:
         v_depth = zero
     v_mean, v_axes, v_camera = _unscented_vjp(
-        own[0], camera, plane, saved, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, C
+        gaussian[0], camera, plane, saved, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, CONSTANTS
     )
-    v_own = v_mean + v_axes
+    v_gaussian = v_mean + v_axes
     v_world = ()
     for k in tl.static_range(4):
-        v_vector = v_own[3 * k : 3 * k + 3]
+        v_vector = v_gaussian[3 * k : 3 * k + 3]
         if len(camera[4]) == 0:
             v_vector = matvec3_transposed(camera[0], v_vector)
         v_world = v_world + v_vector
-    return v_world, v_own_opacity, v_camera, (v_own, saved[0])
+    return v_world, v_gaussian_opacity, v_camera, (v_gaussian, saved[0])
 
 
 @triton.jit
-def _pose_gradient(own, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, C: tl.constexpr):
+def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
     """The gradients of the mean and of the axes in the frame of the camera, times these in the world frame."""
     v, axes = saved
     v_w = v[ROW]
     if COLUMN < 3:
-        v_w = v[ROW] * own[0][COLUMN]
+        v_w = v[ROW] * gaussian[0][COLUMN]
         for k in tl.static_range(3):
             v_w += v[3 + 3 * k + ROW] * axes[3 * k + COLUMN]
     return v_w
 
 
 @triton.jit
-def _finish(gaussians, i, mask, own, sums):
+def _finish(gaussians, i, mask, gaussian, sums):
     """The axes are the columns of the rotation times the scales."""
-    _, r, scale, unit, inverse_norm = own
+    _, r, scale, unit, inverse_norm = gaussian
     v_rotation = ()
     for row in tl.static_range(3):
         for k in tl.static_range(3):

@@ -26,8 +26,11 @@ class Ellipse(Footprint):
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
         x, y = pixels
-        mean_x, mean_y, a, b, c, log_opacity, _ = record
-        dx, dy = x[:, None] - mean_x, y[:, None] - mean_y
+        return self.locate_offsets(record, x[:, None] - record[0], y[:, None] - record[1])
+
+    def locate_offsets(self, record: Tensor, dx: Tensor, dy: Tensor) -> tuple[At, Tensor]:
+        """Does what ``locate`` does, given the offsets [w, K] and [h, K] of columns and lines from means."""
+        _, _, a, b, c, log_opacity, _ = record
         slope = (b * dx)[None] + (c * dy)[:, None]
         exponent = torch.addcmul(log_opacity, a * dx, dx)[None]
         return (dx, dy), torch.addcmul(exponent, dy[:, None], slope, out=slope)

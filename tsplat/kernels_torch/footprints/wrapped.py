@@ -19,12 +19,9 @@ class Wrapped(Ellipse):
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
         x, y = pixels
-        turn, mean_x, mean_y, a, b, c, log_opacity, _ = record
-        dx, dy = x[:, None] - mean_x, y[:, None] - mean_y
-        dx = dx - turn * (dx / turn + 0.5).floor()
-        slope = (b * dx)[None] + (c * dy)[:, None]
-        exponent = torch.addcmul(log_opacity, a * dx, dx)[None]
-        return (dx, dy), torch.addcmul(exponent, dy[:, None], slope, out=slope)
+        turn, mean_x, mean_y = record[:3]
+        dx = x[:, None] - mean_x
+        return self.locate_offsets(record[1:], dx - turn * (dx / turn + 0.5).floor(), y[:, None] - mean_y)
 
     def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
         return super().slopes(record[1:], g, at)

@@ -45,7 +45,7 @@ def find_images(file: Path, labels: Sequence[str]) -> list[Path]:
 
 
 def name_of(image: Path, file: Path) -> str:
-    """Returns the name of the view of an image, relative to the folder of the file of its camera."""
+    """Returns the name of the view of an image: its path relative to the folder of the file of its camera."""
     return Path(os.path.relpath(image, file.parent)).as_posix()
 
 

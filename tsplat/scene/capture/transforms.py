@@ -33,6 +33,7 @@ from .photographs import (
     note_lenses,
 )
 from .placement import DrawPoints, Frame, place, read_placed
+from .survey import name_of
 from .transforms_cameras import read_lens, read_viewmat
 from .views import Capture, Color
 
@@ -184,7 +185,7 @@ def _split(
     for key in ("train_filenames", "val_filenames", "test_filenames"):
         values = content.get(key)
         if isinstance(values, list) and values:
-            view_names = {_view_name(path, _find_image(path, name, key)) for name in values}
+            view_names = {name_of(_find_image(path, name, key), path) for name in values}
             listed[key] = {name if name in names else in_lower_case.get(name.lower(), name) for name in view_names}
             if unknown := listed[key] - names:
                 first = min(unknown)
@@ -300,7 +301,7 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
         raise FileError(f"{where}: mask_path: expected an image of the valid pixels, found the photograph itself")
     viewmat, position = read_viewmat(frame.values.get("transform_matrix"), where)
     return Photograph(
-        name=_view_name(frame.file, frame.full),
+        name=name_of(frame.full, frame.file),
         path=frame.image,
         lens=lens,
         viewmat=viewmat,
@@ -309,11 +310,6 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
         downscale=downscale if frame.image == frame.full else 1,
         mask=mask,
     )
-
-
-def _view_name(path: Path, image: Path) -> str:
-    """Returns the path of an image relative to the folder of a file, in its shortest form with forward slashes."""
-    return Path(os.path.relpath(image, path.parent)).as_posix()
 
 
 def _resolve(path: Path, name: object, what: str) -> Path:

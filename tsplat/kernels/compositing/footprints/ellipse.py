@@ -4,18 +4,14 @@ A record holds the mean x, y, and -a/2, -b, -c/2 times log2(e). Gradients are li
 pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2 (Kerbl et al., "3D Gaussian Splatting", 2023, equation 2).
 """
 
-import math
-
 import triton
 import triton.language as tl
 
 from ...device_math import det2
-from .interface import Footprint, rendered_shape
+from .interface import LOG2_E, Footprint, rendered_shape
 
 LARGE = tl.constexpr(32)
 """Number of tiles that the bounding box of a splat may touch before it is large."""
-
-LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit

@@ -4,6 +4,7 @@ A kernel gets a footprint as a constexpr and calls its device functions.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import triton
@@ -11,6 +12,10 @@ import triton.language as tl
 
 from ...contract import Contract
 from ...device_math import where
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+"""Alphas are exponentials with base 2."""
+HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 
 
 @triton.jit

@@ -15,7 +15,6 @@ dt/du = -(c + t u) / |u|^2 add q u to g c, and q (u c^T + c u^T) to g c c^T, so 
 """
 
 import dataclasses
-import math
 
 import triton
 import triton.language as tl
@@ -34,9 +33,7 @@ from ...device_math import (
     where,
 )
 from .ellipse import reaches_rectangle
-from .interface import Footprint, rendered_shape
-
-HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
+from .interface import HALF_LOG2_E, Footprint, rendered_shape
 
 INVERSE_MAX = tl.constexpr(1e12)
 """Largest 1 / s of a splat that is rendered, and largest coordinate of its mean: squares stay finite in fp32."""
@@ -211,14 +208,14 @@ def _add_hit_gradients(sums, g, at):
     qx = at[8] * c[0]
     qy = at[8] * c[1]
     qz = at[8] * c[2]
-    own = (
+    added = (
         g, x, y, z, tl.fma(x, c[0], qx * at[4]), tl.fma(x, c[1], qx * at[5]), tl.fma(x, c[2], qx * at[6]),
         tl.fma(y, c[1], qy * at[5]), tl.fma(y, c[2], qy * at[6]), tl.fma(z, c[2], qz * at[6]),
     )  # fmt: skip
     if len(sums) == 0:
-        return own
+        return added
     else:
-        return add(sums, own)
+        return add(sums, added)
 
 
 @triton.jit

@@ -20,7 +20,6 @@ from the side meets the plane at any depth; and where z is not positive.
 """
 
 import dataclasses
-import math
 
 import triton
 import triton.language as tl
@@ -28,10 +27,8 @@ import triton.language as tl
 from ....config import DISC_EXTENT, FILTER_VARIANCE
 from ...device_math import constant, where
 from .ellipse import LARGE
-from .interface import Footprint, rendered_shape
+from .interface import HALF_LOG2_E, LOG2_E, Footprint, rendered_shape
 
-LOG2_E = tl.constexpr(math.log2(math.e))
-HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 SHARPNESS = tl.constexpr(1 / FILTER_VARIANCE)
 """Inverse variance of the low-pass filter."""
 
@@ -299,9 +296,9 @@ def _plane_features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constex
 def _add_plane_gradients(sums, g, at):
     """As ``_add_gradients``, with q s_0 and q s_1 subtracted from the last two of s; and a sum of q."""
     q = at[9]
-    own = _add_gradients(sums[:10], g, at)
+    added = _add_gradients(sums[:10], g, at)
     total = q if len(sums) == 0 else sums[10] + q
-    return own[:6] + (tl.fma(-q, at[5], own[6]), tl.fma(-q, at[6], own[7])) + own[8:] + (total,)
+    return added[:6] + (tl.fma(-q, at[5], added[6]), tl.fma(-q, at[6], added[7])) + added[8:] + (total,)
 
 
 SURFEL_PLANE = dataclasses.replace(
