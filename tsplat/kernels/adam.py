@@ -69,19 +69,19 @@ def _adam_kernel(
     eps = _constant(row + 12, dtype)
     begin = (program - tl.load(row)) * (BLOCK * ROUNDS)
     for start in range(begin, tl.minimum(begin + BLOCK * ROUNDS, n), BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        mask = place < n
+        element = start + tl.arange(0, BLOCK)
+        mask = element < n
         if visible is not None:
-            mask = mask & (tl.load(visible + place // width, mask=mask, other=0) != 0)
-        g = tl.load(gradient + place, mask=mask, other=0.0)
-        m = tl.load(exp_avg + place, mask=mask, other=0.0)
-        v = tl.load(exp_avg_sq + place, mask=mask, other=0.0)
+            mask = mask & (tl.load(visible + element // width, mask=mask, other=0) != 0)
+        g = tl.load(gradient + element, mask=mask, other=0.0)
+        m = tl.load(exp_avg + element, mask=mask, other=0.0)
+        v = tl.load(exp_avg_sq + element, mask=mask, other=0.0)
         m = m + (g - m) * one_minus_beta1
         v = v * beta2 + g * g * one_minus_beta2
-        tl.store(exp_avg + place, m, mask=mask)
-        tl.store(exp_avg_sq + place, v, mask=mask)
-        p = tl.load(parameter + place, mask=mask, other=0.0)
-        tl.store(parameter + place, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
+        tl.store(exp_avg + element, m, mask=mask)
+        tl.store(exp_avg_sq + element, v, mask=mask)
+        p = tl.load(parameter + element, mask=mask, other=0.0)
+        tl.store(parameter + element, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
 
 
 class AdamTable:

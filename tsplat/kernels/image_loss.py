@@ -65,9 +65,9 @@ def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _tap(taps, place):
+def _tap(taps, k):
     """Value of the window at places 0 to 2 RADIUS, zero elsewhere."""
-    return tl.load(taps + place, mask=(place >= 0) & (place <= 2 * RADIUS), other=0.0)
+    return tl.load(taps + k, mask=(k >= 0) & (k <= 2 * RADIUS), other=0.0)
 
 
 @kernel(strided=("image.data", "target.data"))

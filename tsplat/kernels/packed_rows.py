@@ -40,18 +40,18 @@ def _pack_rows_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(ends + row - 1, mask=(row > 0) & (row < n), other=0).to(tl.int64)
-    is_packed = (row < n) & (tl.load(ends + row, mask=row < n, other=0) > place)
-    tl.store(ids + place, row, mask=is_packed)
-    store_tuple(packed + 2 * place, 1, load_tuple(values + 2 * row, 1, 2, is_packed), is_packed)
+    packed_row = tl.load(ends + row - 1, mask=(row > 0) & (row < n), other=0).to(tl.int64)
+    is_packed = (row < n) & (tl.load(ends + row, mask=row < n, other=0) > packed_row)
+    tl.store(ids + packed_row, row, mask=is_packed)
+    store_tuple(packed + 2 * packed_row, 1, load_tuple(values + 2 * row, 1, 2, is_packed), is_packed)
 
 
 @triton.jit
 def _packed_lanes(ids, n_packed, BLOCK: tl.constexpr):
-    """Returns the places of a program among packed rows, their rows, and whether there are any."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < tl.load(n_packed)
-    return place, tl.load(ids + place, mask=mask, other=0), mask
+    """Returns the packed rows of a program, the rows that they are of, and whether there are any."""
+    packed_row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = packed_row < tl.load(n_packed)
+    return packed_row, tl.load(ids + packed_row, mask=mask, other=0), mask
 
 
 @kernel
@@ -62,8 +62,8 @@ def _gather_rows_kernel(
     packed,  # [packed, 2], output
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place, row, mask = _packed_lanes(ids, n_packed, BLOCK)
-    store_tuple(packed + 2 * place, 1, load_tuple(values + 2 * row, 1, 2, mask), mask)
+    packed_row, row, mask = _packed_lanes(ids, n_packed, BLOCK)
+    store_tuple(packed + 2 * packed_row, 1, load_tuple(values + 2 * row, 1, 2, mask), mask)
 
 
 @kernel
@@ -74,8 +74,8 @@ def _scatter_rows_kernel(
     values,  # [n, 2], output
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place, row, mask = _packed_lanes(ids, n_packed, BLOCK)
-    store_tuple(values + 2 * row, 1, load_tuple(packed + 2 * place, 1, 2, mask), mask)
+    packed_row, row, mask = _packed_lanes(ids, n_packed, BLOCK)
+    store_tuple(values + 2 * row, 1, load_tuple(packed + 2 * packed_row, 1, 2, mask), mask)
 
 
 def packed_ends(radii: Tensor, n_packed: Tensor) -> Tensor:

@@ -42,8 +42,8 @@ def load_row(pointer, N: tl.constexpr, mask):
     """Returns what ``load_tuple`` does with a stride of 1."""
     values = ()
     for first in tl.static_range(0, N, ROW):
-        place = (first + tl.arange(0, ROW))[None, :]
-        tile = tl.load(pointer[:, None] + place, mask=mask[:, None] & (place < N), other=0.0)
+        column = (first + tl.arange(0, ROW))[None, :]
+        tile = tl.load(pointer[:, None] + column, mask=mask[:, None] & (column < N), other=0.0)
         values = values + _columns(tile, ROW)
     return values
 
@@ -55,8 +55,8 @@ def store_row(pointer, values, mask):
         columns = ()
         for k in tl.static_range(first, first + ROW):
             columns = columns + (values[k] if k < len(values) else tl.zeros_like(values[0]),)
-        place = (first + tl.arange(0, ROW))[None, :]
-        tl.store(pointer[:, None] + place, _from_columns(columns), mask=mask[:, None] & (place < len(values)))
+        column = (first + tl.arange(0, ROW))[None, :]
+        tl.store(pointer[:, None] + column, _from_columns(columns), mask=mask[:, None] & (column < len(values)))
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def row_within(pointer, N: tl.constexpr, mask, bound):
     """Whether no value of N side by side is NaN or exceeds a bound in magnitude. In a loop, as there can be many."""
     found = mask
     for first in range(0, N, ROW):
-        place = (first + tl.arange(0, ROW))[None, :]
-        tile = tl.load(pointer[:, None] + place, mask=mask[:, None] & (place < N), other=0.0).to(tl.float32)
+        column = (first + tl.arange(0, ROW))[None, :]
+        tile = tl.load(pointer[:, None] + column, mask=mask[:, None] & (column < N), other=0.0).to(tl.float32)
         found = found & (tl.min((tl.abs(tile) <= bound).to(tl.int32), 1) != 0)
     return found

@@ -216,25 +216,29 @@ def projection_bwd(
     given = {name: t for name, t in (flat._asdict() | of_cameras).items() if t is not None}
     with torch.enable_grad():
         # Every row has inputs of its own, whose gradients are summed below.
-        own = {
+        row_inputs = {
             name: tensor.detach()[images if name in of_cameras else gaussian_ids].requires_grad_()
             for name, tensor in given.items()
         }
-        rows_of = Gaussians3D(**{name: own.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
-        seen_by = _of_images(cameras, images)._replace(**{name: own[name] for name in of_cameras})
+        rows_of = Gaussians3D(**{name: row_inputs.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
+        seen_by = _of_images(cameras, images)._replace(**{name: row_inputs[name] for name in of_cameras})
         projected, _ = _projector(settings)(rows_of, seen_by, settings, slice(None))
         outputs = [(t, getattr(v_projected, f"v_{name}")) for name, t in projected._asdict().items() if t is not None]
-        if "opacities" in own:
-            rho, opacities = projected.compensations, own["opacities"]
+        if "opacities" in row_inputs:
+            rho, opacities = projected.compensations, row_inputs["opacities"]
             outputs.append((opacities if rho is None else opacities * rho, v_projected.v_opacities))
     incoming = [torch.zeros_like(output) if v is None else v[rows] for output, v in outputs]
-    v_own = torch.autograd.grad(
-        [output for output, _ in outputs], list(own.values()), incoming, allow_unused=True, materialize_grads=True
+    v_inputs = torch.autograd.grad(
+        [output for output, _ in outputs],
+        list(row_inputs.values()),
+        incoming,
+        allow_unused=True,
+        materialize_grads=True,
     )
     # Gradients that overflow although the incoming ones are finite are zeroed.
-    kept = all_finite(v_own) | ~all_finite(incoming)
+    kept = all_finite(v_inputs) | ~all_finite(incoming)
     gradients: dict[str, Tensor] = {}
-    for (name, tensor), v in zip(given.items(), v_own):
+    for (name, tensor), v in zip(given.items(), v_inputs):
         v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
         ids = images if name in of_cameras else gaussian_ids
         like = getattr(cameras if name in of_cameras else gaussians, name)

@@ -46,13 +46,13 @@ def _basis(directions: Tensor, degree: int) -> Tensor:
 def _colors(
     means: Tensor, centers: Tensor, coeffs: Tensor, gaussians: Tensor, images: Tensor, degree: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Colors of rows [nnz, 3], given their Gaussians and images, and each row's own mean, center and coefficients."""
-    own = [means.reshape(-1, 3)[gaussians], centers.flatten(0, 1)[images]]
-    own.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, -3)[gaussians].to(means.dtype))
+    """Colors of rows [nnz, 3], given their Gaussians and images, and each row's mean, center and coefficients."""
+    inputs = [means.reshape(-1, 3)[gaussians], centers.flatten(0, 1)[images]]
+    inputs.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, -3)[gaussians].to(means.dtype))
     if torch.is_grad_enabled():
-        own = [tensor.detach().requires_grad_() for tensor in own]
-    basis = _basis(torch.nn.functional.normalize(own[0] - own[1], dim=-1), degree)
-    return (basis[:, None, :] @ own[2])[:, 0], own
+        inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+    basis = _basis(torch.nn.functional.normalize(inputs[0] - inputs[1], dim=-1), degree)
+    return (basis[:, None, :] @ inputs[2])[:, 0], inputs
 
 
 def spherical_harmonics_fwd(
@@ -100,10 +100,10 @@ def spherical_harmonics_bwd(
     if clamped is not None:
         v_colors = v_colors.masked_fill(clamped, 0)
     with torch.enable_grad():
-        colors, own = _colors(means, centers, coeffs, gaussians, images, degree)
+        colors, inputs = _colors(means, centers, coeffs, gaussians, images, degree)
     # Degree 0 does not depend on the direction.
     v_means, v_centers, v_coeffs = torch.autograd.grad(
-        colors, own, v_colors[rows], allow_unused=True, materialize_grads=True
+        colors, inputs, v_colors[rows], allow_unused=True, materialize_grads=True
     )
     n_used = (degree + 1) ** 2
     v_bases = sum_by_id(v_coeffs, gaussians, n_batches * n_gaussians).view(*means.shape[:-1], n_used, 3)

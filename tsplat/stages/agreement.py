@@ -63,8 +63,8 @@ class Ranks(RankGroup):
         text = json.dumps(settings).encode().ljust(RECORD_BYTES - struct.calcsize(COUNTS))
         content = bytearray(struct.pack(COUNTS, *counts) + text)
         assert len(content) == RECORD_BYTES
-        own = torch.frombuffer(content, dtype=torch.uint8).to(self._record_device)
-        records = [record.tobytes() for record in self.all_gather_stacked(own).cpu().numpy()]
+        record = torch.frombuffer(content, dtype=torch.uint8).to(self._record_device)
+        records = [received.tobytes() for received in self.all_gather_stacked(record).cpu().numpy()]
         n = struct.calcsize(COUNTS)
         decoded = {text: json.loads(text) for text in {record[n:] for record in records}}
         return [list(struct.unpack(COUNTS, r[:n])) for r in records], [decoded[r[n:]] for r in records]
@@ -73,10 +73,10 @@ class Ranks(RankGroup):
         """Takes over the counts of all ranks, whose settings must be equal; raises what a rank sent instead."""
         _raise_peer_errors(settings)
         differences = []
-        for name in settings[0] if any(own is not settings[0] for own in settings) else ():
+        for name in settings[0] if any(one is not settings[0] for one in settings) else ():
             holders: dict[str, list[int]] = {}
-            for rank, own in enumerate(settings):
-                holders.setdefault(own[name], []).append(rank)
+            for rank, of_rank in enumerate(settings):
+                holders.setdefault(of_rank[name], []).append(rank)
             if len(holders) > 1:
                 found = ", ".join(
                     f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
@@ -110,14 +110,14 @@ class Ranks(RankGroup):
 
     def exchange_counts(self, counts: list[int]) -> list[int]:
         """Tells each rank how many rows it will receive. Returns how many come from each."""
-        own = torch.tensor(counts, device=self._record_device)
+        sent = torch.tensor(counts, device=self._record_device)
         ones = [1] * self.world_size
-        received: list[int] = self.all_to_all(own, ones, ones).tolist()
+        received: list[int] = self.all_to_all(sent, ones, ones).tolist()
         return received
 
 
 def _raise_peer_errors(records: list[dict[str, str]]) -> None:
-    errors = [f"rank {rank} stopped with {own['error']}" for rank, own in enumerate(records) if "error" in own]
+    errors = [f"rank {rank} stopped with {record['error']}" for rank, record in enumerate(records) if "error" in record]
     if errors:
         raise PeerError("; ".join(errors))
 

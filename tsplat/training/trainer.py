@@ -107,10 +107,10 @@ class Trainer:
         self.step = 0
         self.n_gaussians = n
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
-        own = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
-        self._views = views = views_with_near_planes(views, own, ranks)
-        self.extent = self._find_extent(views, own) if extent is None else extent
-        self._parameters = Parameters(own, views, self.extent, config)
+        shard = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
+        self._views = views = views_with_near_planes(views, shard, ranks)
+        self.extent = self._find_extent(views, shard) if extent is None else extent
+        self._parameters = Parameters(shard, views, self.extent, config)
         self._densification = Densification(self._parameters, config, self.extent, ranks, self.sharded)
         self._gradient_step = GradientStep(
             self._parameters,
@@ -246,8 +246,8 @@ class Trainer:
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
         self._parameters.keep_flat()
 
-    def _find_extent(self, views: Sequence[View], own: Gaussians) -> float:
-        depth = median_depth([view.camera for view in views], own.means)
+    def _find_extent(self, views: Sequence[View], shard: Gaussians) -> float:
+        depth = median_depth([view.camera for view in views], shard.means)
         return scene_extent(views, sorted(self.ranks.all_gather_object(depth))[self.ranks.world_size // 2])
 
     def _by_kind(self, drawn: list[tuple[int, Color]]) -> list[tuple[int, Color]]:
@@ -260,8 +260,8 @@ class Trainer:
     def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
         """Starts to read the images of this step that this rank renders, and those of the next steps."""
         indices = [*views, *self._sampler.upcoming(PREFETCHED * len(views))]
-        own = [self._views[index] for index in indices[self.ranks.rank :: self.ranks.world_size]]
-        cache.prefetch(view.source for view in own if isinstance(view, StoredView))
+        mine = [self._views[index] for index in indices[self.ranks.rank :: self.ranks.world_size]]
+        cache.prefetch(view.source for view in mine if isinstance(view, StoredView))
 
     def _draw_background(self) -> Color:
         if not self.config.random_background:
@@ -323,9 +323,9 @@ class Trainer:
         n = len(tensors["params/means"])
         is_shard &= self.sharded
         self.n_gaussians = count(self.ranks if is_shard else None, n)[1]
-        own = slice(None) if is_shard else own_rows(self.config, self.ranks)(n)
+        rows = slice(None) if is_shard else own_rows(self.config, self.ranks)(n)
         tensors = {
-            name: (tensor[own] if has_rows(name, tensor, n) else tensor).to(self.device).clone()
+            name: (tensor[rows] if has_rows(name, tensor, n) else tensor).to(self.device).clone()
             for name, tensor in tensors.items()
         }
         self._parameters.restore(tensors, figures["adam_steps"])

@@ -53,8 +53,8 @@ def initial_gaussians(
     Instead, those of a `model` as :func:`read_initial_model` returns it. With `ranks`, those that this rank holds.
     """
     if model is not None:
-        mine = model.select(own_rows(config, ranks or RankGroup())(len(model)))
-        return capture.frame.gaussians_to_local(mine.to(capture.points.device))
+        shard = model.select(own_rows(config, ranks or RankGroup())(len(model)))
+        return capture.frame.gaussians_to_local(shard.to(capture.points.device))
     points, colors, degree = capture.points, capture.colors, config.sh_degree_of_points
     cap = None if config.strategy is None else config.strategy.cap_max
     n_max = min(config.max_gaussians, cap or config.max_gaussians) - config.sky
@@ -65,21 +65,21 @@ def initial_gaussians(
         points, colors = points[chosen], colors[chosen]
     sky = sky_gaussians(capture.train, points, config.sky, degree) if config.sky else None
     n, n_sky = len(points), 0 if sky is None else len(sky)
-    own = range(n + n_sky)[own_rows(config, ranks or RankGroup())(n + n_sky)]
+    indices = range(n + n_sky)[own_rows(config, ranks or RankGroup())(n + n_sky)]
     gaussians = Gaussians.from_points(
         points, colors, degree, opacity=config.start_opacity, scale=config.start_scale,
-        rows=slice(min(own.start, n), min(own.stop, n)),
+        rows=slice(min(indices.start, n), min(indices.stop, n)),
     )  # fmt: skip
     if sky is not None:
-        rows = slice(max(own.start - n, 0), max(own.stop - n, 0))
-        gaussians = merge_models([gaussians, sky.map(operator.itemgetter(rows))])
+        sky_rows = slice(max(indices.start - n, 0), max(indices.stop - n, 0))
+        gaussians = merge_models([gaussians, sky.map(operator.itemgetter(sky_rows))])
     if config.primitive == "3dgs":
         # Scales change along these axes before rotations do, so that a turned scene has to have turned ones.
         quat = gaussians.quats.new_tensor(dominant_axes(capture.points) or (1.0, 0.0, 0.0, 0.0))
         return dataclasses.replace(gaussians, quats=quat.repeat(len(gaussians), 1))
     key = draw_key(torch.Generator().manual_seed(config.seed))
-    indices = row_indices(len(gaussians), own.start, gaussians.means)
-    quats = standard_normal(key, indices, gaussians.means, columns=4)
+    rows = row_indices(len(gaussians), indices.start, gaussians.means)
+    quats = standard_normal(key, rows, gaussians.means, columns=4)
     return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()
 
 
@@ -191,8 +191,8 @@ def keep_frozen(capture: Capture, config: RunConfig, model: Gaussians | None, ra
     if model is None or not config.freeze:
         return capture
     theirs = {name for part in config.freeze for name in FROZEN_NAMES[part]}
-    own = model.select(own_rows(config, ranks)(len(model))).to(capture.points.device)
-    kept = {name: tensor for name, tensor in own.tensors().items() if GSPLAT_NAMES[name] in theirs}
+    shard = model.select(own_rows(config, ranks)(len(model))).to(capture.points.device)
+    kept = {name: tensor for name, tensor in shard.tensors().items() if GSPLAT_NAMES[name] in theirs}
     return dataclasses.replace(capture, frame=dataclasses.replace(capture.frame, kept=kept))
 
 
