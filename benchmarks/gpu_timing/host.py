@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from emulator.driver import Launcher
@@ -179,13 +180,14 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
 def _recorded(
     step: Step, phase: Callable[[], str], enter: Callable[[str], None]
 ) -> tuple[list[str], list[tuple[int, int, int, bytes]]]:
-    """Runs a step on the emulator; returns the phase of each launch, and what the launches left in memory."""
+    """Runs a step on the emulator; returns the phase of each launch, and what the launches changed in memory."""
     called: list[str] = []
     answers: list[tuple[int, int, int, bytes]] = []
     drivers = library()
     execute = drivers.execute
     assert execute is not None
     storages: Storages = execute.__self__.storages  # type: ignore[attr-defined]
+    left: dict[Any, bytes] = {}  # in each storage, by the launches so far
 
     def record(source: KernelSource, made: Made) -> None:
         execute(source, made)
@@ -193,12 +195,23 @@ def _recorded(
             storage = storages.at(address)
             if storage is not None:
                 data = ctypes.string_at(storage.address, storage.size)
-                answers.append((len(called), number, storage.address - address, data))
+                begin, end = _changed(left.get(storage), data)
+                left[storage] = data
+                if begin < end:
+                    answers.append((len(called), number, storage.address - address + begin, data[begin:end]))
         called.append(phase())
 
     with mock.patch.object(drivers, "execute", record):
         step.run(enter)
     return called, answers
+
+
+def _changed(before: bytes | None, after: bytes) -> tuple[int, int]:
+    """Returns where what has changed begins and ends."""
+    if before is None:
+        return 0, len(after)
+    changed = np.flatnonzero(np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8))
+    return (int(changed[0]), int(changed[-1]) + 1) if len(changed) else (0, 0)
 
 
 def _given(step: Step) -> list[tuple[Any, int, dict[str, Any]]]:
