@@ -72,6 +72,7 @@ class Made:
     cluster: tuple[int, int, int] = (1, 1, 1)
     cooperative: bool = False
     overlaps: bool = False
+    stream: int = 0
 
 
 def launch_of(source: KernelSource, program: Program, made: Made, storages: Storages, shadow: Shadow) -> Launch:

@@ -41,7 +41,7 @@ class Launch(ctypes.Structure):
     def made(self) -> Made:
         return Made(
             tuple(self.grid), tuple(self.block), self.shared_bytes, bytes(self.arguments[: self.n_bytes]),
-            tuple(self.cluster), bool(self.cooperative), bool(self.overlaps),
+            tuple(self.cluster), bool(self.cooperative), bool(self.overlaps), self.stream,
         )  # fmt: skip
 
 

@@ -81,8 +81,8 @@ def test_backward_passes_allocate_slots_for_entries_that_pixels_passed(target, c
     from tsplat.kernels import launch
 
     monkeypatch.setattr(launch, "UNREAD", 0)  # of few entries, all have room
-    sizes, original = [], calls.scratch_memory
-    monkeypatch.setattr(calls, "scratch_memory", lambda n, device: (sizes.append(n), original(n, device))[1])
+    sizes, original = [], calls.take_scratch
+    monkeypatch.setattr(calls, "take_scratch", lambda n, device: (sizes.append(n), original(n, device))[1])
     with tsplat_emulated(target, code, uninitialized=False):
         kind = make(rasterization, packed=False)
         assert_replayed(kind, replays)

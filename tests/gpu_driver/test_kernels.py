@@ -11,7 +11,7 @@ from triton.runtime import _allocation
 
 from emulator.emulation import emulated
 from emulator.library import library
-from tsplat.gpu_driver import DriverError, Frame
+from tsplat.gpu_driver import DriverError
 from tsplat.gpu_driver.cuda import CudaDriver
 from tsplat.gpu_driver.kernels import SCRATCH_POINTERS
 
@@ -96,17 +96,36 @@ def test_threads_launch_at_once(target):
 
 
 @each_target
+def test_launches_are_on_the_current_stream(target):
+    given, streams = arguments(zeros()), [5, 7, 7, 2**40]
+    with recorded(target) as made:
+        kernel = loaded(target, given)
+        for kernel.stream in (lambda stream=stream: stream for stream in streams):
+            kernel(1, values(given))
+        template, _, own, (word,) = kernel.template(1, values(given))
+        memory = (ctypes.c_int64 * (len(template) // 8)).from_buffer_copy(template)
+        for place, offset in own.items():
+            memory[place] = ctypes.addressof(memory) + offset
+        launch, _ = kernel.bind(1, memory, 0)
+        for memory[word] in streams:
+            launch()
+    assert [launch.stream for launch in made] == 2 * streams
+
+
+@each_target
 def test_a_pass_fills_one_buffer_for_its_launches(target):
     out = zeros(9)
     with emulated(target):
         given = arguments(out)
         kernel = loaded(target, given)
-        size = -(-kernel.layout.size // 8) * 8
-        buffer = ctypes.create_string_buffer(3 * size)
-        frames = [Frame(kernel, ctypes.addressof(buffer) + i * size) for i in range(3)]
-        for i in range(3):
-            kernel.layout.pack_into(buffer, i * size, *values(given | dict(small=i, out=out[3 * i :])))
-        assert [frame.launch(1, (1, 1), 0) for frame in frames] == [0, 0, 0]
+        launches = [kernel.template(1, values(given | dict(small=i, out=out[3 * i :]))) for i in range(3)]
+        size = len(launches[0][0])
+        memory = (ctypes.c_int64 * (3 * size // 8)).from_buffer(bytearray(b"".join(each[0] for each in launches)))
+        for i, (_, _, own, streams) in enumerate(launches):
+            for word, offset in own.items():
+                memory[i * size // 8 + word] = ctypes.addressof(memory) + i * size + offset
+            assert [memory[i * size // 8 + word] for word in streams] == [0]
+        assert [kernel.bind(1, memory, i * size)[0]() for i in range(3)] == [0, 0, 0]
     assert out[::3].tolist() == [0, 1, 2]
 
 

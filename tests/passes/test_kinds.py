@@ -217,17 +217,25 @@ def test_second_derivatives_raise():
 def test_an_error_in_the_middle_of_a_call(replays):
     scene = make()
     expected = render_thrice(scene)[0]
-    steps = replays[0]._runner.traced.forward[0]._binders
-    original = list(steps)
-    for n in range(len(original)):
+    replayed = replays[0]._runner.traced.forward[0]
 
-        def fail(*_):
-            raise KeyboardInterrupt
+    def fail(*_):
+        raise KeyboardInterrupt
 
-        steps[n] = lambda *_, fail=fail: fail
+    for i, launches in enumerate(replayed._launches):
+        for n in range(len(launches)):
+            (words,) = replayed._free
+            words._launches[i][n] = fail
+            with pytest.raises(KeyboardInterrupt):
+                rasterization(**scene)
+            assert not replayed._free  # threads may still read them
+            assert torch.equal(rasterization(**scene)[0], expected)
+    others = replayed._others
+    for n, original in enumerate(others):
+        others[n] = lambda *_: fail
         with pytest.raises(KeyboardInterrupt):
             rasterization(**scene)
-        steps[:] = original
+        others[n] = original
         assert torch.equal(rasterization(**scene)[0], expected)
 
 

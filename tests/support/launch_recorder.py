@@ -36,7 +36,6 @@ class LaunchRecorder:
         tensors = {storage_of(t): t for t in (*trace.kept, *trace.others.values())}
         for storage in tensors:
             bases.put(bases.add(), storage, 0)
-        replayed = Pass(trace.steps, bases, on_gpu=False)
+        replayed = Pass(trace.steps, bases, range(bases.n), on_gpu=False)
         storages = [tensor.new_empty(0).set_(tensor.untyped_storage()).detach() for tensor in tensors.values()]
-        used = [storages[i] for i in replayed.used]
-        return results, lambda: replayed.run(used)
+        return results, lambda: replayed.run(storages)

@@ -22,7 +22,7 @@ It is tested by a library of the emulator with the same functions.
 
 from .compiler import prepare
 from .gpus import Device, find, version
-from .kernels import Frame, LoadedKernel, are_launches_hooked
+from .kernels import LoadedKernel, are_launches_hooked
 from .library import DriverError
 
-__all__ = ["Device", "DriverError", "Frame", "LoadedKernel", "are_launches_hooked", "find", "prepare", "version"]
+__all__ = ["Device", "DriverError", "LoadedKernel", "are_launches_hooked", "find", "prepare", "version"]

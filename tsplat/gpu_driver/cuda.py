@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
-import struct
 from typing import ClassVar
 
 from .library import ADDRESS, DriverError, Launch, Library
@@ -25,8 +25,6 @@ SHARED_PER_BLOCK_OPTIN = 97
 PREFER_SHARED = 1
 COOPERATIVE, CLUSTER_DIMENSION, CLUSTER_POLICY, STREAM_SERIALIZATION = 2, 4, 5, 6
 SPREAD = 1
-
-PACK_GRID, PACK_STREAM = struct.Struct("@III").pack_into, struct.Struct("@Q").pack_into
 
 PORTABLE_CLUSTER = 8
 """Most programs of a cluster that every GPU with clusters has."""
@@ -51,6 +49,7 @@ class CudaDriver:
     """NVIDIA's driver: loads kernels, and makes what launches them."""
 
     name: ClassVar[str] = "CUDA"
+    STREAM: ClassVar[int] = Config.stream.offset
 
     def __init__(self, path: str | None = None) -> None:
         library = Library(PATHS if path is None else (path,), ADVICE)
@@ -152,8 +151,8 @@ class CudaDriver:
         """Returns the threads that a program of a kernel can have."""
         return self.attribute(function, MAX_THREADS)
 
-    def launcher(self, function: int, needs: Needs, parameters: int) -> Launch:
-        """Returns a function that launches a kernel with the arguments that an array points to, see `Launch`."""
+    def head(self, needs: Needs) -> tuple[bytes, object]:
+        """Returns the head of a launch, see `GRID` and `STREAM`, and what must live as long as it is used."""
         attributes = []
         if needs.overlaps:
             attributes.append(Attribute(STREAM_SERIALIZATION, 0, (1,)))
@@ -164,22 +163,11 @@ class CudaDriver:
             attributes.append(Attribute(CLUSTER_POLICY, 0, (SPREAD,)))
         kept = (Attribute * max(len(attributes), 1))(*attributes)
         config = Config(
-            block=(needs.threads, 1, 1), shared_bytes=needs.shared_bytes, stream=0,
+            grid=(1, 1, 1), block=(needs.threads, 1, 1), shared_bytes=needs.shared_bytes, stream=0,
             attributes=ctypes.addressof(kept), n_attributes=len(attributes),
         )  # fmt: skip
-        config.keep = kept
-        address, call, cluster = ctypes.addressof(config), self.launch, needs.cluster
-        last_x, last_others, last_stream = 0, (0, 0), 0
+        return bytes(config), kept
 
-        def launch(x: int, others: tuple[int, int], stream: int) -> int:
-            nonlocal last_x, last_others, last_stream
-            if x != last_x or others != last_others:
-                PACK_GRID(config, 0, x * cluster, *others)
-                last_x, last_others = x, others
-            if stream != last_stream:
-                PACK_STREAM(config, Config.stream.offset, stream)
-                last_stream = stream
-            code: int = call(address, function, parameters, None)
-            return code
-
-        return launch
+    def launcher(self, function: int, _needs: Needs, head: int, parameters: int) -> Launch:
+        """Returns what launches a kernel, given the addresses of a head and of an array of pointers to arguments."""
+        return functools.partial(self.launch, head, function, parameters, None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
+import struct
 from typing import ClassVar
 
 import triton
@@ -17,6 +19,9 @@ ADVICE = "install AMD's ROCm, or a PyTorch for ROCm, which brings it; TRITON_LIB
 
 # Numbers of enumerations in hip_runtime_api.h.
 MAX_THREADS, SHARED_PER_BLOCK = 0, 74
+
+HEAD = struct.Struct("@IIIxxxxQ")
+"""The grid and the stream of a launch."""
 
 
 def paths() -> list[str]:
@@ -31,6 +36,7 @@ class HipDriver:
     """AMD's HIP runtime: loads kernels, and makes what launches them."""
 
     name: ClassVar[str] = "HIP"
+    STREAM: ClassVar[int] = 16
 
     def __init__(self, path: str | None = None) -> None:
         library = Library(paths() if path is None else (path,), ADVICE)
@@ -98,18 +104,17 @@ class HipDriver:
         self.check(self._attribute(n_threads, MAX_THREADS, function), "hipFuncGetAttribute")
         return n_threads.value
 
-    def launcher(self, function: int, needs: Needs, parameters: int) -> Launch:
-        """Returns a function that launches a kernel with the arguments that an array points to, see `Launch`."""
+    def head(self, _needs: Needs) -> tuple[bytes, object]:
+        """Returns the head of a launch, see `GRID` and `STREAM`, and what must live as long as it is used."""
+        return HEAD.pack(1, 1, 1, 0), None
+
+    def launcher(self, function: int, needs: Needs, head: int, parameters: int) -> Launch:
+        """Returns what launches a kernel, given the addresses of a head and of an array of pointers to arguments."""
         call = self.launch_cooperative if needs.cooperative else self.launch
-        handle, array, none = ADDRESS(function), ADDRESS(parameters), ADDRESS(0)
+        grid = [ctypes.c_uint.from_address(head + 4 * axis) for axis in range(3)]
         threads, shared, one = (ctypes.c_uint(value) for value in (needs.threads, needs.shared_bytes, 1))
-        last_stream, stream_handle = 0, none
-
-        def launch(x: int, others: tuple[int, int], stream: int) -> int:
-            nonlocal last_stream, stream_handle
-            if stream != last_stream:
-                last_stream, stream_handle = stream, ADDRESS(stream)
-            code: int = call(handle, x, *others, threads, one, one, shared, stream_handle, array, none)
-            return code
-
-        return launch
+        stream = ADDRESS.from_address(head + self.STREAM)
+        array, none = ADDRESS(parameters), ADDRESS(0)
+        return functools.partial(
+            call, ADDRESS(function), *grid, threads, one, one, shared, stream, array, none
+        )  # fmt: skip

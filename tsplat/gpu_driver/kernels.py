@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ ABSENT = "0s"
 SCRATCH_POINTERS = 2
 """Triton appends two pointers to the arguments of each kernel: to its scratch memory, and to that of a profiler."""
 
+PACK_GRID, PACK_WORD = struct.Struct("@III").pack_into, struct.Struct("@Q").pack_into
+
 _runtime = triton.knobs.runtime
 
 
@@ -40,32 +43,37 @@ def are_launches_hooked() -> bool:
 
 
 class Frame:
-    """Arguments in memory, and what launches a kernel with them. One launch at a time may use it.
+    """The memory of a launch, and what launches a kernel with it. One launch at a time may use it.
 
-    A pass of several launches can pack the arguments of all of them into one buffer, in which each has a frame.
+    It has the head of the launch (``library.Launch``), pointers to all arguments, the two pointers to scratch memory,
+    and arguments.
+
+    Args:
+        kernel: The kernel, whose ``template`` the memory has.
+        memory: A ctypes array, and the byte where the frame begins.
 
     Attributes:
-        memory: Where arguments are packed by the kernel's ``layout``, unless the frame was given an address, a multiple
-            of 8.
-        parameters: Address of the array of pointers to the arguments.
-        launch: Launches the kernel, as long as the frame exists; see ``library.Launch``.
+        launch: Launches the kernel, as long as the memory exists.
     """
 
-    __slots__ = ("_array", "_scratch", "launch", "memory", "parameters")
+    __slots__ = ("_begin", "_kernel", "_memory", "launch")
 
-    def __init__(self, kernel: LoadedKernel, address: int | None = None) -> None:
-        self.memory = ctypes.create_string_buffer(max(kernel.layout.size, 8) if address is None else 0)
-        start = ctypes.addressof(self.memory) if address is None else address
-        self._scratch = (ctypes.c_uint64 * SCRATCH_POINTERS)()
-        scratch = ctypes.addressof(self._scratch)
-        pointers = [start + offset for offset in kernel.offsets] + [scratch + 8 * i for i in range(SCRATCH_POINTERS)]
-        self._array = (ctypes.c_void_p * len(pointers))(*pointers)
-        self.parameters = ctypes.addressof(self._array)
-        self.launch = kernel.device.driver.launcher(kernel.function, kernel.needs, self.parameters)
+    def __init__(self, kernel: LoadedKernel, memory: Any, begin: int = 0) -> None:
+        self._kernel, self._memory, self._begin = kernel, memory, begin
+        address, driver = ctypes.addressof(memory) + begin, kernel.device.driver
+        self.launch = driver.launcher(kernel.function, kernel.needs, address, address + kernel.pointers)
+
+    def fill(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> None:
+        """Packs what differs between launches."""
+        kernel, memory, begin = self._kernel, self._memory, self._begin
+        x, y, z = grid
+        PACK_GRID(memory, begin, x * kernel.needs.cluster, y, z)
+        PACK_WORD(memory, begin + kernel.device.driver.STREAM, stream)
+        kernel.layout.pack_into(memory, begin + kernel.arguments, *values)
 
     def set_scratch(self, which: int, address: int) -> None:
         """Passes scratch memory: 0 for that of the kernel, 1 for that of a profiler."""
-        self._scratch[which] = address
+        PACK_WORD(self._memory, self._begin + self._kernel.arguments + 8 * (which - SCRATCH_POINTERS), address)
 
 
 class LoadedKernel:
@@ -78,6 +86,8 @@ class LoadedKernel:
         types: Triton's type of each value, such as "*fp32", "i32", "i64" and "fp64"; "constexpr" for None.
         layout: Packs values.
         offsets: Where each value that is not None lies in what was packed.
+        pointers, arguments: Where these begin in a frame.
+        stream: Returns the current stream.
     """
 
     def __init__(self, device: Device, compiled: CompiledKernel) -> None:
@@ -90,7 +100,10 @@ class LoadedKernel:
             for i in range(len(formats)) if formats[i] != ABSENT
         ]  # fmt: skip
         self.function = self._load(compiled)
-        self._pack, self._stream, self._number = self.layout.pack_into, device.current_stream, device.number
+        self._head, self._kept = device.driver.head(self.needs)
+        self.pointers = len(self._head)
+        self.arguments = self.pointers + 8 * (len(self.offsets) + 2 * SCRATCH_POINTERS)
+        self.stream = functools.partial(device.current_stream, device.number)
         self._has_scratch = bool(self.needs.scratch[0] or self.needs.profile[0])
         self._frames: list[Frame] = []
 
@@ -125,7 +138,7 @@ class LoadedKernel:
             return
         hooked = are_launches_hooked()
         enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
-        stream = self._stream(self._number)
+        stream = self.stream()
         if hooked:
             launched = LazyDict({"name": self.needs.name, "function": self.function, "stream": stream})
             if enter is not None:
@@ -134,59 +147,73 @@ class LoadedKernel:
         try:
             frame = self._frames.pop()
         except IndexError:
-            frame = Frame(self)
-        self._pack(frame.memory, 0, *values)
-        kept = self._allocate(frame, (n_programs, *others), stream) if self._has_scratch else None
-        code = frame.launch(n_programs, others, stream)
-        if code:
-            self.retry(code, frame, n_programs, others, stream)
+            frame = self._frame(values)
+        grid = n_programs, *others
+        frame.fill(grid, stream, values)
+        kept = self._allocate(frame, grid, stream) if self._has_scratch else None
+        if code := frame.launch():
+            self._launch_again(frame.launch, n_programs, code)
         self._frames.append(frame)
         del kept  # what is freed here is used again by later launches on this stream only
         if hooked and leave is not None:
             leave(launched)
 
-    def template(self, _n_programs: int, values: Sequence[Any]) -> tuple[bytes, list[int | None], dict[int, int]]:
+    def _frame(self, values: Sequence[Any]) -> Frame:
+        template, _, own, _ = self._template(1, values)
+        memory = ctypes.create_string_buffer(template, len(template))
+        for word, offset in own.items():
+            PACK_WORD(memory, 8 * word, ctypes.addressof(memory) + offset)
+        return Frame(self, memory)
+
+    def template(
+        self, n_programs: int, values: Sequence[Any]
+    ) -> tuple[bytes, list[int | None], dict[int, int], list[int]]:
         """Returns the memory of a launch, in words of 8 bytes, for :meth:`bind`.
 
         Returns:
-            The memory; the word of each address among the values, None for others; and the words that must become
-            addresses in this memory, of which there are none.
+            The memory; the word of each address among the values, None for others; the words that must become
+            addresses in this memory, with offsets from its start; and those that must become the current stream.
 
         Raises:
             DriverError: The kernel needs scratch memory.
         """
         if self._has_scratch:
             raise DriverError(f"{self.needs.name}: it needs scratch memory, which each launch allocates")
+        return self._template(n_programs, values)
+
+    def _template(
+        self, n_programs: int, values: Sequence[Any]
+    ) -> tuple[bytes, list[int | None], dict[int, int], list[int]]:
         offsets = iter(self.offsets)
-        places = [None if kind == "constexpr" else next(offsets) for kind in self.types]
+        places = [None if kind == "constexpr" else self.arguments + next(offsets) for kind in self.types]
+        scratch = [self.arguments + 8 * (i - SCRATCH_POINTERS) for i in range(SCRATCH_POINTERS)]
+        memory = bytearray(self._head).ljust(self.arguments, b"\0") + self.layout.pack(*values)
+        memory += bytes(-len(memory) % 8)
+        PACK_GRID(memory, 0, n_programs * self.needs.cluster, 1, 1)
         words = [
             place // 8 if place is not None and kind.startswith("*") else None
             for place, kind in zip(places, self.types)
         ]
-        memory = self.layout.pack(*values)
-        return memory + bytes(-len(memory) % 8), words, {}
+        given = [place for place in places if place is not None]
+        pointers = {self.pointers // 8 + i: offset for i, offset in enumerate([*given, *scratch])}
+        return bytes(memory), words, pointers, [self.device.driver.STREAM // 8]
 
-    def bind(self, n_programs: int, memory: Any, begin: int) -> Callable[[], bool]:
+    def bind(self, n_programs: int, memory: Any, begin: int) -> tuple[Callable[[], int], Callable[[int], bool]]:
         """Returns what launches the kernel by the memory of :meth:`template`, from a byte of a ctypes array on.
 
-        It returns False, as a launch copies the memory.
+        Returns:
+            The launch; and what is called with its result if that is not 0: it launches again or raises a DriverError,
+            and returns False, as a launch copies the memory.
         """
-        frame, stream, number = Frame(self, ctypes.addressof(memory) + begin), self._stream, self._number
+        launch = Frame(self, memory, begin).launch
+        return launch, functools.partial(self._launch_again, launch, n_programs)
 
-        def run() -> bool:
-            current = stream(number)
-            code = frame.launch(n_programs, (1, 1), current)
-            if code:
-                self.retry(code, frame, n_programs, (1, 1), current)
-            return False
-
-        return run
-
-    def retry(self, code: int, frame: Frame, n_programs: int, others: tuple[int, int], stream: int) -> None:
+    def _launch_again(self, launch: Callable[[], int], n_programs: int, code: int) -> bool:
         """Launches again what failed with an error from which the driver recovers; raises a DriverError for others."""
-        if self.device.driver.recover(code, self._number):
-            code = frame.launch(n_programs, others, stream)
+        if self.device.driver.recover(code, self.device.number):
+            code = launch()
         self.device.driver.check(code, f"{self.needs.name}: launching {n_programs:,} programs")
+        return False
 
     def _allocate(self, frame: Frame, grid: tuple[int, int, int], stream: int) -> list[Any]:
         """Gets scratch memory from the functions that Triton was given for that (``triton.set_allocator``)."""

@@ -8,9 +8,11 @@ from typing import Any
 
 ADDRESS = ctypes.c_void_p
 
-Launch = Callable[[int, tuple[int, int], int], int]
-"""Launches a kernel with arguments that lie in memory, given the number of programs along the first axis of the grid,
-those along the others, and a stream. Returns the driver's error, 0 for none. One thread at a time may call it."""
+Launch = Callable[[], int]
+"""Launches a kernel with a grid, a stream and arguments that lie in memory. Returns the driver's error, 0 for none.
+
+What of this all launches of a kernel have in common, the driver makes as the *head* of a launch: bytes that begin with
+the number of programs along three axes of the grid, 4 bytes each, and have the stream at ``STREAM``, 8 bytes."""
 
 
 class DriverError(RuntimeError):

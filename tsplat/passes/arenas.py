@@ -7,7 +7,7 @@ overlap share its memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,28 +30,25 @@ _scratch: list[Tensor] = []
 """An arena that no pass uses. The system clears memory that it hands out, which takes a quarter of a call."""
 
 
-@contextlib.contextmanager
-def scratch_memory(n_bytes: int, device: torch.device) -> Iterator[Tensor]:
-    """Yields an arena, [n] uint8, for a pass that is done at the end."""
-    if device.type != "cpu":
-        yield torch.empty(n_bytes, dtype=torch.uint8, device=device)
-        return
-    try:
-        memory = _scratch.pop()
-    except IndexError:  # another pass uses it
-        memory = torch.empty(0, dtype=torch.uint8, device=device)
-    if len(memory) < n_bytes:
-        memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
-    yield memory
-    # Not in a finally clause: after an error, threads may still write there.
-    if len(memory) <= SCRATCH_KEPT:
+def take_scratch(n_bytes: int, device: torch.device) -> Tensor:
+    """Returns an arena of at least so many bytes, [n] uint8, for a pass."""
+    if device.type == "cpu":
+        with contextlib.suppress(IndexError):  # another pass uses it
+            if (memory := _scratch.pop()).numel() >= n_bytes:
+                return memory
+    return torch.empty(n_bytes, dtype=torch.uint8, device=device)
+
+
+def leave_scratch(memory: Tensor) -> None:
+    """Takes back the arena of a pass that is done. Not called after an error: threads may still write there."""
+    if memory.device.type == "cpu" and memory.numel() <= SCRATCH_KEPT:
         _scratch[:] = [memory]
 
 
 class View(NamedTuple):
     """A tensor relative to a base: bytes from the first element of the base to that of the tensor.
 
-    `base` is the number of the base.
+    `base` is the number of the base. `is_base` says that the tensor is known to be the base itself.
     """
 
     base: int
@@ -59,6 +56,7 @@ class View(NamedTuple):
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
+    is_base: bool = False
 
     def of(self, base: Tensor) -> Tensor:
         """Returns the tensor, given the base of a call."""
@@ -66,7 +64,7 @@ class View(NamedTuple):
             base = base.view(self.dtype)
         return base.as_strided(self.shape, self.strides, base.storage_offset() + self.offset // self.dtype.itemsize)
 
-    def as_array(self) -> Callable[[list[np.ndarray]], np.ndarray]:
+    def as_array(self) -> Callable[[dict[int, np.ndarray]], np.ndarray]:
         """Returns the function of bases, as arrays of bytes, that returns the tensor as an array."""
         shape, dtype, base, offset = tuple(self.shape), DTYPES[self.dtype], self.base, self.offset
         strides = tuple([stride * self.dtype.itemsize for stride in self.strides])
@@ -175,19 +173,23 @@ class Output(NamedTuple):
 
     base: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     is_packed: bool = False
 
     def allocate(self, device: torch.device, n_packed: int | None = None) -> Tensor:
         """Allocates it, for so many packed rows, or for all rows."""
-        return torch.empty(self._shape(n_packed), dtype=self.dtype, device=device)
+        shape = (n_packed, *self.shape[1:]) if self.is_packed and n_packed is not None else self.shape
+        return torch.empty_strided(shape, self.strides, dtype=self.dtype, device=device)  # faster than torch.empty
 
     def zeros(self, device: torch.device, n_packed: int | None = None) -> Tensor:
         """Allocates zeros of its shape and dtype."""
-        return torch.zeros(self._shape(n_packed), dtype=self.dtype, device=device)
+        return self.allocate(device, n_packed).zero_()
 
-    def _shape(self, n_packed: int | None) -> tuple[int, ...]:
-        return (n_packed, *self.shape[1:]) if self.is_packed and n_packed is not None else self.shape
+    def view(self, view: View) -> View:
+        """Returns a view of this base, with `is_base`."""
+        found = view.offset, tuple(view.shape), view.strides, view.dtype
+        return view._replace(is_base=found == (0, self.shape, self.strides, self.dtype))
 
 
 def add_output(bases: Bases, tensor: Tensor, *, is_packed: bool = False) -> Output:
@@ -196,15 +198,21 @@ def add_output(bases: Bases, tensor: Tensor, *, is_packed: bool = False) -> Outp
     bases.put(base, memory.storage, 0)
     size = memory.size // tensor.dtype.itemsize
     is_whole = tensor.is_contiguous() and tensor.numel() == size
-    return Output(base, tuple(tensor.shape) if is_whole else (size,), tensor.dtype, is_packed)
+    shape, strides = (tuple(tensor.shape), tensor.stride()) if is_whole else ((size,), (1,))
+    return Output(base, shape, strides, tensor.dtype, is_packed)
 
 
 def whole(view: View, bases: Any) -> Tensor:
     """Returns the tensor of a view: its base, if that is the same."""
     base: Tensor = bases[view.base]
-    if view.offset == 0 and base.shape == view.shape and base.dtype == view.dtype and base.stride() == view.strides:
+    if view.is_base:
         return base
     return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, view.shape, view.strides)
+
+
+def marked(view: View, outputs: Iterable[Output]) -> View:
+    """Returns a view, with `is_base` if its base is among outputs and the same."""
+    return next((output.view(view) for output in outputs if output.base == view.base), view)
 
 
 def add_arena(bases: Bases, lives: Iterable[Life]) -> tuple[int, int]:

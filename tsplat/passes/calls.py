@@ -18,7 +18,7 @@ from torch import Tensor
 from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_later
 from ..stages.meta import Meta
-from .arenas import SPECIALIZED_ALIGNMENT, View, scratch_memory, whole
+from .arenas import SPECIALIZED_ALIGNMENT, View, leave_scratch, take_scratch, whole
 from .replayed_meta import Kept, Source, later, tensor_of
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
@@ -48,13 +48,13 @@ class Runner(Protocol):
 
     traced: TracedCall
 
-    def forward(self, tensors: list[Tensor]) -> Forward: ...
+    def forward(self, tensors: Sequence[Tensor]) -> Forward: ...
 
     def differentiate(
         self,
         backward: BackwardPass,
         saved: Sequence[Tensor | None],
-        given: dict[int, Tensor],
+        given: Sequence[Tensor],
         kept: Kept | None,
         n_packed: int | None,
         n_slots: Callable[[], int] | None,
@@ -67,21 +67,22 @@ class Replays:
     def __init__(self, traced: TracedCall) -> None:
         self.traced = traced
 
-    def forward(self, tensors: list[Tensor]) -> Forward:
+    def forward(self, tensors: Sequence[Tensor]) -> Forward:
         """Runs the forward pass."""
         traced = self.traced
         arena = torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device)  # that the backward pass reads
-        # Packed rows are counted first.
-        outputs: list[Any] = [None if o.is_packed else o.allocate(traced.device) for o in traced.outputs]
+        # Packed rows are counted first, and their bases not used before.
+        outputs = [arena if o.is_packed else o.allocate(traced.device) for o in traced.outputs]
         until_counted, *rest = traced.forward
-        with scratch_memory(traced.scratch[1], traced.device) as scratch:
-            bases = [*tensors, *outputs, arena, scratch]
-            until_counted.run([bases[i] for i in until_counted.used])
-            needed, n_packed = read_counted(traced, arena, on_gpu=traced.on_gpu)
-            for output in traced.packed or ():
-                bases[output.base] = output.allocate(traced.device, n_packed)
-            for replayed in rest:
-                replayed.run([bases[i] for i in replayed.used])
+        scratch = take_scratch(traced.scratch[1], traced.device)
+        bases: list[Any] = [*tensors, *outputs, arena, scratch]
+        until_counted.run(bases)
+        needed, n_packed = read_counted(traced, arena, on_gpu=traced.on_gpu)
+        for output in traced.packed or ():
+            bases[output.base] = output.allocate(traced.device, n_packed)
+        for replayed in rest:
+            replayed.run(bases)
+        leave_scratch(scratch)
         del bases[-1]
         slots = traced.of_images.slots
         n_slots = None if slots is None else read_later(slots.n.of(bases[slots.n.base]))
@@ -91,7 +92,7 @@ class Replays:
         self,
         backward: BackwardPass,
         saved: Sequence[Tensor | None],
-        given: dict[int, Tensor],
+        given: Sequence[Tensor],
         _kept: Kept | None,
         n_packed: int | None,
         n_slots: Callable[[], int] | None,
@@ -102,22 +103,23 @@ class Replays:
             backward: The pass.
             saved: The bases of the forward pass that it reads, ``backward.saved``; None for the arena that is kept, if
                 that is given.
-            given: Gradients, by the number of the base.
+            given: The bases of gradients, ``backward.given``.
             n_packed, n_slots: See :class:`Forward`.
 
         Returns:
             Bases, by number, among them ``backward.results``.
         """
         device = self.traced.device
-        bases: dict[int, Any] = dict(zip(backward.saved, saved))
-        bases |= {base: _aligned(v) for base, v in given.items()}
-        bases |= {output.base: output.allocate(device, n_packed) for output in backward.outputs}
+        outputs = [output.allocate(device, n_packed) for output in backward.outputs]
+        tensors: list[Any] = [*saved, *map(_aligned, given), *outputs]
+        bases = dict(zip(backward.steps.order, tensors))
         backward.clear(bases)
-        base, size = backward.scratch
+        size = backward.scratch[1]
         if backward.slots is not None and n_slots is not None:
             size = backward.slots.bytes(n_slots())
-        with scratch_memory(size, device) as bases[base]:
-            backward.steps.run([bases[i] for i in backward.steps.used])
+        scratch = take_scratch(size, device)
+        backward.steps.run([*tensors, scratch])
+        leave_scratch(scratch)
         return bases
 
 
@@ -136,7 +138,7 @@ class _Differentiation(NamedTuple):
     n_packed: int | None
     n_slots: Callable[[], int] | None
 
-    def run(self, backward: BackwardPass, saved: Sequence[Tensor], given: dict[int, Tensor]) -> dict[int, Tensor]:
+    def run(self, backward: BackwardPass, saved: Sequence[Tensor], given: Sequence[Tensor]) -> dict[int, Tensor]:
         """Runs a backward pass; see :meth:`Replays.differentiate`. Other tensors may follow those that it reads."""
         saved = saved[: len(backward.saved)]
         return self.runner.differentiate(backward, saved, given, self.kept, self.n_packed, self.n_slots)
@@ -170,7 +172,7 @@ class ReplayedCall:
         needed: See :class:`Forward`.
     """
 
-    def __init__(self, runner: Runner, tensors: list[Tensor]) -> None:
+    def __init__(self, runner: Runner, tensors: Sequence[Tensor]) -> None:
         self._runner, self._tensors = runner, tensors
         self._bases, self.needed, self._kept, self._n_packed, self._n_slots = runner.forward(tensors)
 
@@ -197,7 +199,7 @@ class ReplayedCall:
             values["gradient_2dgs"] = leaf
         for name, i in traced.in_meta.items():
             values[name] = images[i]
-        read = [base if i in traced.described else None for i, base in enumerate(bases)]
+        read = {i: bases[i] for i in traced.described}
         source = Source(traced, read, self._kept, self.needed, ids, carrier)
         return *images[: traced.n_images], Meta(values, later(traced), source, traced.names)
 
@@ -246,9 +248,8 @@ class _Centers(torch.autograd.Function):
             v_centers = of_centers.zeros(traced.device, common.n_packed)
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
-        given = {of_centers.base: v_centers, traced.v_carrier.base: v_carrier}
-        results = common.run(traced.of_centers, saved, given)
-        return None, None, None, *_gradients(traced.of_centers, results, given)
+        results = common.run(traced.of_centers, saved, (v_centers, v_carrier))
+        return None, None, None, *_gradients(traced.of_centers, results, traced.crossing)
 
 
 class _Images(torch.autograd.Function):
@@ -276,15 +277,13 @@ class _Images(torch.autograd.Function):
         traced = common.runner.traced
         backward = traced.of_images
         images = zip(traced.v_images, traced.v_views, v, strict=True)
-        given = {o.base: o.zeros(traced.device) if each is None else _memory_of(each, view) for o, view, each in images}
+        given = [o.zeros(traced.device) if each is None else _memory_of(each, view) for o, view, each in images]
         results = common.run(backward, saved, given)
         v_links: list[Tensor | None] = []
-        crossing: tuple[int, ...] = ()  # what the other pass reads as well
         if traced.v_centers is not None:
             (v_centers, depends), v_carrier = traced.v_centers, traced.v_carrier
             v_links = [results[v_centers.base] if depends else None, results[v_carrier.base]]
-            crossing = v_centers.base, v_carrier.base
-        for i, gradient in zip(backward.inputs, _gradients(backward, results, crossing)):
+        for i, gradient in zip(backward.inputs, _gradients(backward, results, traced.crossing)):
             if i == ABSGRAD:
                 ctx.centers.absgrad = common.packed(gradient)
             of_leaf = i == traced.n_inputs

@@ -65,7 +65,7 @@ class CapturedCall:
         # What is read in place belongs to the caller.
         self._memory = {base: t for base, t in memory.items() if base >= len(in_place) or base in self._copied}
 
-    def forward(self, tensors: list[Tensor]) -> Forward:
+    def forward(self, tensors: Sequence[Tensor]) -> Forward:
         """Runs the forward pass. Waits for the device, unless the caller gave a capacity."""
         traced, memory = self.traced, self._memory
         with self._lock, torch.no_grad():
@@ -88,7 +88,7 @@ class CapturedCall:
         self,
         backward: BackwardPass,
         _saved: Sequence[Tensor | None],
-        given: dict[int, Tensor],
+        given: Sequence[Tensor],
         kept: Kept | None,
         n_packed: int | None,
         _n_slots: Callable[[], int] | None,
@@ -98,14 +98,14 @@ class CapturedCall:
         is_second = backward is not self.traced.of_images
         with self._lock:
             ahead, self._ahead = self._ahead, None
-            if is_second and ahead is not None and ahead.is_of(kept, given):
+            if is_second and ahead is not None and ahead.is_of(kept, backward, given):
                 return ahead.results
             if self._last() is not kept:
                 self._lend(kept)
                 own = [self.traced.kept[0], *self._restored]
                 torch._foreach_copy_(self._used(own, n_packed), [kept.memory, *kept.values])
                 kept.memory = self._memory[own[0]]
-            torch._foreach_copy_(self._used(given, n_packed), list(given.values()))
+            torch._foreach_copy_(self._used(backward.given, n_packed), list(given))
             (self._of_centers if is_second else self._of_images)()
             bases = backward.results if is_second else self._results
             results = dict(zip(bases, _copies(self._used(bases, n_packed))))
@@ -132,11 +132,11 @@ class _Ahead:
         self.results, self._kept = results, weakref.ref(kept)
         self._versions = {base: tensor._version for base, tensor in results.items()}
 
-    def is_of(self, kept: Kept, given: dict[int, Tensor]) -> bool:
+    def is_of(self, kept: Kept, backward: BackwardPass, given: Sequence[Tensor]) -> bool:
         """Returns whether a call gives the second pass what the first has computed, unchanged."""
         return self._kept() is kept and all(
             tensor.data_ptr() == self.results[base].data_ptr() and tensor._version == self._versions[base]
-            for base, tensor in given.items()
+            for base, tensor in zip(backward.given, given)
         )
 
 
@@ -147,7 +147,7 @@ def _capture(
     backward: BackwardPass | None = None,
 ) -> Callable[[], None]:
     """Captures passes, the first of which may be a backward pass. Returns what replays them."""
-    steps = [each.bind([memory[base] for base in each.used]) for each in passes]
+    steps = [each.bind([memory[base] for base in each.order]) for each in passes]
 
     def run() -> None:
         if backward is not None:

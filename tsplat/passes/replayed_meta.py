@@ -30,7 +30,7 @@ class Kept:
         self.memory, self.values = memory, list[Tensor]()
 
 
-def tensor_of(view: View, bases: list[Any], kept: Kept | None) -> Tensor:
+def tensor_of(view: View, bases: Any, kept: Kept | None) -> Tensor:
     """Returns the tensor of a view, whose base is None if it is the arena that is kept."""
     base = bases[view.base]
     return view.of(kept.memory if base is None and kept is not None else base)
@@ -41,7 +41,7 @@ class Source(NamedTuple):
 
     Attributes:
         traced: What was replayed.
-        bases: The bases of the forward pass that ``traced.described`` lists, by number, and None for others.
+        bases: The bases of the forward pass that it reads, by number.
         kept: The arena of the call, in place of the base, if a later call may take its memory; otherwise None.
         needed: What lists needed, and 1 if they did not fit; None with a capacity.
         ids: The rows that are packed, [nnz] int64, or None.
@@ -50,7 +50,7 @@ class Source(NamedTuple):
     """
 
     traced: TracedCall
-    bases: list[Any]
+    bases: dict[int, Any]
     kept: Kept | None
     needed: list[int] | None
     ids: Tensor | None

@@ -34,6 +34,7 @@ from .arenas import (
     arrange,
     leaves,
     lives_of,
+    marked,
     tensors_of,
     used_steps,
 )
@@ -62,7 +63,8 @@ class BackwardPass(NamedTuple):
         cleared: The base of these that begins with zeros, and their number; None if there are none.
         scratch: The base of the arena that does not leave it, and its size in bytes.
         slots: The slots of compositing, at the end of this arena, of which a call uses a part only; or None.
-        saved: The bases of the forward pass that it reads.
+        saved: The bases of the forward pass that it reads, the first of those that its steps take.
+        given: The bases of gradients that it is given, which follow.
     """
 
     steps: Pass
@@ -73,6 +75,7 @@ class BackwardPass(NamedTuple):
     scratch: tuple[int, int]
     slots: Slots | None
     saved: list[int]
+    given: list[int]
 
     @property
     def results(self) -> list[int]:
@@ -319,6 +322,7 @@ class TracedCall:
             these.
         v_carrier: That of all else that goes from one backward pass to the other, an arena of the dtype of centers. It
             is the gradient of a tensor, the carrier.
+        crossing: The bases of both, or none.
         v_row: For values of ``meta``, the view of their gradient in ``v_carrier``.
         zero: The carrier, before it is expanded. Its value does not matter.
     """
@@ -363,15 +367,18 @@ class TracedCall:
         later |= {n.storage for n, _ in record.used_slots.values()}
         self.kept = add_arena(bases, [Life(s, life.size, 0, ALWAYS) for s, life in lives.items() if s in later])
         self.scratch = add_arena(bases, [life for s, life in lives.items() if s not in later])
-        self.images = [None if image is None else bases.view(image.detach()) for image in record.images]
+        self.images = [
+            None if image is None else marked(bases.view(image.detach()), self.outputs) for image in record.images
+        ]
         self.n_images, self.in_meta = record.n_images, record.in_meta
         self.differentiable = [i for i, t in enumerate(record.images) if t is not None and t.requires_grad]
-        self.centers, self.leaf = bases.view(centers), None if leaf is None else bases.view(leaf)
+        self.centers = marked(bases.view(centers), self.outputs)
+        self.leaf = None if leaf is None else bases.view(leaf)
         self.device, self.on_gpu = centers.device, record.on_gpu
         # On a GPU, a call reads what lists need as soon as the last ones are counted, before these are composited.
         n = _last_use(steps, record.needed) + 1
         parts = (steps[:n], steps[n:]) if self.on_gpu or self.packed is not None else (steps,)
-        self.forward = [Pass(part, bases, on_gpu=self.on_gpu) for part in parts]
+        self.forward = [Pass(part, bases, range(bases.n), on_gpu=self.on_gpu) for part in parts]
 
     def _describe(self, record: _Record, bases: Bases) -> None:
         """Notes what ``meta`` has."""
@@ -386,7 +393,7 @@ class TracedCall:
         self.counted = self.needed._replace(shape=torch.Size([N_NEEDED + 1]))
         views: list[View] = [*self.rows.values(), self.needed, self.centers]
         map_bundle(self.rendered, View, views.append)
-        self.described = {view.base for view in views}
+        self.described = sorted({view.base for view in views})
 
     def _place_backward(self, record: _Record, bases: Bases) -> None:
         n_forward, dtype = bases.n, record.values["means2d"].dtype
@@ -407,7 +414,8 @@ class TracedCall:
         if any(life.size % dtype.itemsize for life in crossing):
             raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
         v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, crossing)
-        self.v_carrier = Output(v_carrier, (max(size // dtype.itemsize, 1),), dtype)
+        self.v_carrier = Output(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
+        self.crossing = [] if self.v_centers is None else [self.v_centers[0].base, v_carrier]
         self.v_row = {name: bases.view(record.v_rows[of]) for name, of in ROWS.items() if of in record.v_rows}
         if any(view.base != v_carrier for view in self.v_row.values()):
             raise UnsupportedError("a gradient of rows does not go to the inputs")
@@ -424,10 +432,13 @@ class TracedCall:
                 cleared = v_carrier, n_zeros // dtype.itemsize
             inside = [life for storage, life in own.items() if not bases.has(storage)]
             scratch, slots = _add_scratch(bases, inside, record.used_slots)
-            views = [None if g is None else bases.view(g) for g in mine.values()]
-            replayed = Pass(steps, bases, on_gpu=self.on_gpu)
-            saved = [base for base in replayed.used if base < n_forward]
-            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, slots, saved))
+            views = [None if g is None else marked(bases.view(g), outputs) for g in mine.values()]
+            used = {bases.view(tensor).base for step in steps for tensor in tensors_of(step)}
+            saved = sorted(base for base in used if base < n_forward)
+            given = self.crossing if is_second else [output.base for output in self.v_images]
+            order = [*saved, *given, *(output.base for output in outputs), scratch[0]]
+            replayed = Pass(steps, bases, order, on_gpu=self.on_gpu)
+            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, slots, saved, given))
         self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]
 
 

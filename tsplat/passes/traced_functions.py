@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..runtime.tracing import Memory, Trace, storage_of, without_gradient
-from .arenas import Bases, View, add_arena, add_output, lives_of, whole
+from .arenas import Bases, View, add_arena, add_output, lives_of, marked, whole
 from .replay import Pass, runs_on_gpu
 
 
@@ -49,8 +49,10 @@ class TracedFunction:
             if result is not None and not bases.has(storage_of(result)):
                 self._outputs.append(add_output(bases, result))
         self._scratch = add_arena(bases, lives_of(trace.steps, bases).values())
-        self._results: list[View | None] = [None if result is None else bases.view(result) for result in results]
-        self._pass = Pass(trace.steps, bases, on_gpu=runs_on_gpu(inputs[0]))
+        self._results: list[View | None] = [
+            None if result is None else marked(bases.view(result), self._outputs) for result in results
+        ]
+        self._pass = Pass(trace.steps, bases, range(bases.n), on_gpu=runs_on_gpu(inputs[0]))
         self._device = inputs[0].device
         self._first: list[Tensor | None] | None = results
 
@@ -66,4 +68,4 @@ class TracedFunction:
         memory.append(torch.empty(self._scratch[1], dtype=torch.uint8, device=self._device))
         bases = [*map(without_gradient, inputs), *self._constants, *memory]
         results = [None if view is None else whole(view, bases) for view in self._results]
-        return results, self._pass.bind([bases[i] for i in self._pass.used])
+        return results, self._pass.bind(bases)

@@ -93,12 +93,14 @@ class CompiledKernel:
         self._seconds = (time.perf_counter() - start) * n_threads / total
         return is_read
 
-    def template(self, n_programs: int, values: Sequence[Any]) -> tuple[bytes, list[int | None], dict[int, int]]:
+    def template(
+        self, n_programs: int, values: Sequence[Any]
+    ) -> tuple[bytes, list[int | None], dict[int, int], list[int]]:
         """Returns the memory of a launch, in words of 8 bytes, for :meth:`bind`.
 
         Returns:
-            The memory; the word of each value, None for b"", which has none; and the words that must become addresses
-            in this memory, with offsets from its start.
+            The memory; the word of each value, None for b"", which has none; the words that must become addresses in
+            this memory, with offsets from its start; and those that must become a stream, of which there are none.
         """
         places, word = [], threads.HEADER_BYTES // 8
         for code in self._formats:
@@ -106,14 +108,27 @@ class CompiledKernel:
             word += code != "0s"
         claim, grid = _claim(n_programs), (n_programs, 1, 1)
         state = self._pack.pack(0, 0, n_programs, claim, threads.TICKS, *grid, 0, 0, *values)
-        return state, places, {threads.ADDRESS: threads.HEADER_BYTES}
+        return state, places, {threads.ADDRESS: threads.HEADER_BYTES}, []
 
-    def bind(self, _n_programs: int, memory: Any, begin: int) -> Callable[[], bool]:
+    def bind(self, _n_programs: int, memory: Any, begin: int) -> tuple[Callable[[], bool], Callable[[bool], bool]]:
         """Returns what launches the kernel by the memory of :meth:`template`, from a byte of a ctypes array on.
 
-        It returns whether other threads may read the memory later.
+        Returns:
+            The launch; and what is called with its result if that is True: it returns that other threads may read the
+            memory later.
         """
-        return functools.partial(self.run, self._state_type.from_buffer(memory, begin))
+        entry, state, run = self._entry, self._state_type.from_buffer(memory, begin), self.run
+        total, done = threads.TOTAL, threads.DONE
+
+        def launch() -> bool:
+            if threads.get_num_threads() > 1:
+                return run(state)
+            entry(state)
+            while state[done] < state[total]:
+                entry(state)
+            return False
+
+        return launch, bool
 
 
 def _claim(total: int, n_threads: int = 1) -> int:
