@@ -95,6 +95,8 @@ class Config:
             Gaussians also between normals and those of the depth map, after the first 7/30 of the run.
         distortion_weight: Weight, in the loss of 2D Gaussians, of the mean distortion, which gathers what a pixel shows
             at one depth, in units of the scene's extent, after the first tenth of the run.
+        perspective_share: Share of the steps on panoramas that compare a perspective view, of 90 degrees in a direction
+            that changes, in place of the panorama. 0 is better for a model that only panoramas show.
         pose_refinement: Learn a small motion of each training camera, of both poses of rolling shutters. Metrics of
             held-out views then come twice: as posed, and with poses fitted to the finished model.
         pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
@@ -140,6 +142,7 @@ class Config:
     depth_kind: DepthKind = "inverse"
     normal_weight: float = 0.0
     distortion_weight: float = 0.0
+    perspective_share: float = 0.25
     pose_refinement: bool = False
     pose_rate: float = 1e-5
     lens_refinement: bool = False
@@ -174,6 +177,8 @@ class Config:
         for name in (*rates, "means_decay", "rates_decay", "clip_gradients"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
+        if not 0 <= self.perspective_share <= 1:
+            raise ArgumentError(f"perspective_share: expected a number from 0 to 1, found {self.perspective_share}")
         if self.max_elongation and not 1 <= self.max_elongation < math.inf:
             raise ArgumentError(f"max_elongation: expected 0, or at least 1, found {self.max_elongation}")
         for name, value in vars(self.strategy).items() if self.strategy is not None else ():

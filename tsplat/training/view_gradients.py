@@ -25,6 +25,7 @@ from .exposure_gains import gains_of_points
 from .gradient_step import GradientStep
 from .losses import Loss, loss, psnr, view_losses
 from .parameters import Parameters
+from .perspective_views import compares_perspective, is_whole, perspective_camera, perspective_view
 from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
@@ -172,7 +173,8 @@ class ViewGradients:
             own, turn = first + self._ranks.rank, range(first, min(first + self._ranks.world_size, len(views)))
             calls: dict[object, list[int]] = {}
             for i in turn:
-                calls.setdefault(kind_of_call(self._views[views[i]].camera) if self._sharded else None, []).append(i)
+                camera = self._shown_by(step, views[i], self._views[views[i]].camera)
+                calls.setdefault(kind_of_call(camera) if self._sharded else None, []).append(i)
             for places in calls.values():
                 if own in places:
                     view_figures, meta = self._fit(step, views[own], backgrounds[own], capacity)
@@ -184,9 +186,9 @@ class ViewGradients:
 
     def _fit(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
-        view = self._views[index]
+        view = self._shown(step, index)
         with full_precision():
-            camera = self._parameters.camera_of(index, view.camera)
+            camera = self._shown_by(step, index, self._parameters.camera_of(index, self._views[index].camera))
         with self._autocasting():
             images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
             target = view.pixels
@@ -227,7 +229,7 @@ class ViewGradients:
         ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
         """
         with full_precision():
-            camera = self._parameters.camera_of(index, self._views[index].camera)
+            camera = self._shown_by(step, index, self._parameters.camera_of(index, self._views[index].camera))
         with self._autocasting():
             backdrop, degree = self._config.backdrop, self._degree(step)
             images, _, meta = self._render(camera, backdrop, capacity, degree, step=step, n_cameras=0)
@@ -267,6 +269,17 @@ class ViewGradients:
             self.received_rows += len(meta["received"]["camera_ids"])
         return images, alphas, meta
 
+    def _shown(self, step: int, index: int) -> View:
+        """Returns what a step compares: a view, or a perspective view of a panorama."""
+        view = self._views[index]
+        is_perspective = compares_perspective(view.camera, step, self._config.perspective_share)
+        return perspective_view(view, step) if is_perspective else view
+
+    def _shown_by(self, step: int, index: int, camera: Camera) -> Camera:
+        """Returns the camera of what a step compares, given that of its view with corrections."""
+        is_perspective = compares_perspective(self._views[index].camera, step, self._config.perspective_share)
+        return perspective_camera(camera, step) if is_perspective else camera
+
     def _degree(self, step: int) -> int:
         return min(self._sh_degree, max(self._first_degree, step // self._sh_interval))
 
@@ -295,6 +308,9 @@ class ViewGradients:
         learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]
         if learned or self._losses:
             return f"with {learned[0] if learned else 'losses of depths and normals'}"
+        parts = [view.camera for view in self._views if view.camera.model == "equirectangular"]
+        if self._config.perspective_share and not all(map(is_whole, parts)):
+            return "for perspective views of parts of panoramas"
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 
     def _without_graphs(self) -> str:
@@ -304,14 +320,14 @@ class ViewGradients:
         return "with capacity off" if self._capacity is None else ""
 
     def _kind(self, step: int, index: int) -> ViewKind:
-        camera = self._views[index].camera
+        camera = self._shown_by(step, index, self._views[index].camera)
         described = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
         knows = self.gains is not None and self.gains.known
         return ViewKind(described, self._degree(step), self._observes(step), knows)
 
     def _replay(self, passes: ViewPasses, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
         """Computes the gradients of a view by a pass, if there can be one yet. Returns as :meth:`compute`."""
-        view, state = self._views[index], [*self._parameters.params.values()]
+        view, state = self._shown(step, index), [*self._parameters.params.values()]
         like = self._parameters.params["means"].detach()
         inputs = ViewInputs(
             torch.tensor([index], device=self._device, dtype=torch.int64),

@@ -1,0 +1,114 @@
+"""Perspective views of panoramas, which some steps compare in place of the panorama.
+
+A Gaussian that is wide looks different in a panorama, projected by the unscented transform, and in a perspective view,
+by EWA splatting. A model has to look right in both (docs/decisions/0059).
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from ..formulas.panorama_angles import longitude_and_latitude
+from ..scene.cameras import Camera
+from ..scene.capture.views import View
+
+TURNS = (0.7548776662466927, 0.5698402909980532)
+"""Steps of the R2 sequence of points in the unit square (Roberts, 2018), which are even after any number."""
+
+FULL_TOLERANCE = 1e-3
+"""Relative deviation from 360 degrees of a panorama that shows everything around."""
+
+
+def compares_perspective(camera: Camera, step: int, share: float) -> bool:
+    """Returns whether a step compares a perspective view; a `share` of the steps does, evenly spread.
+
+    Panoramas of rolling shutters have none, as their pixels are of different times.
+    """
+    is_panorama = camera.model == "equirectangular" and camera.viewmat_end is None
+    return is_panorama and math.floor((step + 1) * share) > math.floor(step * share)
+
+
+def is_whole(camera: Camera) -> bool:
+    """Returns whether a panorama shows everything around, so that its perspective views have no empty pixels."""
+    left, top, right, bottom = _angles(camera)
+    turn, height = right - left, min(-top, bottom)
+    return turn >= 2 * math.pi * (1 - FULL_TOLERANCE) and height >= math.pi / 2 * (1 - FULL_TOLERANCE)
+
+
+def perspective_camera(camera: Camera, step: int) -> Camera:
+    """Returns a pinhole camera of 90 degrees that looks in a direction of a panorama, which depends on the step.
+
+    Its pixels are those of the panorama's equator in the middle. Differentiable with respect to the pose.
+    """
+    turn = _turn(camera, step).to(camera.viewmat)
+    side = max(1, round(2 * float(camera.K[0, 0])))
+    K = camera.K.new_tensor([[side / 2, 0, side / 2], [0, side / 2, side / 2], [0, 0, 1]])
+    # Written out, because autocast would compute a matrix product in half precision.
+    rotated = (turn[:, :, None] * camera.viewmat[None, :3]).sum(1)
+    viewmat = torch.cat([rotated, camera.viewmat[3:]])
+    return dataclasses.replace(camera, viewmat=viewmat, K=K, width=side, height=side, model="pinhole")
+
+
+def perspective_view(view: View, step: int) -> View:
+    """Returns what :func:`perspective_camera` sees of a panorama, sampled bilinearly, without points and priors.
+
+    Pixels outside of a partial panorama are masked out, as those are that the panorama masks out.
+    """
+    camera, image = perspective_camera(view.camera, step), view.image
+    half = camera.width / 2
+    steps = (torch.arange(camera.width, device=image.device, dtype=torch.float32) + 0.5 - half) / half
+    b, a = torch.meshgrid(steps, steps, indexing="ij")
+    turn = _turn(view.camera, step).to(image.device, torch.float32)
+    x, y, z = (turn[0, i] * a + turn[1, i] * b + turn[2, i] for i in range(3))
+    longitudes, latitudes = longitude_and_latitude(x, y, z)
+    K = view.camera.K
+    around = 2 * math.pi * K[0, 0]
+    first = -K[0, 2]
+    u = (K[0, 0] * longitudes - first).remainder(around)  # from the left border of the panorama
+    v = K[1, 1] * latitudes + K[1, 2]
+    whole = is_whole(view.camera)
+    inside = (u < view.width) & (v >= 0) & (v < view.height)
+    sampled = _sample(image, u, v, wraps=whole)
+    mask = None
+    if view.mask is not None or not whole:
+        mask = inside
+        if view.mask is not None:
+            mask = mask & (_sample(view.mask[..., None].float(), u, v, wraps=whole)[..., 0] > 0.5)
+    return View(sampled.round().clamp(0, 255).to(torch.uint8), camera, mask, camera_id=view.camera_id, files=view.files)
+
+
+def _sample(image: Tensor, u: Tensor, v: Tensor, *, wraps: bool) -> Tensor:
+    """Samples an image [H, W, D] bilinearly at pixels [S, S], beyond the seam if it wraps. [S, S, D] fp32"""
+    height, width = image.shape[:2]
+    x, y = u - 0.5, v - 0.5
+    left, top = x.floor(), y.floor()
+    x, y = (x - left)[..., None], (y - top)[..., None]
+    columns = [left.long(), left.long() + 1]
+    columns = [c.remainder(width) if wraps else c.clamp(0, width - 1) for c in columns]
+    rows = [(top.long() + i).clamp(0, height - 1) for i in range(2)]
+    upper, lower = ([image[row, column].float() for column in columns] for row in rows)
+    return (1 - y) * ((1 - x) * upper[0] + x * upper[1]) + y * ((1 - x) * lower[0] + x * lower[1])
+
+
+def _turn(camera: Camera, step: int) -> Tensor:
+    """Returns the rotation [3, 3] fp64 from the frame of a panorama's camera to that of a perspective view.
+
+    Its z axis is a direction of the panorama, evenly distributed over the steps, and its x axis is level.
+    """
+    left, top, right, bottom = _angles(camera)
+    across, down = ((step * turn) % 1.0 for turn in TURNS)
+    yaw = left + across * (right - left)
+    low, high = math.sin(max(top, -math.pi / 2)), math.sin(min(bottom, math.pi / 2))
+    pitch = math.asin(low + down * (high - low))
+    forward = (math.cos(pitch) * math.sin(yaw), math.sin(pitch), math.cos(pitch) * math.cos(yaw))
+    level = (math.cos(yaw), 0.0, -math.sin(yaw))
+    below = (-math.sin(pitch) * math.sin(yaw), math.cos(pitch), -math.sin(pitch) * math.cos(yaw))
+    return torch.tensor([level, below, forward], dtype=torch.float64, device="cpu")
+
+
+def _angles(camera: Camera) -> tuple[float, float, float, float]:
+    """Returns the longitudes and latitudes of the left, upper, right and lower border of a panorama, in radians."""
+    (fx, _, cx), (_, fy, cy), _ = camera.K.double().tolist()
+    return -cx / fx, -cy / fy, (camera.width - cx) / fx, (camera.height - cy) / fy
