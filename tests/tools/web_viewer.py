@@ -1,4 +1,4 @@
-"""Fetches the web viewer that exported pages contain, and minifies it; needs Node.
+"""Fetches the web viewer that exported pages contain, patches and minifies it; needs Node.
 
 ``python -m tests.tools.web_viewer`` writes PlayCanvas's SuperSplat Viewer to ``tsplat/viewing/web_viewer/``. It is run
 when the version below changes; the result is committed and ships with the package.
@@ -18,6 +18,29 @@ VIEWER, ENGINE, MINIFIER = "@playcanvas/supersplat-viewer@1.36.2", "playcanvas@2
 FOLDER = ROOT / "tsplat" / "viewing" / "web_viewer"
 GLOBAL = "supersplatViewer"
 """Name of the global variable with the exports of the viewer, ``createViewer``."""
+
+PATCHES = [
+    # Covariances are in halves of pixels, as focal lengths are doubled: 1.2 is the 0.3 px^2 of tsplat's eps2d.
+    ("(cov[0][0] + 0.3) * (cov[1][1] + 0.3) - cov[0][1] * cov[0][1]",
+     "(cov[0][0] + 1.2) * (cov[1][1] + 1.2) - cov[0][1] * cov[0][1]"),
+    ("float diagonal1 = cov[0][0] + 0.3;", "float diagonal1 = cov[0][0] + 1.2;"),
+    ("float diagonal2 = cov[1][1] + 0.3;", "float diagonal2 = cov[1][1] + 1.2;"),
+    # The Gaussian as it is, up to the alpha that is cut, instead of one that is shifted to 0 at 2.83 deviations.
+    ("float clip = min(1.0, sqrt(max(0.0, log(alpha / alphaClipValue))) * 0.5);",
+     "float clip = sqrt(max(0.0, log(alpha / alphaClipValue))) * 0.5;"),
+    ("\tif (A > 1.0) {\n\t\tdiscard;\n\t}\n\tmediump float alpha", "\tmediump float alpha"),
+    ("float normExp(float x) {\n\treturn (exp(x * -4.0) - EXP4) * INV_EXP4;",
+     "float normExp(float x) {\n\treturn exp(x * -4.0);"),
+    # Ellipses of any size, by a Jacobian that is clamped outside of the image, as tsplat's.
+    ("vec2 J2 = -J1 / vp.z * vp.xy;",
+     "vec2 limit = 1.3 / center.projMat00 * vec2(1.0, viewport_size.y * viewport_size.z);\n"
+     "\t\tvec2 J2 = -J1 * clamp(vp.xy / vp.z, -limit, limit);"),
+    ("float vmin = min(1024.0, min(viewport_size.x, viewport_size.y));\n"
+     "\tfloat l1 = 2.0 * min(sqrt(2.0 * lambda1), vmin);\n"
+     "\tfloat l2 = 2.0 * min(sqrt(2.0 * lambda2), vmin);",
+     "float l1 = 2.0 * sqrt(2.0 * lambda1);\n\tfloat l2 = 2.0 * sqrt(2.0 * lambda2);"),
+]  # fmt: skip
+"""Texts of the viewer's GLSL, each of which occurs once, and what takes their place: its pixels become tsplat's."""
 
 ENDS_ELEMENT = {"viewer.js": r"</script|<!--|<script", "viewer.css": r"</style|<!--"}
 """What may not occur in a script or style sheet inside a page."""
@@ -39,10 +62,20 @@ def minify(modules, source):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def patch(script):
+    """Returns the viewer's script after all of :data:`PATCHES`."""
+    for old, new in PATCHES:
+        if (count := script.count(old)) != 1:
+            raise SystemExit(f"the viewer has {count} times, not once: {old}")
+        script = script.replace(old, new)
+    return script
+
+
 def build(modules):
     """Returns the contents of the files by name."""
     viewer = modules / "@playcanvas" / "supersplat-viewer"
     files = {f"viewer{kind}": minify(modules, viewer / "public" / f"index{kind}") for kind in (".js", ".css")}
+    files["viewer.js"] = patch(files["viewer.js"])
     for name, pattern in ENDS_ELEMENT.items():
         if found := re.search(pattern, files[name], re.IGNORECASE):
             raise SystemExit(f"{name} contains {found[0]!r} and cannot be inside a page")

@@ -13,6 +13,7 @@ import torch
 from tests.support.captures import changed
 from tests.support.pages import Page
 from tests.support.training_scenes import make_gaussians, make_views
+from tests.tools.web_viewer import PATCHES
 from tsplat import ArgumentError
 from tsplat.errors import MissingExtraError, UnsupportedError
 from tsplat.scene import FileError, look_at, read_model, write_ply
@@ -72,6 +73,12 @@ def test_page_has_the_viewer(tmp_path):
     page, _ = read_page(tmp_path / "scene.html")
     assert page.of("style")[0][2] == (FOLDER / "viewer.css").read_text("utf-8")
     assert page.of("script")[2][2] == (FOLDER / "viewer.js").read_text("utf-8")
+
+
+def test_viewer_is_patched():
+    script = (FOLDER / "viewer.js").read_text("utf-8")
+    assert [old for old, _ in PATCHES if old in script] == []
+    assert [new for _, new in PATCHES if new not in script] == []
 
 
 def test_page_has_the_licenses_of_the_viewer(tmp_path):

@@ -2,7 +2,8 @@
 
 That of a streamed model loads its files, over HTTP.
 
-The viewer is PlayCanvas's SuperSplat Viewer, in ``web_viewer/``; ``tests/tools/web_viewer.py`` fetches it.
+The viewer is PlayCanvas's SuperSplat Viewer, in ``web_viewer/``; ``tests/tools/web_viewer.py`` fetches it, and changes
+its shader so that it shows what tsplat renders.
 """
 
 import base64
@@ -201,7 +202,7 @@ def _describe(start: StartView, gaussians: Gaussians, background: Color, name: s
         "settings": {
             "version": 2,
             "tonemapping": "none",
-            "highPrecisionRendering": False,
+            "highPrecisionRendering": True,  # blends in half precision: 8 bits lose layers of low alpha
             "background": {"color": list(background)},
             "postEffectSettings": {effect: {"enabled": False} for effect in disabled},
             "animTracks": [],

@@ -13859,7 +13859,7 @@ void clipCorner(inout SplatCorner corner, float alpha) {
 	#else
 		float alphaClipValue = alphaClipForward;
 	#endif
-	float clip = min(1.0, sqrt(max(0.0, log(alpha / alphaClipValue))) * 0.5);
+	float clip = sqrt(max(0.0, log(alpha / alphaClipValue))) * 0.5;
 	corner.offset *= clip;
 	corner.uv *= clip;
 }
@@ -14107,7 +14107,8 @@ bool initCornerCov(SplatSource source, SplatCenter center, out SplatCorner corne
 	#else
 		vec3 vp = camera_params.w == 1.0 ? vec3(0.0, 0.0, 1.0) : v;
 		float J1 = focal / vp.z;
-		vec2 J2 = -J1 / vp.z * vp.xy;
+		vec2 limit = 1.3 / center.projMat00 * vec2(1.0, viewport_size.y * viewport_size.z);
+		vec2 J2 = -J1 * clamp(vp.xy / vp.z, -limit, limit);
 		mat3 J = mat3(
 			J1, 0.0, J2.x,
 			0.0, J1, J2.y,
@@ -14119,19 +14120,18 @@ bool initCornerCov(SplatSource source, SplatCenter center, out SplatCorner corne
 	mat3 cov = transpose(T) * Vrk * T;
 	#if GSPLAT_AA
 		float detOrig = cov[0][0] * cov[1][1] - cov[0][1] * cov[0][1];
-		float detBlur = (cov[0][0] + 0.3) * (cov[1][1] + 0.3) - cov[0][1] * cov[0][1];
+		float detBlur = (cov[0][0] + 1.2) * (cov[1][1] + 1.2) - cov[0][1] * cov[0][1];
 		corner.aaFactor = sqrt(max(detOrig / detBlur, 0.0));
 	#endif
-	float diagonal1 = cov[0][0] + 0.3;
+	float diagonal1 = cov[0][0] + 1.2;
 	float offDiagonal = cov[0][1];
-	float diagonal2 = cov[1][1] + 0.3;
+	float diagonal2 = cov[1][1] + 1.2;
 	float mid = 0.5 * (diagonal1 + diagonal2);
 	float radius = length(vec2((diagonal1 - diagonal2) / 2.0, offDiagonal));
 	float lambda1 = mid + radius;
 	float lambda2 = max(mid - radius, 0.1);
-	float vmin = min(1024.0, min(viewport_size.x, viewport_size.y));
-	float l1 = 2.0 * min(sqrt(2.0 * lambda1), vmin);
-	float l2 = 2.0 * min(sqrt(2.0 * lambda2), vmin);
+	float l1 = 2.0 * sqrt(2.0 * lambda1);
+	float l2 = 2.0 * sqrt(2.0 * lambda2);
 	if (max(l1, l2) < minPixelSize) {
 		return false;
 	}
@@ -14233,13 +14233,10 @@ varying mediump vec4 gaussianColor;
 const float EXP4 = exp(-4.0);
 const float INV_EXP4 = 1.0 / (1.0 - EXP4);
 float normExp(float x) {
-	return (exp(x * -4.0) - EXP4) * INV_EXP4;
+	return exp(x * -4.0);
 }
 void main(void) {
 	mediump float A = dot(gaussianUV, gaussianUV);
-	if (A > 1.0) {
-		discard;
-	}
 	mediump float alpha = normExp(A) * gaussianColor.a;
 	#if defined(SHADOW_PASS) || defined(PICK_PASS) || defined(PREPASS_PASS)
 		if (alpha < alphaClip) {
