@@ -211,6 +211,7 @@ CASES = {
     "spiral_at": (nothing, lambda i, _, out: viewing.spiral_at(EYE, (0, 0, 0), UP, 5, inside=i.cameras)),
     "write_frames": (nothing, lambda i, _, out: viewing.write_frames(out / "a", [i.image]) or out),
     "export_page": (written_model(".ply"), lambda i, path, out: viewing.export_page(path, out / "a.html", **WARN)),
+    "show": of_gaussians(lambda g: viewing.show(g, width=32, height=24).image),
     "write_page": (nothing, lambda i, _, out: viewing.write_page(out / "a.html", i.gaussians)),
     "evaluate": (nothing, lambda i, _, out: training.evaluate(i.gaussians, i.views, backend="torch").psnr),
     "fit": (nothing, lambda i, _, out: training.fit(i.gaussians, i.views, Config(steps=4, backend="torch"))),

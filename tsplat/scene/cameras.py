@@ -54,6 +54,14 @@ class Camera:
     readout: str = RollingShutterType.GLOBAL.name
     near: float | None = None
 
+    def __repr__(self) -> str:
+        return f"Camera({self.description})"
+
+    @property
+    def description(self) -> str:
+        """Its name, size and model, such as ``"DSC_0423.JPG, 800×532, pinhole"``."""
+        return ", ".join(filter(None, [self.name, f"{self.width}×{self.height}", self.model]))
+
     @property
     def is_panorama(self) -> bool:
         """Whether it sees in all directions: it has no field of view, and depths are distances from it."""

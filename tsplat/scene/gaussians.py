@@ -101,6 +101,12 @@ class Gaussians:
     def __len__(self) -> int:
         return self.means.shape[0]
 
+    def __repr__(self) -> str:
+        kinds = [name for name in ("antialiased", "surfels") if getattr(self, name)]
+        return (
+            f"Gaussians({', '.join([f'{len(self):,}', f'SH degree {self.sh_degree}', *kinds, str(self.means.device)])})"
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """Returns the parameters by name."""
         return {name: getattr(self, name) for name in PARAMETERS}

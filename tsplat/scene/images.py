@@ -350,6 +350,16 @@ def write_png(path: str | os.PathLike[str], image: Tensor, xmp: str = "") -> Non
         Image.fromarray(_bytes_of(image)).save(file, "PNG", pnginfo=info)
 
 
+def encode_png(image: Tensor) -> bytes:
+    """Returns an image [H, W, 3], uint8 or floats in [0, 1], as the content of a PNG file."""
+    require("PIL")
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(_bytes_of(image)).save(file, "PNG")
+    return file.getvalue()
+
+
 def write_jpeg(path: str | os.PathLike[str], image: Tensor, xmp: str = "") -> None:
     """Writes an image as :func:`write_png` does, as a JPEG of high quality."""
     require("PIL")

@@ -135,6 +135,10 @@ class Trainer:
         self._sampler = ViewSampler(len(views), config.seed)
         self._background_generator = torch.Generator().manual_seed(config.seed)
 
+    def __repr__(self) -> str:
+        progress = f"step {self.step:,} of {self.config.steps:,}"
+        return f"Trainer({progress}, {self.n_gaussians:,} Gaussians, {len(self._views)} views, {self.device})"
+
     @property
     def received_rows(self) -> int:
         """Number of rows of projected Gaussians that this rank received since this object was created, including its

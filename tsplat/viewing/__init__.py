@@ -2,6 +2,7 @@
 
 from ..rendering import render, render_views
 from .framing import guess_up, look_at_all
+from .notebooks import show
 from .scene_pages import ScenePage, export_page, write_page
 from .start_views import StartView, first_view
 from .trajectories import orbit_around, path_along, read_cameras, spiral_at
@@ -20,6 +21,7 @@ __all__ = [
     "render",
     "render_frames",
     "render_views",
+    "show",
     "spiral_at",
     "write_frames",
     "write_page",

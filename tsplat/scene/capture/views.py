@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError, ShapeError
 from ..cameras import Camera
+from ..images import encode_png
 from .image_cache import CachedPixels
 from .local_frame import LocalFrame
 
@@ -63,6 +64,12 @@ class View:
                 f"mask: expected torch.bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
             )
         self._check_camera()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.camera.description})"
+
+    def _repr_png_(self) -> bytes:
+        return encode_png(self.image)
 
     def _check_camera(self) -> None:
         """Checks everything but the image and the mask."""
@@ -194,6 +201,9 @@ class Capture:
     def __post_init__(self) -> None:
         if self.world.shape != (4, 4):
             raise ShapeError(f"world: expected [4, 4], found {list(self.world.shape)}")
+
+    def __repr__(self) -> str:
+        return f"Capture({len(self.train)} training and {len(self.test)} test views, {len(self.points):,} points)"
 
     def to(self, device: torch.device | str) -> "Capture":
         """Returns a copy on another device; ``world`` stays on the CPU."""

@@ -1,0 +1,100 @@
+"""Displays of models and images in notebooks."""
+
+import dataclasses
+import html
+import math
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import ShapeError
+from ..rendering import render
+from ..scene.cameras import Camera, intrinsics, look_at
+from ..scene.formats.checkpoints import open_model
+from ..scene.gaussians import Gaussians, drop_invalid
+from ..scene.images import encode_png
+from ..support.extras import require
+from .run_cameras import find_background, find_cameras
+from .scene_pages import write_page
+from .start_views import first_view
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Display:
+    """What a notebook shows for the last value of a cell.
+
+    Attributes:
+        image: [H, W, 3] RGB, uint8 or floats: what front ends without HTML show.
+        page: The HTML page inside the frame; empty for an image.
+        description: What `repr` returns.
+    """
+
+    image: Tensor
+    page: str
+    description: str
+
+    def __repr__(self) -> str:
+        return f"Display({self.description})"
+
+    def _repr_png_(self) -> bytes:
+        return encode_png(self.image)
+
+    def _repr_html_(self) -> str | None:
+        if not self.page:
+            return None
+        height, width, _ = self.image.shape
+        style = f'width="{width}" height="{height}" style="border: 0; max-width: 100%" allow="fullscreen"'
+        return f'<iframe title="{html.escape(self.description)}" {style} srcdoc="{html.escape(self.page)}"></iframe>'
+
+
+def show(shown: Tensor | Gaussians | str | os.PathLike[str], *, width: int = 800, height: int = 600) -> Display:
+    """Shows an image or a model in a notebook, as the last value of a cell. Needs the extra ``io``.
+
+    A model is shown by the viewer of :func:`write_page`, in a frame that holds the whole page: 2.8 MB and the model are
+    stored in the notebook. Front ends without HTML show an image of it.
+
+    Args:
+        shown: An image [H, W, 3] or [1, H, W, 3], uint8 or floats, which are clamped to [0, 1]; a model; or what
+            :func:`tsplat.scene.open_model` reads, whose first view is shown.
+        width, height: Size of the frame of a model in pixels.
+
+    Raises:
+        ShapeError: The image has another shape.
+        ArgumentError, FileError, MissingExtraError, UnsupportedError: As :func:`write_page` and
+            :func:`tsplat.scene.open_model`.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Gaussians
+        from tsplat.viewing import show
+
+        points = torch.rand(500, 3)
+        show(Gaussians.from_points(points, points), width=320, height=240)
+    """
+    require("PIL")
+    if isinstance(shown, Tensor):
+        image = shown[0] if shown.dim() == 4 and shown.shape[0] == 1 else shown
+        if image.dim() != 3 or image.shape[-1] != 3:
+            raise ShapeError(f"shown: expected an image [H, W, 3] or [1, H, W, 3], found {list(shown.shape)}")
+        return Display(image.detach(), "", f"image, {image.shape[1]}×{image.shape[0]}")
+    given: dict[str, Any] = {}
+    if isinstance(shown, Gaussians):
+        gaussians, start = shown, first_view(shown)
+    else:
+        gaussians = drop_invalid(open_model(shown), warnings.warn)
+        start = first_view(gaussians, find_cameras(shown))
+        given["background"] = find_background(shown) or (0.0, 0.0, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        write_page(path, gaussians, start, **given)
+        page = path.read_text("utf-8")
+    # As the page does: all of the view, but at most a right angle.
+    focal = max(min(width / start.slopes[0], height / start.slopes[1]), width, height) / 2
+    fov = math.degrees(2 * math.atan(height / (2 * focal)))
+    camera = Camera(look_at(start.eye, start.target, start.up), intrinsics(width, height, fov), width, height)
+    return Display(render(gaussians, camera, **given).detach(), page, repr(gaussians))
