@@ -76,6 +76,8 @@ INVALID = [
     (["view", "{model}", "--address", "a\0b"], "cannot listen at"),
     (["view", "{model}", "--address", "x" * 35_000], r"cannot listen at .* \[\.\.\.\] "),
     (["view", "{model}", "--port", "nan"], "--port"),
+    (["view", "{model}", "--host-name", "https://a.test"], "host_name: expected a name such as"),
+    (["view", "{model}", "--up", "0", "0", "0"], "up: expected a finite direction"),
     (["view", "{model}", "--checkpoint", "1"], "is not a training run"),
     (["prepare", "", "--out", "new"], "PHOTOS: expected a path"),
     (["prepare", "a\0b", "--out", "new"], "PHOTOS: expected a path"),

@@ -28,7 +28,7 @@ from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
 from ..viewing.view_options import ViewOptions
-from .argument_types import COUNT, SIZE, model_path, number, path, port, seed, small_seed
+from .argument_types import COUNT, SIZE, VECTOR, model_path, number, path, port, seed, small_seed
 from .large_models import Task, open_large, read_smaller, warn_user
 from .parsing import add_settings
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_memory, add_model
@@ -117,10 +117,15 @@ def add_view_options(parser: argparse.ArgumentParser) -> None:
     add("models", type=model_path, nargs="+", metavar="MODEL", help=models)
     add_checkpoint(parser)
     add("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
+    add("--up", **VECTOR, help="direction that points up in all models (a run: that of its cameras; else guessed)")
     add("--force", action="store_true", help=FORCE)
     add_memory(parser)
     add_settings(
-        parser, ViewOptions(), names=("address", "port", "open"), address={"metavar": "IP"}, port={"type": port}
+        parser,
+        ViewOptions(),
+        names=("address", "port", "host_name", "open"),
+        address={"metavar": "IP"},
+        port={"type": port},
     )
     add_backend(parser)
 
@@ -142,7 +147,14 @@ def view(arguments: Namespace) -> int:
         views = _photographs(path, scene, warn)
         gaussians = read_smaller(arguments, Path(path))
         return open_viewed(
-            path, device, gaussians=gaussians, backend=arguments.backend, read_views=views, warn=warn, **options
+            path,
+            device,
+            gaussians=gaussians,
+            backend=arguments.backend,
+            read_views=views,
+            up=arguments.up,
+            warn=warn,
+            **options,
         )
 
     # Beside runs, other models need no checkpoint.
@@ -151,7 +163,8 @@ def view(arguments: Namespace) -> int:
     for given in arguments.models:
         checkpoint = arguments.checkpoint if given in runs else None
         models.append(read(given, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
-    viewer = Viewer(models, address=arguments.address, port=arguments.port, open_model=read)
+    options = options_of(arguments, "address", "port", "host_name")
+    viewer = Viewer(models, **options, open_model=read)
     try:
         print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
         if arguments.open:
@@ -159,8 +172,9 @@ def view(arguments: Namespace) -> int:
         with contextlib.suppress(KeyboardInterrupt):
             models[0].warm_up()
             threading.Event().wait()
+        print("stopped; open pages show their last image")
     finally:
-        viewer.close()
+        viewer.close("The viewer has been stopped. Start tsplat view again for a new address.")
     return 0
 
 

@@ -50,8 +50,7 @@ def first_view(
     Raises:
         ArgumentError: No Gaussian is visible; there is no such view; or `up` is invalid.
     """
-    if up is not None and not 0 < math.hypot(*up) < math.inf:
-        raise ArgumentError(f"up: expected a finite direction that is not zero, found {list(up)}")
+    check_up(up)
     if not cameras:
         if view is not None:
             raise ArgumentError(f"--view: there are no cameras to choose {view!r} from")
@@ -67,6 +66,12 @@ def first_view(
     distance = max(float(offset @ forward), 0.1 * float(offset.norm())) or 1.0
     pivot = (camera.position + distance * forward).tolist()
     return StartView(camera.position.tolist(), pivot, up, _slopes(camera))
+
+
+def check_up(up: Sequence[float] | None) -> None:
+    """Raises ArgumentError if a direction [3] is given that is zero or not finite."""
+    if up is not None and not 0 < math.hypot(*up) < math.inf:
+        raise ArgumentError(f"up: expected a finite direction that is not zero, found {list(up)}")
 
 
 def _frame(gaussians: Gaussians, up: Sequence[float] | None) -> StartView:

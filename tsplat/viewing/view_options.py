@@ -12,6 +12,8 @@ class ViewOptions:
     Attributes:
         address: Address to listen at; 0.0.0.0 lets other computers in.
         port: Port to listen at, or the next free one.
+        host_name: Name of a proxy through which others see the page. Requests may have it as `Host`, and only its own
+            pages as `Origin`.
         open: Open the page in a web browser on this computer.
         paused: Wait for the page before the first step of a training.
         stay: After the last step of a training, keep the page open until Ctrl-C.
@@ -19,6 +21,7 @@ class ViewOptions:
 
     address: str = ADDRESS
     port: int = PORT
+    host_name: str = ""
     open: bool = False
     paused: bool = False
     stay: bool = False

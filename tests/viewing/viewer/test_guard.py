@@ -49,6 +49,19 @@ def test_name_of_this_computer(monkeypatch):
             assert (checks.refuse(Request(f"/{checks.token}/", Host=host)) is not None) == refused
 
 
+def test_name_of_a_proxy():
+    checks = Guard("127.0.0.1", lambda *_: True, host_name="View.example.org")
+    own, page = "view.example.org", f"/{checks.token}/"
+    for host, origins in ((own, ["https://" + own]), (own + ":8443", [f"https://{own}:8443"]), ("localhost", [])):
+        assert checks.refuse(Request(page, Host=host)) is None
+        assert [checks.refuse(Request(page, Host=host, Origin=origin)) for origin in origins] == [None] * len(origins)
+    assert "not a name of this computer" in checks.refuse(Request(page, Host="example.org"))
+    assert "not a name of this computer" in checks.refuse(Request(page, Host="a." + own))
+    for origin in ("https://example.org", "https://localhost", "null"):
+        assert "Other pages" in checks.refuse(Request(page, Host=own, Origin=origin))
+    assert "no valid token" in checks.refuse(Request("/", Host=own))
+
+
 def test_origins():
     checks = Guard("127.0.0.1", lambda *_: True)
     for origin in ("http://localhost:8080", "https://localhost:8080"):

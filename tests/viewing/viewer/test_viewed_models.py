@@ -9,6 +9,7 @@ import torch
 
 from tests.support.captures import write_colmap
 from tests.support.training_scenes import make_checkpoint, make_gaussians, make_views
+from tsplat import ArgumentError
 from tsplat.scene import look_at, write_ply
 from tsplat.support.files import write_json
 from tsplat.training import write_checkpoint
@@ -32,6 +33,13 @@ def test_model_file_is_framed_as_a_whole(tmp_path):
     # The camera is outside of the model and looks at its middle.
     assert np.linalg.norm(model.eye) > 2
     assert np.linalg.norm(model.target) < 0.5
+
+
+def test_up_direction_is_chosen(tmp_path):
+    write_ply(tmp_path / "model.ply", make_gaussians())
+    assert opened(tmp_path / "model.ply", up=(0.0, 0.0, 1.0)).up == [0.0, 0.0, 1.0]
+    with pytest.raises(ArgumentError, match="up: expected a finite direction"):
+        opened(tmp_path / "model.ply", up=(0.0, 0.0, 0.0))
 
 
 def test_invalid_gaussians_are_left_out(tmp_path):

@@ -14,7 +14,7 @@ from ...support.interruption import StopRequest
 from ...viewing.trajectories import cameras_of_views
 from ...viewing.view_options import ViewOptions
 from ...viewing.viewer import LiveTraining, Viewer, frame_model
-from ...viewing.viewer.server import MODULES, check_address, open_in_browser, print_address
+from ...viewing.viewer.server import MODULES, check_address, check_host_name, open_in_browser, print_address
 from ..configuration import Config
 from ..history import History
 from ..observers import Observer, Progress, RunStart
@@ -29,6 +29,7 @@ def check_view(options: ViewOptions | None, world_size: int) -> None:
         LiveView.check_ranks(world_size)
         require(*MODULES)
         check_address(options.address)
+        check_host_name(options.host_name)
 
 
 class LiveView(Observer):
@@ -77,7 +78,12 @@ class LiveView(Observer):
         photographs = views_of_model(views, test_views, self._frame)
         model = frame_model(name, self.training.renderer, cameras, photographs, config.backdrop)
         self._viewer = Viewer(
-            [model], address=options.address, port=options.port, training=self.training, folder=folder
+            [model],
+            address=options.address,
+            port=options.port,
+            training=self.training,
+            folder=folder,
+            host_name=options.host_name,
         )
         self.url = self._viewer.url
         if options.open:

@@ -50,11 +50,13 @@ class Guard:
     """Checks the requests and the messages of one server, which listens at an address.
 
     Requests need a token in their path, which follows the slash of the address of the page, the name of this computer
-    as host, and no foreign origin. `allows` tells whether a message may pass, from the client of viser that sent it
-    (None before its first camera).
+    or `host_name`, that of a proxy, as host, and no foreign origin. `allows` tells whether a message may pass, from the
+    client of viser that sent it (None before its first camera).
     """
 
-    def __init__(self, address: str, allows: Callable[[Any, Any], bool], title: str = "tsplat") -> None:
+    def __init__(
+        self, address: str, allows: Callable[[Any, Any], bool], title: str = "tsplat", host_name: str = ""
+    ) -> None:
         self._head = fill(HEAD.read_text("utf-8"), {"title": title, "limit": TRANSFER_MAX}).encode()
         self._bodies: dict[bool, bytes] = {}
         self.token = secrets.token_urlsafe(16)
@@ -64,6 +66,8 @@ class Guard:
         if self._any_address:
             name = socket.gethostname().lower()
             self._hosts |= {name, f"{name}.local", socket.getfqdn().lower()}
+        if host_name:
+            self._hosts.add(host_name.lower())
         self._connections: set[Any] = set()
 
     @contextlib.contextmanager

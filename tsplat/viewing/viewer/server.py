@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -50,15 +51,17 @@ class Viewer:
         training: The training of the model, which is the only one; None for models that do not change.
         open_model: Reads another model from a path that a client names, and calls its second argument with notes; None
             if clients cannot open models.
+        host_name: Name of a proxy, by which clients may reach the server, too.
         folder: Folder that clients write to, only new files unless they confirm it. They read from it, and from the
             paths of `models`.
 
     Attributes:
         port: Port that the server listens at.
+        proxy_url: Address of the page by way of the proxy; empty without one.
         url: Address of the page for a browser on this computer. It has a token, without which nobody gets an answer.
 
     Raises:
-        ArgumentError: No models, or an address that is not one of this computer.
+        ArgumentError: No models, an address that is not one of this computer, or a name that no host can have.
         MissingExtraError: viser is not installed.
         UnsupportedError: The installed viser cannot be protected.
     """
@@ -72,6 +75,7 @@ class Viewer:
         training: LiveTraining | None = None,
         open_model: OpenModel | None = None,
         folder: str | os.PathLike[str] = ".",
+        host_name: str = "",
     ) -> None:
         if not models:
             raise ArgumentError("models: expected at least one, found none")
@@ -79,6 +83,7 @@ class Viewer:
         import viser
 
         check_address(address)
+        check_host_name(host_name)
         # Clients that go away in the middle of a message are not worth a line.
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", "Queued a .* on a closed connection", UserWarning)
@@ -89,7 +94,7 @@ class Viewer:
         self._lock = threading.Lock()
         for model in models:
             self._add(model)
-        guard = Guard(address, self._allows, f"{self._models[0].name} · tsplat")
+        guard = Guard(address, self._allows, f"{self._models[0].name} · tsplat", host_name)
         with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):  # its addresses
             with guard.guard_server():
                 self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
@@ -109,6 +114,7 @@ class Viewer:
         # A browser on this computer reaches these addresses, and only these, as localhost.
         name = "localhost" if address in (ADDRESS, "0.0.0.0", "localhost") else address
         self.url = f"http://{name}:{self.port}/{guard.token}/"
+        self.proxy_url = f"https://{host_name}/{guard.token}/" if host_name else ""
 
     def close(self, message: str = "") -> None:
         """Ends the connections to all clients, and stops listening.
@@ -181,8 +187,16 @@ def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", rema
     if viewer.port != port:
         print(f"port {port} is taken; using {viewer.port}")
     print(f"viewing {what} at {viewer.url}{state}")
+    if viewer.proxy_url:
+        print(f"through the proxy: {viewer.proxy_url}")
     command = f"ssh -L {viewer.port}:{urlsplit(viewer.url).netloc} {socket.gethostname()}"
     print(f"from another computer: {command}{remark}", flush=True)
+
+
+def check_host_name(name: str) -> None:
+    """Raises ArgumentError if a name is not empty, and not that of a host without a port."""
+    if name and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
+        raise ArgumentError(f"host_name: expected a name such as viewer.example.org, without a port, found {name!r}")
 
 
 def check_address(address: str) -> None:

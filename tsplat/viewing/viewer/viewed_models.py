@@ -21,7 +21,7 @@ from ...scene.extents import near_plane
 from ...scene.formats.checkpoints import open_model
 from ...scene.gaussians import Gaussians, drop_invalid
 from ..run_cameras import FOV, find_background, find_cameras
-from ..start_views import SIZE, StartView, first_view
+from ..start_views import SIZE, StartView, check_up, first_view
 from ..trajectories import cameras_of_views
 from .renderer import Pose, Renderer, Settings
 
@@ -128,6 +128,7 @@ def open_viewed(
     force: bool = False,
     checkpoint: str | None = None,
     read_views: Callable[[], Mapping[str, View]] | None = None,
+    up: Sequence[float] | None = None,
     warn: Callable[[str], object],
 ) -> ViewedModel:
     """Reads what the viewer shows: a model, a run, a checkpoint, or a capture, whose sparse points are shown.
@@ -138,6 +139,7 @@ def open_viewed(
         backend: As in :func:`tsplat.rasterization`.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
         read_views: Reads the photographs of a run by name, when they are needed.
+        up: [3] direction that points up, see :func:`frame_model`.
         warn: Called with a message for each damaged checkpoint that is skipped, and where Gaussians are invalid.
 
     Raises:
@@ -159,7 +161,7 @@ def open_viewed(
         background = find_background(path) or (0.0, 0.0, 0.0)
     gaussians = drop_invalid(gaussians, lambda message: warn(f"{path}: {message}"))
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
-    model = frame_model(Path(path).resolve().name + remark, renderer, cameras, views, background)
+    model = frame_model(Path(path).resolve().name + remark, renderer, cameras, views, background, up)
     model.path = Path(path)
     if not views:
         model.read_views = read_views
@@ -172,18 +174,21 @@ def frame_model(
     cameras: Sequence[Camera] = (),
     views: Mapping[str, View] | None = None,
     background: Color = (0.0, 0.0, 0.0),
+    up: Sequence[float] | None = None,
 ) -> ViewedModel:
     """Starts with the camera of the first photograph or, without any, so that all Gaussians are visible.
 
     Args:
         name, renderer, cameras, views, background: As in :class:`ViewedModel`; `cameras` on the CPU.
+        up: [3] world direction that points up; if None, that of the cameras, or guessed from the model.
     """
+    check_up(up)
     gaussians = renderer.gaussians.map(lambda tensor: tensor.detach().cpu())
     try:
-        start = first_view(gaussians, cameras)
+        start = first_view(gaussians, cameras, up=up)
     except ArgumentError:  # nothing is visible
         slope = math.tan(math.radians(FOV) / 2)
-        start = StartView((0.0, 0.0, -3.0), (0.0, 0.0, 0.0), (0.0, -1.0, 0.0), (slope * SIZE[0] / SIZE[1], slope))
+        start = StartView((0.0, 0.0, -3.0), (0.0, 0.0, 0.0), up or (0.0, -1.0, 0.0), (slope * SIZE[0] / SIZE[1], slope))
     eye, target, up = (list(values) for values in (start.eye, start.target, start.up))
     horizontal, vertical = start.slopes
     fov, aspect = math.degrees(2 * math.atan(vertical)), horizontal / vertical
