@@ -53,6 +53,12 @@ def test_local_links_exist(page):
             assert anchor in anchors(path), f"{page.name}: {link}: no such heading; there are {sorted(anchors(path))}"
 
 
+def test_links_for_language_models_are_pages():
+    links = re.findall(r"\]\((.*?)\)", (ROOT / "docs/site/llms.txt").read_text())
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).with_suffix(".md").exists()] == []
+
+
 def test_external_links_are_https():
     for page in PAGES:
         for link in LINK.findall(page.read_text()):

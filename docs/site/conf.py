@@ -68,6 +68,7 @@ napoleon_custom_sections = [("Attributes", "params_style")]  # lists several nam
 # HTML
 html_theme = "furo"
 html_static_path = ["static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["site.css"]
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["templates"]
