@@ -96,8 +96,7 @@ INVALID = [
 
 UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
-    (dict(camera_model="lidar"), "camera_model"),
-    (dict(lidar_coeffs=object()), "lidar_coeffs"),
+    (dict(camera_model="lidar", lidar_coeffs=object()), "camera_model"),
     (dict(renderer_config=Future(), with_eval3d=True), "renderer_config"),
     (dict(tile_size=32), "tile_size"),
     (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
@@ -158,10 +157,9 @@ def test_unsupported_option_raises(scene, change, name):
             "absgrad: not implemented with backend='reference'; use another backend",
         ),
         (
-            dict(camera_model="lidar"),
-            r"camera_model: 'lidar' is not implemented; spinning lidars \(lidar_coeffs\) cannot be rendered; .*",
+            dict(camera_model="lidar", lidar_coeffs=object()),
+            "camera_model: 'lidar' is not implemented without exact rays; pass with_ut=True and with_eval3d=True",
         ),
-        (dict(lidar_coeffs=object()), "lidar_coeffs: spinning lidars are not implemented; pass None; use cameras"),
         (dict(renderer_config=Future()), "renderer_config: Future is not implemented; pass None, or .*"),
     ],
     ids=_id,

@@ -38,6 +38,7 @@ from .passes.graphed_calls import graphed
 from .rasterization import rasterization, rasterization_2dgs
 from .stages.capacity import check_overflow
 from .stages.lens_models import BivariateWindshieldModelParameters
+from .stages.lidars import RowOffsetStructuredSpinningLidarModelParameters, SpinningDirection
 
 __version__ = "0.2.0.dev0"
 
@@ -56,7 +57,9 @@ __all__ = [
     "MemoryBudgetError",
     "PeerError",
     "RollingShutterType",
+    "RowOffsetStructuredSpinningLidarModelParameters",
     "ShapeError",
+    "SpinningDirection",
     "UnscentedTransformParameters",
     "UnsupportedError",
     "__version__",

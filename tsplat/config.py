@@ -14,7 +14,7 @@ NumericsName = Literal["gsplat-1.5", "gsplat-1.6", "inria"]
 RasterizeMode = Literal["classic", "antialiased"]
 RenderMode = Literal["RGB", "d", "Ed", "D", "ED", "RGB-d", "RGB-Ed", "RGB+D", "RGB+ED"]
 Validate = Literal["cull", "error", "off"]
-CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta", "equirectangular"]
+CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta", "equirectangular", "lidar"]
 CameraCenter = Literal["inverse", "transpose"]
 
 BACKENDS: Final = get_args(Backend)
@@ -29,9 +29,10 @@ PLANE_MODES: Final = ("ray", "ray-median")
 DISTANCE_MODES: Final[dict[str, RenderMode]] = {"D": "d", "ED": "Ed", "RGB+D": "RGB-d", "RGB+ED": "RGB-Ed"}
 """Those by the modes of depth."""
 VALIDATE: Final = get_args(Validate)
-CAMERA_MODELS: Final = get_args(CameraModel)
 FRONT_ONLY: Final[tuple[CameraModel, ...]] = ("pinhole",)
 """Those that see nothing behind z = 0, which a division by z would mirror."""
+CAMERA_MODELS: Final = tuple(model for model in get_args(CameraModel) if model != "lidar")
+"""Those that have a lens. A lidar is a panorama whose pixels have other rays."""
 TILE_SIZES: Final = (4, 8, 16)
 
 

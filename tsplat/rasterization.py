@@ -52,10 +52,8 @@ def render(call: Call) -> Rendering:
     received, features = exchange(call.ranks, shaped, features, absgrad=options.absgrad)
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
     budget = call.memory_budget(splats)
-    turns = call.find_turns(received, cameras)
-    intersections = intersect(
-        received, call.grid, settings.intersection, budget, call.explain_memory, call.ranks, turns
-    )  # fmt: skip
+    boxes, turns = call.find_boxes(received, cameras)
+    intersections = intersect(boxes, call.grid, settings.intersection, budget, call.explain_memory, call.ranks, turns)
     maps = composite_maps(call, splats, intersections, cameras)
     note_need(intersections.whole, options.capacity, call.grid, call.ranks)
     meta = describe_render(call, gaussians.valid, projected, received, intersections, maps, extra)
@@ -161,7 +159,8 @@ def rasterization(
             ``ftheta_coeffs``, and reads only the principal point of ``Ks``. ``"equirectangular"`` requires ``with_ut``,
             and is for panoramas: fx atan2(x, z) + cx, and fy atan2(y, sqrt(x^2 + z^2)) + cy. Columns wrap, and sorting,
             planes and depths are by distance; with ``with_eval3d``, ``"D"`` is ``"d"``. Close to poles, no
-            ellipse has the shape of a Gaussian; ``with_eval3d`` is exact. See docs/cameras.md.
+            ellipse has the shape of a Gaussian; ``with_eval3d`` is exact. ``"lidar"`` requires ``with_ut``,
+            ``with_eval3d`` and ``lidar_coeffs``, which determine the size of the image. See docs/cameras.md.
         with_ut: Whether to project by the unscented transform (3DGUT, arXiv 2412.12507) instead of EWA splatting, which
             the arguments below need. Takes ``quats`` and ``scales``. Gaussians behind a camera, or outside of what its
             lens sees, are culled; see docs/cameras.md. Unlike gsplat's, it is differentiable.
@@ -187,7 +186,10 @@ def rasterization(
         global_z_order: Whether Gaussians are sorted by z of the camera frame. False, with ``with_ut``, is for distances
             from the camera, which are then the depths of ``"D"``, and what planes of f-theta cameras cull by. These
             then see behind the camera, too, if their largest angle is above 90 degrees.
-        lidar_coeffs: As in gsplat 1.6. Only None is implemented.
+        lidar_coeffs: A :class:`RowOffsetStructuredSpinningLidarModelParameters`, or gsplat's, of ``"lidar"`` cameras:
+            an image has its rows and columns, whatever ``width``, ``height`` and ``Ks`` are. ``viewmats`` lead to the
+            frame of the lidar, x forward, y left and z up; with ``viewmats_rs`` they are the poses at the first and
+            the last column. Its angles are differentiable.
         renderer_config: None, or gsplat 1.6's choice of a kernel, ``tsplat.compat.gsplat.RendererConfig_MixedBatch()``,
             or with ``with_eval3d`` ``RendererConfig_ParallelBatch()``. The image is the same, as there is one kernel.
 
@@ -343,7 +345,8 @@ def _render_reference(call: Call) -> Rendering:
     settings = call.settings
     made = dict(
         numerics=settings.numerics, unscented=settings.projection.unscented, readout=call.options.rolling_shutter,
-        cull=call.options.validate != "off",
+        cull=call.options.validate != "off", lidar=None if call.lidar is None else call.lidar.tables,
+        width=settings.projection.camera.width, height=settings.projection.camera.height,
     )  # fmt: skip
     given = vars(call) | call.cameras._asdict() | call.options._asdict() | made
     names = inspect.signature(rasterize).parameters.keys() & given.keys()

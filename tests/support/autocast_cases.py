@@ -17,7 +17,7 @@ import tsplat.training
 import tsplat.viewing
 from tests.compat.gsplat.signatures import find
 from tests.compat.inria.clients import camera_settings
-from tests.support import captures, lenses, model_files, scenes, strategy_models
+from tests.support import captures, lenses, lidars, model_files, scenes, strategy_models
 from tsplat.compat import gsplat, inria
 from tsplat.compat.gsplat.scene import GaussianScene
 from tsplat.scene.cameras import move_camera, project_points
@@ -740,6 +740,26 @@ for name in ("l1_loss", "mse_loss"):
     compat_case(f"losses.{name}", lambda: dict(**dict(zip(("pred", "target"), images()))))
 compat_case("losses.ssim_loss", lambda: dict(**dict(zip(("img1", "img2"), images(True)))), ("img2",))
 compat_case("losses.depth_l1_loss", lambda: dict(pred_depth=generated(5, 4, low=-1), gt_depth=generated(5, 4, seed=1)))
+for name, other, values in (
+    ("distance", "gt_distance", generated(5, 4, seed=1)),
+    ("intensity", "gt_intensity", generated(5, 4, seed=1)),
+    ("raydrop", "gt_raydrop", (generated(5, 4, seed=1) > 0.5).float()),
+    ("background", "background_mask", generated(5, 4, seed=1) > 0.5),
+):
+    pred = f"pred_{'opacity' if name == 'background' else name}"
+    compat_case(
+        f"losses.lidar_{name}_loss",
+        lambda pred=pred, other=other, values=values: {pred: generated(5, 4), other: values},
+        (other,),
+    )
+compat_case("compute_lidar_angles_to_columns_map", lambda: dict(lidar=lidars.lidar(dtype=torch.float32)))
+case("gsplat.compute_lidar_tiling")(
+    lambda _backend: (
+        lambda **given: list(vars(find("tsplat.compat.gsplat", "compute_lidar_tiling")(**given)).values()),
+        dict(lidar_params=lidars.lidar(dtype=torch.float32), max_pts_per_tile=16),
+        (),
+    )
+)
 compat_case("losses.opacity_reg_loss", lambda: dict(opacities=generated(9, low=-2)))
 compat_case("losses.scale_reg_loss", lambda: dict(log_scales=generated(9, 3, low=-2)))
 compat_case("losses.total_variation_loss", lambda: dict(x=generated(2, 3, 5, 4)))
@@ -865,6 +885,9 @@ differentiable_case(
 EXEMPT = {
     "settings, results and errors, which hold values": (
         "tsplat.BivariateWindshieldModelParameters", "tsplat.FThetaCameraDistortionParameters",
+        "tsplat.RowOffsetStructuredSpinningLidarModelParameters", "gsplat.LidarTiling",
+        "gsplat.RowOffsetStructuredSpinningLidarModelParameters",
+        "gsplat.RowOffsetStructuredSpinningLidarModelParametersExt",
         "tsplat.UnscentedTransformParameters", "tsplat.scene.Block", "tsplat.scene.BlockPlan", "tsplat.scene.Capture",
         "tsplat.scene.OrbitLimits", "tsplat.scene.Prepared", "tsplat.scene.Summary", "tsplat.scene.View",
         "tsplat.training.Checkpoint", "tsplat.training.Config", "tsplat.training.Evaluation", "tsplat.training.History",
@@ -881,9 +904,7 @@ EXEMPT = {
         "gsplat.distributed.cli",
     ),
     "raises an UnsupportedError": (
-        "gsplat.LidarTiling", "gsplat.RowOffsetStructuredSpinningLidarModelParameters",
-        "gsplat.RowOffsetStructuredSpinningLidarModelParametersExt", "gsplat.compute_lidar_angles_to_columns_map",
-        "gsplat.compute_lidar_tiling", "gsplat.isect_tiles_lidar", "gsplat.experimental.GaussianInferenceRenderer",
+        "gsplat.isect_tiles_lidar", "gsplat.experimental.GaussianInferenceRenderer",
         "gsplat.experimental.GaussianInferenceScene",
     ),
     "reads or writes data without arithmetic of PyTorch, or what a case with the same code reads": (

@@ -1,4 +1,5 @@
-"""Random scenes of every lens and primitive in fp32: `python -m tests.tools.fuzz_lenses --family eval3d --count 500`.
+"""Random scenes of every lens, of lidars and of every primitive in fp32: `python -m tests.tools.fuzz_lenses --family
+eval3d --count 500`.
 
 Kernels compiled for the CPU, or emulated with `--arch sm_80`, are compared with the fp64 reference, which takes their
 decisions, under the policy of tests/support/closeness.py: images and gradients. Scenes cycle through a few kinds of
@@ -22,17 +23,18 @@ import tsplat
 from emulator.machine import EmulationError
 from emulator.package import tsplat_emulated
 from tests.stages import test_surfels
+from tests.support import lidars
 from tests.support.closeness import SAMPLES, assert_fp32, jitter, observe_decisions
 from tests.support.lenses import CASES, make
 from tests.support.scenes import leaves, random_like
 from tsplat import reference
 from tsplat.reference import surfel_formulas
 
-FAMILIES = ("unscented", "eval3d", "2dgs")
+FAMILIES = ("unscented", "eval3d", "2dgs", "lidar")
 MODES = ("RGB", "RGB+ED", "D", "RGB-Ed", "d", "RGB+D", "Ed", "RGB-d")
 """Of kinds in turn; the distances along rays are those of their depths where there are none."""
 
-N_KINDS = {"unscented": len(CASES), "eval3d": len(CASES), "2dgs": 12}
+N_KINDS = {"unscented": len(CASES), "eval3d": len(CASES), "2dgs": 12, "lidar": 12}
 
 
 def draw(family: str, seed: int, kinds: int | None = None, lens: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,6 +50,13 @@ def draw(family: str, seed: int, kinds: int | None = None, lens: str = "") -> tu
         structure |= dict(sh_degree=(None, 2)[kind // 6], batch=((), (2,))[kind % 2])
         options = dict(render_mode=("RGB", "RGB+D", "RGB+ED")[kind % 3])
         scene = test_surfels.make(seed, dtype, **structure)
+    elif family == "lidar":
+        drawn = dict(rows=r.randint(2, 24), columns=r.randint(2, 40), offsets=r.choice([0.0, 0.05, 0.3, 2.0]))
+        drawn |= dict(span=r.choice([None, None, 1.0, 2.5, 6.0]), unevenness=r.choice([0.0, 0.5, 1.5]))
+        drawn |= {name: structure[name] for name in ("n", "cameras", "size")}
+        scene = lidars.make(seed, dtype=dtype, sweeps=kind % 4 == 3, **drawn)
+        options = dict(render_mode=MODES[kind % len(MODES)], return_normals=kind % 5 == 0, with_eval3d=True)
+        del scene["with_eval3d"]
     else:
         structure |= dict(sh_degree=(None, 2)[kind % 2], batch=((), (2,))[kind // 2 % 2])
         mode = MODES[kind // 2 % len(MODES)]

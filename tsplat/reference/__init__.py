@@ -41,6 +41,7 @@ from .camera_formulas import (
     facing,
     full_turn,
     intrinsics,
+    lidar_rays,
     path_of,
     project_points,
     shorter_way,
@@ -323,11 +324,15 @@ def rasterize(
     None, extra_signals: Tensor | None = None, extra_signals_sh_degree: int | None = None, lens: Tensor | None = None,
     shutter: Tensor | None = None, unscented: Unscented | None = None, readout: str = "GLOBAL", with_eval3d: bool =
     False, rays: Tensor | None = None, tile_size: int = 16, return_normals: bool = False,
+    lidar: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Rendering:  # fmt: skip
     """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
     Leaves out invalid Gaussians and cameras if ``cull``. Takes over ``decisions`` of another run; gradients then flow
     as that run's would. ``tile_size`` has no effect without ``with_eval3d``.
+
+    A ``lidar`` of elevations [H], azimuths [W] and offsets [H] shows every visible Gaussian at every element. The
+    camera is that of its angles, and ``width`` and ``height`` are those of the image of angles.
     """
     decided = decisions or Decisions()
     if LENSES[camera_model].wraps and with_eval3d:
@@ -381,11 +386,16 @@ def rasterize(
     if with_eval3d:
         assert axes is not None and quats is not None
         camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
-        pixel_rays = camera_rays(camera, settings.camera) if rays is None else (rays[..., :3], rays[..., 3:])
+        if rays is not None:
+            pixel_rays = rays[..., :3], rays[..., 3:]
+        else:
+            pixel_rays = camera_rays(camera, settings.camera) if lidar is None else lidar_rays(camera, *lidar)
         in_front = numerics.ray_footprint == "ray in front" or wrapped is not None
         squared, exists, hits = distances(*pixel_rays, means, axes, in_front=in_front)
-        turn = None if wrapped is None else full_turn(wrapped)
-        counted = _in_tiles(projection.means2d, projection.radii, width, height, tile_size, turn) & exists[..., None]
+        counted = exists[..., None]
+        if lidar is None:
+            turn = None if wrapped is None else full_turn(wrapped)
+            counted = counted & _in_tiles(projection.means2d, projection.radii, width, height, tile_size, turn)
         sigmas = torch.where(counted, 0.5 * squared, torch.inf)
         seen = [hits[..., None], facing(quats, pixel_rays[1])]
     elif wrapped is not None:

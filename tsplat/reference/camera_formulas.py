@@ -212,6 +212,27 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
     return origins, torch.where(exists[..., None], directions, 0.0)
 
 
+def lidar_rays(cameras: Camera, elevations: Tensor, azimuths: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """As :func:`rays`, of the elements of a spinning lidar whose azimuth 0 is the z axis and whose zenith is above.
+
+    Angles are elevations [H], azimuths [W] and offsets [H]. The first column is exposed at time 0, the last at 1.
+    """
+    like = cameras.intrinsics
+    turn = azimuths.to(like) + offsets.to(like)[:, None]
+    elevation = elevations.to(like)[:, None].expand_as(turn)
+    flat, up = torch.polar(torch.cos(elevation), turn), torch.sin(elevation)
+    directions = torch.stack([-flat.imag, -up, flat.real], -1)
+    if cameras.shutter is None:
+        rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
+    else:
+        times = torch.linspace(0, 1, len(azimuths), dtype=like.dtype, device=like.device).expand_as(turn)
+        rotation, translation = _pose(cameras.shutter[..., None, None, :], times)
+    to_world = rotation.transpose(-1, -2)
+    directions = product(to_world, directions[..., None])[..., 0]
+    origins = -product(to_world, translation[..., None])[..., 0]
+    return origins.expand_as(directions), directions
+
+
 def distances(
     origins: Tensor, directions: Tensor, means: Tensor, axes: Tensor, *, in_front: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,6 +30,7 @@ from .agreement import Ranks, agreement, check_distributed, describe, join
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import LensArguments, add_lens, given_intrinsics, turns_of_rows
+from .lidars import LidarLayout
 from .options import PLAIN, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_nothing_is_visible
@@ -82,6 +83,12 @@ class Call:
     def image_shape(self) -> tuple[int, ...]:
         """Leading dimensions of the images, [..., C, H, W]."""
         return (*self.batch, self.n_cameras, self.options.height, self.options.width)
+
+    @property
+    def lidar(self) -> LidarLayout | None:
+        """The layout of the lidar of a checked call; None for cameras."""
+        lidar = self.options.lidar_coeffs
+        return lidar if isinstance(lidar, LidarLayout) else None
 
     def signals(self) -> dict[str, tuple[Tensor, int | None]]:
         """Returns colors and extra signals, as far as there are any, with their degrees of spherical harmonics."""
@@ -156,15 +163,21 @@ class Call:
         """Returns the rays of this rank's pixels, given the cameras of all ranks; None without evaluation in 3D."""
         if not self.options.with_eval3d:
             return None
+        settings, lidar = self.settings.compositing, self.lidar
         if self.rays is not None:
-            return given_rays(flatten_batch(self.rays, len(self.batch), self.dtype).flatten(0, 1))
-        settings = self.settings.compositing
+            rays = flatten_batch(self.rays, len(self.batch), self.dtype).flatten(0, 1)
+            return given_rays(rays if lidar is None else lidar.align(rays.movedim(-1, 1)).movedim(1, -1))
+        if lidar is not None:
+            return lidar.rays(self.choose_own(cameras), settings.camera, unit=settings.hits)
         return camera_rays(self.choose_own(cameras), settings.camera, unit=settings.hits)
 
-    def find_turns(self, received: ProjectedGaussians, cameras: Cameras) -> Tensor | None:
-        """Returns the pixels of a turn for each Gaussian that this rank composites, given the cameras of all ranks;
-        None if cameras do not wrap."""
-        return turns_of_rows(received, self.choose_own(cameras), self.options.camera_model)
+    def find_boxes(self, received: ProjectedGaussians, cameras: Cameras) -> tuple[ProjectedGaussians, Tensor | None]:
+        """Returns what lists of tiles are made of, given the cameras of all ranks: the Gaussians that this rank
+        composites, of lidars as boxes of the image; and the pixels of a turn for each, None if cameras do not wrap."""
+        own = self.choose_own(cameras)
+        if self.lidar is not None:
+            return self.lidar.boxes(received, own, self.settings.numerics)
+        return received, turns_of_rows(received, own, self.options.camera_model)
 
     def choose_own(self, cameras: Cameras) -> Cameras:
         """Returns this rank's cameras among those of all ranks."""
@@ -256,7 +269,8 @@ def _check(call: Call) -> None:
                 _checked.clear()
             _checked[key] = {name: getattr(call, name) for name in FOUND}
     o = call.options
-    check_images(call.means.device, call.grid.n_images, o.width, o.height, call.n_features, call.dtype)
+    camera = call.settings.compositing.camera
+    check_images(call.means.device, call.grid.n_images, camera.width, camera.height, call.n_features, call.dtype)
     if o.validate == "error":
         gaussians = call.gaussians()
         for name, (values, degree) in call.signals().items():
@@ -266,9 +280,11 @@ def _check(call: Call) -> None:
 
 
 def _check_all(call: Call) -> None:
-    for name, _, only in unsupported("tsplat", call.options._asdict()):
-        raise UnsupportedError(f"{name}: {only.why}")
-    call.options, call.settings = options, settings = check_options(call.options)
+    sweeps = call.lens.viewmats_rs is not None
+    call.options, call.settings = options, settings = check_options(call.options, sweeps=sweeps)
+    if call.lidar is not None:
+        call.cameras = call.lidar.cameras(call.cameras)
+        call.lens = call.lens._replace(viewmats_rs=call.lidar.camera_frame(call.lens.viewmats_rs))
     vars(call).update(zip(GIVEN, plain_all(GIVEN, _given(call))))
     if call.opacities is None:
         raise ArgumentError("opacities: expected a tensor [..., N], found None")
@@ -307,7 +323,8 @@ def _check_all(call: Call) -> None:
         check_distributed(batch, per_camera)
         for name, value, only in unsupported("distributed", options._asdict()):
             raise UnsupportedError(f'distributed: {name}="{value}" is not implemented with it; use "{only.values[0]}"')
-    call.grid = TileGrid.cover(math.prod(batch) * n_cameras, options.width, options.height, options.tile_size)
+    width = settings.compositing.camera.width
+    call.grid = TileGrid.cover(math.prod(batch) * n_cameras, width, options.height, options.tile_size)
     call.bytes_per_intersection = {}
 
 

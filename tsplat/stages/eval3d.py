@@ -53,34 +53,54 @@ def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = Fals
         cameras: [B, C], for I = B C images. Differentiable with respect to all but ``Ks`` and f-theta lenses.
         unit: Whether directions are normalized in the world frame, too, for distances along them.
     """
-    viewmats, Ks, lens, shutter = (None if t is None else t.flatten(0, 1) for t in cameras)
-    assert viewmats is not None and Ks is not None
-    xs, ys = (torch.arange(n, dtype=Ks.dtype, device=Ks.device) + 0.5 for n in (settings.width, settings.height))
+    Ks, lens = cameras.Ks.flatten(0, 1), None if cameras.lens is None else cameras.lens.flatten(0, 1)
     with torch.no_grad():
+        xs, ys = pixel_centers(settings, Ks)
         x = (xs - Ks[:, 0, 2, None]) / Ks[:, 0, 0, None]
         y = (ys - Ks[:, 1, 2, None]) / Ks[:, 1, 1, None]
         shape = (len(Ks), settings.height, settings.width)
         x, y = x[:, None, :].expand(shape), y[:, :, None].expand(shape)
-    direction = directions(x, y, lens, settings)
+    start = (x, y) if LENSES[settings.model].is_parallel else None
+    return rays_of(directions(x, y, lens, settings), cameras, settings, unit=unit, start=start)
+
+
+def pixel_centers(settings: CameraSettings, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the centers of columns [W] and rows [H], of a dtype and device."""
+    xs, ys = (torch.arange(n, dtype=like.dtype, device=like.device) + 0.5 for n in (settings.width, settings.height))
+    return xs, ys
+
+
+def rays_of(
+    direction: tuple[Tensor, Tensor, Tensor],
+    cameras: Cameras,
+    settings: CameraSettings,
+    *,
+    unit: bool = False,
+    start: tuple[Tensor, Tensor] | None = None,
+) -> Rays:
+    """Returns the rays of directions [I, H, W] in the frames of cameras, each at the pose that exposes its pixel.
+
+    Rays start at the centers of cameras, or with ``start`` at x and y of their frames.
+    """
+    viewmats, shutter = cameras.viewmats.flatten(0, 1), cameras.shutter
     if shutter is None:
         rows = [[viewmats[:, i, j, None, None] for j in range(3)] for i in range(3)]
         shift = [viewmats[:, i, 3, None, None] for i in range(3)]
     else:
-        rows, shift = _poses(shutter, xs, ys, settings)
-    world = torch.stack(_to_world(rows, direction), 1)
+        rows, shift = _poses(shutter.flatten(0, 1), *pixel_centers(settings, viewmats), settings)
+    world = torch.stack(to_world(rows, direction), 1)
     if unit:
         world = torch.nn.functional.normalize(world, dim=1)
-    is_parallel = LENSES[settings.model].is_parallel
-    if is_parallel:
-        shift = [shift[0] - x, shift[1] - y, shift[2]]
-    origins = -torch.stack(_to_world(rows, shift), 1)
-    if not is_parallel and shutter is None:
+    if start is not None:
+        shift = [shift[0] - start[0], shift[1] - start[1], shift[2]]
+    origins = -torch.stack(to_world(rows, shift), 1)
+    if start is None and shutter is None:
         return Rays(world, origins[:, :, 0, 0])
     return Rays(torch.cat([origins.expand_as(world), world], 1), None)
 
 
-def _to_world(rows: list[list[Tensor]], v: Sequence[Tensor]) -> list[Tensor]:
-    """The transpose of a matrix times a vector."""
+def to_world(rows: Sequence[Sequence[Tensor]], v: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the transpose of a matrix times a vector."""
     return [rows[0][k] * v[0] + rows[1][k] * v[1] + rows[2][k] * v[2] for k in range(3)]
 
 

@@ -20,6 +20,7 @@ from ..kernels_torch.lenses import LENSES
 from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, PLANE_DEPTHS, Output
 from .capacity import Capacity
 from .lens_models import check_camera_model, check_unscented, name_of
+from .lidars import MARGIN, LidarLayout, check_lidar
 
 
 class Only(NamedTuple):
@@ -51,7 +52,6 @@ class Option(NamedTuple):
 
 
 WHERE = {
-    "tsplat": "anywhere",
     "surfels": "`rasterization_2dgs`",
     "reference": '`backend="reference"`',
     "distributed": "`distributed=True`",
@@ -97,6 +97,7 @@ NO_WAIT = Only(("cull", "off"), "the call waits for values")
 DENSE = Only((False,), "gradients are those of autograd")
 SEGMENTS = Only((False,), "segments are counted first")
 NO_OBJECTS = Only((None,), "objects may change between calls")
+NOT_COMPARED = Only((None,), "ranks do not compare objects")
 NO_LISTS = Only((None,), "there are no lists of intersections")
 NO_SEGMENTS = NO_LISTS._replace(values=(False,))
 KERNELS = ("auto", "triton", "torch")
@@ -166,9 +167,7 @@ class Options(NamedTuple):
     distloss: Annotated[bool, _option(check_bool, is_local=True)] = False
     depth_mode: Annotated[str, _option(_one_of(*config.DEPTH_MODES), is_local=True)] = "expected"
     surfels: Annotated[bool, _option()] = False
-    lidar_coeffs: Annotated[
-        object, _option(tsplat=Only((None,), "spinning lidars are not implemented; pass None; use cameras"))
-    ] = None
+    lidar_coeffs: Annotated[object, _option(distributed=NOT_COMPARED, passes=NO_OBJECTS, graphs=NO_OBJECTS)] = None
     renderer_config: Annotated[object, _option(is_local=True, passes=NO_OBJECTS, graphs=NO_OBJECTS)] = None
 
     @classmethod
@@ -245,19 +244,24 @@ class Settings(NamedTuple):
         """Makes the settings of checked options."""
         planes = (o.near_plane, o.far_plane)
         camera = config.CameraSettings.of(o.width, o.height, o.camera_model, *planes, numerics, o.rolling_shutter)
+        unscented = check_unscented(o.with_ut, o.ut_params, numerics, o.global_z_order, o.camera_model)
+        projected, composited = camera, camera
+        if isinstance(o.lidar_coeffs, LidarLayout):
+            projected, composited = o.lidar_coeffs.seen_by(camera), o.lidar_coeffs.aligned(camera)
+            unscented = None if unscented is None else unscented._replace(margin=MARGIN)
         projection = ProjectionSettings(
-            camera=camera,
+            camera=projected,
             eps2d=o.eps2d,
             radius_clip=o.radius_clip,
             antialiased=o.rasterize_mode == "antialiased",
             packed=o.packed,
             numerics=numerics,
             backend=o.backend,
-            unscented=check_unscented(o.with_ut, o.ut_params, numerics, o.global_z_order, o.camera_model),
+            unscented=unscented,
             surfels=o.surfels,
         )
         compositing = CompositingSettings(
-            camera=camera,
+            camera=composited,
             tile_size=o.tile_size,
             channel_chunk=o.channel_chunk,
             absgrad=o.absgrad,
@@ -307,9 +311,17 @@ PLAIN = {bool, int, float, str, type(None)}
 """Types whose values cannot change, so that what follows from them is kept."""
 
 
-def check_options(options: Options) -> tuple[Options, Settings]:
-    """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages."""
+def check_options(options: Options, *, sweeps: bool = False) -> tuple[Options, Settings]:
+    """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages.
+
+    A lidar becomes a panorama, with its layout as ``lidar_coeffs``; ``sweeps`` says whether it moves.
+    """
     options = Options(*[OPTIONS[name].check(name, value) for name, value in options._asdict().items()])
+    if options.lidar_coeffs is not None or options.camera_model == "lidar":
+        arguments = options.lidar_coeffs, options.camera_model, options.rolling_shutter
+        lidar, readout = check_lidar(*arguments, is_exact=options.with_ut and options.with_eval3d, sweeps=sweeps)
+        size: dict[str, Any] = dict(width=lidar.n_columns, height=lidar.n_rows)
+        options = options._replace(camera_model="equirectangular", lidar_coeffs=lidar, rolling_shutter=readout, **size)
     check_camera_model(options.camera_model, with_ut=options.with_ut)
     numerics = check_numerics(options.numerics)
     given = options.near_plane, options.far_plane, options.radius_clip, options.eps2d

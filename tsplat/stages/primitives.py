@@ -59,11 +59,13 @@ def composite_maps(
         Maps [..., C, H, W, channels] by name: ``colors``, with extra signals behind colors, and depth as the last
         channel, of surfels always; ``alphas``; and the outputs of the call.
     """
-    options, settings, size = call.options, call.settings.compositing, call.image_shape
+    options, settings, leading = call.options, call.settings.compositing, call.image_shape[:-2]
     arguments = (splats, call.image_backgrounds(), None, call.grid.n_images, intersections, settings)
     maps = composite_surfels(*arguments) if options.surfels else composite_outputs(*arguments, call.find_rays(cameras))
+    if call.lidar is not None:
+        maps = {name: call.lidar.range_image(values) for name, values in maps.items()}
     if len(call.batch):
-        maps = {name: values.reshape(*size, values.shape[-1]) for name, values in maps.items()}
+        maps = {name: values.reshape(*leading, *values.shape[1:]) for name, values in maps.items()}
     if options.expects_depth:
         colors, alphas = maps["colors"], maps["alphas"]
         maps["colors"] = torch.cat([colors[..., :-1], colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)], -1)

@@ -16,14 +16,7 @@ from tests.support.paths import ROOT
 from tsplat import UnsupportedError
 
 PACKAGE = "tsplat.compat.gsplat"
-NOT_IMPLEMENTED_1_6 = (
-    "LidarTiling",
-    "RowOffsetStructuredSpinningLidarModelParameters",
-    "RowOffsetStructuredSpinningLidarModelParametersExt",
-    "compute_lidar_angles_to_columns_map",
-    "compute_lidar_tiling",
-    "isect_tiles_lidar",
-)
+NOT_IMPLEMENTED_1_6 = ("isect_tiles_lidar",)
 FOLLOWS_NUMERICS = ("require_all_sigma_points_valid=True", "require_all_sigma_points_valid=None")
 """A default of gsplat 1.5.3, and ours, which stands for True, or with ``numerics="gsplat-1.6"`` for False, as there."""
 

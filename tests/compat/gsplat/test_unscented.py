@@ -99,7 +99,7 @@ def test_lidars_and_unknown_kernels_are_refused():
         lambda: rasterize_to_pixels_eval3d(**given, lidar_coeffs=object()),
         lambda: rasterize_to_pixels_eval3d_extra(**given, lidar_coeffs=object()),
     ):
-        with pytest.raises(UnsupportedError, match=r"lidar_coeffs: not implemented; .*; pass None"):
+        with pytest.raises(UnsupportedError, match=r"lidar_coeffs: not implemented; use rasterization\(.*; pass None"):
             call()
     with pytest.raises(TypeError, match="renderer_config: expected None"):
         rasterize_to_pixels_eval3d(**given, renderer_config=object())

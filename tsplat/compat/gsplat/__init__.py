@@ -59,6 +59,10 @@ from .installation import AlreadyImportedError, install
 from .losses import depth_l1_loss as depth_l1_loss
 from .losses import gaussian_density_reg, gaussian_scale_reg, gaussian_z_scale_reg, out_of_bound_loss
 from .losses import l1_loss as l1_loss
+from .losses import lidar_background_loss as lidar_background_loss
+from .losses import lidar_distance_loss as lidar_distance_loss
+from .losses import lidar_intensity_loss as lidar_intensity_loss
+from .losses import lidar_raydrop_loss as lidar_raydrop_loss
 from .losses import mse_loss as mse_loss
 from .losses import opacity_reg_loss as opacity_reg_loss
 from .losses import scale_reg_loss as scale_reg_loss

@@ -3,12 +3,16 @@
 Functions whose docstring ends with [] return a scalar. The others return a value per element.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ... import ArgumentError, ShapeError, UnsupportedError, l1_and_ssim
 from ...arguments import check_tensor
 from ...config import SSIM_TAPS
+from ...precision import in_full_precision
 
 __all__ = [
     "depth_l1_loss",
@@ -16,6 +20,10 @@ __all__ = [
     "gaussian_scale_reg",
     "gaussian_z_scale_reg",
     "l1_loss",
+    "lidar_background_loss",
+    "lidar_distance_loss",
+    "lidar_intensity_loss",
+    "lidar_raydrop_loss",
     "mse_loss",
     "opacity_reg_loss",
     "out_of_bound_loss",
@@ -119,3 +127,87 @@ def gaussian_z_scale_reg(z_scales: Tensor, threshold: float) -> Tensor:
 def out_of_bound_loss(positions: Tensor, cuboid_dims: Tensor) -> Tensor:
     """Computes how far positions [N, 3] lie outside cuboids with edges [N, 3] around the origin, along each axis."""
     return (positions.abs() - cuboid_dims / 2).relu()
+
+
+PER_ELEMENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "l1": l1_loss,
+    "mse": mse_loss,
+    "huber": lambda pred, target: functional.huber_loss(pred, target, reduction="none"),
+    "smooth_l1": lambda pred, target: functional.smooth_l1_loss(pred, target, reduction="none"),
+    "bce": lambda pred, target: functional.binary_cross_entropy(pred, target, reduction="none"),
+    "bce_with_logits": lambda pred, target: functional.binary_cross_entropy_with_logits(pred, target, reduction="none"),
+    "bce_clipped": lambda pred, target: functional.binary_cross_entropy(
+        pred.float().clamp(1e-3, 1 - 1e-3), target.float(), reduction="none"
+    ),
+}
+"""The names of ``loss_fn``. ``bce_clipped`` clamps probabilities to between 0.001 and 0.999."""
+
+LossOfElements = str | Callable[[Tensor, Tensor], Tensor]
+
+
+def lidar_distance_loss(
+    pred_distance: Tensor, gt_distance: Tensor, valid_mask: Tensor | None = None, loss_fn: LossOfElements = "l1"
+) -> Tensor:
+    """Computes the mean loss of distances along the rays of a lidar, of the elements in ``valid_mask``. []
+
+    Args:
+        pred_distance, gt_distance: Rendered and measured distances, of any equal shape.
+        valid_mask: Which elements count, of the same shape; None for all. If it is empty, the loss is 0.
+        loss_fn: A name of :data:`PER_ELEMENT`, or a function of two tensors [n] that returns a loss for each entry.
+
+    Raises:
+        ArgumentError: Shapes differ, or ``loss_fn`` is unknown or does not return a loss for each entry.
+    """
+    return _of_elements("pred_distance", pred_distance, "gt_distance", gt_distance, valid_mask, loss_fn)
+
+
+def lidar_intensity_loss(
+    pred_intensity: Tensor, gt_intensity: Tensor, valid_mask: Tensor | None = None, loss_fn: LossOfElements = "l1"
+) -> Tensor:
+    """Computes the mean loss of intensities, as :func:`lidar_distance_loss`. []"""
+    return _of_elements("pred_intensity", pred_intensity, "gt_intensity", gt_intensity, valid_mask, loss_fn)
+
+
+def lidar_raydrop_loss(
+    pred_raydrop: Tensor, gt_raydrop: Tensor, valid_mask: Tensor | None = None,
+    loss_fn: LossOfElements = "bce_with_logits",
+) -> Tensor:  # fmt: skip
+    """Computes the mean loss of whether rays have no return, as :func:`lidar_distance_loss`: 1 where they have none. []
+
+    Predictions are logits, or probabilities, as ``loss_fn`` takes them.
+    """
+    target = gt_raydrop.to(pred_raydrop.dtype)
+    return _of_elements("pred_raydrop", pred_raydrop, "gt_raydrop", target, valid_mask, loss_fn)
+
+
+def lidar_background_loss(
+    pred_opacity: Tensor, background_mask: Tensor, valid_mask: Tensor | None = None, loss_fn: LossOfElements = "bce"
+) -> Tensor:
+    """Computes the mean loss of opacities, clamped to [0, 1], as :func:`lidar_distance_loss`. []
+
+    They should be 0 where ``background_mask`` is true, as in the sky, and 1 elsewhere.
+    """
+    target = (~background_mask.bool()).to(pred_opacity.dtype)
+    return _of_elements("pred_opacity", pred_opacity.clamp(0, 1), "background_mask", target, valid_mask, loss_fn)
+
+
+@in_full_precision
+def _of_elements(
+    name: str, pred: Tensor, other: str, target: Tensor, mask: Tensor | None, loss_fn: LossOfElements
+) -> Tensor:
+    for given, tensor in ((other, target), ("valid_mask", mask)):
+        if tensor is not None and tensor.shape != pred.shape:
+            raise ShapeError(f"{given}: expected the shape {list(pred.shape)} as {name}, found {list(tensor.shape)}")
+    function = PER_ELEMENT.get(loss_fn) if isinstance(loss_fn, str) else loss_fn
+    if function is None:
+        names = ", ".join(map(repr, PER_ELEMENT))
+        raise ArgumentError(f"loss_fn: expected one of {names}, or a function, found {loss_fn!r}")
+    if mask is not None:
+        pred, target = pred[mask.bool()], target[mask.bool()]
+    pred, target = pred.flatten(), target.flatten()
+    if not len(pred):
+        return pred.sum()
+    loss = function(pred, target)
+    if loss.shape != pred.shape:
+        raise ShapeError(f"loss_fn: expected a per-element loss {list(pred.shape)}, found {list(loss.shape)}")
+    return loss.mean()

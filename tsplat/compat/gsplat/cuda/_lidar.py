@@ -1,74 +1,164 @@
-"""The names of ``gsplat.cuda._lidar`` of gsplat 1.6. Lidars are not implemented: all of these raise when called."""
+"""The names of ``gsplat.cuda._lidar`` of gsplat 1.6. tsplat lists the Gaussians of lidars in tiles of its own.
 
-import enum
+:func:`tsplat.rasterization` reads only the angles and the direction of a lidar. Tiles and maps are those that gsplat's
+kernels would read, for programs that look at them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from .... import RowOffsetStructuredSpinningLidarModelParameters as RowOffsetStructuredSpinningLidarModelParameters
+from .... import SpinningDirection as SpinningDirection
 from .... import UnsupportedError
 
-USE_CAMERAS = "not implemented; lidars cannot be rendered; use cameras"
+USE_RASTERIZATION = "not implemented; use rasterization(camera_model='lidar', lidar_coeffs=..., with_eval3d=True)"
 
 
 def refuse_lidars(lidar_coeffs: object) -> None:
     """Raises `UnsupportedError` unless the argument of this name is None."""
     if lidar_coeffs is not None:
-        raise UnsupportedError(f"lidar_coeffs: {USE_CAMERAS}; pass None")
+        raise UnsupportedError(f"lidar_coeffs: {USE_RASTERIZATION}; pass None")
 
 
-class SpinningDirection(enum.Enum):
-    """Direction in which a lidar spins."""
+@dataclasses.dataclass(eq=False)
+class LidarTiling:
+    """Tiles of angles that hold about as many elements each. tsplat does not read them.
 
-    CLOCKWISE = 0
-    COUNTER_CLOCKWISE = 1
+    Attributes:
+        n_bins_azimuth, n_bins_elevation: Numbers of tiles along both angles.
+        cdf_elevation: [R + 1] int32, tiles of R equal intervals of elevations from the top, then their number.
+        cdf_dense_ray_mask: [R + 1, S + 1] int32, how many cells above and in front of each corner hold an element.
+        tiles_pack_info: [tiles, 2] int32, the first element of each tile, and how many it has.
+        tiles_to_elements_map: [H * W, 2] int32, column and row of each element, tile by tile.
+    """
 
-
-class RowOffsetStructuredSpinningLidarModelParameters:
-    """Raises `UnsupportedError` when constructed: lidars cannot be rendered; use cameras."""
-
-    def __init__(
-        self, *, row_elevations_rad: Tensor, column_azimuths_rad: Tensor, row_azimuth_offsets_rad: Tensor,
-        spinning_frequency_hz: float, spinning_direction: SpinningDirection, fov_eps_factor: float = 4,
-    ) -> None:  # fmt: skip
-        raise UnsupportedError(f"{type(self).__name__}: {USE_CAMERAS}")
+    n_bins_azimuth: int
+    n_bins_elevation: int
+    cdf_elevation: Tensor
+    cdf_dense_ray_mask: Tensor
+    tiles_pack_info: Tensor
+    tiles_to_elements_map: Tensor
 
 
 class RowOffsetStructuredSpinningLidarModelParametersExt(RowOffsetStructuredSpinningLidarModelParameters):
-    """Raises `UnsupportedError` when constructed: lidars cannot be rendered; use cameras."""
+    """A lidar with the structures by which gsplat renders it, which tsplat does not read.
+
+    Attributes:
+        angles_to_columns_map: See :func:`compute_lidar_angles_to_columns_map`.
+        tiling: A :class:`LidarTiling`.
+    """
+
+    angles_to_columns_map: Tensor
+    tiling: LidarTiling
 
     def __init__(
         self,
         params: RowOffsetStructuredSpinningLidarModelParameters,
         angles_to_columns_map: Tensor,
-        tiling: "LidarTiling",
+        tiling: LidarTiling,
     ) -> None:
-        raise UnsupportedError(f"{type(self).__name__}: {USE_CAMERAS}")
+        fields = dataclasses.fields(RowOffsetStructuredSpinningLidarModelParameters)
+        super().__init__(**{field.name: getattr(params, field.name) for field in fields})
+        object.__setattr__(self, "angles_to_columns_map", angles_to_columns_map)
+        object.__setattr__(self, "tiling", tiling)
 
 
-class LidarTiling:
-    """Raises `UnsupportedError` when constructed: lidars cannot be rendered; use cameras."""
-
-    def __init__(
-        self, n_bins_azimuth: int, n_bins_elevation: int, cdf_elevation: Tensor, cdf_dense_ray_mask: Tensor,
-        tiles_pack_info: Tensor, tiles_to_elements_map: Tensor,
-    ) -> None:  # fmt: skip
-        raise UnsupportedError(f"{type(self).__name__}: {USE_CAMERAS}")
+def _relative_angles(lidar: RowOffsetStructuredSpinningLidarModelParameters) -> tuple[Tensor, Tensor]:
+    """Azimuths of elements from the first of all, in the direction of the spin, and elevations below the first row.
+    [H, W] each, radians"""
+    azimuths = lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]
+    behind = azimuths - lidar.fov_horiz_rad.start
+    if lidar.spinning_direction is SpinningDirection.CLOCKWISE:
+        behind = -behind
+    # The first of all is at 0, also if rounding puts it in front.
+    behind = (behind + 1e-6).remainder(2 * math.pi) - 1e-6
+    below = lidar.row_elevations_rad[0] - lidar.row_elevations_rad
+    return behind.clamp_min(0), below[:, None].expand_as(azimuths)
 
 
 def compute_angles_to_columns_map(
-    lidar: object, resolution_factor: int = 4, dtype: torch.dtype = torch.int32
-) -> NoReturn:
-    """Raises `UnsupportedError`: lidars cannot be rendered; use cameras."""
-    raise UnsupportedError(f"compute_lidar_angles_to_columns_map: {USE_CAMERAS}")
+    lidar: RowOffsetStructuredSpinningLidarModelParameters,
+    resolution_factor: int = 4,
+    dtype: torch.dtype = torch.int32,
+) -> Tensor:
+    """Computes the column of the element nearest to each direction of a grid. Requires SciPy.
+
+    Args:
+        lidar: The lidar.
+        resolution_factor: Directions per row and per column.
+        dtype: An integer type.
+
+    Returns:
+        [``resolution_factor`` H, ``resolution_factor`` W]; directions are evenly spaced over the field of view, in the
+        order of rows and columns.
+    """
+    from scipy import spatial
+
+    def rays(azimuths: Tensor, elevations: Tensor) -> Tensor:
+        flat = elevations.cos()
+        return torch.stack([azimuths.cos() * flat, azimuths.sin() * flat, elevations.sin().expand_as(azimuths)], -1)
+
+    height, width = lidar.n_rows, lidar.n_columns
+    of_elements = lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]
+    elements = rays(of_elements, lidar.row_elevations_rad[:, None])
+    rows, columns = (
+        torch.linspace(fov.start, fov.end, resolution_factor * n, dtype=elements.dtype, device=elements.device)
+        for fov, n in ((lidar.fov_vert_rad, height), (lidar.fov_horiz_rad, width))
+    )
+    grid = rays(columns.expand(len(rows), -1), rows[:, None])
+    _, nearest = spatial.cKDTree(elements.reshape(-1, 3).cpu().numpy()).query(grid.cpu().numpy())
+    return (torch.from_numpy(nearest) % width).to(elements.device, dtype)
 
 
 def compute_tiling(
-    lidar_params: object, n_bins_elevation: int = 16, max_pts_per_tile: int = 256, resolution_elevation: int = 1600,
-    densification_factor_azimuth: int = 8,
-) -> NoReturn:  # fmt: skip
-    """Raises `UnsupportedError`: lidars cannot be rendered; use cameras."""
-    raise UnsupportedError(f"compute_lidar_tiling: {USE_CAMERAS}")
+    lidar_params: RowOffsetStructuredSpinningLidarModelParameters, n_bins_elevation: int = 16,
+    max_pts_per_tile: int = 256, resolution_elevation: int = 1600, densification_factor_azimuth: int = 8,
+) -> LidarTiling:  # fmt: skip
+    """Computes tiles of angles, of about as many elements each.
+
+    Args:
+        lidar_params: The lidar.
+        n_bins_elevation: Number of tiles along elevations. Each has about as many elements as the others.
+        max_pts_per_tile: Most elements of a tile, which determines the number of tiles along azimuths.
+        resolution_elevation: Number of intervals of elevations, of which tiles consist.
+        densification_factor_azimuth: Cells per tile along azimuths, of the map that says where elements are.
+    """
+    azimuths, elevations = (angles.flatten() for angles in _relative_angles(lidar_params))
+    spans = lidar_params.fov_horiz_rad.span, lidar_params.fov_vert_rad.span
+
+    def cells(angles: Tensor, span: float, n: int) -> Tensor:
+        return (angles / max(span, 1e-12) * n).long().clamp(0, n - 1)
+
+    rows = cells(elevations, spans[1], resolution_elevation)
+    below = torch.nn.functional.pad(rows.bincount(minlength=resolution_elevation).cumsum(0), (1, 0))
+    cdf_elevation = below * n_bins_elevation // len(rows)
+    bands = cdf_elevation[rows].clamp_max(n_bins_elevation - 1)
+    n_azimuth = math.ceil(len(rows) / n_bins_elevation / max_pts_per_tile)
+    while True:
+        tiles = bands * n_azimuth + cells(azimuths, spans[0], n_azimuth)
+        counts = tiles.bincount(minlength=n_azimuth * n_bins_elevation)
+        if counts.max() <= max_pts_per_tile:
+            break
+        n_azimuth += 1
+    width, n_cells = lidar_params.n_columns, n_azimuth * densification_factor_azimuth
+    order = tiles.argsort(stable=True)
+    occupied = torch.zeros(resolution_elevation, n_cells, dtype=torch.int64, device=rows.device)
+    occupied[rows, cells(azimuths, spans[0], n_cells)] = 1
+    corners = torch.nn.functional.pad(occupied.cumsum(0).cumsum(1), (1, 0, 1, 0))
+    return LidarTiling(
+        n_azimuth,
+        n_bins_elevation,
+        cdf_elevation.int(),
+        corners.int(),
+        torch.stack([counts.cumsum(0) - counts, counts], -1).int(),
+        torch.stack([order % width, order // width], -1).int(),
+    )
 
 
 def isect_tiles_lidar(
@@ -76,5 +166,5 @@ def isect_tiles_lidar(
     sort: bool = True, segmented: bool = False, packed: bool = False, n_images: int | None = None,
     image_ids: Tensor | None = None, gaussian_ids: Tensor | None = None,
 ) -> NoReturn:  # fmt: skip
-    """Raises `UnsupportedError`: lidars cannot be rendered; use :func:`tsplat.isect_tiles` for cameras."""
-    raise UnsupportedError("isect_tiles_lidar: not implemented; lidars cannot be rendered; use isect_tiles for cameras")
+    """Raises `UnsupportedError`: use :func:`tsplat.rasterization`, whose lists of lidars are of other tiles."""
+    raise UnsupportedError(f"isect_tiles_lidar: {USE_RASTERIZATION}")

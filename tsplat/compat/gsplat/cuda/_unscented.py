@@ -34,7 +34,7 @@ def fully_fused_projection_with_ut(
 
     Args:
         means to viewmats_rs, and the others: As for :func:`tsplat.fully_fused_projection_with_ut`.
-        lidar_coeffs: Only None is implemented.
+        lidar_coeffs: Only None is implemented; :func:`tsplat.rasterization` renders lidars.
 
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
@@ -70,7 +70,7 @@ def rasterize_to_pixels_eval3d(
 
     Args:
         means to viewmats_rs, and the others: As for :func:`tsplat.rasterize_to_pixels_eval3d`.
-        lidar_coeffs: Only None is implemented.
+        lidar_coeffs: Only None is implemented; :func:`tsplat.rasterization` renders lidars.
         renderer_config: As in :func:`tsplat.rasterization`.
 
     Returns:

@@ -1,0 +1,97 @@
+"""Lidars by gsplat 1.6's names: what its programs pass, tiles and maps by their definitions, and losses."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tsplat
+from tests.support.lidars import lidar, make
+from tsplat.compat import gsplat
+from tsplat.compat.gsplat import losses
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_programs_render_with_tilings(seed):
+    scene = make(seed)
+    params = gsplat.RowOffsetStructuredSpinningLidarModelParameters(**vars(lidar(seed)))
+    tiling = gsplat.compute_lidar_tiling(params, max_pts_per_tile=16)
+    given = gsplat.RowOffsetStructuredSpinningLidarModelParametersExt(params, torch.zeros(36, 160), tiling)
+    assert given.tiling is tiling and given.angles_to_columns_map.shape == (36, 160)
+    assert (given.n_rows, given.n_columns, given.spinning_frequency_hz) == (9, 40, 10.0)
+    found, _, _ = gsplat.rasterization(**scene | {"lidar_coeffs": given, "Ks": torch.eye(3)[None]})
+    assert torch.equal(found, tsplat.rasterization(**scene)[0])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tiles_hold_every_element_once(seed):
+    params = lidar(seed, rows=20, span=None if seed else 2.0, dtype=torch.float32)
+    tiling = gsplat.compute_lidar_tiling(params, n_bins_elevation=5, max_pts_per_tile=24, resolution_elevation=200)
+    starts, counts = tiling.tiles_pack_info.unbind(-1)
+    assert counts.max() <= 24 and counts.sum() == 800 and len(counts) == 5 * tiling.n_bins_azimuth
+    assert torch.equal(starts, counts.cumsum(0) - counts)
+    columns, rows = tiling.tiles_to_elements_map.unbind(-1)
+    assert torch.equal((rows * 40 + columns).sort().values, torch.arange(800))
+    bands = (counts.view(5, -1).sum(-1), torch.tensor([160] * 5))
+    assert torch.equal(*bands)  # four rows each
+    assert tiling.cdf_elevation.shape == (201,) and tiling.cdf_elevation[-1] == 5
+    assert (tiling.cdf_elevation.diff() >= 0).all()
+    cells = tiling.cdf_dense_ray_mask
+    assert cells.shape == (201, 8 * tiling.n_bins_azimuth + 1) and not cells[0].any() and not cells[:, 0].any()
+    assert cells.diff(dim=0).diff(dim=1).unique().tolist() == [0, 1]
+    # Elements of a tile are in its part of the field of view.
+    azimuths = params.column_azimuths_rad + params.row_azimuth_offsets_rad[:, None]
+    behind = (-1) ** seed * (azimuths - params.fov_horiz_rad.start)
+    parts = behind.remainder(2 * torch.pi) / params.fov_horiz_rad.span * tiling.n_bins_azimuth
+    of_tiles = torch.arange(len(counts)).repeat_interleave(counts) % tiling.n_bins_azimuth
+    assert (parts[rows, columns] - of_tiles - 0.5).abs().median() <= 0.5
+
+
+def test_the_map_has_the_columns_of_the_nearest_elements():
+    pytest.importorskip("scipy")
+    params = lidar(3, rows=4, columns=12, span=2.0)
+    found = gsplat.compute_lidar_angles_to_columns_map(params, resolution_factor=3, dtype=torch.int16)
+    assert found.shape == (12, 36) and found.dtype == torch.int16
+    azimuths = params.column_azimuths_rad + params.row_azimuth_offsets_rad[:, None]
+    vertical, horizontal = params.fov_vert_rad, params.fov_horiz_rad
+    elevation = vertical.start - vertical.span * torch.linspace(0, 1, 12, dtype=torch.float64)[:, None, None, None]
+    azimuth = horizontal.start - horizontal.span * torch.linspace(0, 1, 36, dtype=torch.float64)[:, None, None]
+    e = params.row_elevations_rad[:, None]
+    cosine = elevation.sin() * e.sin() + elevation.cos() * e.cos() * (azimuth - azimuths).cos()
+    assert torch.equal(found.long(), cosine.flatten(2).argmax(-1) % 12)
+
+
+def test_losses():
+    generator = torch.Generator().manual_seed(0)
+    pred, target = torch.rand(2, 3, 4, 1, generator=generator, dtype=torch.float64)
+    mask = target > 0.3
+    for loss in (losses.lidar_distance_loss, losses.lidar_intensity_loss):
+        torch.testing.assert_close(loss(pred, target), (pred - target).abs().mean())
+        torch.testing.assert_close(loss(pred, target, mask), (pred - target)[mask].abs().mean())
+        torch.testing.assert_close(loss(pred, target, mask, "mse"), (pred - target)[mask].square().mean())
+        assert loss(pred, target, loss_fn=lambda a, b: 2 * (a - b).abs()) == 2 * loss(pred, target)
+        assert loss(pred, target, torch.zeros_like(mask)) == 0
+    dropped = target > 0.6
+    expected = -torch.where(dropped, pred.sigmoid().log(), (-pred).sigmoid().log()).mean()
+    torch.testing.assert_close(gsplat.lidar_raydrop_loss(pred, dropped), expected)
+    expected = -torch.where(mask, (1 - pred).log(), pred.log()).mean()
+    torch.testing.assert_close(gsplat.lidar_background_loss(pred, mask), expected)
+    clipped = gsplat.lidar_background_loss(torch.ones(4), torch.ones(4, dtype=torch.bool), loss_fn="bce_clipped")
+    torch.testing.assert_close(clipped, -torch.tensor(1e-3).log(), rtol=1e-4, atol=0)
+    for name in losses.PER_ELEMENT:
+        leaf = pred.clone().requires_grad_()
+        losses.lidar_distance_loss(leaf, target, mask, name).backward()
+        assert leaf.grad[mask].all() and not leaf.grad[~mask].any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(gt_distance=torch.zeros(5)), r"gt_distance: expected the shape \[4\] as pred_distance, found \[5\]"),
+        (dict(valid_mask=torch.ones(5)), r"valid_mask: expected the shape \[4\] as pred_distance, found \[5\]"),
+        (dict(loss_fn="l3"), "loss_fn: expected one of 'l1', 'mse', .*, or a function, found 'l3'"),
+        (dict(loss_fn=functional.l1_loss), r"loss_fn: expected a per-element loss \[4\], found \[\]"),
+    ],
+)
+def test_losses_of_what_does_not_fit_are_refused(arguments, message):
+    with pytest.raises(tsplat.ArgumentError, match=message):
+        losses.lidar_distance_loss(**dict(pred_distance=torch.zeros(4), gt_distance=torch.zeros(4)) | arguments)

@@ -1,0 +1,54 @@
+"""Scenes around spinning lidars."""
+
+import math
+
+import torch
+
+from tests.support import scenes
+from tsplat import RowOffsetStructuredSpinningLidarModelParameters, SpinningDirection
+
+
+def lidar(seed=0, *, rows=9, columns=40, span=None, offsets=0.2, unevenness=0.5, dtype=torch.float64):
+    """A lidar of rows and columns at uneven angles, clockwise if the seed is odd. Columns span a turn if None."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def steps(n, span):
+        step = 1 + unevenness * (torch.rand(n - 1, generator=generator, dtype=torch.float64) - 0.5)
+        return torch.cat([step.new_zeros(1), step.cumsum(0) / step.sum() * span])
+
+    turns = (2 * torch.rand(rows, generator=generator, dtype=torch.float64) - 1) * offsets
+    azimuths = 3 + (-1) ** seed * steps(columns, 2 * math.pi * (columns - 1) / columns if span is None else span)
+    return RowOffsetStructuredSpinningLidarModelParameters(
+        row_elevations_rad=(0.4 - steps(rows, 0.9)).to(dtype),
+        column_azimuths_rad=azimuths.to(dtype),
+        row_azimuth_offsets_rad=turns.to(dtype),
+        spinning_frequency_hz=10.0,
+        spinning_direction=list(SpinningDirection)[1 - seed % 2],
+    )
+
+
+def make(seed=0, n=30, dtype=torch.float64, *, cameras=1, sweeps=False, size=1.0, channels=3, **angles):
+    """Gaussians around lidars, which are inside of some and have others at the seam; and arguments to render them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    means = torch.randn(n, 3, generator=generator, dtype=torch.float64) * torch.tensor([1, 1, 0.4])
+    means *= (0.3 + 5 * uniform(n, 1)) / means.norm(dim=-1, keepdim=True)
+    viewmats = torch.eye(4, dtype=torch.float64).repeat(cameras, 1, 1)
+    viewmats[:, :3, :3] = scenes._small_rotations(4 * uniform(cameras, 3) - 2)
+    viewmats[:, :3, 3] = 0.5 * uniform(cameras, 3) - 0.25
+    scene = dict(
+        means=means, quats=torch.randn(n, 4, generator=generator, dtype=torch.float64),
+        scales=size * (0.9 * torch.randn(n, 3, generator=generator, dtype=torch.float64) - 2).exp(),
+        opacities=uniform(n), colors=uniform(n, channels), viewmats=viewmats, backgrounds=uniform(cameras, channels),
+    )  # fmt: skip
+    if sweeps:
+        end = viewmats.clone()
+        end[:, :3, :3] = scenes._small_rotations(0.3 * uniform(cameras, 3) - 0.15) @ end[:, :3, :3]
+        end[:, :3, 3] += 0.4 * uniform(cameras, 3) - 0.2
+        scene["viewmats_rs"] = end
+    options = dict(Ks=None, width=1, height=1, camera_model="lidar", with_ut=True, with_eval3d=True)
+    options["lidar_coeffs"] = lidar(seed, dtype=dtype, **angles)
+    return {name: tensor.to(dtype) for name, tensor in scene.items()} | options

@@ -1,0 +1,410 @@
+"""Spinning lidars: their parameters, the rays of their elements, and the boxes by which Gaussians are listed.
+
+A range image has an element for each row and column. In the frame of a lidar, x points forward, y left and z up. With
+the elevation e of a row, and the azimuth a, the sum of that of a column and the offset of the row, the ray of an
+element is (cos a cos e, sin a cos e, sin e).
+
+A lidar is a panorama whose pixels have these rays. Gaussians are projected to angles, ``SCALE`` pixels per radian along
+both axes, by the equirectangular lens: u grows with columns, v with rows. As they are evaluated along rays, projection
+only says which tiles may show them. :meth:`LidarLayout.boxes` looks up rows and columns within these bounds.
+
+Azimuths of a column differ between rows by their offsets. What is composited is therefore an aligned image: each row is
+moved by a whole number of columns, so that its azimuths are about those of the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..arguments import check_choice, check_devices, check_tensor
+from ..config import CameraSettings, Numerics, RollingShutterType
+from ..data import Cameras, ProjectedGaussians, Rays
+from ..errors import ArgumentError, ShapeError, UnsupportedError
+from ..kernels_torch.shutters import path_of, pose_at
+from .eval3d import rays_of, to_world
+from .lens_models import name_of
+
+SCALE = 1024
+"""Pixels per radian of projected Gaussians, as in gsplat."""
+
+TURN = 2 * math.pi * SCALE
+
+SUPPORT = 3.33
+"""Standard deviations at which alpha of an opaque Gaussian is 1/255."""
+
+SLACK = 1.03
+"""Factor of half extents: the ellipse of a Gaussian bounds its angles to first order."""
+
+MARGIN = 1e6
+"""Sigma points are valid this many image sizes outside of the image, as a lidar's Gaussians are seen from anywhere."""
+
+TABLES = ("row_elevations_rad", "column_azimuths_rad", "row_azimuth_offsets_rad")
+
+
+class SpinningDirection(enum.Enum):
+    """Direction in which a lidar spins, seen from above."""
+
+    CLOCKWISE = 0
+    COUNTER_CLOCKWISE = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class FOV:
+    """A field of view in radians: where it starts, how wide it is, and in which direction it extends."""
+
+    start: float
+    span: float
+    direction: SpinningDirection
+
+    @property
+    def end(self) -> float:
+        """Where it ends, radians."""
+        return self.start + (self.span if self.direction is SpinningDirection.COUNTER_CLOCKWISE else -self.span)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RowOffsetStructuredSpinningLidarModelParameters:
+    """A spinning lidar, ``lidar_coeffs`` of :func:`tsplat.rasterization`; with gsplat 1.6's name and fields.
+
+    The ray of row r and column c has the elevation ``row_elevations_rad[r]`` and the azimuth
+    ``column_azimuths_rad[c] + row_azimuth_offsets_rad[r]``, in the frame of the lidar: x forward, y left, z up.
+
+    Attributes:
+        row_elevations_rad: [H] angles above the plane of x and y, radians, descending, of any spacing. Differentiable,
+            as the other two.
+        column_azimuths_rad: [W] angles from x to y, radians, in the direction of the spin, less than a turn in all.
+        row_azimuth_offsets_rad: [H] added to the azimuths of a row, radians.
+        spinning_frequency_hz: Turns per second. Not read: ``viewmats_rs`` are the poses at the end of a sweep.
+        spinning_direction: A :class:`SpinningDirection`.
+        fov_eps_factor: As in gsplat; not read.
+    """
+
+    row_elevations_rad: Tensor
+    column_azimuths_rad: Tensor
+    row_azimuth_offsets_rad: Tensor
+    spinning_frequency_hz: float
+    spinning_direction: SpinningDirection
+    fov_eps_factor: float = 4
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows, H."""
+        return len(self.row_elevations_rad)
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns, W."""
+        return len(self.column_azimuths_rad)
+
+    @property
+    def fov_vert_rad(self) -> FOV:
+        """From the first to the last elevation."""
+        first, last = self.row_elevations_rad[[0, -1]].tolist()
+        return FOV(first, first - last, SpinningDirection.CLOCKWISE)
+
+    @property
+    def fov_horiz_rad(self) -> FOV:
+        """From the first to the last azimuth of any row, at most a turn."""
+        grows = self.spinning_direction is SpinningDirection.COUNTER_CLOCKWISE
+        offsets = (self.row_azimuth_offsets_rad.min().item(), self.row_azimuth_offsets_rad.max().item())
+        steps = self.column_azimuths_rad.double().diff() * (1 if grows else -1)
+        span = float(steps.remainder(2 * math.pi).sum()) + offsets[1] - offsets[0]
+        start = self.column_azimuths_rad[0].item() + (offsets[0] if grows else offsets[1])
+        return FOV(start, min(span, 2 * math.pi), self.spinning_direction)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class LidarLayout:
+    """Where the elements of a lidar are in the aligned image, and how angles become its rows and columns.
+
+    Attributes:
+        tables: Elevations [H], azimuths [W] and offsets [H] as given.
+        n_rows, n_columns: H and W, of the range image.
+        width: Columns of the aligned image, at least W and at most about those of a turn.
+        period: Columns of a turn; the width if rows go around it.
+        pixels: [H * W] int64, the pixel of each element among those of the aligned image, row by row; None if they are
+            the same.
+        panorama: Width and height of the image of angles.
+        v: [H] of each row in the image of angles, ascending.
+        knots: [W + 1] of each column, pixels of angles from the first one, ascending; then a turn.
+        first: Of the first column, u and the column of the aligned image.
+        center: cx and cy of the image of angles.
+        fx: ``SCALE`` if clockwise, otherwise its negative, as longitudes grow clockwise.
+        margins: Least and largest number of columns by which an element is behind its place in the aligned image.
+        lag: Most that the time of an element differs from that of its place in the image of angles, in sweeps.
+        reach: Most that offsets move elements, pixels of angles.
+    """
+
+    tables: tuple[Tensor, Tensor, Tensor]
+    n_rows: int
+    n_columns: int
+    width: int
+    period: float
+    pixels: Tensor | None
+    panorama: tuple[int, int]
+    v: Tensor
+    knots: Tensor
+    first: tuple[float, float]
+    center: tuple[float, float]
+    fx: float
+    margins: tuple[float, float]
+    lag: float
+    reach: float
+
+    @classmethod
+    def of(cls, lidar: object) -> LidarLayout:
+        """Checks a lidar, of tsplat or of gsplat, and lays out its elements.
+
+        Raises:
+            ArgumentError: It has no such fields, or they do not describe a spinning lidar.
+        """
+        tables = tuple(check_tensor(f"lidar_coeffs.{n}", getattr(lidar, n, None), [None], "[n]") for n in TABLES)
+        check_devices({f"lidar_coeffs.{name}": table for name, table in zip(TABLES, tables)})
+        direction = name_of(getattr(lidar, "spinning_direction", None))
+        check_choice("lidar_coeffs.spinning_direction", direction, tuple(SpinningDirection.__members__))
+        known = next((layout for key, layout in _layouts if _is_same(key, direction, tables)), None)
+        if known is None:
+            known = _lay_out(tables, 1 if direction == "COUNTER_CLOCKWISE" else -1)
+            if all(table.grad_fn is None for table in tables):  # whose graphs would be kept
+                _layouts.append(((direction, tables, _versions(tables)), known))
+                del _layouts[:-LAYOUTS_MAX]
+        return known
+
+    def cameras(self, cameras: Cameras) -> Cameras:
+        """Returns the cameras of the image of angles, whose frame has x to the right and z forward, of lidars."""
+        viewmats = self.camera_frame(cameras.viewmats)
+        if not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
+            return cameras  # whose check fails
+        dtype = torch.promote_types(torch.float32, viewmats.dtype) if viewmats.is_floating_point() else torch.float32
+        values = [[self.fx, 0.0, self.center[0]], [0.0, SCALE, self.center[1]], [0.0, 0.0, 1.0]]
+        Ks = torch.tensor(values, dtype=dtype, device=viewmats.device)
+        return cameras._replace(viewmats=viewmats, Ks=Ks.expand(*viewmats.shape[:-2], 3, 3))
+
+    @staticmethod
+    def camera_frame(poses: Any) -> Any:
+        """Returns poses [..., 4, 4] to a frame of x right, y down and z forward, of those to the frames of lidars."""
+        if not isinstance(poses, Tensor) or poses.shape[-2:] != (4, 4):
+            return poses
+        x, y, z, last = poses.unbind(-2)
+        return torch.stack([-y, -z, x, last], -2)
+
+    def seen_by(self, camera: CameraSettings) -> CameraSettings:
+        """Returns the settings of the image of angles."""
+        return dataclasses.replace(camera, width=self.panorama[0], height=self.panorama[1])
+
+    def aligned(self, camera: CameraSettings) -> CameraSettings:
+        """Returns the settings of the aligned image."""
+        return dataclasses.replace(camera, width=self.width)
+
+    def directions(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the unit directions of elements in the frame of the camera, [H, W] each, of a dtype and device."""
+        elevations, azimuths, offsets = (table.to(like) for table in self.tables)
+        azimuth, elevation = azimuths + offsets[:, None], elevations[:, None]
+        across = elevation.cos()
+        return -azimuth.sin() * across, -elevation.sin().expand_as(azimuth), azimuth.cos() * across
+
+    def rays(self, cameras: Cameras, settings: CameraSettings, *, unit: bool) -> Rays:
+        """Returns the rays of the aligned image of all cameras [B, C]; see :func:`camera_rays`."""
+        shape = (cameras.viewmats.shape[:2].numel(), self.n_rows, self.n_columns)
+        along = self.directions(cameras.viewmats)
+        settings = dataclasses.replace(settings, width=self.n_columns)
+        rays = rays_of(tuple(d.expand(shape) for d in along), cameras, settings, unit=unit)  # type: ignore[arg-type]
+        return rays._replace(per_pixel=self.align(rays.per_pixel))
+
+    def align(self, values: Tensor) -> Tensor:
+        """Moves values [..., H, W] of elements to the aligned image, with zeros elsewhere. Differentiable."""
+        if self.pixels is None:
+            return values
+        flat = values.flatten(-2)
+        aligned = flat.new_zeros(*flat.shape[:-1], self.n_rows * self.width)
+        aligned = aligned.index_copy(-1, self.pixels.to(values.device), flat)
+        return aligned.view(*values.shape[:-1], self.width)
+
+    def range_image(self, values: Tensor) -> Tensor:
+        """Takes the elements [..., H, W, D] of aligned images. Differentiable."""
+        if self.pixels is None:
+            return values
+        chosen = values.flatten(-3, -2).index_select(-2, self.pixels.to(values.device))
+        return chosen.view(*values.shape[:-2], self.n_columns, values.shape[-1])
+
+    def boxes(
+        self, projected: ProjectedGaussians, cameras: Cameras, numerics: Numerics
+    ) -> tuple[ProjectedGaussians, Tensor]:
+        """Returns means and radii as boxes of the aligned image, for lists of tiles, and the columns of a turn [nnz].
+
+        Gaussians without an element within their bounds have radii of 0. With a rolling shutter, bounds are wider by
+        what motion may add: between the time at which projection finds a Gaussian, and those of all elements that may
+        show it.
+        """
+        means, radii = projected.means2d.detach().reshape(-1, 2), projected.radii.reshape(-1, 2)
+        seen = (radii > 0).all(-1)
+        half = radii.to(means.dtype)
+        # The bounding sphere holds the lidar, if it covers a right angle.
+        around = half[:, 1] >= TURN / 4
+        half = SLACK * SUPPORT / min(numerics.extend, SUPPORT) * half + 1
+        if cameras.shutter is not None:
+            half = half + self._motion(means, half, projected, cameras.shutter)
+        half = torch.where(around[:, None], TURN, half)
+        low, high = (means - half).unbind(-1), (means + half).unbind(-1)
+        v = self.v.to(means)
+        first = torch.searchsorted(v, low[1].contiguous())
+        end = torch.searchsorted(v, high[1].contiguous(), right=True)
+        left, right = self._columns(low[0]) - self.margins[1], self._columns(high[0]) - self.margins[0]
+        left, right = (torch.where(2 * half[:, 0] < TURN, x, c) for x, c in ((left, 0.0), (right, self.period)))
+        boxes = torch.stack([0.5 * (left + right + 1), 0.5 * (first + end)], -1)
+        sizes = torch.stack([0.5 * (right - left), (0.5 * (end - first - 1)).clamp_min(0.5)], -1).ceil().clamp_min(1)
+        sizes = torch.where((seen & (end > first))[:, None], sizes, 0.0).to(torch.int32)
+        boxed = projected._replace(
+            means2d=boxes.to(means).view_as(projected.means2d), radii=sizes.view_as(projected.radii)
+        )
+        return boxed, means.new_full((len(means),), self.period)
+
+    def _columns(self, u: Tensor) -> Tensor:
+        """Columns of the aligned image at positions in the image of angles; whole at those of columns."""
+        knots = self.knots.to(u)
+        x = u - self.first[0]
+        turns = (x / TURN).floor()
+        x = x - TURN * turns
+        i = torch.searchsorted(knots, x.contiguous(), right=True).clamp(1, self.n_columns) - 1
+        steps = torch.where(i == self.n_columns - 1, self.period - (self.n_columns - 1), 1.0)
+        part = (x - knots[i]) / (knots[i + 1] - knots[i])
+        return self.first[1] + i + steps * part + self.period * turns
+
+    def _motion(self, means: Tensor, half: Tensor, projected: ProjectedGaussians, shutter: Tensor) -> Tensor:
+        """What motion during a sweep may add to half extents, pixels of angles. [nnz, 2]"""
+        ids = projected.image_ids()
+        flat = shutter.detach().flatten(0, 1)
+        own = flat.repeat_interleave(projected.n_gaussians, 0) if ids is None else flat[ids]
+        path, (rows, start) = path_of(own), pose_at(own, torch.zeros_like(own[:, 0]))
+        moved = (path.center + torch.stack(to_world(rows, start), -1)).norm(dim=-1)
+        turned, largest = path.angle[:, 0], torch.maximum(path.t0.norm(dim=-1), path.t1.norm(dim=-1))
+        # Translations are interpolated, so that the center moves along an arc.
+        shift = moved + 0.25 * turned * (turned * largest + 2 * (path.t1 - path.t0).norm(dim=-1))
+        depths, size = projected.depths.detach().reshape(-1), half[:, 1] / SCALE
+        nearest = depths * (1 - size).clamp_min(0) - shift
+        whole = turned + shift / nearest.clamp_min(1e-9)
+        latitude = ((means[:, 1] - self.center[1]) / SCALE).abs()
+        u, width = means[:, 0], self.panorama[0]
+        part = self.lag + half[:, 0] / max(width - 1, 1)
+        # At the seam, elements are exposed at the start or at the end.
+        to_seam = torch.minimum(u, width - u) - half[:, 0] - self.reach
+        slope = (latitude + size + whole).clamp_max(0.5 * math.pi).cos()
+        at_seam = to_seam < SCALE * whole / slope.clamp_min(1e-3)
+        angle = whole * torch.where(at_seam, 1.0, part.clamp_max(1.0))
+        angle = torch.where(nearest > 0, angle, math.pi)
+        slope = (latitude + size + angle).clamp_max(0.5 * math.pi).cos()
+        return SCALE * torch.stack([(angle / slope.clamp_min(1e-3)).clamp_max(math.pi), angle.clamp_max(math.pi)], -1)
+
+
+LAYOUTS_MAX = 8
+_layouts: list[tuple[Any, LidarLayout]] = []
+"""Layouts of the lidars that were used last, with the tensors that they follow from."""
+
+
+def _versions(tables: tuple[Tensor, ...]) -> list[int] | None:
+    return None if any(table.is_inference() for table in tables) else [table._version for table in tables]
+
+
+def _is_same(key: Any, direction: str, tables: tuple[Tensor, ...]) -> bool:
+    versions = _versions(tables)
+    is_known = key[0] == direction and all(a is b for a, b in zip(key[1], tables))
+    return is_known and versions is not None and versions == key[2]
+
+
+def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
+    elevations, azimuths, offsets = (table.detach().cpu().double().numpy() for table in tables)
+    n_rows, n_columns = len(elevations), len(azimuths)
+    if not n_rows or not n_columns or len(offsets) != n_rows:
+        found = f"{n_rows} rows, {n_columns} columns and {len(offsets)} offsets"
+        raise ShapeError(f"lidar_coeffs: expected an elevation and an offset for each row, and columns, found {found}")
+    for name, table in zip(TABLES, (elevations, azimuths, offsets)):
+        if not np.isfinite(table).all():
+            raise ArgumentError(f"lidar_coeffs.{name}: expected finite angles in radians")
+    if (np.diff(elevations) >= 0).any() or abs(elevations).max() > math.pi / 2:
+        raise ArgumentError(
+            "lidar_coeffs.row_elevations_rad: expected angles between pi / 2 and -pi / 2 in descending order; sort the "
+            "rows from top to bottom"
+        )
+    if abs(offsets).max() > math.pi:
+        raise ArgumentError("lidar_coeffs.row_azimuth_offsets_rad: expected angles of at most pi")
+    columns = np.concatenate([[0.0], np.cumsum(np.mod(sign * np.diff(azimuths), 2 * math.pi))])
+    span = columns[-1]
+    if (np.diff(columns) <= 0).any() or span >= 2 * math.pi:
+        raise ArgumentError(
+            "lidar_coeffs.column_azimuths_rad: expected angles in the direction of the spin, less than a turn from the "
+            "first to the last; sort the columns, or pass the other spinning_direction"
+        )
+    gap = 2 * math.pi - span
+    pitch = span / (n_columns - 1) if n_columns > 1 else gap
+    moves = sign * offsets
+    shifts = np.rint(moves / pitch).astype(np.int64)
+    # Columns of the aligned image are at most those of a turn, around which rows may go.
+    period = n_columns - 1 + gap / pitch
+    width, most = n_columns + int(np.ptp(shifts)), max(n_columns, round(period))
+    closes = width >= most
+    if closes:
+        width, period = most, float(most)
+    first = 0 if closes else -int(shifts.min())
+    places = np.arange(n_columns) + (first + shifts)[:, None]
+    knots = np.append(columns, 2 * math.pi)
+    at = columns + moves[:, None]
+    turns = np.floor(at / (2 * math.pi))
+    exact = np.interp(at - 2 * math.pi * turns, knots, np.append(np.arange(n_columns), period)) + period * turns
+    behind = first + exact - places
+    if closes:
+        places = places % width
+    before, after = (min(max(end, 0.0), 0.5 * gap) for end in (-moves.min(), moves.max()))
+    size = math.ceil(SCALE * (before + span + after)) + 1
+    times = np.mod(before + at, 2 * math.pi) * SCALE / max(size - 1, 1)
+    lags = abs(np.arange(n_columns) / max(n_columns - 1, 1) - times)
+    lags = np.minimum(lags, abs(1 - lags))
+    pixels = torch.from_numpy((places + width * np.arange(n_rows)[:, None]).reshape(-1))
+    is_aligned = width == n_columns and not shifts.any()
+    u = 0.5 + SCALE * before
+    # Longitudes grow clockwise.
+    return LidarLayout(
+        tables=(tables[0], tables[1], tables[2]),
+        n_rows=n_rows,
+        n_columns=n_columns,
+        width=width,
+        period=period,
+        pixels=None if is_aligned else pixels.to(tables[0].device),
+        panorama=(size, math.ceil(SCALE * (elevations[0] - elevations[-1])) + 1),
+        v=torch.from_numpy(0.5 + SCALE * (elevations[0] - elevations)),
+        knots=torch.from_numpy(SCALE * knots),
+        first=(u, float(first)),
+        center=(u - sign * SCALE * float(azimuths[0]), 0.5 + SCALE * float(elevations[0])),
+        fx=-sign * float(SCALE),
+        margins=(float(behind.min()), float(behind.max())),
+        lag=float(lags.max()),
+        reach=SCALE * float(abs(offsets).max()),
+    )
+
+
+def check_lidar(
+    lidar: object, camera_model: object, rolling_shutter: str, *, is_exact: bool, sweeps: bool
+) -> tuple[LidarLayout, str]:
+    """Checks what a call with a lidar says about its camera. Returns its layout, and the direction of its readout."""
+    if camera_model != "lidar":
+        raise ArgumentError(f"lidar_coeffs: expected None, as camera_model is {camera_model!r}; pass 'lidar'")
+    if lidar is None:
+        raise ArgumentError("lidar_coeffs: expected the parameters of a lidar, as camera_model is 'lidar', found None")
+    if not is_exact:
+        raise UnsupportedError(
+            "camera_model: 'lidar' is not implemented without exact rays; pass with_ut=True and with_eval3d=True"
+        )
+    across = RollingShutterType.ROLLING_LEFT_TO_RIGHT.name
+    none = RollingShutterType.GLOBAL.name
+    if rolling_shutter not in (none, across):
+        raise ArgumentError(
+            f"rolling_shutter: expected GLOBAL or {across} for lidars, which read columns in their order, found "
+            f"{rolling_shutter}"
+        )
+    return LidarLayout.of(lidar), across if sweeps else rolling_shutter
