@@ -104,6 +104,8 @@ EXCEPTIONS = [
             "tsplat/cli/commands.py",
             "docs/viewer.md",
             "CHANGELOG.md",
+            "tests/training/runs/test_live_view.py",
+            "tests/training/runs/test_run_photographs.py",
             "tests/cli/test_main.py",
         )
     ),

@@ -43,9 +43,10 @@ class Viewer:
     def __init__(self, use=None):
         self.use, self.client, self.error = use, None, None
 
-    def __call__(self, models, *, address, port, training, folder):
+    def __call__(self, models, *, address, port, training, folder, host_name):
         self.client, self.training, self.port = Client(), training, port
         self.url = f"http://localhost:{port}"
+        self.proxy_url = ""
         self.session = Session(self.client, models, training)
         self.closed = False
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -68,12 +68,12 @@ def test_scene_that_is_missing_is_noted(folder):
 class Viewer:
     """Takes the place of the viewer: keeps its arguments, and ends the command."""
 
-    url, port = "http://localhost:8080", 8080
+    url, port, proxy_url = "http://localhost:8080", 8080, ""
 
-    def __init__(self, models, *, address, port, open_model):
+    def __init__(self, models, *, address, port, host_name, open_model):
         type(self).models, type(self).open_model = models, staticmethod(open_model)
 
-    def close(self):
+    def close(self, message):
         pass
 
 
