@@ -1,6 +1,7 @@
 """`tsplat doctor`: what is installed and what works."""
 
 import importlib.metadata
+import json
 
 import pytest
 import torch
@@ -31,19 +32,37 @@ def test_doctor_asks_the_gpus_driver(monkeypatch, capsys):
     assert "no kernels on the GPU: cuInit failed: no device; update it; or use backend='torch'" in out
 
 
+def fail(**_):
+    raise OSError("no compiler\nfound")
+
+
+def version_without_pillow(package):
+    if package == "pillow":
+        raise importlib.metadata.PackageNotFoundError(package)
+    return "1.0"
+
+
 def test_doctor_reports_failures_and_missing_packages(monkeypatch, capsys):
-    def fail(**_):
-        raise OSError("no compiler\nfound")
-
-    def version(package):
-        if package == "pillow":
-            raise importlib.metadata.PackageNotFoundError(package)
-        return "1.0"
-
     monkeypatch.setattr(doctor, "rasterization", fail)
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version_without_pillow)
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "FAILS: OSError: no compiler found" in out
     assert "pillow      missing" in out
-    assert "no pillow: demo, render and train need pip install 'tsplat[train]'" in out
+    advice = "no pillow: demo, render and train need pip install 'tsplat[train]'"
+    assert advice in out
+    assert cli.main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["packages"]["torch"], report["packages"]["pillow"]) == ("1.0", None)
+    assert advice in report["what_to_do"]
+    assert (report["ok"], report["devices"][0]["ok"]) == (False, False)
+    assert report["devices"][0]["problem"] == "OSError: no compiler found"
+
+
+def test_doctor_prints_json(capsys):
+    assert cli.main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    device = report["devices"][0]
+    assert report["ok"] is True
+    assert (device["device"], device["ok"], device["problem"]) == ("cpu", True, None)
+    assert report["packages"]["torch"].startswith(torch.__version__.partition("+")[0])

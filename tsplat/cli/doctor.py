@@ -1,8 +1,12 @@
 """``tsplat doctor``: reports installed packages and usable devices, and how to fix what is missing."""
 
+import argparse
 import importlib.metadata
+import json
 import platform
 from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,49 +18,69 @@ CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors")
 
 
-def doctor(_arguments: Namespace) -> int:
-    """Prints the report, and returns 0 if rendering works on at least one device, else 1."""
-    print(f"tsplat {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    missing = _print_packages()
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def doctor(arguments: Namespace) -> int:
+    """Prints the report, line by line or as one JSON object; returns 0 if rendering works on some device, else 1."""
+    tell = (lambda _line: None) if arguments.json else print
+    tell(f"tsplat {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    packages = _find_packages(tell)
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     devices += [torch.device("mps")] if torch.backends.mps.is_available() else []
     has_gpu = torch.cuda.is_available()
     driver, driver_problem = gpu_driver() if has_gpu else (None, None)
     if driver is not None:
-        print(f"  GPU driver  {driver}")
-    works = _print_devices(devices)
+        tell(f"  GPU driver  {driver}")
+    checked = _check_devices(devices, tell)
+    works = any(device["ok"] for device in checked)
+    missing = [package for package, version in packages.items() if version is None]
     advice = _advice(missing, has_gpu=len(devices) > 1, driver_problem=driver_problem)
-    print("what to do" if advice else "nothing is missing")
+    tell("what to do" if advice else "nothing is missing")
     for line in advice:
-        print(f"  {line}")
+        tell(f"  {line}")
+    if arguments.json:
+        report = {
+            "ok": works,
+            "tsplat": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "packages": packages,
+            "gpu_driver": driver,
+            "devices": checked,
+            "what_to_do": advice,
+        }
+        print(json.dumps(report))
     return 0 if works else 1
 
 
-def _print_packages() -> list[str]:
-    """Prints the versions of packages; returns those that are not installed."""
-    missing = []
+def _find_packages(tell: Callable[[str], object]) -> dict[str, str | None]:
+    """Tells and returns the versions of packages; None for those that are not installed."""
+    versions: dict[str, str | None] = {}
     for package in (*CORE, "llvmlite", *OPTIONAL):
         try:
-            version = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            version = "missing"
-            missing.append(package)
-        print(f"  {package:11} {version}")
-    return missing
+            versions[package] = None
+        tell(f"  {package:11} {versions[package] or 'missing'}")
+    return versions
 
 
-def _print_devices(devices: list[torch.device]) -> bool:
-    """Prints the backend of each device and whether it works; returns whether any does."""
-    print("devices")
-    problems = []
+def _check_devices(devices: list[torch.device], tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Tells and returns, for each device, its backend, why that one, and whether it works (`ok`) or what fails."""
+    tell("devices")
+    checked = []
     for device in devices:
-        name, reason = choose(device)
+        backend, reason = choose(device)
         problem = _find_problem(device)
-        problems.append(problem)
-        title = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-        print(f"  {device}{title}: backend {name} ({reason}); {'works' if problem is None else f'FAILS: {problem}'}")
-    return None in problems
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        title = f"{device} ({name})" if name else f"{device}"
+        tell(f"  {title}: backend {backend} ({reason}); {'works' if problem is None else f'FAILS: {problem}'}")
+        known = {"device": str(device), "name": name, "backend": backend, "reason": reason}
+        checked.append({**known, "ok": problem is None, "problem": problem})
+    return checked
 
 
 def _advice(missing: list[str], has_gpu: bool, driver_problem: str | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from .. import __version__
 from . import block_commands, commands, mesh_command, model_commands, render_command
 from .completion import PrintCompletion
-from .doctor import doctor
+from .doctor import add_doctor_options, doctor
 from .parsing import Parser
 
 
@@ -90,7 +90,7 @@ def build_parser() -> Parser:
     block_commands.add_blocks_options(blocks)
     info = command("info", commands.info, "print a summary of a model", "model.ply", "run --json")
     commands.add_info_options(info)
-    command("doctor", doctor, "check the installation and the devices", "")
+    add_doctor_options(command("doctor", doctor, "check the installation and the devices", "", "--json"))
     help = "print a script that completes commands and options in this shell, and exit"
     parser.add_argument("--print-completion", action=PrintCompletion, train=train, metavar="{bash,zsh,tcsh}", help=help)
     subparsers.metavar = "COMMAND"
