@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from tests.support.captures import write_scene
 from tests.support.plain_results import simplify
 from tsplat.scene import Gaussians, write_ply
+from tsplat.training import RunConfig, train
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +32,14 @@ def model(tmp_path):
     folder.mkdir()
     write_ply(folder / "model.ply", Gaussians(**{**gaussians.tensors(), **ball}))
     return folder / "model.ply"
+
+
+@pytest.fixture(scope="session")
+def stopped_run(tmp_path_factory):
+    """A run that was stopped after 2 of 4 steps, on 5 photographs of which 2 are held out. Tests do not change it."""
+    pytest.importorskip("safetensors")
+    folder = tmp_path_factory.mktemp("stopped")
+    scene = str(write_scene(folder / "scene", n=5))
+    config = RunConfig(scene=scene, steps=4, backend="torch", device="cpu", sh_degree=0, test_every=4)
+    train(config, folder / "run", stop_after=2)
+    return folder / "run"

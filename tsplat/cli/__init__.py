@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
             rest = [word for word in rest if word.startswith("-")]
         arguments.rest = rest
         # The output of these is their result, or an address; that of the others tells what is written to files.
-        protect_output(full_disk=arguments.command not in ("info", "doctor", "view"))
+        is_result = arguments.command in ("info", "doctor", "view") or getattr(arguments, "json", False)
+        protect_output(full_disk=not is_result)
         if rest and not getattr(arguments, "takes_options", False):
             command = parser.commands[arguments.command]
             command.commands.get(getattr(arguments, "part", ""), command).error(

@@ -7,8 +7,10 @@ rendering, converting and describing a model import nothing of `tsplat.training`
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import shlex
+import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
@@ -53,8 +55,13 @@ def demo(arguments: Namespace) -> int:
 
 def _print_next(*words: str | Path) -> None:
     """Prints the command to run next, on one rank."""
-    if os.environ.get("RANK", "0") == "0":
+    if _is_main_rank():
         print(f"next: tsplat {shlex.join(map(str, words))}")
+
+
+def _is_main_rank() -> bool:
+    """Returns whether this process is rank 0, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def add_prepare_options(parser: argparse.ArgumentParser) -> None:
@@ -222,7 +229,7 @@ def print_note(words: Sequence[str]) -> None:
     from .train_options import note_steps
 
     note = note_steps(words)
-    if note and os.environ.get("RANK", "0") == "0":
+    if note and _is_main_rank():
         print(note)
 
 
@@ -235,6 +242,7 @@ def add_eval_options(parser: argparse.ArgumentParser) -> None:
     add("--ranks", **COUNT, default=1, help="number of processes (1)")
     add_checkpoint(parser)
     add("--force", action="store_true", help="accept parameters that look already activated")
+    add("--json", action="store_true", help="print the metrics as JSON, and everything else on stderr")
 
 
 def evaluate(arguments: Namespace) -> int:
@@ -246,7 +254,11 @@ def evaluate(arguments: Namespace) -> int:
     status = launch(arguments.command_line, arguments.ranks, "")
     if status is not None:
         return status
-    evaluate_run(arguments.run_folder, **options_of(arguments, "out", "scene", "lpips", "force", "checkpoint"))
+    options = options_of(arguments, "out", "scene", "lpips", "force", "checkpoint")
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        metrics = evaluate_run(arguments.run_folder, **options)
+    if arguments.json and _is_main_rank():
+        print(json.dumps(metrics))
     return 0
 
 

@@ -59,7 +59,9 @@ def build_parser() -> Parser:
         "run --out view.png --view 8", "model.ply --out orbit.mp4 --trajectory orbit",
     )  # fmt: skip
     render_command.add_render_options(render)
-    evaluate = command("eval", commands.evaluate, "compute metrics and images of a run", "run", "run --lpips alex")
+    evaluate = command(
+        "eval", commands.evaluate, "compute metrics and images of a run", "run", "run --lpips alex", "run --json"
+    )  # fmt: skip
     commands.add_eval_options(evaluate)
     report = command("report", commands.report, "write an HTML page about a run", "run", "run --out page.html")
     commands.add_report_options(report)

@@ -1,0 +1,23 @@
+"""`tsplat eval`: what it prints."""
+
+import json
+
+from tsplat import cli, training
+
+
+def test_eval_prints_metrics_as_json_and_the_rest_on_stderr(stopped_run, tmp_path, capsys):
+    assert cli.main(["eval", str(stopped_run), "--out", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    metrics = json.loads(printed.out)
+    assert metrics == json.loads((tmp_path / "step_00000002" / "metrics.json").read_text())
+    assert (metrics["steps"], len(metrics["views"])) == (2, 2)
+    assert "mean of 2" in printed.err
+
+
+def test_only_rank_0_prints_json(monkeypatch, capsys):
+    monkeypatch.setattr(training, "evaluate_run", lambda run, **options: {"psnr": 20.0})
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, printed in (("0", '{"psnr": 20.0}\n'), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        assert cli.main(["eval", "run", "--json"]) == 0
+        assert capsys.readouterr().out == printed
