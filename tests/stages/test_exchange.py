@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tsplat
-from tests.support import scenes
+from tests.support import lidars, scenes
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
@@ -118,6 +118,10 @@ def test_one_rank_exchanges_nothing(tmp_path, monkeypatch):
             tsplat.rasterization(**scenes.make(scenes.Structure(batch=(2,)), torch.float32), distributed=True)
         with pytest.raises(tsplat.ArgumentError, match=r"group: expected a torch\.distributed\.ProcessGroup"):
             tsplat.rasterization(**scene, distributed=True, group=dist.GroupMember.NON_GROUP_MEMBER)
+        with pytest.raises(tsplat.UnsupportedError, match=r"distributed: lidar_coeffs is not .*; use None, as"):
+            tsplat.rasterization(**lidars.make(dtype=torch.float32), distributed=True)
+        with pytest.raises(tsplat.UnsupportedError, match=r"distributed: backend='reference' is .*; use 'auto'"):
+            tsplat.rasterization(**scene, distributed=True, backend="reference")
     finally:
         dist.destroy_process_group()
     assert torch.equal(colors, expected)

@@ -322,7 +322,10 @@ def _check_all(call: Call) -> None:
         per_camera = [name for name, (t, degree) in call.signals().items() if is_per_camera(t, degree, len(batch))]
         check_distributed(batch, per_camera)
         for name, value, only in unsupported("distributed", options._asdict()):
-            raise UnsupportedError(f'distributed: {name}="{value}" is not implemented with it; use "{only.values[0]}"')
+            found = f"={value!r}" if isinstance(value, str) else ""
+            raise UnsupportedError(
+                f"distributed: {name}{found} is not implemented with it; use {only.values[0]!r}, as {only.why}"
+            )
     width = settings.compositing.camera.width
     call.grid = TileGrid.cover(math.prod(batch) * n_cameras, width, options.height, options.tile_size)
     call.bytes_per_intersection = {}

@@ -55,8 +55,8 @@ from ..kernels_torch.validation import camera_centers
 NEGLIGIBLE = 1e-30
 """Smaller coefficients of an f-theta polynomial show in no image, and are taken for 0 where its domain is searched."""
 
-ONLY_WHOLE = {"lidar": "stages do not know spinning lidars; use rasterization"}
-"""Camera models that no stage knows on its own, and what to do instead."""
+RASTERIZATION_ONLY = {"lidar": "stages do not know spinning lidars; use rasterization"}
+"""Camera models that only ``rasterization`` takes, none of its stages, and what to do instead."""
 
 REQUIRES_UT = "it requires the unscented transform: with_ut=True, or fully_fused_projection_with_ut"
 
@@ -119,7 +119,7 @@ def name_of(rolling_shutter: Any) -> Any:
 def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
     """Raises unless a camera model is implemented, with or without the unscented transform."""
     others = {model: REQUIRES_UT for model, lens in LENSES.items() if not (with_ut or lens.has_jacobian)}
-    check_choice("camera_model", camera_model, CAMERA_MODELS, ONLY_WHOLE | others)
+    check_choice("camera_model", camera_model, CAMERA_MODELS, RASTERIZATION_ONLY | others)
 
 
 def given_intrinsics(Ks: Tensor | None, model: object, viewmats: object, size: tuple[Any, Any]) -> Any:

@@ -169,19 +169,22 @@ class LidarLayout:
         check_devices({f"lidar_coeffs.{name}": table for name, table in zip(TABLES, tables)})
         direction = name_of(getattr(lidar, "spinning_direction", None))
         check_choice("lidar_coeffs.spinning_direction", direction, tuple(SpinningDirection.__members__))
-        known = next((layout for key, layout in _layouts if _is_same(key, direction, tables)), None)
-        if known is None:
-            known = _lay_out(tables, 1 if direction == "COUNTER_CLOCKWISE" else -1)
+        layout = next((known for key, known in _layouts if _is_same(key, direction, tables)), None)
+        if layout is None:
+            layout = _lay_out(tables, 1 if direction == "COUNTER_CLOCKWISE" else -1)
             if all(table.grad_fn is None for table in tables):  # whose graphs would be kept
-                _layouts.append(((direction, tables, _versions(tables)), known))
+                _layouts.append(((direction, tables, _versions(tables)), layout))
                 del _layouts[:-LAYOUTS_MAX]
-        return known
+        return layout
 
     def cameras(self, cameras: Cameras) -> Cameras:
-        """Returns the cameras of the image of angles, whose frame has x to the right and z forward, of lidars."""
+        """Returns the cameras of the image of angles, given those whose ``viewmats`` lead to frames of lidars.
+
+        Without valid ``viewmats``, it returns what is given, which later checks refuse.
+        """
         viewmats = self.camera_frame(cameras.viewmats)
         if not isinstance(viewmats, Tensor) or viewmats.dim() < 2:
-            return cameras  # whose check fails
+            return cameras
         dtype = torch.promote_types(torch.float32, viewmats.dtype) if viewmats.is_floating_point() else torch.float32
         values = [[self.fx, 0.0, self.center[0]], [0.0, SCALE, self.center[1]], [0.0, 0.0, 1.0]]
         Ks = torch.tensor(values, dtype=dtype, device=viewmats.device)
@@ -189,7 +192,10 @@ class LidarLayout:
 
     @staticmethod
     def camera_frame(poses: Any) -> Any:
-        """Returns poses [..., 4, 4] to a frame of x right, y down and z forward, of those to the frames of lidars."""
+        """Turns poses [..., 4, 4] that lead to frames of lidars: to frames with x right, y down and z forward.
+
+        It returns anything else as it is.
+        """
         if not isinstance(poses, Tensor) or poses.shape[-2:] != (4, 4):
             return poses
         x, y, z, last = poses.unbind(-2)
@@ -267,7 +273,7 @@ class LidarLayout:
         return boxed, means.new_full((len(means),), self.period)
 
     def _columns(self, u: Tensor) -> Tensor:
-        """Columns of the aligned image at positions in the image of angles; whole at those of columns."""
+        """Returns the columns of the aligned image at positions u [nnz] of the image of angles, as real numbers."""
         knots = self.knots.to(u)
         x = u - self.first[0]
         turns = (x / TURN).floor()
@@ -278,7 +284,7 @@ class LidarLayout:
         return self.first[1] + i + steps * part + self.period * turns
 
     def _motion(self, means: Tensor, half: Tensor, projected: ProjectedGaussians, shutter: Tensor) -> Tensor:
-        """What motion during a sweep may add to half extents, pixels of angles. [nnz, 2]"""
+        """Returns what motion during a sweep may add to half extents [nnz, 2], in pixels of the image of angles."""
         ids = projected.image_ids()
         flat = shutter.detach().flatten(0, 1)
         own = flat.repeat_interleave(projected.n_gaussians, 0) if ids is None else flat[ids]
@@ -319,6 +325,7 @@ def _is_same(key: Any, direction: str, tables: tuple[Tensor, ...]) -> bool:
 
 
 def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
+    """Checks the angles of a lidar, and lays out its elements; ``sign`` is 1 counterclockwise and -1 clockwise."""
     elevations, azimuths, offsets = (table.detach().cpu().double().numpy() for table in tables)
     n_rows, n_columns = len(elevations), len(azimuths)
     if not n_rows or not n_columns or len(offsets) != n_rows:
@@ -326,14 +333,19 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
         raise ShapeError(f"lidar_coeffs: expected an elevation and an offset for each row, and columns, found {found}")
     for name, table in zip(TABLES, (elevations, azimuths, offsets)):
         if not np.isfinite(table).all():
-            raise ArgumentError(f"lidar_coeffs.{name}: expected finite angles in radians")
+            raise ArgumentError(
+                f"lidar_coeffs.{name}: expected finite angles in radians, found NaN or infinity; check the lidar"
+            )
     if (np.diff(elevations) >= 0).any() or abs(elevations).max() > math.pi / 2:
         raise ArgumentError(
             "lidar_coeffs.row_elevations_rad: expected angles between pi / 2 and -pi / 2 in descending order; sort the "
             "rows from top to bottom"
         )
     if abs(offsets).max() > math.pi:
-        raise ArgumentError("lidar_coeffs.row_azimuth_offsets_rad: expected angles of at most pi")
+        raise ArgumentError(
+            "lidar_coeffs.row_azimuth_offsets_rad: expected angles of at most pi in magnitude, found "
+            f"{abs(offsets).max():.4g}; convert degrees to radians, or subtract turns"
+        )
     columns = np.concatenate([[0.0], np.cumsum(np.mod(sign * np.diff(azimuths), 2 * math.pi))])
     span = columns[-1]
     if (np.diff(columns) <= 0).any() or span >= 2 * math.pi:
@@ -391,7 +403,17 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
 def check_lidar(
     lidar: object, camera_model: object, rolling_shutter: str, *, is_exact: bool, sweeps: bool
 ) -> tuple[LidarLayout, str]:
-    """Checks what a call with a lidar says about its camera. Returns its layout, and the direction of its readout."""
+    """Checks the arguments of a call with a lidar. Returns its layout, and the name of its rolling shutter.
+
+    Args:
+        lidar, camera_model, rolling_shutter: The arguments, the last one as a name.
+        is_exact: Whether the call has ``with_ut`` and ``with_eval3d``.
+        sweeps: Whether the lidar moves during a sweep: whether there are ``viewmats_rs``.
+
+    Raises:
+        ArgumentError: The arguments contradict each other, or the lidar is invalid.
+        UnsupportedError: The call does not evaluate Gaussians along exact rays.
+    """
     if camera_model != "lidar":
         raise ArgumentError(f"lidar_coeffs: expected None, as camera_model is {camera_model!r}; pass 'lidar'")
     if lidar is None:

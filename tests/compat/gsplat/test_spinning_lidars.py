@@ -1,5 +1,7 @@
 """Lidars by gsplat 1.6's names: what its programs pass, tiles and maps by their definitions, and losses."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional
@@ -44,6 +46,14 @@ def test_tiles_hold_every_element_once(seed):
     parts = behind.remainder(2 * torch.pi) / params.fov_horiz_rad.span * tiling.n_bins_azimuth
     of_tiles = torch.arange(len(counts)).repeat_interleave(counts) % tiling.n_bins_azimuth
     assert (parts[rows, columns] - of_tiles - 0.5).abs().median() <= 0.5
+
+
+def test_tiles_that_no_azimuths_separate_are_refused():
+    params = dataclasses.replace(lidar(0, rows=20), row_azimuth_offsets_rad=torch.zeros(20, dtype=torch.float64))
+    tiling = gsplat.compute_lidar_tiling(params, n_bins_elevation=5, max_pts_per_tile=4, resolution_elevation=200)
+    assert int(tiling.tiles_pack_info[:, 1].max()) == 4  # a column of four rows
+    with pytest.raises(tsplat.ArgumentError, match=r"max_pts_per_tile: expected at least 4, .* found 3; pass more"):
+        gsplat.compute_lidar_tiling(params, n_bins_elevation=5, max_pts_per_tile=3, resolution_elevation=200)
 
 
 def test_the_map_has_the_columns_of_the_nearest_elements():

@@ -195,6 +195,7 @@ def lidar_background_loss(
 def _of_elements(
     name: str, pred: Tensor, other: str, target: Tensor, mask: Tensor | None, loss_fn: LossOfElements
 ) -> Tensor:
+    """Computes the loss of :func:`lidar_distance_loss`; ``name`` and ``other`` name the tensors in messages. []"""
     for given, tensor in ((other, target), ("valid_mask", mask)):
         if tensor is not None and tensor.shape != pred.shape:
             raise ShapeError(f"{given}: expected the shape {list(pred.shape)} as {name}, found {list(tensor.shape)}")

@@ -13,11 +13,16 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from .... import ArgumentError, UnsupportedError
 from .... import RowOffsetStructuredSpinningLidarModelParameters as RowOffsetStructuredSpinningLidarModelParameters
 from .... import SpinningDirection as SpinningDirection
-from .... import UnsupportedError
 
-USE_RASTERIZATION = "not implemented; use rasterization(camera_model='lidar', lidar_coeffs=..., with_eval3d=True)"
+USE_RASTERIZATION = (
+    "not implemented; use rasterization(camera_model='lidar', lidar_coeffs=..., with_ut=True, with_eval3d=True)"
+)
+
+AZIMUTH_CELLS_MAX = 1 << 20
+"""Cells of the field of view by which elements are told to have equal azimuths."""
 
 
 def refuse_lidars(lidar_coeffs: object) -> None:
@@ -70,8 +75,8 @@ class RowOffsetStructuredSpinningLidarModelParametersExt(RowOffsetStructuredSpin
 
 
 def _relative_angles(lidar: RowOffsetStructuredSpinningLidarModelParameters) -> tuple[Tensor, Tensor]:
-    """Azimuths of elements from the first of all, in the direction of the spin, and elevations below the first row.
-    [H, W] each, radians"""
+    """Returns azimuths of elements from the first of all, in the direction of the spin, and elevations below the first
+    row. [H, W] each, radians"""
     azimuths = lidar.column_azimuths_rad + lidar.row_azimuth_offsets_rad[:, None]
     behind = azimuths - lidar.fov_horiz_rad.start
     if lidar.spinning_direction is SpinningDirection.CLOCKWISE:
@@ -128,6 +133,10 @@ def compute_tiling(
         max_pts_per_tile: Most elements of a tile, which determines the number of tiles along azimuths.
         resolution_elevation: Number of intervals of elevations, of which tiles consist.
         densification_factor_azimuth: Cells per tile along azimuths, of the map that says where elements are.
+
+    Raises:
+        ArgumentError: More elements than ``max_pts_per_tile`` have one azimuth within a tile's elevations, so that no
+            number of tiles along azimuths separates them.
     """
     azimuths, elevations = (angles.flatten() for angles in _relative_angles(lidar_params))
     spans = lidar_params.fov_horiz_rad.span, lidar_params.fov_vert_rad.span
@@ -139,6 +148,13 @@ def compute_tiling(
     below = torch.nn.functional.pad(rows.bincount(minlength=resolution_elevation).cumsum(0), (1, 0))
     cdf_elevation = below * n_bins_elevation // len(rows)
     bands = cdf_elevation[rows].clamp_max(n_bins_elevation - 1)
+    finest = bands * AZIMUTH_CELLS_MAX + cells(azimuths, spans[0], AZIMUTH_CELLS_MAX)
+    most = int(finest.unique(return_counts=True)[1].max())  # type: ignore[no-untyped-call]
+    if most > max_pts_per_tile:
+        raise ArgumentError(
+            f"max_pts_per_tile: expected at least {most}, as so many elements of a tile have one azimuth, found "
+            f"{max_pts_per_tile}; pass more, or a larger n_bins_elevation"
+        )
     n_azimuth = math.ceil(len(rows) / n_bins_elevation / max_pts_per_tile)
     while True:
         tiles = bands * n_azimuth + cells(azimuths, spans[0], n_azimuth)
