@@ -153,6 +153,15 @@ def test_a_moved_model_stays_at_its_place():
     torch.testing.assert_close(local, before @ matrix[:3, :3].T + matrix[:3, 3], rtol=0, atol=1e-8)
 
 
+def test_transforms_are_checked_and_doubles():
+    found = Georeference(similarity(translation=(1, 2, 3)).float()).moved(similarity(scale=2))
+    assert found.world.dtype == torch.float64 and found.origin == (-1.0, -2.0, -3.0) and found.scale == 0.5
+    with pytest.raises(ArgumentError, match=r"world: expected \[4, 4\], found \[3, 4\]"):
+        Georeference(torch.eye(4)[:3])
+    with pytest.raises(ArgumentError, match="world: expected a rotation or reflection times a positive factor"):
+        Georeference(torch.diag(torch.tensor([1.0, 2, 1, 1])))
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "1", "[]", "{}", '{"world": [[1]]}', '{"world": 1e999}', json.dumps([[0] * 4] * 3 + [[0, 0, 0, 1]]),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_choice
-from ..errors import ArgumentError, FileError
+from ..errors import ArgumentError, FileError, ShapeError
 from ..support.files import write_json
 from ..support.reading import read_json
 from .gaussians import Gaussians
@@ -37,7 +37,7 @@ class Georeference:
     """Where the coordinates of a model are in the frame of the files of its scene.
 
     Attributes:
-        world: [4, 4] fp64, the similarity transform from the frame of the files to that of the model.
+        world: [4, 4], the similarity transform from the frame of the files to that of the model; fp64 on the CPU.
         crs: The coordinate reference system of the files, such as a PROJ string or ``"EPSG:32633"``. It is carried from
             file to file, and not interpreted.
 
@@ -49,7 +49,10 @@ class Georeference:
     crs: str | None = None
 
     def __post_init__(self) -> None:
-        decompose_similarity(self.world)
+        if self.world.shape != (4, 4):
+            raise ShapeError(f"world: expected [4, 4], found {list(self.world.shape)}")
+        decompose_similarity(self.world, "world")
+        object.__setattr__(self, "world", self.world.detach().to("cpu", torch.float64))
 
     @property
     def scale(self) -> float:
@@ -67,18 +70,21 @@ class Georeference:
         return dataclasses.replace(self, world=matrix @ self.world)
 
     def shifted(self) -> "Georeference":
-        """Returns that of the same model in the axes and the unit of the files, relative to :attr:`origin`."""
+        """Returns the georeference of the model that :meth:`shift` returns.
+
+        It is in the axes and the unit of the files, relative to :attr:`origin`.
+        """
         return dataclasses.replace(self, world=similarity(translation=[-value for value in self.origin]))
 
     def shift(self, model: Model) -> Model:
-        """Moves Gaussians or rows to the frame of :meth:`shifted`; as they are where that is the frame of the model."""
+        """Moves Gaussians or rows to the frame of :meth:`shifted`, or returns them as they are if it is theirs."""
         matrix = similarity()
         matrix[:3, :3] = torch.linalg.inv(self.world[:3, :3])
         return move_model(model, matrix)
 
 
 def move_model(model: Model, matrix: Tensor) -> Model:
-    """Moves Gaussians or rows by a similarity transform [4, 4] fp64; as they are if that is the identity."""
+    """Moves Gaussians or rows by a similarity transform [4, 4] fp64; returns them as they are for the identity."""
     if torch.equal(matrix, similarity()):
         return model
     if isinstance(model, Rows):
@@ -87,29 +93,29 @@ def move_model(model: Model, matrix: Tensor) -> Model:
 
 
 def check_frame(frame: ModelFrame, georeference: Georeference | None) -> None:
-    """Raises ArgumentError for another frame, or the frame of the files without a georeference."""
+    """Raises ArgumentError for an unknown frame, or for the frame of the files without a georeference."""
     check_choice("frame", frame, FRAMES)
     if frame == "files" and georeference is None:
         raise ArgumentError(
             "georeference: expected that of the model for frame 'files', found None; runs of georeferenced scenes have "
-            f"{WORLD}, models that were exported of them a file that ends in .{WORLD}"
+            f"{WORLD}, and models exported from them a file whose name ends in .{WORLD}; or pass frame='local'"
         )
 
 
 def relative_to(origin: Sequence[float]) -> str:
-    """Returns what a note says of coordinates that are relative to an origin [3] in the frame of the files."""
+    """Returns the text of a note that coordinates are relative to an origin [3] in the frame of the files."""
     return f"coordinates are relative to ({', '.join(f'{value:.15g}' for value in origin)})"
 
 
 def beside(path: str | os.PathLike[str]) -> Path:
-    """Returns the file beside a model, which may be a folder, that has its georeference."""
+    """Returns the path of the file with the georeference of a model, which may be a folder; it is beside the model."""
     return Path(f"{Path(path)}.{WORLD}")
 
 
 def write_georeference(
     path: str | os.PathLike[str], georeference: Georeference | None, *, absolute: bool = False
 ) -> None:
-    """Writes the file beside a model that has its georeference, atomically; for None, removes that of an older model.
+    """Writes the georeference of a model beside it, atomically; for None, removes that of an older model.
 
     Args:
         path: The model.

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tsplat import ArgumentError
+from tsplat.scene import Georeference
 from tsplat.scene.meshes import Mesh, mesh_files, write_mesh
 
 TETRAHEDRON = Mesh(
@@ -24,6 +25,21 @@ def test_normals_and_areas():
     outward = torch.nn.functional.normalize(TETRAHEDRON.vertices - 0.25, dim=1)
     assert ((TETRAHEDRON.normals * outward).sum(1) > 0.9).all()
     assert torch.allclose(TETRAHEDRON.normals.norm(dim=1), torch.ones(4).double())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_normals_point_outward_in_the_frame_of_the_files(tmp_path, sign):
+    world = torch.diag(torch.tensor([0.5 * sign, 0.5, 0.5, 1.0], dtype=torch.float64))  # a reflection, if negative
+    write_mesh(tmp_path / "a.obj", TETRAHEDRON, georeference=Georeference(world), frame="files")
+    lines = [line.split() for line in (tmp_path / "a.obj").read_text().splitlines()]
+    vertices, normals = (
+        torch.tensor([[float(value) for value in line[1:4]] for line in lines if line[0] == kind], dtype=torch.float64)
+        for kind in ("v", "vn")
+    )
+    assert torch.equal(vertices, TETRAHEDRON.vertices * torch.tensor([2 * sign, 2, 2]))
+    assert ((vertices - vertices.mean(0)) * normals).sum(1).min() > 0.5
+    faces = torch.tensor([[int(corner.split("//")[0]) - 1 for corner in line[1:]] for line in lines if line[0] == "f"])
+    torch.testing.assert_close(Mesh(vertices, faces, TETRAHEDRON.colors).normals, normals, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("mesh", "code"), [(TETRAHEDRON, "<f4"), (FAR, "<f8")])

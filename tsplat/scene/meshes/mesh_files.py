@@ -60,7 +60,9 @@ def write_mesh(
     check_frame(frame, georeference)
     if georeference is not None and frame == "files":
         vertices = move_points(mesh.vertices, torch.linalg.inv(georeference.world))
-        mesh = dataclasses.replace(mesh, vertices=vertices, voxel=georeference.scale * mesh.voxel)
+        is_reflected = torch.linalg.det(georeference.world[:3, :3]) < 0
+        faces = mesh.faces.flip(-1) if is_reflected else mesh.faces  # counterclockwise, as before
+        mesh = dataclasses.replace(mesh, vertices=vertices, faces=faces, voxel=georeference.scale * mesh.voxel)
         georeference = dataclasses.replace(georeference, world=similarity())
     with atomic_write(path) as file:
         writer(file, mesh)
