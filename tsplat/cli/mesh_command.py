@@ -51,7 +51,7 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
     components = "keep only so many connected components, the largest (those with 1%% of the area of the largest)"
     add("--components", **COUNT, help=components)
     add("--faces", **COUNT, help="decimate to so many triangles (all)")
-    memory = "memory that the grid may take; one that needs more is refused, and told what fits (what is free)"
+    memory = "memory that the grid may take; a larger grid is refused, with the voxel that fits (memory that is free)"
     add("--memory", type=positive, metavar="GB", help=memory)
     add_frame(parser)
     add_backend(parser)

@@ -152,7 +152,7 @@ class CudaDriver:
         return self.attribute(function, MAX_THREADS)
 
     def head(self, needs: Needs) -> tuple[bytes, object]:
-        """Returns the head of a launch, see `GRID` and `STREAM`, and what must live as long as it is used."""
+        """Returns the head of a launch, see `Launch`, and an object that must live as long as it is used."""
         attributes = []
         if needs.overlaps:
             attributes.append(Attribute(STREAM_SERIALIZATION, 0, (1,)))

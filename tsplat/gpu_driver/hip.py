@@ -105,7 +105,7 @@ class HipDriver:
         return n_threads.value
 
     def head(self, _needs: Needs) -> tuple[bytes, object]:
-        """Returns the head of a launch, see `GRID` and `STREAM`, and what must live as long as it is used."""
+        """Returns the head of a launch, see `Launch`, and an object that must live as long as it is used."""
         return HEAD.pack(1, 1, 1, 0), None
 
     def launcher(self, function: int, needs: Needs, head: int, parameters: int) -> Launch:

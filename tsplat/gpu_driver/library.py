@@ -11,8 +11,8 @@ ADDRESS = ctypes.c_void_p
 Launch = Callable[[], int]
 """Launches a kernel with a grid, a stream and arguments that lie in memory. Returns the driver's error, 0 for none.
 
-What of this all launches of a kernel have in common, the driver makes as the *head* of a launch: bytes that begin with
-the number of programs along three axes of the grid, 4 bytes each, and have the stream at ``STREAM``, 8 bytes."""
+The memory begins with a *head*, which the driver makes for all launches of a kernel. It begins with the numbers of
+programs along the three axes of the grid, 4 bytes each, and has the stream, 8 bytes, at the driver's ``STREAM``."""
 
 
 class DriverError(RuntimeError):

@@ -105,15 +105,16 @@ class Pass:
 
     def bind(self, bases: Sequence[Tensor]) -> Callable[[], None]:
         """Returns what does the steps on these bases, which takes less time than :meth:`run`."""
-        bound: list[Any] = []  # words, their addresses, and the other steps; empty before words are allocated
+        bound: list[Any] = []  # words, their addresses, and the other steps; empty before the first run and during runs
 
         def run() -> None:
-            if bound:
+            try:
                 words, addresses, others = bound.pop()
-                addresses[STREAM] = self._stream()
-            else:
+            except IndexError:
                 words = _Words(len(self._words), self._launches)
                 addresses, others = self._addresses(words, bases), self._bind(bases)
+            else:
+                addresses[STREAM] = self._stream()
             self._fill(words, addresses)
             if not self._do(words, lambda: others):
                 bound.append((words, addresses, others))
@@ -121,7 +122,7 @@ class Pass:
         return run
 
     def _addresses(self, words: _Words, bases: Sequence[Tensor]) -> Any:
-        """Returns what words are relative to."""
+        """Returns what words are relative to, int64, in the order of :data:`FIRST`: 0, the words, the stream, bases."""
         return np.array([0, words.address, self._stream(), *map(Tensor.data_ptr, bases)], np.int64)
 
     def _fill(self, words: _Words, addresses: Any) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's modes: whether gradients are recorded, whether autocast is on, and who observes functions."""
+"""PyTorch's modes, such as whether gradients are recorded and whether autocast is on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 @contextlib.contextmanager
 def restored_modes() -> Iterator[None]:
-    """Restores PyTorch's modes at the end of a block.
+    """Restores PyTorch's modes at the end of a block: gradients, autocast of each device, threads of backward passes,
+    and the modes that observe functions (``TorchFunctionMode``).
 
     An interrupt inside of PyTorch's own context managers, such as ``torch.no_grad`` at its end, can leave them changed.
     """
     records_gradients = torch.is_grad_enabled()
     autocast = {kind: torch.is_autocast_enabled(kind) for kind in torch._C._autocast_supported_devices()}
-    by_threads = torch._C._is_multithreading_enabled()  # backward passes
+    multithreaded = torch._C._is_multithreading_enabled()
     observers = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
     try:
         yield
@@ -28,5 +29,5 @@ def restored_modes() -> Iterator[None]:
         for kind, is_on in autocast.items():
             if torch.is_autocast_enabled(kind) != is_on:
                 torch.set_autocast_enabled(kind, is_on)
-        torch._C._set_multithreading_enabled(by_threads)
+        torch._C._set_multithreading_enabled(multithreaded)
         torch.set_grad_enabled(records_gradients)

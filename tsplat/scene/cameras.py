@@ -64,7 +64,7 @@ class Camera:
 
     @property
     def is_panorama(self) -> bool:
-        """Whether it sees in all directions: it has no field of view, and depths are distances from it."""
+        """Whether it is a panorama, full or partial, which has no field of view, and whose depths are distances."""
         return self.model == "equirectangular"
 
     @property

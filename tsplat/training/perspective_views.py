@@ -26,8 +26,8 @@ def compares_perspective(camera: Camera, step: int, share: float) -> bool:
 
     Panoramas of rolling shutters have none, as their pixels are of different times.
     """
-    is_panorama = camera.model == "equirectangular" and camera.viewmat_end is None
-    return is_panorama and math.floor((step + 1) * share) > math.floor(step * share)
+    has_perspectives = camera.is_panorama and camera.viewmat_end is None
+    return has_perspectives and math.floor((step + 1) * share) > math.floor(step * share)
 
 
 def is_whole(camera: Camera) -> bool:
@@ -40,7 +40,7 @@ def is_whole(camera: Camera) -> bool:
 def perspective_camera(camera: Camera, step: int) -> Camera:
     """Returns a pinhole camera of 90 degrees that looks in a direction of a panorama, which depends on the step.
 
-    Its pixels are those of the panorama's equator in the middle. Differentiable with respect to the pose.
+    In its middle, pixels are as large as at the panorama's equator. Differentiable with respect to the pose.
     """
     turn = _turn(camera, step).to(camera.viewmat)
     side = max(1, round(2 * float(camera.K[0, 0])))
@@ -54,7 +54,7 @@ def perspective_camera(camera: Camera, step: int) -> Camera:
 def perspective_view(view: View, step: int) -> View:
     """Returns what :func:`perspective_camera` sees of a panorama, sampled bilinearly, without points and priors.
 
-    Pixels outside of a partial panorama are masked out, as those are that the panorama masks out.
+    Pixels outside of a partial panorama are masked out, and so are those that the panorama masks out.
     """
     camera, image = perspective_camera(view.camera, step), view.image
     half = camera.width / 2
@@ -65,8 +65,7 @@ def perspective_view(view: View, step: int) -> View:
     longitudes, latitudes = longitude_and_latitude(x, y, z)
     K = view.camera.K
     around = 2 * math.pi * K[0, 0]
-    first = -K[0, 2]
-    u = (K[0, 0] * longitudes - first).remainder(around)  # from the left border of the panorama
+    u = (K[0, 0] * longitudes + K[0, 2]).remainder(around)  # from the left border of the panorama
     v = K[1, 1] * latitudes + K[1, 2]
     whole = is_whole(view.camera)
     inside = (u < view.width) & (v >= 0) & (v < view.height)

@@ -272,13 +272,15 @@ class ViewGradients:
     def _shown(self, step: int, index: int) -> View:
         """Returns what a step compares: a view, or a perspective view of a panorama."""
         view = self._views[index]
-        is_perspective = compares_perspective(view.camera, step, self._config.perspective_share)
-        return perspective_view(view, step) if is_perspective else view
+        return perspective_view(view, step) if self._is_perspective(step, index) else view
 
     def _shown_by(self, step: int, index: int, camera: Camera) -> Camera:
         """Returns the camera of what a step compares, given that of its view with corrections."""
-        is_perspective = compares_perspective(self._views[index].camera, step, self._config.perspective_share)
-        return perspective_camera(camera, step) if is_perspective else camera
+        return perspective_camera(camera, step) if self._is_perspective(step, index) else camera
+
+    def _is_perspective(self, step: int, index: int) -> bool:
+        """Returns whether a step compares a perspective view in place of a view."""
+        return compares_perspective(self._views[index].camera, step, self._config.perspective_share)
 
     def _degree(self, step: int) -> int:
         return min(self._sh_degree, max(self._first_degree, step // self._sh_interval))
@@ -308,8 +310,8 @@ class ViewGradients:
         learned = [name for name in ("pose_refinement", "lens_refinement", "exposure") if getattr(config, name)]
         if learned or self._losses:
             return f"with {learned[0] if learned else 'losses of depths and normals'}"
-        parts = [view.camera for view in self._views if view.camera.model == "equirectangular"]
-        if self._config.perspective_share and not all(map(is_whole, parts)):
+        panoramas = [view.camera for view in self._views if view.camera.is_panorama]
+        if self._config.perspective_share and not all(map(is_whole, panoramas)):
             return "for perspective views of parts of panoramas"
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 

@@ -82,19 +82,19 @@ def show(shown: Tensor | Gaussians | str | os.PathLike[str], *, width: int = 800
         if image.dim() != 3 or image.shape[-1] != 3:
             raise ShapeError(f"shown: expected an image [H, W, 3] or [1, H, W, 3], found {list(shown.shape)}")
         return Display(image.detach(), "", f"image, {image.shape[1]}×{image.shape[0]}")
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if isinstance(shown, Gaussians):
         gaussians, start = shown, first_view(shown)
     else:
         gaussians = drop_invalid(open_model(shown), warnings.warn)
         start = first_view(gaussians, find_cameras(shown))
-        given["background"] = find_background(shown) or (0.0, 0.0, 0.0)
+        options["background"] = find_background(shown) or (0.0, 0.0, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
-        write_page(path, gaussians, start, **given)
+        write_page(path, gaussians, start, **options)
         page = path.read_text("utf-8")
     # As the page does: all of the view, but at most a right angle.
     focal = max(min(width / start.slopes[0], height / start.slopes[1]), width, height) / 2
     fov = math.degrees(2 * math.atan(height / (2 * focal)))
     camera = Camera(look_at(start.eye, start.target, start.up), intrinsics(width, height, fov), width, height)
-    return Display(render(gaussians, camera, **given).detach(), page, repr(gaussians))
+    return Display(render(gaussians, camera, **options).detach(), page, repr(gaussians))

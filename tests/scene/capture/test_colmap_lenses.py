@@ -104,7 +104,7 @@ def test_dots_are_where_undistorted_cameras_show_points(tmp_path, model, params,
     view = capture.train[0]
     assert view.camera.model == kind and view.camera.distortion is None
     name = "DIVISION" if "DIV" in model else model
-    by = "are resampled to equidistant fisheye images" if kind == "fisheye" else "are undistorted by pycolmap"
+    by = "are resampled to equidistant fisheye images" if kind == "fisheye" else "are undistorted to pinhole images"
     assert f"cameras.txt: 2 photographs of 1 camera with the lens {name} (first: 0.png) {by}, which" in capture.notes[0]
     shown = coverage(colmap_lens(model, WIDTH, HEIGHT, params))
     assert f"show {100 * shown.share:.0f} % of their pixels at {shown.scale:.2f} of their scale" in capture.notes[0]

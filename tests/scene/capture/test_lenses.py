@@ -330,7 +330,7 @@ def test_radial_coefficients_are_undistorted_in_both_formats(tmp_path, more):
     camera = f"FULL_OPENCV 120 90 {' '.join(map(str, params))}"
     other = read_colmap(write_colmap(tmp_path / "colmap", two_views(image), points, camera)).train[0]
     assert torch.equal(one.train[0].image, other.image) and torch.equal(one.train[0].camera.K, other.camera.K)
-    assert not torch.equal(other.image, image) and "are undistorted by pycolmap" in one.notes[0]
+    assert not torch.equal(other.image, image) and "are undistorted to pinhole images" in one.notes[0]
 
 
 def test_panoramas_show_points_where_colmap_does():

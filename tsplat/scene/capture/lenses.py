@@ -144,7 +144,7 @@ class Lens:
         powers = (2, 4, 1, 1, 6, 2, 4, 6) if self.model == "pinhole" else (2, 4, 6, 8)
         if not all(abs(k) * radius**power <= DISTORTION_MAX for k, power in zip(self.distortion, powers)):
             return f"distortion: expected coefficients of a lens, found {self.distortion}"
-        if self.colmap is not None and not _is_invertible(self):
+        if self.colmap is not None and not _is_invertible(self, self.colmap):
             return f"distortion: expected parameters of a lens, found {self.colmap[0]} {self.colmap[1]}"
         return None
 
@@ -274,7 +274,7 @@ class Undistortion:
                 self._sources[rows] = sources
 
     def _map(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Sources of some rows of the undistorted image [rows, W, 2], and which of them are in the distorted one."""
+        """Returns sources of some rows of the undistorted image [rows, W, 2], and which are in the distorted one."""
         height, width = self.has_source.shape
         x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
         y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
@@ -485,10 +485,10 @@ def _border(lens: Lens) -> tuple[Array, Array]:
     return border, np.hypot((border[:, 0] - lens.cx) / lens.fx, (border[:, 1] - lens.cy) / lens.fy)
 
 
-def _is_invertible(lens: Lens) -> bool:
+def _is_invertible(lens: Lens, colmap: colmap_lenses.ColmapLens) -> bool:
     """Returns whether pixels halfway to the borders of an image have rays: a real lens shows something there."""
-    if lens.colmap is None or not all(math.isfinite(value) for value in lens.colmap[1]):
-        return lens.colmap is None
+    if not all(math.isfinite(value) for value in colmap[1]):
+        return False
     pixels = [
         [
             lens.cx + x * (lens.width - lens.cx if x > 0 else lens.cx),
@@ -496,7 +496,7 @@ def _is_invertible(lens: Lens) -> bool:
         ]
         for x, y in PROBES
     ]
-    _, is_inverse = colmap_lenses.invert(lens.colmap, np.array(pixels))
+    _, is_inverse = colmap_lenses.invert(colmap, np.array(pixels))
     return bool(is_inverse.all())
 
 

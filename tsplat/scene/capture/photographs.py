@@ -438,7 +438,7 @@ def _describe_kind(name: str, kind: str, photographs: Sequence[Photograph]) -> s
         return f"{about} are trained on as taken{by}"
     shown = [coverage(lens) for lens in lenses]
     share, scale = min(shown, key=lambda c: c.share).share, min(c.scale for c in shown)
-    by = "are resampled to equidistant fisheye images" if kind == "fisheye" else "are undistorted by pycolmap"
+    by = "are resampled to equidistant fisheye images" if kind == "fisheye" else "are undistorted to pinhole images"
     return f"{about} {by}, which show {100 * share:.0f} % of their pixels at {scale:.2f} of their scale in the middle"
 
 

@@ -62,6 +62,7 @@ class _Section:
 
     @property
     def end(self) -> int:
+        """Where the section ends."""
         return self.records + self.count * self.record.itemsize
 
 
@@ -75,7 +76,7 @@ def read_ksplat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> 
 
     Raises:
         FileError: The file is damaged or cut short, or most scales are negative, as logarithms are.
-        UnsupportedError: Another version of the format, or a compression level or SH degree above 2.
+        UnsupportedError: The file has another version of the format, or a compression level or SH degree above 2.
         OSError: The file cannot be read.
     """
     with open_file(path) as file:
@@ -111,7 +112,7 @@ def read_ksplat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> 
 
 
 def _none() -> tuple[Floats, ...]:
-    """Returns what :func:`_read_section` does of no Gaussians."""
+    """Returns what :func:`_read_section` returns for a section without Gaussians."""
     return tuple(np.zeros((0, *shape), np.float32) for shape in ((3,), (3,), (4,), (4,), (8, 3)))
 
 

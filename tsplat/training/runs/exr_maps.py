@@ -52,9 +52,9 @@ def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
             channels = file.channels()
             arrays = [np.asarray(channels[name].pixels).astype(np.float32) for name in chosen]
         return np.stack(arrays, -1)
+    except FileError:
+        raise
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
-        if isinstance(error, FileError):
-            raise
         raise FileError(f"{path}: cannot be read as a map ({str(error)[:200]})") from error
 
 
