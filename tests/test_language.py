@@ -96,7 +96,7 @@ EXCEPTIONS = [
     Allowed("tsplat/viewing/viewer/guard.py", r"(?i)host", "header of HTTP"),
     Allowed("tests/viewing/viewer/test_guard.py", r"(?i)host", "header of HTTP"),
     *(
-        Allowed(path, r"(?i)host.?name|`Host`|\$host|\bname.{0,40}host|\bhost.{0,20}port", "name of a proxy")
+        Allowed(path, r"(?i)host.?name|`Host`|\$(http_)?host|\bname.{0,40}host|\bhost.{0,20}port", "name of a proxy")
         for path in (
             "tsplat/viewing/view_options.py",
             "tsplat/viewing/viewer/server.py",
