@@ -2,10 +2,11 @@
 
 import json
 import re
+import shutil
 
 import torch
 
-from tsplat import cli
+from tsplat import ArgumentError, cli
 
 
 def test_info_prints_a_table_or_json(model, capsys):
@@ -26,3 +27,55 @@ def test_info_force_accepts_checkpoints_that_look_activated(tmp_path, capsys):
     assert cli.main(["info", str(path)]) == 2
     assert "exp and sigmoid" in capsys.readouterr().err
     assert cli.main(["info", str(path), "--force"]) == 0
+
+
+def test_info_tells_how_far_a_run_has_come(stopped_run, capsys):
+    assert cli.main(["info", str(stopped_run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    metrics = json.loads((stopped_run / "metrics.json").read_text())
+    run = found["run"]
+    assert found["count"] == 5
+    assert (run["state"], run["resume"]) == ("not finished", f"tsplat train --resume {stopped_run}")
+    assert (run["checkpoint"], run["step"], run["steps"], run["preset"]) == ("step_00000002", 2, 4, "fixed")
+    assert (run["psnr"], run["ssim"], run["scored_step"]) == (metrics["psnr"], metrics["ssim"], 2)
+    assert (run["scene"], run["scene_exists"]) == (str(stopped_run.parent / "scene"), True)
+    assert cli.main(["info", str(stopped_run), "--checkpoint", "1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^checkpoint +step_00000001: 1 of 4 steps in ", out, re.MULTILINE)
+    assert re.search(rf"^held-out +PSNR {metrics['psnr']:.2f} dB, SSIM .* after step 2$", out, re.MULTILINE)
+
+
+def test_info_tells_whether_a_run_is_finished_and_what_is_missing(stopped_run, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(stopped_run, run)
+
+    def lines():
+        assert cli.main(["info", str(run)]) == 0
+        return capsys.readouterr().out
+
+    (run / "lock").touch()
+    assert f"{run}: running or killed\nresume       tsplat train --resume {run}\n" in lines()
+    metrics = json.loads((run / "metrics.json").read_text())
+    (run / "metrics.json").write_text(json.dumps({**metrics, "steps": 4}))
+    out = lines()
+    assert f"{run}: finished\ncheckpoint" in out
+    (run / "metrics.json").unlink()
+    stopped_run.parent.joinpath("scene").rename(tmp_path / "elsewhere")
+    try:
+        out = lines()
+    finally:
+        (tmp_path / "elsewhere").rename(stopped_run.parent / "scene")
+    assert "held-out     not evaluated\n" in out
+    assert f"scene        {stopped_run.parent / 'scene'} (not found)\n" in out
+
+
+def test_info_describes_the_model_of_a_run_with_unknown_settings(stopped_run, monkeypatch, capsys):
+    def fail(_values, where):
+        raise ArgumentError(f"{where}: no setting a_new_one")
+
+    monkeypatch.setattr("tsplat.training.runs.run_summary.from_json", fail)
+    assert cli.main(["info", str(stopped_run), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "no setting a_new_one; only the model is described" in printed.err
+    found = json.loads(printed.out)
+    assert (found["count"], "run" in found) == (5, False)

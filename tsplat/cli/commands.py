@@ -285,9 +285,20 @@ def add_info_options(parser: argparse.ArgumentParser) -> None:
 
 def info(arguments: Namespace) -> int:
     """Runs ``tsplat info``."""
-    with open_rows_of(arguments, "info") as rows:
-        summary = summarize(rows)
-    print(summary.json() if arguments.json else "\n".join(summary.lines()))
+    if (arguments.model / "checkpoints").is_dir():
+        from ..training.runs.run_summary import open_run
+
+        gaussians, run = open_run(arguments.model, warn=warn_user, **options_of(arguments, "force", "checkpoint"))
+        summary = summarize(gaussians)
+    else:
+        run = None
+        with open_rows_of(arguments, "info") as rows:
+            summary = summarize(rows)
+    if arguments.json:
+        about = {} if run is None else {"run": dataclasses.asdict(run)}
+        print(json.dumps(about | json.loads(summary.json())))
+    else:
+        print("\n".join([*(() if run is None else run.lines()), *summary.lines()]))
     return 0
 
 

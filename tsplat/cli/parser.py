@@ -90,7 +90,7 @@ def build_parser() -> Parser:
         "plan scene --out plan --blocks 4", "train plan", "merge plan --out town.ply",
     )  # fmt: skip
     block_commands.add_blocks_options(blocks)
-    info = command("info", commands.info, "print a summary of a model", "model.ply", "run --json")
+    info = command("info", commands.info, "print a summary of a model or a run", "model.ply", "run --json")
     commands.add_info_options(info)
     add_doctor_options(command("doctor", doctor, "check the installation and the devices", "", "--json"))
     help = "print a script that completes commands and options in this shell, and exit"

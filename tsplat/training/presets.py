@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 from ..arguments import check_choice, check_size
 from ..errors import ArgumentError
 from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
-from .configuration import Config, RunConfig
+from .configuration import Config, RunConfig, to_json
 
 Preset = Literal["standard", "mcmc", "adaptive", "fixed", "refine"]
 PRESETS: tuple[Preset, ...] = ("standard", "mcmc", "adaptive", "fixed", "refine")
@@ -156,3 +156,15 @@ def scale_schedule(strategy: S, steps: int, refinements: int = REFINEMENTS_MIN) 
     duration = scaled["refine_stop_iter"] - scaled["refine_start_iter"]
     every = min(strategy.refine_every, max(1, math.ceil(duration / refinements)))
     return dataclasses.replace(strategy, **scaled, refine_every=every)
+
+
+def closest_preset(config: Config) -> Preset:
+    """Returns the preset with the same kind of strategy and, if there are several, the most settings in common."""
+    values = to_json(config)
+
+    def in_common(name: Preset) -> tuple[bool, int]:
+        base = preset(name, config.steps)
+        defaults = to_json(base)
+        return type(base.strategy) is type(config.strategy), sum(values[key] == defaults[key] for key in values)
+
+    return max(PRESETS, key=in_common)

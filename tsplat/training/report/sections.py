@@ -13,7 +13,7 @@ from ...arguments import to_float
 from ...scene.gaussians import Gaussians
 from ..configuration import Config, RunConfig, to_json
 from ..history import History
-from ..presets import PRESETS, Preset, preset
+from ..presets import closest_preset, preset
 from .charts import Series, histogram, line_chart
 from .data_urls import EncodedImage
 from .numbers import MISSING, decibels, duration, fixed, size
@@ -42,7 +42,7 @@ def header(name: str, config: Config | None, metrics: Values, notes: Sequence[st
     scene = Path(config.scene).name if isinstance(config, RunConfig) else ""
     about = [f"Scene {scene}"] if scene else []
     if config is not None:
-        about.append(f"preset {_preset_name(config)}")
+        about.append(f"preset {closest_preset(config)}")
         steps = to_float(metrics.get("steps"))
         if steps is not None and steps < config.steps:
             about.append(f"stopped after {steps:,.0f} of {config.steps:,} steps")
@@ -195,7 +195,7 @@ def configuration(config: Config | None) -> Values | None:
     """Returns the settings that differ from the preset, and all settings; None without a configuration."""
     if config is None:
         return None
-    values, name = _flatten(to_json(config)), _preset_name(config)
+    values, name = _flatten(to_json(config)), closest_preset(config)
     # The length of a run scales the schedules of its preset. No views per step mean one per rank.
     each = 1 if config.views_per_step else 0
     base = dataclasses.replace(preset(name, config.steps), steps=RunConfig.steps, views_per_step=each)
@@ -300,15 +300,3 @@ def _flatten(values: Values) -> Values:
     flat = {key: value for key, value in values.items() if key != "strategy"}
     strategy = values.get("strategy") or {}
     return flat | {f"strategy.{key}": value for key, value in strategy.items() if key != "kind"}
-
-
-def _preset_name(config: Config) -> Preset:
-    """Returns the preset with the same kind of strategy and, if there are several, the most settings in common."""
-    values = to_json(config)
-
-    def in_common(name: Preset) -> tuple[bool, int]:
-        base = preset(name, config.steps)
-        defaults = to_json(base)
-        return type(base.strategy) is type(config.strategy), sum(values[key] == defaults[key] for key in values)
-
-    return max(PRESETS, key=in_common)

@@ -99,7 +99,7 @@ def _read(folder: Path, run: Path) -> _RunState:
     """Reads metrics, the checkpoint `run` or the newest one, the configuration and the model, if they are valid."""
     page = RunPage(folder.resolve().name)
     state = _RunState(folder, folder, page)
-    page.metrics = _read_metrics(folder / METRICS, page.notes)
+    page.metrics = read_metrics(folder / METRICS, page.notes)
     try:
         state.path, state.checkpoint, errors = read_newest(run)
         page.notes += skipped_messages(errors, state.path)
@@ -131,13 +131,13 @@ def _read(folder: Path, run: Path) -> _RunState:
 
 def _use_evaluation(state: _RunState, checkpoint: Checkpoint, results: Path) -> None:
     """Uses what ``tsplat eval`` has written about the newest checkpoint, if it has."""
-    metrics = _read_metrics(results / METRICS, [])
+    metrics = read_metrics(results / METRICS, [])
     if metrics.get("steps") == checkpoint.step:
         state.page.metrics, state.results = {**metrics, "seconds": checkpoint.figures.get("seconds")}, results
         state.page.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
 
 
-def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
+def read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
     """Reads ``metrics.json``. Entries of the wrong type are left out."""
     try:
         values = read_json(path)
