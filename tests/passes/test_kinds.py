@@ -9,9 +9,16 @@ import threading
 import pytest
 import torch
 
-from tests.support import scenes
-from tests.support.call_kinds import STAGES, differences, random_kind
-from tsplat import ArgumentError, CapacityError, UnsupportedError, rasterization, rasterization_2dgs
+from tests.support import lenses, scenes
+from tests.support.call_kinds import STAGES, CallKind, differences, random_kind
+from tsplat import (
+    ArgumentError,
+    CapacityError,
+    UnscentedTransformParameters,
+    UnsupportedError,
+    rasterization,
+    rasterization_2dgs,
+)
 from tsplat.passes import calls, kinds
 from tsplat.runtime.backend import choose
 from tsplat.triton_cpu import launcher, set_num_threads
@@ -62,6 +69,41 @@ def test_replayed_calls_have_the_bits_of_the_stages(seed, replays):
     for call, outcome in zip((kind, kind, kind, kind.moved(1.01)), expected[:1] * 3 + expected[1:], strict=True):
         assert not differences(call.outcome(), outcome)
     assert len(replays) >= 2
+
+
+@pytest.mark.parametrize(
+    ("lens", "readout", "options"),
+    [
+        ("equirectangular", "GLOBAL", dict(Ks=None)),
+        ("equirectangular", "ROLLING_LEFT_TO_RIGHT", dict(with_eval3d=True, packed=False)),
+        ("pinhole", "ROLLING_TOP_TO_BOTTOM", dict(with_eval3d=True)),
+        ("distorted pinhole", "ROLLING_RIGHT_TO_LEFT", dict(packed=False)),
+        ("distorted fisheye", "GLOBAL", dict(ut_params=UnscentedTransformParameters(alpha=0.2))),
+        ("ftheta", "GLOBAL", dict(packed=False)),
+    ],
+)
+def test_replayed_calls_of_lenses_have_the_bits_of_the_stages(lens, readout, options, replays):
+    scene = lenses.make(lens, readout, dtype=torch.float32) | options
+    tensors = {name: value.requires_grad_(name != "Ks") for name, value in scene.items() if torch.is_tensor(value)}
+    others = {name: value for name, value in scene.items() if name not in tensors}
+    kind = CallKind(rasterization, tensors, others, 0, (True, True, True), centers=False, twice=False, enabled=True)
+    for call in (kind, kind, kind, kind.moved(1.01)):
+        assert not differences(call.outcome(), call.outcome(STAGES[rasterization]))
+    assert len(replays) >= 2
+
+
+def test_fields_of_objects_are_a_part_of_the_kind(replays):
+    params = UnscentedTransformParameters()
+    scene = make(covars=None, with_ut=True, ut_params=params)
+    expected = render_thrice(scene)[0]
+    params.alpha = 1.0
+    changed = STAGES[rasterization](**scene)[0]
+    assert not torch.equal(changed, expected)
+    assert torch.equal(render_thrice(scene)[0], changed)
+    params.alpha = 0.1
+    replays.clear()
+    assert torch.equal(rasterization(**scene)[0], expected)
+    assert replays
 
 
 def test_more_intersections_than_before(replays):

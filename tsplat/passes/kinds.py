@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -52,6 +53,15 @@ def forget() -> None:
     """Forgets all kinds of calls, whose next calls run the stages."""
     for kinds in _all:
         kinds.clear()
+
+
+def _plain_fields(value: Any) -> tuple[Any, ...] | None:
+    """Returns the values of the fields of a dataclass, such as a lens; None if they are not plain values or tuples."""
+    if not dataclasses.is_dataclass(value):
+        return None
+    fields = tuple(vars(value).values())
+    each = itertools.chain.from_iterable(field if type(field) is tuple else (field,) for field in fields)
+    return fields if PLAIN.issuperset(map(type, each)) else None
 
 
 class Kind:
@@ -125,6 +135,8 @@ class Kinds:
                 key += [name, described, value.is_contiguous() or value.stride()]
             elif type(value) in PLAIN:
                 key += [name, type(value), value]
+            elif (fields := _plain_fields(value)) is not None:
+                key += [name, type(value), fields]
             else:
                 return None
         device_key = specializations(tensors) if tensors else None

@@ -204,6 +204,11 @@ _state = threading.local()
 """Of each thread, the ``trace`` that is recorded, or None."""
 
 
+def is_recorded() -> bool:
+    """Returns whether a trace of this thread is recorded."""
+    return getattr(_state, "trace", None) is not None
+
+
 @contextlib.contextmanager
 def _current(trace: Trace | None) -> Iterator[None]:
     outer, _state.trace = getattr(_state, "trace", None), trace
@@ -243,7 +248,7 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(_state, "trace", None) is None:
+        if not is_recorded():
             return function(*args, **kwargs)
         name = function.overloadpacket.__name__
         by_mask = name == "index" and any(t.dtype == torch.bool for t in _tensors(args[1]))
@@ -262,6 +267,7 @@ class _Operators(TorchDispatchMode):
             for tensor in results:
                 trace.make(tensor)
         if name == "lift_fresh":  # of torch.tensor
+            trace.make(result)
             trace.steps.append(Constant(trace.use(result), result.clone()))
         elif name in ZEROS:
             trace.steps.append(Zeros(trace.use(result)))
@@ -277,8 +283,10 @@ class _Methods(TorchFunctionMode):
     """Refuses methods that read values and are not dispatched on a CPU, but inside of ``torch.autograd.grad``."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(_state, "trace", None) is not None:
-            _refuse_reads(getattr(function, "__name__", ""))
+        if is_recorded():
+            name = getattr(function, "__name__", "")
+            if not (name == "repeat_interleave" and isinstance(args[1], int)):
+                _refuse_reads(name)
         return function(*args, **(kwargs or {}))
 
 

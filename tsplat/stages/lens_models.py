@@ -51,6 +51,7 @@ from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.lenses.interface import N_COEFFICIENTS
 from ..kernels_torch.shutters import Path, path_of
 from ..kernels_torch.validation import camera_centers
+from ..runtime.tracing import is_recorded
 
 NEGLIGIBLE = 1e-30
 """Smaller coefficients of an f-theta polynomial show in no image, and are taken for 0 where its domain is searched."""
@@ -273,9 +274,18 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
     return cameras._replace(Ks=own, lens=lens.repeat(*batch, n_cameras, 1))
 
 
-@functools.cache  # for good, as CUDA graphs may read it
 def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copies numbers to a device once, as the copy waits for it, which a CUDA graph does not allow."""
+    """Copies numbers to a device once, as the copy waits for it, which a CUDA graph does not allow.
+
+    A trace gets a copy of its own, which it knows to be constant.
+    """
+    make = _on_device_once.__wrapped__ if is_recorded() else _on_device_once
+    tensor: Tensor = make(values, dtype, device)
+    return tensor
+
+
+@functools.cache  # for good, as CUDA graphs may read it
+def _on_device_once(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 

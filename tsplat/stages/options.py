@@ -307,7 +307,7 @@ def check_renderer_config(given: object, *, with_eval3d: bool) -> None:
         raise ArgumentError("renderer_config: RendererConfig_ParallelBatch requires with_eval3d=True, found False")
 
 
-PLAIN = {bool, int, float, str, type(None)}
+PLAIN = {bool, int, float, str, type(None), config.RollingShutterType, config.FThetaPolynomialType}
 """Types whose values cannot change, so that what follows from them is kept."""
 
 
