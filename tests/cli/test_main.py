@@ -94,7 +94,6 @@ INVALID = [
     (["train", "scene", "--out", "new/run", "--downscale", "0"], "--downscale"),
     (["train", "scene", "--out", "new/run", "--downscale", "20"], "11 pixels"),
     (["train", "scene", "--out", "new/run", "--steps", "-1"], "--steps"),
-    (["train", "distorted", "--out", "new/run", "--camera", "native"], "FOV"),
     (["blocks"], r"required: \{plan,train,merge\}; see tsplat blocks --help"),
     (["blocks", "trian", "plan"], r"\(did you mean train instead of trian\?\); see tsplat blocks --help"),
     (["blocks", "plan", "scene", "--out", "new"], "one of the arguments --blocks --grid is required"),
@@ -143,8 +142,6 @@ def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, mode
     (tmp_path / "folder.png").mkdir()
     if "scene" in arguments:
         write_scene(tmp_path / "scene", n=3)
-    if "distorted" in arguments:
-        write_scene(tmp_path / "distorted", n=3, camera="1 FOV 43 30 50 52 21 14 0.1")
     before = sorted(tmp_path.rglob("*"))
     assert cli.main([a.format(model=model) for a in arguments]) == 2
     captured = capsys.readouterr()

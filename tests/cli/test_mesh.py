@@ -80,7 +80,7 @@ def test_cameras_of_a_scene(tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         (("--voxel", "9"), "voxel: expected less than the extent of the surface"),
-        (("--voxel", "1e-7"), "choose larger voxels, a lower resolution, or smaller bounds"),
+        (("--voxel", "1e-7"), "fit; or choose smaller bounds"),
         (("--voxel", "1", "--resolution", "9"), "resolution: not with voxel"),
         (("--truncation", "1"), "truncation: expected a number of at least 2"),
         (("--data", "nothing"), "nothing: no such folder"),
