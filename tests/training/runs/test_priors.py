@@ -424,6 +424,15 @@ def test_damaged_maps_of_openexr_are_errors(capture, tmp_path, size):
         read_priors(capture, config(tmp_path))
 
 
+def test_cropped_maps_of_openexr_are_refused(capture, tmp_path):
+    OpenEXR = pytest.importorskip("OpenEXR", reason="needs OpenEXR")
+    windows = {"dataWindow": ((0, 0), (39, 29)), "displayWindow": ((0, 0), (79, 59))}
+    header = {name: tuple(np.array(corner, np.int32) for corner in window) for name, window in windows.items()}
+    OpenEXR.File(header, {"Z": np.ones((30, 40), np.float32)}).write(str(tmp_path / "0.exr"))
+    with pytest.raises(FileError, match=r"whole image \[\[0, 0\], \[79, 59\]\], found those of .*; save it uncropped"):
+        read_priors(capture, config(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("names", "n", "expected"),
     [

@@ -227,11 +227,12 @@ def write_model(
     chosen = format_of(path, format)
     check_frame(frame, georeference)
     if chosen is not None:
-        origin: dict[str, Any] = {}
+        is_absolute = frame == "files" and chosen in ABSOLUTE
+        options: dict[str, Any] = {}
         if georeference is not None and frame == "files":
             gaussians, georeference = georeference.shift(gaussians), georeference.shifted()
-            if chosen in ABSOLUTE and any(georeference.origin):
-                origin["origin"] = georeference.origin
+            if is_absolute and any(georeference.origin):
+                options["origin"] = georeference.origin
         if isinstance(gaussians, Rows) and chosen not in STREAMED:
             raise UnsupportedError(
                 f"{path}: {chosen} is written from memory only, which is too small for {len(gaussians):,} Gaussians; "
@@ -239,8 +240,8 @@ def write_model(
             )
         with output_folder(Path(path).parent), contextlib.ExitStack() as files:
             kept = gaussians if chosen == "ply" else _turned(gaussians, Path(path).parent, files)
-            lost = WRITERS[chosen](path, kept, **origin)
-            write_georeference(path, georeference, absolute=bool(origin))
+            lost = WRITERS[chosen](path, kept, **options)
+            write_georeference(path, georeference, absolute=is_absolute)
             n_lost = len(gaussians) - len(kept)
             why = f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered"
             return [*([why] if n_lost else []), *lost]

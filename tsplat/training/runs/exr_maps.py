@@ -29,7 +29,7 @@ def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
     of several parts, the first is read.
 
     Raises:
-        FileError: The file is damaged, or has no or several such channels.
+        FileError: The file is damaged, cropped, or has no or several such channels.
         MissingExtraError: OpenEXR is not installed.
         OSError: The file cannot be read.
     """
@@ -42,7 +42,10 @@ def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
         with openexr.File(str(path), header_only=True) as file:
             header = file.header()
             names = [channel.name for channel in header["channels"]]
-            (left, top), (right, bottom) = (corner.tolist() for corner in header["dataWindow"])
+            window, whole = ([corner.tolist() for corner in header[name]] for name in ("dataWindow", "displayWindow"))
+        if window != whole:
+            raise ValueError(f"expected values of the whole image {whole}, found those of {window}; save it uncropped")
+        (left, top), (right, bottom) = window
         chosen = choose_channels(names, n_channels)
         if chosen is None:
             raise ValueError(f"expected {n_channels} channels of a map, found {', '.join(names)[:120] or 'none'}")
