@@ -30,7 +30,8 @@ def test_convert_mentions_invalid_gaussians(model, tmp_path, capsys):
     model.write_bytes(content)
     out = tmp_path / "b.ply"
     assert cli.main(["convert", str(model), str(out)]) == 0
-    assert capsys.readouterr().out == f"wrote 3 Gaussians, 1 of them with invalid values, such as NaN, to {out}\n"
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"wrote 3 Gaussians, 1 of them with invalid values, such as NaN, to {out}\n")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -104,7 +105,10 @@ def test_convert_and_export_write_the_format(command, format, model, tmp_path, c
     out = tmp_path / ("b.splat" if format == "splat" else "b")
     for _ in range(2):  # the second result replaces the first
         assert cli.main([*(word.format(model=model, out=out) for word in command), "--format", format]) == 0
-        assert capsys.readouterr().out.startswith(f"wrote 3 Gaussians to {out}")
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"wrote 3 Gaussians to {out}")
+    # A file is to be viewed if its name tells the format.
+    assert printed.endswith(f"next: tsplat view {out}\n") == (out.is_dir() or format == "splat")
     means = read_model(out).means.sort(0).values
     assert (means - torch.tensor([[-1.0, 0, 0], [0, 0, 0], [1, 0, 0]])).abs().max() < 1e-3
 
@@ -113,7 +117,7 @@ def test_convert_and_export_write_the_format(command, format, model, tmp_path, c
 def test_convert_and_export_keep_the_gaussians(command, model, tmp_path, capsys):
     out = tmp_path / "b.ply"
     assert cli.main([word.format(model=model, out=out) for word in command]) == 0
-    assert capsys.readouterr().out == f"wrote 3 Gaussians to {out}\n"
+    assert capsys.readouterr().out == f"wrote 3 Gaussians to {out}\nnext: tsplat view {out}\n"
     assert read_ply(out).means.sort(0).values.tolist() == [[-1, 0, 0], [0, 0, 0], [1, 0, 0]]
 
 
@@ -142,9 +146,8 @@ def test_convert_and_export_write_a_page(command, model, tmp_path, capsys):
     command = [part.format(model=model, out=out) for part in command]
     assert cli.main([*command, "--title", "Three balls", "--up", "0", "0", "1", "--format", "compressed-ply"]) == 0
     size = f"{out.stat().st_size / 1e6:.1f} MB, 0.0 MB of it for the model, the rest for the viewer"
-    assert (
-        capsys.readouterr().out == f"wrote 3 Gaussians to {out}: {size}; losses: every value rounded to 8 to 11 bits\n"
-    )
+    printed = f"wrote 3 Gaussians to {out}: {size}; losses: every value rounded to 8 to 11 bits\n"
+    assert capsys.readouterr().out == f"{printed}next: open {out} in a web browser\n"
     text = out.read_text("utf-8")
     assert "<title>Three balls</title>" in text
     assert '"filename": "scene.compressed.ply"' in text
@@ -197,7 +200,7 @@ def test_crop(command, corners, model, tmp_path, capsys):
     out = tmp_path / "b.ply"
     command = [word.format(model=model, out=out) for word in command]
     assert cli.main([*command, "--crop", *corners]) == 0
-    assert capsys.readouterr().out == f"wrote 2 Gaussians to {out}\n"
+    assert capsys.readouterr().out.startswith(f"wrote 2 Gaussians to {out}\n")
     assert read_ply(out).means.sort(0).values.tolist() == [[0, 0, 0], [1, 0, 0]]
 
 
@@ -208,6 +211,14 @@ def test_crop_that_leaves_nothing_is_an_error(name, model, tmp_path, capsys):
     problem = "crop: no Gaussian has its center between (5.0, 5.0, 5.0) and (6.0, 6.0, 6.0); choose another box"
     assert capsys.readouterr().err == f"tsplat: error: {problem}\n"
     assert list(tmp_path.iterdir()) == [model.parent]
+
+
+def test_page_with_files_beside_it_is_to_be_served(model, tmp_path, capsys):
+    skip_without("streamed-sog")
+    out = tmp_path / "a site" / "the page.html"
+    assert cli.main(["export", str(model), "--out", str(out), "--format", "streamed-sog"]) == 0
+    server = f"python -m http.server --directory '{out.parent}'"
+    assert capsys.readouterr().out.endswith(f"\nnext: {server}, then open http://localhost:8000/the%20page.html\n")
 
 
 def test_page_of_a_crop(model, tmp_path, capsys):

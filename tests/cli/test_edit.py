@@ -47,6 +47,11 @@ def edit(source, *options, out="b.ply"):
     return read_ply(out)
 
 
+def test_edit_ends_with_the_command_that_shows_the_model(source, capsys):
+    edit(source, "--scale", 2)
+    assert capsys.readouterr().out.endswith(f"\nnext: tsplat view {source.parent / 'b.ply'}\n")
+
+
 def test_operations_are_applied_in_their_order(source):
     gaussians = read_ply(source)
     box = "--crop", -0.5, -0.5, -0.5, 0.5, 0.5, 0.5

@@ -14,6 +14,14 @@ def test_eval_prints_metrics_as_json_and_the_rest_on_stderr(stopped_run, tmp_pat
     assert "mean of 2" in printed.err
 
 
+def test_eval_ends_with_the_next_command(monkeypatch, capsys):
+    monkeypatch.setattr(training, "evaluate_run", lambda run, **options: {"psnr": 20.0})
+    assert cli.main(["eval", "a run", "--scene", "there"]) == 0
+    assert capsys.readouterr().out == "next: tsplat report 'a run' --scene there\n"
+    assert cli.main(["eval", "run", "--checkpoint", "3"]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_only_rank_0_prints_json(monkeypatch, capsys):
     monkeypatch.setattr(training, "evaluate_run", lambda run, **options: {"psnr": 20.0})
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -49,11 +49,11 @@ def demo(arguments: Namespace) -> int:
     from ..training import demo as run_demo
 
     run_demo(arguments.out, backend=arguments.backend, steps=arguments.steps, seed=arguments.seed)
-    _print_next("view", arguments.out)
+    print_next("view", arguments.out)
     return 0
 
 
-def _print_next(*words: str | Path) -> None:
+def print_next(*words: str | Path) -> None:
     """Prints the command to run next, on one rank."""
     if _is_main_rank():
         print(f"next: tsplat {shlex.join(map(str, words))}")
@@ -114,7 +114,7 @@ def prepare(arguments: Namespace) -> int:
     masks = "" if arguments.masks is None and arguments.mask_below is None else ", masks/"
     print(f"wrote {arguments.out}: images/, sparse/0/{masks}; cameras.png shows the cameras and points")
     scene = arguments.out
-    _print_next("train", scene, "--out", scene.with_name(f"{scene.name}_run") if scene.name else "run")
+    print_next("train", scene, "--out", scene.with_name(f"{scene.name}_run") if scene.name else "run")
     return 0
 
 
@@ -215,12 +215,12 @@ def train(arguments: Namespace) -> int:
     if options.resume is not None:
         names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes", "view")
         resume(options.resume, **options_of(options, *names))
-        _print_next("view", options.resume)
+        print_next("view", options.resume)
     else:
         print_note(arguments.rest)
         config = options.settings if options.minutes is None else lambda n: parse(arguments.rest, n).settings
         run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
-        _print_next("view", options.out)
+        print_next("view", options.out)
     return 0
 
 
@@ -257,7 +257,12 @@ def evaluate(arguments: Namespace) -> int:
     options = options_of(arguments, "out", "scene", "lpips", "force", "checkpoint")
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         metrics = evaluate_run(arguments.run_folder, **options)
-    if arguments.json and _is_main_rank():
+    if not arguments.json:
+        # The page is about the newest checkpoint, and uses results in the folder of the run.
+        if arguments.checkpoint is None and arguments.out is None:
+            scene = [] if arguments.scene is None else ["--scene", arguments.scene]
+            print_next("report", arguments.run_folder, *scene)
+    elif _is_main_rank():
         print(json.dumps(metrics))
     return 0
 
@@ -274,7 +279,8 @@ def report(arguments: Namespace) -> int:
     """Runs ``tsplat report``."""
     from ..training.runs.report import report_run
 
-    report_run(arguments.run_folder, **options_of(arguments, "out", "views", "scene"))
+    page = report_run(arguments.run_folder, **options_of(arguments, "out", "views", "scene"))
+    print(f"next: open {page} in a web browser")
     return 0
 
 

@@ -3,10 +3,12 @@
 import argparse
 import contextlib
 import functools
+import shlex
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -35,7 +37,7 @@ from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
 from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
-from .commands import georeference_of, open_model_of, open_rows_of, options_of, refuse
+from .commands import georeference_of, open_model_of, open_rows_of, options_of, print_next, refuse
 from .large_models import LargeEdit, Task, open_large, raise_if_none_left, show_passes, warn_user
 from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_frame, add_model
 
@@ -127,7 +129,10 @@ def write(
     georeference: Georeference | None = None,
     frame: ModelFrame = "local",
 ) -> None:
-    """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given."""
+    """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given.
+
+    The last line is the command that shows the model, if its coordinates are small and its name tells the format.
+    """
     out = arguments.out
     model = rows.gaussians if isinstance(rows, MemoryRows) else rows
     frame = "local" if georeference is None else frame  # where nothing moves, they are one
@@ -152,6 +157,8 @@ def write(
         told = f"{beside(out)} has the frame of the files of the scene"
         is_absolute = frame == "files" and format_of(out, arguments.format) in ABSOLUTE
         print(f"note: {told}" if is_absolute else f"note: {relative_to(georeference.origin)}; {told}")
+    if frame == "local" and (out.is_dir() or arguments.format in (None, format_of(out, None))):
+        print_next("view", out)
 
 
 def _export_page(arguments: Namespace) -> int:
@@ -169,6 +176,12 @@ def _export_page(arguments: Namespace) -> int:
         f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, {page.model_size / 1e6:.1f} "
         f"MB of it for the model, the rest for the viewer; losses: {'; '.join(page.lost)}"
     )
+    out = arguments.out
+    if arguments.format == "streamed-sog":  # browsers read files beside a page over HTTP only
+        server = f"python -m http.server --directory {shlex.quote(str(out.parent))}"
+        print(f"next: {server}, then open http://localhost:8000/{quote(out.name)}")
+    else:
+        print(f"next: open {out} in a web browser")
     return 0
 
 

@@ -80,7 +80,9 @@ def test_page_of_a_finished_run_is_that_of_training_and_repeatable(copied, capsy
     # Images and metrics do not need the scene.
     assert cli.main(["report", str(copied)]) == 0
     first = (copied / "report.html").read_bytes()
-    assert f"wrote {copied / 'report.html'}: 0." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"wrote {copied / 'report.html'}: 0." in printed
+    assert printed.endswith(f"\nnext: open {copied / 'report.html'} in a web browser\n")
     assert cli.main(["report", str(copied), "--out", str(copied / "b.html")]) == 0
     assert (copied / "b.html").read_bytes() == first
     assert first == before
