@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emulator.package import tsplat_emulated
-from tests.support import scenes
+from tests.support import lenses, scenes
 from tests.support.call_kinds import STAGES, CallKind, differences
 from tsplat import rasterization, rasterization_2dgs
 from tsplat.passes import calls
@@ -74,6 +74,24 @@ def test_calls(target, code, packed, replays):
 def test_kinds(target, code, function, options, replays):
     with tsplat_emulated(target, code, uninitialized=False):
         assert_replayed(make(function, **options), replays)
+
+
+@one_target
+@pytest.mark.parametrize(
+    ("lens", "readout", "options"),
+    [
+        ("equirectangular", "GLOBAL", dict(Ks=None)),
+        ("pinhole", "ROLLING_TOP_TO_BOTTOM", dict(with_eval3d=True)),
+        ("ftheta", "GLOBAL", dict(packed=False)),
+    ],
+)
+def test_kinds_of_lenses(target, code, lens, readout, options, replays):
+    scene = lenses.make(lens, readout, dtype=torch.float32, n=12, width=13, height=9) | options
+    tensors = {n: t.requires_grad_(n != "Ks") for n, t in scene.items() if isinstance(t, torch.Tensor)}
+    others = {n: value for n, value in scene.items() if n not in tensors} | {"backend": "triton"}
+    kind = CallKind(rasterization, tensors, others, 1, (True,), centers=False, twice=False, enabled=True)
+    with tsplat_emulated(target, code, uninitialized=False):
+        assert_replayed(kind, replays)
 
 
 @one_target

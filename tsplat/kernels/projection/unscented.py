@@ -295,7 +295,7 @@ def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl
     if v_mean2d is None:
         v_mean2d = (zero, zero)
     if v_depth is None:
-        v_depth = zero
+        v_depth = sharp[0] * 0.0  # no constant, so that products are fused with sums as if it were given
     v_mean, v_axes, v_camera = _unscented_vjp(
         gaussian[0], camera, plane, saved, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, CONSTANTS
     )
