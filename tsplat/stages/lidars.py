@@ -287,8 +287,8 @@ class LidarLayout:
         """Returns what motion during a sweep may add to half extents [nnz, 2], in pixels of the image of angles."""
         ids = projected.image_ids()
         flat = shutter.detach().flatten(0, 1)
-        own = flat.repeat_interleave(projected.n_gaussians, 0) if ids is None else flat[ids]
-        path, (rows, start) = path_of(own), pose_at(own, torch.zeros_like(own[:, 0]))
+        poses = flat.repeat_interleave(projected.n_gaussians, 0) if ids is None else flat[ids]
+        path, (rows, start) = path_of(poses), pose_at(poses, torch.zeros_like(poses[:, 0]))
         moved = (path.center + torch.stack(to_world(rows, start), -1)).norm(dim=-1)
         turned, largest = path.angle[:, 0], torch.maximum(path.t0.norm(dim=-1), path.t1.norm(dim=-1))
         # Translations are interpolated, so that the center moves along an arc.
