@@ -24,10 +24,9 @@ A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
 **These rows were recorded before calls replayed [passes](architecture.md#how-a-call-runs).** Counted since, for an
 eager call: cloud 30 launches, 8 operators, 1 wait, and 87 us (H100) to 101 us (A100) of device time; kettle-400x300
-37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. Python takes 500 to 770 us of a replayed call, packed, on a
-machine whose speed varies as much, and 0.8 of what it took before
-[0056](decisions/0056-prefix-sums-and-packed-rows.md), so that a call on cloud still takes about twice as
-long as gsplat's.
+37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. On the emulated driver, Python takes 218 us
+of a replayed call, 239 of a packed one and 247 with a capacity: thread CPU time, the best of 300 calls, on a busy machine whose
+speed varies by half. Before a launch was [one call of the driver](decisions/0048-passes.md), it took 244, 256 and 250 there.
 
 """
 

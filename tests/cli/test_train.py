@@ -54,4 +54,4 @@ def test_train_writes_a_run_that_renders_and_exports(tmp_path, forks, capsys):
     assert cli.main(["export", str(run), "--out", str(tmp_path / "a.ply")]) == 0
     assert len(read_ply(tmp_path / "a.ply")) == len(read_ply(run / "point_cloud.ply"))
     # Opening a run, too, imports nothing of training.
-    forks.run(INFO, run).check_returncode()
+    forks.run(INFO, run / "point_cloud.ply").check_returncode()

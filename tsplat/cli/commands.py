@@ -1,7 +1,7 @@
 """The subcommands: their options, and for each a function from parsed arguments to an exit status.
 
 The viewer and `tsplat.training` are imported when a subcommand needs them, so that ``tsplat --help`` is fast, and
-rendering, converting and describing a model import nothing of `tsplat.training`.
+rendering, converting and describing a model import nothing of `tsplat.training`; describing a run does.
 """
 
 import argparse
