@@ -24,9 +24,10 @@ A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
 **These rows were recorded before calls replayed [passes](architecture.md#how-a-call-runs).** Counted since, for an
 eager call: cloud 30 launches, 8 operators, 1 wait, and 87 us (H100) to 101 us (A100) of device time; kettle-400x300
-37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. On the emulated driver, Python takes 218 us
-of a replayed call, 239 of a packed one and 247 with a capacity: thread CPU time, the best of 300 calls, on a busy machine whose
-speed varies by half. Before a launch was [one call of the driver](decisions/0048-passes.md), it took 244, 256 and 250 there.
+37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. On the emulated driver, Python takes 218 us of a
+replayed call, 239 of a packed one and 247 with a capacity: thread CPU time, the best of 300 calls, on a busy machine
+whose speed varies by half. Before a launch was [one call of the driver](decisions/0048-passes.md), it took 244, 256
+and 250 there.
 
 """
 
