@@ -23,7 +23,7 @@ from ..scene import Gaussians, View, open_model, summarize
 from ..scene import prepare as run_prepare
 from ..scene.capture.structure_from_motion import CAMERA_MODELS, MATCHINGS
 from ..scene.formats.checkpoints import is_run, read_georeference
-from ..scene.georeference import Georeference, beside
+from ..scene.georeference import Georeference, beside, relative_to
 from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
 from ..support.progress import stage_display
@@ -302,7 +302,7 @@ def info(arguments: Namespace) -> int:
             summary = summarize(rows)
     if arguments.json:
         about = {} if run is None else {"run": dataclasses.asdict(run)}
-        print(json.dumps(about | json.loads(summary.json())))
+        print(json.dumps(about | summary.to_json()))
     else:
         print("\n".join([*(() if run is None else run.lines()), *summary.lines()]))
     return 0
@@ -335,6 +335,13 @@ def georeference_of(arguments: Namespace) -> Georeference | None:
             f"a model with a file {beside(model).name} beside it, as tsplat export writes"
         )
     return found if crs is None else dataclasses.replace(found or Georeference(), crs=crs)
+
+
+def print_georeference(out: Path, georeference: Georeference | None, *, is_absolute: bool) -> None:
+    """Prints where the coordinates of a file are in the frame of the files of its scene, if that is known."""
+    if georeference is not None:
+        origin = "" if is_absolute else f"{relative_to(georeference.origin)}; "
+        print(f"note: {origin}{beside(out)} has the frame of the files of the scene")
 
 
 def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:

@@ -10,7 +10,7 @@ from typing import get_args
 from ..scene import Camera, Gaussians, read_capture
 from ..scene.cameras import resize_camera
 from ..scene.gaussians import drop_invalid
-from ..scene.georeference import ModelFrame, beside, relative_to
+from ..scene.georeference import ModelFrame
 from ..scene.meshes import extract_mesh, write_mesh
 from ..scene.meshes.depth_frames import DepthKind
 from ..scene.meshes.extraction import TRUNCATION
@@ -25,7 +25,7 @@ from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
 from .argument_types import BOX, COUNT, SIZE, model_path, path, positive
-from .commands import georeference_of, open_model_of, options_of
+from .commands import georeference_of, open_model_of, options_of, print_georeference
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_frame
 
 
@@ -92,9 +92,7 @@ def mesh(arguments: Namespace) -> int:
         f"wrote {out}: {len(surface.vertices)} vertices, {len(surface.faces)} triangles, "
         f"{out.stat().st_size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     )
-    if georeference is not None:
-        told = f"{beside(out)} has the frame of the files of the scene"
-        print(f"note: {told}" if frame == "files" else f"note: {relative_to(georeference.origin)}; {told}")
+    print_georeference(out, georeference, is_absolute=frame == "files")
     return 0
 
 

@@ -25,7 +25,7 @@ from ..scene.formats.image_sets import META
 from ..scene.formats.models import ABSOLUTE, STREAMED, format_of, write_model
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
 from ..scene.gaussians import Gaussians
-from ..scene.georeference import Georeference, Model, ModelFrame, beside, move_model, relative_to
+from ..scene.georeference import Georeference, Model, ModelFrame, move_model
 from ..scene.model_rows import MemoryRows, Rows, as_rows, gather
 from ..scene.rotation import axis_rotations, similarity, transform_gaussians, upright
 from ..support.progress import stage_display
@@ -37,7 +37,15 @@ from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
 from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
-from .commands import georeference_of, open_model_of, open_rows_of, options_of, print_next, refuse
+from .commands import (
+    georeference_of,
+    open_model_of,
+    open_rows_of,
+    options_of,
+    print_georeference,
+    print_next,
+    refuse,
+)
 from .large_models import LargeEdit, Task, open_large, raise_if_none_left, show_passes, warn_user
 from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_frame, add_model
 
@@ -153,10 +161,8 @@ def write(
             size = sum(path.stat().st_size for path in files)
         details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
     print(f"wrote {n_written} Gaussians{invalid} to {out}{details}{losses}")
-    if georeference is not None:
-        told = f"{beside(out)} has the frame of the files of the scene"
-        is_absolute = frame == "files" and format_of(out, arguments.format) in ABSOLUTE
-        print(f"note: {told}" if is_absolute else f"note: {relative_to(georeference.origin)}; {told}")
+    is_absolute = frame == "files" and format_of(out, arguments.format) in ABSOLUTE
+    print_georeference(out, georeference, is_absolute=is_absolute)
     if frame == "local" and (out.is_dir() or arguments.format in (None, format_of(out, None))):
         print_next("view", out)
 

@@ -40,8 +40,8 @@ class Summary:
     opacities: Numbers | None
     scales: Numbers | None
 
-    def json(self) -> str:
-        """Returns the attributes and :data:`QUANTILES` as a JSON object; infinite numbers become null."""
+    def to_json(self) -> dict[str, object]:
+        """Returns the attributes and :data:`QUANTILES` as JSON values; infinite numbers become None."""
 
         def finite(value: object) -> object:
             if isinstance(value, list):
@@ -49,7 +49,11 @@ class Summary:
             return value if not isinstance(value, float) or math.isfinite(value) else None
 
         values = {**dataclasses.asdict(self), "quantiles": list(QUANTILES)}
-        return json.dumps({name: finite(value) for name, value in values.items()}, allow_nan=False)
+        return {name: finite(value) for name, value in values.items()}
+
+    def json(self) -> str:
+        """Returns :meth:`to_json` as a JSON object."""
+        return json.dumps(self.to_json(), allow_nan=False)
 
     def lines(self) -> list[str]:
         """Returns the summary as lines of text."""
