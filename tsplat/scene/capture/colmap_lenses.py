@@ -10,13 +10,15 @@ Angles [P, 2] are the angle theta from the optical axis times the direction arou
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 Array = npt.NDArray[Any]
+Ratio = TypeVar("Ratio", Array, Tensor)
 ColmapLens = tuple[str, tuple[float, ...]]
 """COLMAP's name of a model, and its parameters with fx, fy, cx and cy first."""
 
@@ -111,11 +113,16 @@ def radial_profile(lens: ColmapLens, thetas: Array) -> Array | None:
     return profile
 
 
+def rational_factor(square: Ratio, k: Sequence[float]) -> Ratio:
+    """Returns the radial factor of OpenCV's rational model at squared radii, given k1 to k6."""
+    k1, k2, k3, k4, k5, k6 = k
+    return (1 + square * (k1 + square * (k2 + square * k3))) / (1 + square * (k4 + square * (k5 + square * k6)))
+
+
 def _full_opencv(x: Array, y: Array, z: Array, *k: float) -> tuple[Array, Array]:
-    k1, k2, p1, p2, k3, k4, k5, k6 = k
+    k1, k2, p1, p2, *more = k
     a, b = np.where(z > 0, x / z, np.nan), y / z
-    s = a * a + b * b
-    radial = (1 + s * (k1 + s * (k2 + s * k3))) / (1 + s * (k4 + s * (k5 + s * k6)))
+    radial = rational_factor(a * a + b * b, (k1, k2, *more))
     return a * radial + _tangential(a, b, p2, p1), b * radial + _tangential(b, a, p1, p2)
 
 

@@ -27,7 +27,6 @@ from . import colmap_lenses
 
 Array = npt.NDArray[Any]
 Angle = TypeVar("Angle", float, Array, Tensor)
-Ratio = TypeVar("Ratio", Array, Tensor)
 
 CHUNK_PIXELS = 1 << 20
 """Pixels sampled at a time, which limits the memory that large images need."""
@@ -574,13 +573,12 @@ def native_lens(lens: Lens) -> tuple[Lens, float] | None:
     return Lens(lens.width, lens.height, zoom * fx, zoom * fy, cx, cy, distortion, "fisheye"), error
 
 
-def _radial_factor(square: Ratio, distortion: Sequence[float]) -> Ratio:
+def _radial_factor(square: colmap_lenses.Ratio, distortion: Sequence[float]) -> colmap_lenses.Ratio:
     """Returns OpenCV's radial factor of squared radii, with k1, k2, p1, p2 or k1, k2, p1, p2, k3 to k6."""
     k1, k2, _, _, *more = distortion
     if not more:
         return 1 + k1 * square + k2 * (square * square)
-    k3, k4, k5, k6 = more
-    return (1 + square * (k1 + square * (k2 + square * k3))) / (1 + square * (k4 + square * (k5 + square * k6)))
+    return colmap_lenses.rational_factor(square, (k1, k2, *more))
 
 
 def _distorted_angle(theta: Angle, distortion: Sequence[float]) -> Angle:
