@@ -285,7 +285,7 @@ class _Methods(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_recorded():
             name = getattr(function, "__name__", "")
-            if not (name == "repeat_interleave" and isinstance(args[1], int)):
+            if not (name == "repeat_interleave" and len(args) > 1 and isinstance(args[1], int)):
                 _refuse_reads(name)
         return function(*args, **(kwargs or {}))
 
