@@ -1,7 +1,9 @@
 """Gains that are known before training: from colors of points, and only where the camera changed its exposure."""
 
+import copy
 import dataclasses
 import math
+import pickle
 
 import pytest
 import torch
@@ -122,16 +124,33 @@ def test_trainers_keep_known_gains_and_resume_with_them(monkeypatch):
     assert torch.equal(resumed.gaussians.means, whole.gaussians.means)
 
 
+def test_gains_are_fitted_before_the_first_step_only(monkeypatch):
+    logs, fits = LOGS - LOGS.mean(0), []
+    trainer = trainer_with(monkeypatch, logs)
+    monkeypatch.setattr("tsplat.training.view_gradients.gains_of_points", lambda views: fits.append(1) or logs)
+    unstarted = copy.deepcopy(trainer)
+    trainer.advance()
+    unstarted.advance()
+    assert len(fits) == 2
+    trainer.advance()
+    resumed = Trainer(trainer.gaussians, make_views(make_gaussians(), 4), trainer.config)
+    resumed.restore(*trainer.state())
+    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), resumed):
+        other.advance()
+        assert torch.equal(other.state()[0]["gains/logs"], logs.float())
+    assert len(fits) == 2
+
+
 def test_states_of_before_resume_with_estimates(monkeypatch):
     before, after = trainer_with(monkeypatch, None), trainer_with(monkeypatch, None)
     for _ in range(4):
         before.advance()
+    for _ in range(8):
+        after.advance()
     tensors, figures = before.state()
     del figures["gains_known"]
     other = trainer_with(monkeypatch, LOGS)
     other.restore(tensors, figures)
-    for _ in range(8):
-        after.advance()
     for _ in range(4):
         other.advance()
     assert torch.equal(other.state()[0]["gains/logs"], after.state()[0]["gains/logs"])
@@ -140,7 +159,8 @@ def test_states_of_before_resume_with_estimates(monkeypatch):
 
 def test_known_gains_do_not_change(monkeypatch):
     logs = LOGS - LOGS.mean(0)
-    gains = ViewGains(4, torch.zeros(3), known=logs)
+    gains = ViewGains(4, torch.zeros(3))
+    gains.set_known(logs)
     gains.update(RankGroup())
     assert torch.equal(gains.logs, logs.float())
 

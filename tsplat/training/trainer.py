@@ -191,6 +191,9 @@ class Trainer:
         """
         for observer in self.observers:
             observer.before_step(self.step, self.gaussians)
+        if self.step == 0:  # later steps continue from a state, which has the gains
+            with restored_modes(), torch.inference_mode(False):
+                self._view_gradients.find_gains()
         with DeferredSignals(), restored_modes(), torch.inference_mode(False), full_precision():
             progress = self._take_step()
         for observer in self.observers:

@@ -99,23 +99,27 @@ def identity_exposures(n_views: int, like: Tensor) -> Tensor:
 class ViewGains:
     """The gain of each color channel of each training view, for photographs with varying exposure and white balance.
 
-    Those that are known before training, as logarithms [n_views, 3], do not change. Otherwise, whenever a view is
-    rendered, the gains that fit its photograph best, by least squares, are averaged with the earlier ones. Their mean
-    over all views is 1, as a geometric mean, because held-out views are rendered without a gain. Their logarithms are
-    multiplied by s^4 / (s^4 + GAIN_SPREAD^4), with the root s of their mean square. `like` has their dtype and device.
-    `views_per_step` views are observed between updates, and each has less weight if there are fewer views, as estimates
-    of one view add up.
+    Those that are known before training do not change. Otherwise, whenever a view is rendered, the gains that fit its
+    photograph best, by least squares, are averaged with the earlier ones. Their mean over all views is 1, as a
+    geometric mean, because held-out views are rendered without a gain. Their logarithms are multiplied by s^4 / (s^4 +
+    GAIN_SPREAD^4), with the root s of their mean square. `like` has their dtype and device. `views_per_step` views are
+    observed between updates, and each has less weight if there are fewer views, as estimates of one view add up.
 
     Attributes:
         logs: [n_views, 3] logarithms of the gains, updated in place.
-        known: Whether they were given, and do not change.
+        known: Whether they were known before training, and do not change.
     """
 
-    def __init__(self, n_views: int, like: Tensor, views_per_step: int = 1, known: Tensor | None = None) -> None:
+    def __init__(self, n_views: int, like: Tensor, views_per_step: int = 1) -> None:
         self._rate = min(GAIN_RATE, n_views / views_per_step)
-        self.known = known is not None
-        self.logs = like.new_zeros(n_views, 3) if known is None else known.to(like)
+        self.known = False
+        self.logs = like.new_zeros(n_views, 3)
         self._changes = torch.zeros_like(self.logs)
+
+    def set_known(self, logs: Tensor) -> None:
+        """Sets the logarithms [n_views, 3] of gains that are known before training."""
+        self.logs.copy_(logs)
+        self.known = True
 
     def apply(self, index: int | Tensor, image: Tensor) -> Tensor:
         """Multiplies the rendered image [H, W, 3] of a view by its gains. The index may be a tensor [1] int64."""

@@ -96,8 +96,7 @@ class ViewGradients:
         self.prior_scales: dict[str, Tensor] = {}
         self._losses = view_losses(config, extent, gaussians.surfels, self.prior_scales)
         n = config.views_per_step
-        known = ranks.all_gather_object(gains_of_points(views) if config.gains and ranks.rank == 0 else None)[0]
-        self.gains = ViewGains(len(views), gaussians.means.detach(), n, known) if config.gains else None
+        self.gains = ViewGains(len(views), gaussians.means.detach(), n) if config.gains else None
         scale_weight = config.scale_weight * TYPICAL_EXTENT / extent
         self._regularization = {"opacities": config.opacity_weight, "scales": scale_weight}
         self.received_rows = 0
@@ -106,6 +105,14 @@ class ViewGradients:
             raise UnsupportedError(f"graph: not implemented {no_graphs or reason}; use auto or off")
         by_graphs = config.graph != "off" and not no_graphs
         self._passes = None if reason else ViewPasses(self._differentiate, self._make_update, by_graphs=by_graphs)
+
+    def find_gains(self) -> None:
+        """Fits the gains that are known before training, unless they were restored. A collective call."""
+        if self.gains is None or self.gains.known:
+            return
+        logs = self._ranks.all_gather_object(gains_of_points(self._views) if self._ranks.is_main else None)[0]
+        if logs is not None:
+            self.gains.set_known(logs)
 
     def compute(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], n_gaussians: int
