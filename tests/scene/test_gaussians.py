@@ -102,7 +102,7 @@ def test_quaternions_of_zeros_are_invalid():
     gaussians.quats[1] = torch.tensor([0, 1e-13, 0, 0])
     gaussians.quats[2] = torch.tensor([0, 0, 0, -1e-11])
     gaussians.quats[3] = torch.tensor([0, 3e30, 0, 0])
-    assert gaussians.valid.tolist() == gaussians.turned.tolist() == [False, False, True, True, True]
+    assert gaussians.valid.tolist() == gaussians.has_rotation.tolist() == [False, False, True, True, True]
     assert gaussians.finite.all()
 
 

@@ -149,7 +149,7 @@ def write(
     is_ply = format_of(out, arguments.format) == "ply"
     n_invalid = sum(int((~part.valid).sum()) for part in rows.chunks()) if is_ply else 0
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
-    n_written = len(rows) if is_ply else sum(int(part.turned.sum()) for part in rows.chunks())
+    n_written = len(rows) if is_ply else sum(int(part.has_rotation.sum()) for part in rows.chunks())
     losses = f"; losses: {'; '.join(lost)}" if lost else ""
     details = ""
     if start is not None:

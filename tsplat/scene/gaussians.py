@@ -130,10 +130,10 @@ class Gaussians:
         log_scales = torch.cat([self.log_scales[:, :2], flat], 1)
         return dataclasses.replace(self, log_scales=log_scales, antialiased=False, surfels=True)
 
-    def recognized(self, least: float) -> "Gaussians":
-        """Returns them as 2D Gaussians if all third log scales, but not all first or second ones, are what :data:`FLAT`
-        is in a file without a mark, `least`. Antialiased ones are no 2D Gaussians."""
-        flat = ((self.log_scales - least).abs() < 1e-4).all(0).tolist()
+    def as_surfels_if_flat(self, log_scale: float) -> "Gaussians":
+        """Returns the Gaussians as 2D Gaussians if all third log scales, but not all first or second ones, are
+        `log_scale`: that of 2D Gaussians in a format that does not mark them. Antialiased ones are no 2D Gaussians."""
+        flat = ((self.log_scales - log_scale).abs() < 1e-4).all(0).tolist()
         return self.as_surfels() if flat == [False, False, True] and not self.antialiased else self
 
     @property
@@ -168,7 +168,7 @@ class Gaussians:
     @property
     def valid(self) -> Tensor:
         """[N] bool: True for Gaussians that can be rendered: :attr:`finite`, with a quaternion that is not zero."""
-        return self.finite & self.turned
+        return self.finite & self.has_rotation
 
     @property
     def finite(self) -> Tensor:
@@ -183,7 +183,7 @@ class Gaussians:
         )
 
     @property
-    def turned(self) -> Tensor:
+    def has_rotation(self) -> Tensor:
         """[N] bool: False for Gaussians whose quaternion is zero, so they have no rotation and are not rendered."""
         return ~(self.quats.float().square().sum(-1) < QUAT_NORM_MIN**2)
 

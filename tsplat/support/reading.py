@@ -9,7 +9,9 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from ..errors import FileError
 from .free_memory import available_bytes
@@ -104,7 +106,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     return file
 
 
-def check_memory(what: str, needed: int, advice: str) -> None:
+def check_memory(what: str, needed: int, advice: str = "free some, or the file is damaged") -> None:
     """Raises `FileError` for more bytes than are free. Fewer than 256 MiB are not compared with them."""
     if needed > UNASKED_BYTES and (free := available_bytes()) is not None and needed > free:
         raise FileError(f"{what} needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; {advice}")
@@ -117,6 +119,16 @@ def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
         if limit is not None and size > limit:
             raise FileError(f"{path}: expected at most {limit:,} bytes, found {size:,}; it is damaged")
         return file.read()
+
+
+def read_records(
+    file: BinaryIO, path: str | os.PathLike[str], record: np.dtype[np.void], count: int
+) -> np.ndarray[Any, np.dtype[np.void]]:
+    """Reads `count` records at the position of an open file; raises `FileError` if it ends before."""
+    records = np.fromfile(file, record, count)
+    if len(records) < count:
+        raise FileError(f"{path}: the file was truncated while it was read")
+    return records
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

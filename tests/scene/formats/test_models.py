@@ -180,11 +180,11 @@ def test_2d_gaussians_are_recognized(tmp_path, format):
     needles = given.log_scales.clone()
     needles[:, 1:] = -10.0
     for log_scales in (torch.full_like(one_small, -10.0), one_small, needles):
-        assert not dataclasses.replace(given, log_scales=log_scales).recognized(-10.0).surfels
+        assert not dataclasses.replace(given, log_scales=log_scales).as_surfels_if_flat(-10.0).surfels
     needles[:, :2] = 0.0
     for antialiased in (True, False):
         given = dataclasses.replace(given, log_scales=needles, antialiased=antialiased)
-        assert given.recognized(-10.0).surfels is not antialiased
+        assert given.as_surfels_if_flat(-10.0).surfels is not antialiased
 
 
 def test_ply_files_of_2d_gaussians_have_two_scales(tmp_path):

@@ -53,7 +53,7 @@ def export_splats(
     gaussians = Gaussians(means, scales, quats, opacities, sh0, shN)
     kept = gaussians.finite & scales.isfinite().all(-1) & opacities.isfinite()
     if format != "ply":
-        kept &= gaussians.turned
+        kept &= gaussians.has_rotation
     if format == "ply_compressed":
         kept &= gaussians.opacities > OPACITY_MIN
     gaussians = gaussians.map(lambda tensor: tensor.detach()[kept])

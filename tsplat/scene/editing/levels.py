@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..formats.quantization import LOG_SCALE_MAX
 from ..gaussians import Gaussians
 from ..model_rows import Rows, gather, morton_sorted
 from .moments import merge_into_neighbors
@@ -16,9 +17,6 @@ from .moments import merge_into_neighbors
 LEVELS_MAX = 8
 COARSEST = 1 << 14
 """Gaussians of the coarsest level that are few enough to be shown at once."""
-
-LOG_SCALE_MAX = 20.0
-"""Infinite log scales are clamped to this, so that covariances are finite."""
 
 BLOCK = 1 << 18
 """Gaussians, consecutive in Morton order, that are merged at a time; an even number."""
@@ -97,7 +95,7 @@ def merge_rows(rows: Rows, n: int, folder: str | os.PathLike[str]) -> Rows:
 @torch.no_grad()
 def _merge_weakest(gaussians: Gaussians, n: int) -> Gaussians:
     """Merges all but `n` Gaussians, in Morton order, into neighbors."""
-    log_scales = gaussians.log_scales.clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX)
+    log_scales = gaussians.log_scales.clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX)  # finite covariances
     gaussians = dataclasses.replace(gaussians, log_scales=log_scales)
     if len(gaussians) <= n:
         return gaussians

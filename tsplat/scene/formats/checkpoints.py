@@ -47,13 +47,13 @@ ROWS = "rows"
 SCENE_PREFIX = "scene/"
 """Prefix of the raw parameters' names among the tensors in ``rows/``."""
 
-OwnRows = Callable[[int], slice]
+RowsOf = Callable[[int], slice]
 """Returns the range of Gaussians to read, given their number."""
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
 LATEST_BYTES_MAX = 4096
 MANIFEST_TYPES = dict(step=int, n_gaussians=int, antialiased=bool, surfels=bool, files=dict, figures=dict, config=dict)
-KINDS = {int: "integer", bool: "boolean", dict: "object"}
+JSON_TYPES = {int: "integer", bool: "boolean", dict: "object"}
 
 
 class CheckpointError(FileError):
@@ -123,8 +123,8 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
     path = Path(path)
     run = run_folder(path) if is_run(path) else path.parent if path.name == POINT_CLOUD else path
     candidates = (beside(path), beside(path / META), beside(path / LOD_META), run / WORLD)
-    found = next(filter(os.path.isfile, candidates), None)
-    return None if found is None else parse_georeference(found)
+    file = next(filter(os.path.isfile, candidates), None)
+    return None if file is None else parse_georeference(file)
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -165,15 +165,15 @@ def read_newest_valid(
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "no such folder"
-        raise CheckpointError(f"{folder}: {found}; expected a run with a checkpoints/ folder")
+        problem = "is a file" if folder.exists() else "no such folder"
+        raise CheckpointError(f"{folder}: {problem}; expected a run with a checkpoints/ folder")
     candidates = find_checkpoints(folder)[::-1]
     if checkpoint is not None:
-        chosen = find_checkpoint(candidates, checkpoint)
-        if chosen is None:
-            names = ", ".join(path.name for path in candidates[::-1]) or "none"
+        path = find_checkpoint(candidates, checkpoint)
+        if path is None:
+            names = ", ".join(candidate.name for candidate in candidates[::-1]) or "none"
             raise CheckpointError(f"{folder}: no checkpoint {checkpoint}; found {names}")
-        return chosen, read(chosen), []
+        return path, read(path), []
     with contextlib.suppress(OSError, ValueError):
         latest = folder / read_file(folder / LATEST, LATEST_BYTES_MAX).decode().strip()
         if latest in candidates:
@@ -205,12 +205,12 @@ def skipped_messages(errors: Sequence[str], used: Path) -> list[str]:
 
 def has_rows(name: str, tensor: Tensor, n: int) -> bool:
     """Returns whether a tensor of the state of training, such as ``adam/means/exp_avg``, has a row per Gaussian."""
-    kind, key = name.split("/")[:2]
-    return tensor.shape[:1] == (n,) if kind == "strategy" else key in GSPLAT_NAMES.values()
+    part, key = name.split("/")[:2]
+    return tensor.shape[:1] == (n,) if part == "strategy" else key in GSPLAT_NAMES.values()
 
 
 def read_raw_checkpoint(
-    path: str | os.PathLike[str], *, force: bool = False, rows: OwnRows | None = None
+    path: str | os.PathLike[str], *, force: bool = False, rows: RowsOf | None = None
 ) -> RawCheckpoint:
     """Verifies the hashes of a checkpoint, the folder ``step_...``, and reads it, or the `rows` of some Gaussians.
 
@@ -222,17 +222,15 @@ def read_raw_checkpoint(
         manifest = read_manifest(path)
         _verify_files(path, manifest["files"])
         n = manifest["n_gaussians"]
-        wanted = slice(None) if rows is None else rows(n)
-        tensors = _read_tensors(path / TRAINING, n, wanted)
+        selection = slice(None) if rows is None else rows(n)
+        tensors = _read_tensors(path / TRAINING, n, selection)
         if (path / ROWS).is_dir():
             shards = [path / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
-            own_rows = _read_rows(path / ROWS, shards, n, wanted)
-            scene = {
-                k.removeprefix(SCENE_PREFIX): own_rows.pop(k) for k in list(own_rows) if k.startswith(SCENE_PREFIX)
-            }
-            tensors |= own_rows
+            sharded = _read_rows(path / ROWS, shards, n, selection)
+            scene = {k.removeprefix(SCENE_PREFIX): sharded.pop(k) for k in list(sharded) if k.startswith(SCENE_PREFIX)}
+            tensors |= sharded
         else:
-            scene = _read_tensors(path / SCENE, n, wanted)
+            scene = _read_tensors(path / SCENE, n, selection)
         for name, tensor in scene.items():
             if tensor.dtype not in DTYPES:
                 raise CheckpointError(f"{path}: {name}: expected floats of 16 to 64 bits, found {tensor.dtype}")
@@ -286,9 +284,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest.pop("sha256", None) != manifest_digest(manifest):
         raise CheckpointError(f"{path / MANIFEST}: modified or truncated since it was written (hash mismatch)")
     manifest.setdefault("surfels", False)  # not in checkpoints of earlier versions
-    for name, kind in MANIFEST_TYPES.items():
-        if type(manifest.get(name)) is not kind:
-            raise CheckpointError(f"{path / MANIFEST}: expected {name!r} to be a JSON {KINDS[kind]}")
+    for name, type_ in MANIFEST_TYPES.items():
+        if type(manifest.get(name)) is not type_:
+            raise CheckpointError(f"{path / MANIFEST}: expected {name!r} to be a JSON {JSON_TYPES[type_]}")
     files = manifest["files"]
     is_complete = TRAINING in files and (SCENE in files or any(name.startswith(f"{ROWS}/") for name in files))
     if (
@@ -312,42 +310,42 @@ def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
             raise CheckpointError(f"{path / name}: modified or truncated since it was written (hash mismatch)")
 
 
-def _read_tensors(path: Path, n: int, wanted: slice) -> dict[str, Tensor]:
-    """Reads a file; of tensors that have a row for each of n Gaussians, only the wanted rows."""
+def _read_tensors(path: Path, n: int, selection: slice) -> dict[str, Tensor]:
+    """Reads a file; of tensors that have a row for each of n Gaussians, only the selected rows."""
     with SafetensorsFile(path) as file:
         sizes = {name: entry.dtype.itemsize * math.prod(entry.shape) for name, entry in file.entries.items()}
         check_memory(f"{path}: {len(sizes)} tensors", sum(sizes.values()), "free some")
         tensors = {}
         for name, entry in file.entries.items():
             is_row = path.name == SCENE or has_rows(name, torch.empty(entry.shape, device="meta"), n)
-            tensors[name] = file.read(name, wanted if is_row else slice(None))
+            tensors[name] = file.read(name, selection if is_row else slice(None))
         return tensors
 
 
-def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, wanted: slice = slice(None)) -> dict[str, Tensor]:
-    """Reads the wanted rows of tensors that are sharded over files, which have `n_rows` rows together."""
-    own = range(n_rows)[wanted]
+def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, selection: slice = slice(None)) -> dict[str, Tensor]:
+    """Reads the selected rows of tensors that are sharded over files, which have `n_rows` rows together."""
+    ids = range(n_rows)[selection]
     counts: dict[str, int] = defaultdict(int)
-    places: dict[str, list[tuple[int, int, SafetensorsFile]]] = defaultdict(list)
+    pieces_of: dict[str, list[tuple[int, int, SafetensorsFile]]] = defaultdict(list)
     with contextlib.ExitStack() as files:
         for shard in shards:
             file = files.enter_context(SafetensorsFile(shard))
             offsets = json.loads(file.metadata["DCP_SHARDING_INFO"])
             for name, entry in file.entries.items():
                 counts[name] += entry.shape[0]
-                places[name].append((offsets[name]["saved_offsets"][0], entry.shape[0], file))
+                pieces_of[name].append((offsets[name]["saved_offsets"][0], entry.shape[0], file))
         # Counted before they are read, as one file may have several names.
         for name, count in counts.items():
             if count != n_rows:
                 raise ArgumentError(f"{folder}: the shards hold {count} rows of {name}, expected {n_rows}")
-        firsts = [pieces[0][2].entries[name] for name, pieces in places.items()]
-        each = sum(entry.dtype.itemsize * math.prod(entry.shape[1:]) for entry in firsts)
-        check_memory(f"{folder}: {len(own):,} rows", each * len(own), "free some")
+        entries = [pieces[0][2].entries[name] for name, pieces in pieces_of.items()]
+        row_bytes = sum(entry.dtype.itemsize * math.prod(entry.shape[1:]) for entry in entries)
+        check_memory(f"{folder}: {len(ids):,} rows", row_bytes * len(ids), "free some")
         rows: dict[str, Tensor] = {}
-        for name, pieces in places.items():
+        for name, pieces in pieces_of.items():
             parts = []
             for first, count, file in sorted(pieces, key=itemgetter(0)):
-                begin, end = (min(max(end - first, 0), count) for end in (own.start, own.stop))
+                begin, end = (min(max(end - first, 0), count) for end in (ids.start, ids.stop))
                 parts.append(file.read(name, slice(begin, end)))
             rows[name] = torch.cat([part for part in parts if len(part)] or parts[:1])
         return rows

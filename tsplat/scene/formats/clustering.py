@@ -41,24 +41,23 @@ class Clusters:
         generator = torch.Generator().manual_seed(0)
         n_groups = math.isqrt(n_clusters)
         groups = _k_means(rows, n_groups, generator)
-        near = _nearest(rows, groups)
-        sizes = torch.bincount(near, minlength=n_groups)
+        group_ids = _nearest(rows, groups)
+        sizes = torch.bincount(group_ids, minlength=n_groups)
         centroids, starts = [], [0]
-        for ids in torch.split(near.argsort(stable=True), sizes.tolist()):
+        for ids in torch.split(group_ids.argsort(stable=True), sizes.tolist()):
             if len(ids):
                 # In proportion to the size of the group, and at least one. The sum is at most n_clusters.
-                own = _k_means(rows[ids], 1 + len(ids) * (n_clusters - n_groups) // n, generator)
-                centroids.append(own)
-                starts.append(starts[-1] + len(own))
+                centroids.append(_k_means(rows[ids], 1 + len(ids) * (n_clusters - n_groups) // n, generator))
+                starts.append(starts[-1] + len(centroids[-1]))
         return Clusters(torch.cat(centroids), groups[sizes > 0], starts)
 
     @torch.no_grad()
     def nearest(self, rows: Tensor) -> Tensor:
         """Returns the nearest centroid in the nearest group of each row, [N] int64."""
-        near = _nearest(rows, self.groups)
-        labels = torch.empty_like(near)
-        sizes = torch.bincount(near, minlength=len(self.groups)).tolist()
-        for group, ids in enumerate(torch.split(near.argsort(stable=True), sizes)):
+        group_ids = _nearest(rows, self.groups)
+        labels = torch.empty_like(group_ids)
+        sizes = torch.bincount(group_ids, minlength=len(self.groups)).tolist()
+        for group, ids in enumerate(torch.split(group_ids.argsort(stable=True), sizes)):
             first, last = self.starts[group], self.starts[group + 1]
             if len(ids):
                 labels[ids] = _nearest(rows[ids], self.centroids[first:last]) + first
@@ -92,7 +91,7 @@ def cluster_values(
 ) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
     """Clusters single values by k-means, with weights of squared errors.
 
-    The first clusters are found by halving the one with the largest squared error at its mean again and again. Returns
+    The first clusters come from repeatedly halving the one with the largest squared error at its mean. Returns
     centers [K], K <= n_clusters, in increasing order, and the index of the nearest center of each value, in the shape
     of `values`. The centers are the values themselves if at most `n_clusters` are different.
     """
@@ -125,10 +124,10 @@ def _halve(points: NDArray[np.float64], weights: NDArray[np.float64], n_parts: i
 
     def part(start: int, end: int) -> tuple[float, int, int, int]:
         """Returns minus the squared error of a part, its start, the start of its upper half, and its end."""
-        own, own_weights = points[start:end], weights[start:end]
-        mean = np.average(own, weights=own_weights)
-        middle = start + int(np.searchsorted(own, mean, "right"))
-        return -float(own_weights @ np.square(own - mean)), start, middle, end
+        part_points, part_weights = points[start:end], weights[start:end]
+        mean = np.average(part_points, weights=part_weights)
+        middle = start + int(np.searchsorted(part_points, mean, "right"))
+        return -float(part_weights @ np.square(part_points - mean)), start, middle, end
 
     parts = [part(0, len(points))]
     while len(parts) < n_parts:

@@ -22,7 +22,7 @@ from ..gaussians import Gaussians
 from ..morton import morton_order
 from .foreign import Warn, note_ignored
 from .model_memory import check_model_memory
-from .ply_file import PlyFile, Table
+from .ply_file import PlyFile, Table, ply_header
 from .quantization import (
     LOG_SCALE_MAX,
     Floats,
@@ -45,7 +45,8 @@ VECTOR_BITS = (11, 10, 11)
 
 AXES = ("x", "y", "z")
 VERTEX = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
-RANGES = (tuple(AXES), tuple(f"scale_{axis}" for axis in AXES), ("r", "g", "b"))
+RANGES = (AXES, tuple(f"scale_{axis}" for axis in AXES), ("r", "g", "b"))
+BOUNDS = ("min_", "max_")
 SH_SIZES = (9, 24, 45)
 """Number of f_rest properties for SH degrees 1 to 3."""
 
@@ -58,16 +59,15 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
     sh_size = len(ply.elements["sh"].names) // 3 if "sh" in ply.elements else 0
     check_model_memory(ply.path, ply.elements["vertex"].count, math.isqrt(min(sh_size, 15) + 1) - 1)
     vertex = _table(ply, "vertex", VERTEX)
-    bounds = ("min_", "max_")
     colored = "min_r" in ply.elements["chunk"].names if "chunk" in ply.elements else False
     ranges = RANGES if colored else RANGES[:2]
-    chunk = _table(ply, "chunk", [bound + name for names in ranges for bound in bounds for name in names])
+    chunk = _table(ply, "chunk", [bound + name for names in ranges for bound in BOUNDS for name in names])
     if len(chunk) != math.ceil(len(vertex) / CHUNK):
         raise FileError(
             f"{ply.path}: expected {math.ceil(len(vertex) / CHUNK)} chunks for {len(vertex)} Gaussians, "
             f"found {len(chunk)}; the file is damaged"
         )
-    known = {"vertex": VERTEX, "chunk": [bound + name for names in RANGES for bound in bounds for name in names]}
+    known = {"vertex": VERTEX, "chunk": [bound + name for names in RANGES for bound in BOUNDS for name in names]}
     for name, properties in known.items():
         names = (prop for prop in ply.elements[name].names if prop not in properties)
         note_ignored(ply.path, f"the properties of {name!r}:", names, warn)
@@ -75,7 +75,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
     chunk_ids = np.arange(len(vertex)) // CHUNK
 
     def between(fractions: NDArray[np.float64], names: tuple[str, ...]) -> Floats:
-        low, high = (np.stack([chunk[bound + name] for name in names], 1)[chunk_ids] for bound in bounds)
+        low, high = (np.stack([chunk[bound + name] for name in names], 1)[chunk_ids] for bound in BOUNDS)
         return interpolate(low, high, fractions).astype(np.float32)
 
     words = {name: vertex[name].astype(np.uint32) for name in VERTEX}
@@ -113,15 +113,15 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> byte
     # that has many zeros. In the order of f_rest, [N, 3 (K - 1)].
     bytes_of_sh = levels((arrays["shN"].astype(np.float64) / SH_RANGE + 0.5) * 256 - 0.5)
     sh = rearrange(bytes_of_sh, "n k c -> n (c k)")
-    lines = ["ply", "format binary_little_endian 1.0", *(f"comment {comment}" for comment in comments)]
-    lines += [f"element chunk {len(mean_bounds)}"]
-    lines += [f"property float {bound}_{name}" for names in RANGES for bound in ("min", "max") for name in names]
-    lines += [f"element vertex {len(gaussians)}", *(f"property uint {name}" for name in VERTEX)]
-    if sh.shape[1]:
-        lines += [f"element sh {len(gaussians)}", *(f"property uchar f_rest_{i}" for i in range(sh.shape[1]))]
+    n = len(gaussians)
+    elements = {
+        "chunk": (len(mean_bounds), [f"float {bound}{name}" for names in RANGES for bound in BOUNDS for name in names]),
+        "vertex": (n, [f"uint {name}" for name in VERTEX]),
+        **({"sh": (n, [f"uchar f_rest_{i}" for i in range(sh.shape[1])])} if sh.shape[1] else {}),
+    }
     chunk = np.concatenate([mean_bounds, scale_bounds, color_bounds], 1)
     body = chunk.astype("<f4").tobytes() + np.stack(vertex, 1).astype("<u4").tobytes() + sh.tobytes()
-    return "\n".join([*lines, "end_header", ""]).encode() + body
+    return ply_header(comments, elements) + body
 
 
 def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[Floats, NDArray[np.uint32]]]:

@@ -8,7 +8,7 @@ from ...errors import UnsupportedError
 Warn = Callable[[str], object]
 """Called with a note of one line, without a newline."""
 
-SHOWN = 5
+NAMES_MAX = 5
 """Names in a message."""
 
 NAME_MAX = 40
@@ -41,8 +41,7 @@ METHODS = (
 
 
 def check_method(path: str, names: Sequence[str]) -> None:
-    """Raises UnsupportedError if a PLY's vertices have properties without which a model of another method looks
-    different."""
+    """Raises UnsupportedError if the vertices of a PLY have properties of another method than 3D Gaussians."""
     if "s" in names:  # s and t are texture coordinates
         names = [name for name in names if name != "t"]
     for pattern, method, advice in METHODS:
@@ -60,6 +59,6 @@ def note_ignored(path: object, what: str, names: Iterable[str], warn: Warn) -> N
 
 def listed(names: Sequence[str]) -> str:
     """Lists the first few names for a message. Names from damaged files may be long or unprintable."""
-    shown = [name if name.isprintable() and name else ascii(name) for name in names[:SHOWN]]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    shown = [name if name.isprintable() and name else ascii(name) for name in names[:NAMES_MAX]]
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
     return ", ".join(name[:NAME_MAX] for name in shown) + more

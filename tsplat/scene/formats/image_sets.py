@@ -72,7 +72,7 @@ def archive_loader(path: Path, size_max: int | None = None) -> Load:
                 f"{path}: {name} is encrypted, uses another compression than deflate, or its size of "
                 f"{info.file_size:,} bytes is invalid; the file is damaged"
             )
-        check_memory(f"{path}: {name}", info.file_size, "free some, or the file is damaged")
+        check_memory(f"{path}: {name}", info.file_size)
         try:
             return archive.read(info)
         except ZIP_ERRORS as error:
@@ -141,10 +141,15 @@ def free_suffix(folder: Path, names: Iterable[str]) -> str:
     )
 
 
+def read_meta(folder: Path) -> "JsonObject":
+    """Reads ``meta.json`` of a folder."""
+    return JsonObject.parse(str(folder), read_file(folder / META, META_MAX))
+
+
 def named_images(folder: Path) -> set[str]:
     """Returns the names of the images in the ``meta.json`` of an earlier output; none if it cannot be read."""
     with contextlib.suppress(FileError, OSError), earlier_output():
-        meta = JsonObject.parse(str(folder), read_file(folder / META, META_MAX))
+        meta = read_meta(folder)
         parts = [meta.part(name) for name in meta.values]
         return {name for part in parts if "files" in part.values for name in part.files(0)}
     return set()
@@ -257,7 +262,7 @@ def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
                 raise FileError(
                     f"{path}: {name} has {image.width}×{image.height} pixels for {count} Gaussians; it is damaged"
                 )
-            check_memory(f"{path}: {name}", 8 * image.width * image.height, "free some, or the file is damaged")
+            check_memory(f"{path}: {name}", 8 * image.width * image.height)
             return np.asarray(image.convert("RGBA"))
     except FileError:
         raise

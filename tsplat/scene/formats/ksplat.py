@@ -18,11 +18,11 @@ from typing import BinaryIO
 import numpy as np
 
 from ...errors import FileError, UnsupportedError
-from ...support.reading import open_file
+from ...support.reading import open_file, read_records
 from ..gaussians import FLAT, Gaussians
 from .foreign import Warn
 from .model_memory import check_model_memory
-from .quantization import Floats, check_activated, gaussians_from_arrays, sh0_from_colors
+from .quantization import Floats, gaussians_from_activated, sh0_from_colors
 
 HEADER = struct.Struct("<BB2xIIIIH2x3fff")
 """Version, major and minor; sections, at most and in use; Gaussians, at most and in use; compression level; center of
@@ -42,7 +42,7 @@ DEGREE_MAX = 2
 
 @dataclasses.dataclass(frozen=True)
 class _Section:
-    """A section: its place in the file, and what its header says."""
+    """A section: its position in the file, and the fields of its header."""
 
     start: int
     count: int
@@ -51,19 +51,19 @@ class _Section:
     n_full: int
     n_partial: int
     edge: float
-    range: int
+    offset_range: int
     degree: int
     record: np.dtype[np.void]
 
     @property
-    def records(self) -> int:
-        """Where the records start."""
+    def records_start(self) -> int:
+        """Position of the first record."""
         return self.start + 4 * self.n_partial + BUCKET_BYTES * self.n_buckets
 
     @property
     def end(self) -> int:
-        """Where the section ends."""
-        return self.records + self.count * self.record.itemsize
+        """Position after the last record."""
+        return self.records_start + self.count * self.record.itemsize
 
 
 def read_ksplat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
@@ -84,7 +84,7 @@ def read_ksplat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> 
         content = file.read(HEADER.size)
         if size < HEADER_BYTES or len(content) < HEADER.size:
             raise FileError(f"{path}: expected a header of {HEADER_BYTES:,} bytes, found {size:,} bytes in all")
-        major, minor, n_sections, _, most, count, level, *_, low, high = HEADER.unpack(content)
+        major, minor, n_sections, _, count_max, count, level, *_, low, high = HEADER.unpack(content)
         if (major, minor) != (0, 1):
             raise UnsupportedError(f"{path}: expected .ksplat of version 0.1, found {major}.{minor}")
         if level >= len(LEVELS):
@@ -94,26 +94,18 @@ def read_ksplat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> 
             raise FileError(f"{path}: the bounds of SH coefficients, {low} and {high}, are not finite; it is damaged")
         sections = _read_sections(str(path), file, size, n_sections, level)
         total = sum(section.count for section in sections)
-        if total not in (most, count):
+        if total not in (count_max, count):
             raise FileError(f"{path}: expected {count:,} Gaussians, found {total:,} in its sections; it is damaged")
         degree = max((section.degree for section in sections), default=0)
         check_model_memory(str(path), total, degree)
         parts = [_read_section(str(path), file, section, level, (low, high)) for section in sections]
     if size > (end := sections[-1].end if sections else HEADER_BYTES):
         warn(f"{path}: ignored {size - end:,} bytes after the last section")
-    means, scales, quats, rgba, rest = (np.concatenate(values) for values in zip(_none(), *parts))
-    check_activated(str(path), scales, None, warn)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_scales = np.log(scales.astype(np.float64))
-    gaussians = gaussians_from_arrays(
-        means, log_scales, quats, rgba[:, 3], sh0_from_colors(rgba[:, None, :3]), rest[:, : (degree + 1) ** 2 - 1]
-    )
-    return gaussians.recognized(FLAT if level == 0 else math.log(np.float16(math.exp(FLAT))))
-
-
-def _none() -> tuple[Floats, ...]:
-    """Returns what :func:`_read_section` returns for a section without Gaussians."""
-    return tuple(np.zeros((0, *shape), np.float32) for shape in ((3,), (3,), (4,), (4,), (8, 3)))
+    empty = (np.zeros((0, *shape), np.float32) for shape in ((3,), (3,), (4,), (4,), (8, 3)))
+    means, scales, quats, rgba, shN = (np.concatenate(values) for values in zip(empty, *parts))
+    sh = np.concatenate([sh0_from_colors(rgba[:, None, :3]), shN[:, : (degree + 1) ** 2 - 1]], 1)
+    flat = FLAT if level == 0 else math.log(np.float16(math.exp(FLAT)))
+    return gaussians_from_activated(str(path), means, scales, quats, rgba[:, 3], sh, warn, flat)
 
 
 def _read_sections(path: str, file: BinaryIO, size: int, n_sections: int, level: int) -> list[_Section]:
@@ -137,9 +129,9 @@ def _read_sections(path: str, file: BinaryIO, size: int, n_sections: int, level:
                 f"{where}: found {n_full:,} full and {n_partial:,} other buckets of {n_buckets:,}, whose edge is "
                 f"{edge}; it is damaged"
             )
-        kinds = LEVELS[level]
-        fields = [("means", kinds[0], 3), ("scales", kinds[1], 3), ("quats", kinds[1], 4), ("rgba", "u1", 4)]
-        record = np.dtype([*fields, ("rest", kinds[2], 3 * ((degree + 1) ** 2 - 1))])
+        mean_type, shape_type, sh_type = LEVELS[level]
+        fields = [("means", mean_type, 3), ("scales", shape_type, 3), ("quats", shape_type, 4), ("rgba", "u1", 4)]
+        record = np.dtype([*fields, ("shN", sh_type, 3 * ((degree + 1) ** 2 - 1))])
         section = _Section(
             start, count, bucket_size, n_buckets, n_full, n_partial, edge, offset_range or RANGE, degree, record
         )
@@ -160,10 +152,8 @@ def _read_section(
     file.seek(section.start)
     partial = np.fromfile(file, "<u4", section.n_partial)
     centers = np.fromfile(file, "<f4", 3 * section.n_buckets).reshape(-1, 3)
-    file.seek(section.records)
-    records = np.fromfile(file, section.record, section.count)
-    if len(records) < section.count:
-        raise FileError(f"{path}: the file was truncated while it was read")
+    file.seek(section.records_start)
+    records = read_records(file, path, section.record, section.count)
     means: Floats = records["means"].astype(np.float32)
     if level > 0:
         lengths = np.concatenate([np.full(section.n_full, section.bucket_size, np.int64), partial.astype(np.int64)])
@@ -172,18 +162,18 @@ def _read_section(
             raise FileError(
                 f"{path}: its buckets hold {int(lengths.sum()):,} Gaussians, expected {section.count:,}; it is damaged"
             )
-        factor = section.edge / 2 / section.range
-        offsets = (records["means"].astype(np.float64) - section.range) * factor
+        factor = section.edge / 2 / section.offset_range
+        offsets = (records["means"].astype(np.float64) - section.offset_range) * factor
         with np.errstate(over="ignore", invalid="ignore"):
             means = (offsets + centers[buckets]).astype(np.float32)
-    rest = records["rest"].astype(np.float32)
+    shN = records["shN"].astype(np.float32)
     if level == 2:
-        rest = np.float32(bounds[0]) + rest / np.float32(255) * np.float32(bounds[1] - bounds[0])
+        shN = np.float32(bounds[0]) + shN / np.float32(255) * np.float32(bounds[1] - bounds[0])
     # Each degree is stored channel by channel.
     coefficients = np.zeros((section.count, (DEGREE_MAX + 1) ** 2 - 1, 3), np.float32)
     for degree in range(1, section.degree + 1):
         first, last = degree**2 - 1, (degree + 1) ** 2 - 1
-        band = rest[:, 3 * first : 3 * last].reshape(section.count, 3, last - first)
+        band = shN[:, 3 * first : 3 * last].reshape(section.count, 3, last - first)
         coefficients[:, first:last] = band.swapaxes(1, 2)
     scales, quats, rgba = (records[name].astype(np.float32) for name in ("scales", "quats", "rgba"))
     return means, scales, quats, rgba / np.float32(255), coefficients

@@ -17,9 +17,7 @@ def bytes_of(count: int, degree: int = 0, copies: int = COPIES) -> int:
 
 def check_model_memory(path: str, count: int, degree: int = 0, copies: int = COPIES) -> None:
     """Raises `FileError` if Gaussians of an SH degree, or at least of one, do not fit into the memory that is free."""
-    check_memory(
-        f"{path}: a model of {count:,} Gaussians", bytes_of(count, degree, copies), "free some, or the file is damaged"
-    )
+    check_memory(f"{path}: a model of {count:,} Gaussians", bytes_of(count, degree, copies))
 
 
 def gaussians_that_fit() -> int:

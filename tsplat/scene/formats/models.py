@@ -224,49 +224,50 @@ def write_model(
         assert torch.equal(read_model("scene.ply").means, gaussians.means)
         print(write_model("scene.splat", gaussians))
     """
-    chosen = format_of(path, format)
+    file_format = format_of(path, format)
     check_frame(frame, georeference)
-    if chosen is not None:
-        is_absolute = frame == "files" and chosen in ABSOLUTE
-        options: dict[str, Any] = {}
-        if georeference is not None and frame == "files":
-            gaussians, georeference = georeference.shift(gaussians), georeference.shifted()
-            if is_absolute and any(georeference.origin):
-                options["origin"] = georeference.origin
-        if isinstance(gaussians, Rows) and chosen not in STREAMED:
-            raise UnsupportedError(
-                f"{path}: {chosen} is written from memory only, which is too small for {len(gaussians):,} Gaussians; "
-                f"write {', '.join(STREAMED)}"
-            )
-        with output_folder(Path(path).parent), contextlib.ExitStack() as files:
-            kept = gaussians if chosen == "ply" else _turned(gaussians, Path(path).parent, files)
-            lost = WRITERS[chosen](path, kept, **options)
-            write_georeference(path, georeference, absolute=is_absolute)
-            n_lost = len(gaussians) - len(kept)
-            why = f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered"
-            return [*([why] if n_lost else []), *lost]
-    known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
-    if Path(path).suffix.lower() in READ_ONLY:
-        raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")
-    raise FileError(
-        f"{path}: cannot tell the format from the file name; expected {known}, a page .html of tsplat "
-        "convert or export, or pass --format (in Python: format)"
-    )
+    if file_format is None:
+        endings = ", ".join(ending.lstrip("/") for ending in ENDINGS)
+        if Path(path).suffix.lower() in READ_ONLY:
+            raise UnsupportedError(f"{path}: writing this format is not implemented; write {endings}")
+        raise FileError(
+            f"{path}: cannot tell the format from the file name; expected {endings}, a page .html of tsplat "
+            "convert or export, or pass --format (in Python: format)"
+        )
+    is_absolute = frame == "files" and file_format in ABSOLUTE
+    options: dict[str, Any] = {}
+    if georeference is not None and frame == "files":
+        gaussians, georeference = georeference.shift(gaussians), georeference.shifted()
+        if is_absolute and any(georeference.origin):
+            options["origin"] = georeference.origin
+    if isinstance(gaussians, Rows) and file_format not in STREAMED:
+        raise UnsupportedError(
+            f"{path}: {file_format} is written from memory only, which is too small for {len(gaussians):,} Gaussians; "
+            f"write {', '.join(STREAMED)}"
+        )
+    with output_folder(Path(path).parent) as folder, contextlib.ExitStack() as files:
+        kept = gaussians if file_format == "ply" else _drop_unrotated(gaussians, folder, files)
+        lost = WRITERS[file_format](path, kept, **options)
+        write_georeference(path, georeference, absolute=is_absolute)
+    if n_lost := len(gaussians) - len(kept):
+        lost = [f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered", *lost]
+    return lost
 
 
-def _turned(gaussians: Gaussians | Rows, folder: Path, files: contextlib.ExitStack) -> Gaussians | Rows:
+def _drop_unrotated(gaussians: Gaussians | Rows, folder: Path, files: contextlib.ExitStack) -> Gaussians | Rows:
     """Returns the Gaussians whose quaternion is not zero. Temporary files are in `folder`, closed by `files`."""
     if isinstance(gaussians, Gaussians):
-        turned = gaussians.turned
-        return gaussians if bool(turned.all()) else gaussians.select(turned)
-    if all(bool(part.turned.all()) for part in gaussians.chunks()):
+        has_rotation = gaussians.has_rotation
+        return gaussians if bool(has_rotation.all()) else gaussians.select(has_rotation)
+    if all(bool(chunk.has_rotation.all()) for chunk in gaussians.chunks()):
         return gaussians
-    return files.enter_context(gather((part.select(part.turned) for part in gaussians.chunks()), gaussians, folder))
+    kept = (chunk.select(chunk.has_rotation) for chunk in gaussians.chunks())
+    return files.enter_context(gather(kept, gaussians, folder))
 
 
 def format_of(path: str | os.PathLike[str], format: Format | None) -> Format | None:
-    """Returns the format of a file to be written, a key of :data:`WRITERS`, or None if its name does not tell."""
+    """Returns the format of a file to be written, by default that of its name; None if that tells no format."""
     if format is not None and format not in WRITERS:
         raise ArgumentError(f"format: expected {', '.join(WRITERS)}, found {format!r}")
     name = f"/{Path(path).name.lower()}"
-    return format or next((known for ending, known in ENDINGS.items() if name.endswith(ending)), None)
+    return format or next((file_format for ending, file_format in ENDINGS.items() if name.endswith(ending)), None)

@@ -43,7 +43,7 @@ from .filter_3d import NAMES as FILTER_NAMES
 from .filter_3d import apply_filter
 from .foreign import HARMLESS, Warn, check_method, note_ignored
 from .model_memory import check_model_memory
-from .ply_file import PlyFile
+from .ply_file import PlyFile, ply_header
 from .quantization import sh0_from_colors
 
 REST_SIZES = (0, 9, 24, 45)
@@ -131,8 +131,8 @@ class PlyRows(Rows):
         self._color_max: float | None = None
         if not set(GROUPS["sh0"]) <= set(names):
             self._groups["sh0"] = RGB
-            kinds = {kind for name, kind in ply.elements["vertex"].properties if name in RGB}
-            self._color_max = max(COLOR_MAX.get(kind, 1.0) for kind in kinds)
+            types = {type_ for name, type_ in ply.elements["vertex"].properties if name in RGB}
+            self._color_max = max(COLOR_MAX.get(type_, 1.0) for type_ in types)
         self._filter = next((name for name in FILTER_NAMES if name in names), None)
         is_flat = "scale_2" not in names
         if is_flat:
@@ -159,8 +159,8 @@ class PlyRows(Rows):
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> dict[str, torch.Tensor]:
         # The filter changes both of these.
-        wanted = {*names, *(("log_scales", "opacity_logits") if self._filter is not None else ())}
-        groups = {group: self._groups[group] for group in wanted}
+        needed = {*names, *(("log_scales", "opacity_logits") if self._filter is not None else ())}
+        groups = {group: self._groups[group] for group in needed}
         values = {group: np.empty((stop - start, len(properties)), np.float32) for group, properties in groups.items()}
         if "log_scales" in values:
             values["log_scales"] = np.full((stop - start, 3), FLAT, np.float32)
@@ -208,34 +208,28 @@ def write_ply(
     """
     rows = as_rows(gaussians)
     _check_degree(rows.properties)
-    f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[rows.properties.sh_degree]))
+    f_rest = (f"f_rest_{i}" for i in range(REST_SIZES[rows.properties.sh_degree]))
     scales = GROUPS["log_scales"][: 2 if rows.properties.surfels else 3]
-    names = (
-        *(*GROUPS["means"], "nx", "ny", "nz", *GROUPS["sh0"], *f_rest),
-        *(*GROUPS["opacity_logits"], *scales, *GROUPS["quats"]),
-    )
-    lines = ["ply", "format binary_little_endian 1.0"]
-    lines += [f"comment {comment}" for comment in _comments(rows.properties)]
-    kind = "float"
+    names = ("nx", "ny", "nz", *GROUPS["sh0"], *f_rest, *GROUPS["opacity_logits"], *scales, *GROUPS["quats"])
+    comments, position_type = _comments(rows.properties), "float"
     if origin is not None:
-        kind = "double"
-        lines += [f"comment {ORIGIN} {' '.join(map(repr, map(float, origin)))}"]
-    lines += [f"element vertex {rows.count}", *(f"property {kind} {name}" for name in names[:3])]
-    lines += [*(f"property float {name}" for name in names[3:]), "end_header", ""]
+        comments.append(f"{ORIGIN} {' '.join(map(repr, map(float, origin)))}")
+        position_type = "double"
+    properties = [*(f"{position_type} {name}" for name in GROUPS["means"]), *(f"float {name}" for name in names)]
     with atomic_write(path) as file:
-        file.write("\n".join(lines).encode())
+        file.write(ply_header(comments, {"vertex": (rows.count, properties)}))
         for chunk in rows.chunks():
             records = _records(chunk)
-            file.write(records.data if origin is None else _moved(records, origin).data)
+            file.write(records.data if origin is None else _add_origin(records, origin).data)
     return []
 
 
-def _moved(records: NDArray[np.float32], origin: Sequence[float]) -> NDArray[np.void]:
+def _add_origin(records: NDArray[np.float32], origin: Sequence[float]) -> NDArray[np.void]:
     """Returns the records of vertices, [N, properties], with an origin [3] added to their means, which are doubles."""
-    moved = np.empty(len(records), [("means", "<f8", 3), ("rest", "<f4", records.shape[1] - 3)])
-    moved["means"] = records[:, :3].astype(np.float64) + np.array(origin, np.float64)
-    moved["rest"] = records[:, 3:]
-    return moved
+    absolute = np.empty(len(records), [("means", "<f8", 3), ("other", "<f4", records.shape[1] - 3)])
+    absolute["means"] = records[:, :3].astype(np.float64) + np.array(origin, np.float64)
+    absolute["other"] = records[:, 3:]
+    return absolute
 
 
 def _records(gaussians: Gaussians) -> NDArray[np.float32]:
@@ -310,8 +304,7 @@ def open_ply_rows(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -
 
 
 def render_mode(ply: PlyFile) -> str | None:
-    """Returns how the last comment about it says that the model is rendered: "mip" (antialiased), another word, or
-    None."""
+    """Returns the mode of rendering that the comments name last: "mip" (antialiased), another word, or None."""
     mode = None
     for comment in ply.comments:
         words = comment.lower().split()
@@ -324,15 +317,15 @@ def render_mode(ply: PlyFile) -> str | None:
 
 def _origin(ply: PlyFile) -> list[float]:
     """Returns the origin [3] that a comment says; zeros if none does."""
-    found = [comment.split()[2:] for comment in ply.comments if comment.split()[:2] == ORIGIN.split()]
-    if not found:
+    origins = [comment.split()[2:] for comment in ply.comments if comment.split()[:2] == ORIGIN.split()]
+    if not origins:
         return [0.0, 0.0, 0.0]
     with contextlib.suppress(ValueError):
-        x, y, z = map(float, found[-1])
+        x, y, z = map(float, origins[-1])
         if all(map(math.isfinite, (x, y, z))):
             return [x, y, z]
     raise FileError(
-        f"{ply.path}: expected the comment {ORIGIN!r} with three numbers, found {' '.join(found[-1])[:80]!r}"
+        f"{ply.path}: expected the comment {ORIGIN!r} with three numbers, found {' '.join(origins[-1])[:80]!r}"
     )
 
 
@@ -349,13 +342,13 @@ def _check_names(ply: PlyFile, names: list[str]) -> int:
     groups = GROUPS | {"sh0": GROUPS["sh0"] if not set(RGB) <= set(names) else ()}
     missing = [name for group in groups.values() for name in group if name not in names]
     if missing not in ([], ["scale_2"]):
-        lack = f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}"
-        others = {name for group in ("opacity_logits", "log_scales", "quats") for name in GROUPS[group]}
-        if not others <= {*missing} or not {*GROUPS["means"]} <= {*names}:
-            raise FileError(lack)
+        message = f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}"
+        gaussian_names = {name for group in ("opacity_logits", "log_scales", "quats") for name in GROUPS[group]}
+        if not gaussian_names <= {*missing} or not {*GROUPS["means"]} <= {*names}:
+            raise FileError(message)
         if "face" in ply.elements and ply.elements["face"].count:
-            raise FileError(f"{lack}: it is a mesh")
-        raise FileError(f"{lack}: it is a point cloud; {HOW_TO_TRAIN}")
+            raise FileError(f"{message}: it is a mesh")
+        raise FileError(f"{message}: it is a point cloud; {HOW_TO_TRAIN}")
     rest = {name for name in names if name.startswith("f_rest_")}
     complete = rest == {f"f_rest_{i}" for i in range(len(rest))}
     degree = math.isqrt(len(rest) // 3 + 1) - 1

@@ -7,12 +7,13 @@ in the header have been checked against the size of the file.
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ...errors import FileError, UnsupportedError
+from ...support.reading import read_records
 
 HEADER_MAX = 1 << 20
 """Maximum size of a header in bytes."""
@@ -34,6 +35,18 @@ TYPES = {
 }
 
 Table = np.ndarray[Any, np.dtype[np.void]]
+
+
+def ply_header(comments: Iterable[str], elements: Mapping[str, tuple[int, Sequence[str]]]) -> bytes:
+    """Returns the header of a binary little-endian PLY.
+
+    Args:
+        elements: Name -> number of records, and properties with their types, such as ``"float x"``.
+    """
+    lines = ["ply", "format binary_little_endian 1.0", *(f"comment {comment}" for comment in comments)]
+    for name, (count, properties) in elements.items():
+        lines += [f"element {name} {count}", *(f"property {property_}" for property_ in properties)]
+    return "\n".join([*lines, "end_header", ""]).encode()
 
 
 @dataclasses.dataclass
@@ -92,8 +105,8 @@ class PlyFile:
                     if name in self.elements:
                         raise FileError(f"{self.path}: the PLY header declares element {name!r} twice")
                     last = self.elements[name] = Element(name, int(number))
-                case ["property", kind, name] if kind in TYPES and last:
-                    last.properties.append((name, TYPES[kind]))
+                case ["property", type_, name] if type_ in TYPES and last:
+                    last.properties.append((name, TYPES[type_]))
                 case ["property", "list", _, _, name] if last:
                     last.properties.append((name, LIST))
                 case words:
@@ -122,11 +135,11 @@ class PlyFile:
         record = self._record(element)
         if not self.is_binary:
             # At least one digit and one separator per number, except after the last number.
-            least = sum(2 * max(len(e.properties), 1) * e.count for e in [*before, element]) - 1
-            if least > self._size:
+            size_min = sum(2 * max(len(e.properties), 1) * e.count for e in [*before, element]) - 1
+            if size_min > self._size:
                 raise FileError(
-                    f"{self.path}: expected {element.count} records {element.name!r} of at least {least} bytes in all, "
-                    f"found {self._size} bytes; the file is cut short or its header is damaged"
+                    f"{self.path}: expected {element.count} records {element.name!r} of at least {size_min} bytes in "
+                    f"all, found {self._size} bytes; the file is cut short or its header is damaged"
                 )
             return self._ascii_blocks(element, sum(e.count for e in before))
         skipped = sum(other.count * self._record(other).itemsize for other in before)
@@ -141,8 +154,8 @@ class PlyFile:
     def note_rest(self, warn: Callable[[str], object]) -> None:
         """Notes data after the last binary record, of which the header says nothing.
         Raises FileError if line ends were converted, as by a transfer in text mode, which adds bytes."""
-        kinds = {kind for element in self.elements.values() for _, kind in element.properties}
-        if self._encoding == "ascii" or LIST in kinds:
+        types = {type_ for element in self.elements.values() for _, type_ in element.properties}
+        if self._encoding == "ascii" or LIST in types:
             return
         extra = self._size - sum(element.count * self._record(element).itemsize for element in self.elements.values())
         if extra <= 0:
@@ -158,13 +171,13 @@ class PlyFile:
         warn(f"{self.path}: ignored {extra:,} bytes after the last record")
 
     def _record(self, element: Element) -> np.dtype[np.void]:
-        if LIST in (kind for _, kind in element.properties):
+        if LIST in (type_ for _, type_ in element.properties):
             raise FileError(f"{self.path}: element {element.name!r} has a list property; save the file without it")
         order = ORDERS[self._encoding]
         # Skipped elements may declare a name twice, which NumPy rejects; their fields are numbered instead.
-        clash = len(set(element.names)) < len(element.names)
+        is_ambiguous = len(set(element.names)) < len(element.names)
         return np.dtype(
-            [(str(i) if clash else name, order + kind) for i, (name, kind) in enumerate(element.properties)]
+            [(str(i) if is_ambiguous else name, order + type_) for i, (name, type_) in enumerate(element.properties)]
         )
 
     def _binary_blocks(self, count: int, record: np.dtype[np.void], start: int) -> Iterator[Table]:
@@ -172,10 +185,7 @@ class PlyFile:
         self._file.seek(start)
         for first in range(0, count, per_block):
             size = min(per_block, count - first)
-            block = np.fromfile(self._file, record, size)
-            if len(block) < size:
-                raise FileError(f"{self.path}: the file was truncated while it was read")
-            yield block
+            yield read_records(self._file, self.path, record, size)
 
     def _ascii_blocks(self, element: Element, skipped: int) -> Iterator[Table]:
         self._file.seek(self._start)

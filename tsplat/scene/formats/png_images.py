@@ -30,10 +30,20 @@ from ...support.reading import check_memory, earlier_output, read_file
 from ..gaussians import GSPLAT_NAMES, Gaussians
 from .clustering import Clusters
 from .foreign import Warn, note_ignored
-from .image_sets import META, META_MAX, ZIP_ERRORS, JsonObject, Load, archive_loader, decode_image, is_file_name
+from .image_sets import (
+    META,
+    META_MAX,
+    ZIP_ERRORS,
+    JsonObject,
+    Load,
+    archive_loader,
+    decode_image,
+    is_file_name,
+    read_meta,
+)
 from .quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
 
-PARAMETERS = {theirs: name for name, theirs in GSPLAT_NAMES.items()}
+PARAMETERS = {gsplat_name: name for name, gsplat_name in GSPLAT_NAMES.items()}
 """gsplat's name -> field of :class:`Gaussians`."""
 
 MEANS = "means"
@@ -44,7 +54,7 @@ BYTES = ("scales", "quats", "opacities", "sh0")
 N_CLUSTERS = 1 << 16
 CLUSTER_BITS = 6
 CHANNELS = {1: [0], 2: [0, 3], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
-"""Number of channels -> their places in the decoded image."""
+"""Number of channels -> their indices in the decoded RGBA image."""
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
 VALUE_BYTES_MAX, NPY_HEADER_MAX = 8, 1 << 16
@@ -77,22 +87,22 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
             files[f"{name}.npz"], bounds = _encode_clusters(tensor)
             meta[name] |= bounds
         elif name == MEANS or name in BYTES:
-            images, bounds = _encode_images(name, _array(tensor).reshape(side, side, -1))
+            images, bounds = _encode_images(name, _to_numpy(tensor).reshape(side, side, -1))
             files |= images
             meta[name] |= bounds
         else:
-            files[f"{name}.npz"] = _npz(arr=_array(tensor))
-    with staged_folder(folder, lambda path, _: _named(path), META) as path:
+            files[f"{name}.npz"] = _npz(arr=_to_numpy(tensor))
+    with staged_folder(folder, lambda path, _: _named_files(path), META) as path:
         for name, content in files.items():
             with atomic_write(path / name) as file:
                 file.write(content)
         write_json(path / META, meta)
 
 
-def _named(folder: Path) -> set[str]:
+def _named_files(folder: Path) -> set[str]:
     """Returns the names of the files that the ``meta.json`` of a folder of images names; none if it cannot be read."""
     with contextlib.suppress(FileError, OSError), earlier_output():
-        meta = JsonObject.parse(str(folder), read_file(folder / META, META_MAX))
+        meta = read_meta(folder)
         parameters = [name for name in meta.values if is_file_name(name) and _is_parameter(meta, name)]
         return {f"{name}{end}" for name in parameters for end in ("_l.png", "_u.png", ".png", ".npz")}
     return set()
@@ -104,7 +114,7 @@ def is_png_folder(folder: Path) -> bool:
     Raises:
         FileError, OSError: ``meta.json`` cannot be read.
     """
-    return _is_parameter(JsonObject.parse(str(folder), read_file(folder / META, META_MAX)), MEANS)
+    return _is_parameter(read_meta(folder), MEANS)
 
 
 def _is_parameter(meta: JsonObject, name: str) -> bool:
@@ -127,7 +137,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     meta = JsonObject.parse(str(path), load(META))
     tensors: dict[str, Tensor] = {}
     needed = sum(VALUE_BYTES_MAX * math.prod(_shape(meta.part(name))) for name in meta.values)
-    check_memory(f"{path}: the parameters in {META}", needed, "free some, or the file is damaged")
+    check_memory(f"{path}: the parameters in {META}", needed)
     for name in meta.values:
         if not is_file_name(name):
             raise FileError(f"{path}: {META}: {name!r} is not the name of a file")
@@ -187,7 +197,7 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> int:
     return side
 
 
-def _array(tensor: Tensor) -> Array:
+def _to_numpy(tensor: Tensor) -> Array:
     # NumPy has no bfloat16.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
@@ -244,12 +254,12 @@ def _encode_clusters(tensor: Tensor) -> tuple[bytes, dict[str, Any]]:
     """Encodes SH coefficients [N, K, 3] by clusters. Returns the file and the bounds of the centroids."""
     rows = tensor.reshape(len(tensor), -1)
     rows = rows if rows.dtype == torch.float64 else rows.float()
-    distinct, places = torch.unique(rows, dim=0, return_inverse=True)
-    if len(distinct) > N_CLUSTERS:
+    candidates, nearest = torch.unique(rows, dim=0, return_inverse=True)
+    if len(candidates) > N_CLUSTERS:
         clusters = Clusters.fit(rows, N_CLUSTERS)
-        distinct, places = clusters.centroids, clusters.nearest(rows)
-    used, labels = torch.unique(places, return_inverse=True)
-    centroids = distinct[used].double().cpu().numpy()
+        candidates, nearest = clusters.centroids, clusters.nearest(rows)
+    used, labels = torch.unique(nearest, return_inverse=True)
+    centroids = candidates[used].double().cpu().numpy()
     low, high = centroids.min(), centroids.max()
     levels = _quantize(centroids, low, high, CLUSTER_BITS).astype(np.uint8)
     # By their levels, because different centroids may have become equal.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError, UnsupportedError
-from ..gaussians import PARAMETERS, Gaussians
+from ..gaussians import FLAT, PARAMETERS, Gaussians
 from ..model_rows import ModelProperties, Rows, as_rows
 from .foreign import Warn
 
@@ -47,25 +47,44 @@ def gaussians_from_arrays(
     antialiased: bool = False,
 ) -> Gaussians:
     """Returns float32 Gaussians of parameters before activation, but opacities [N] in [0, 1] for finite logits."""
-    inside = np.clip(opacities.astype(np.float64), OPACITY_MARGIN, 1 - OPACITY_MARGIN)
-    arrays = (means, log_scales, quats, np.log(inside / (1 - inside)), sh0, shN)
+    clamped = np.clip(opacities.astype(np.float64), OPACITY_MARGIN, 1 - OPACITY_MARGIN)
+    arrays = (means, log_scales, quats, np.log(clamped / (1 - clamped)), sh0, shN)
     tensors = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in arrays)
     return Gaussians(**dict[str, Any](zip(PARAMETERS, tensors, strict=True)), antialiased=antialiased)
 
 
-def check_activated(path: str, scales: NDArray[Any], opacities: NDArray[Any] | None, warn: Warn) -> None:
-    """Checks values of a format that stores scales after exp, and opacities after the sigmoid.
+def gaussians_from_activated(
+    path: str,
+    means: NDArray[Any],
+    scales: NDArray[Any],
+    quats: NDArray[Any],
+    opacities: NDArray[Any],
+    sh: NDArray[Any],
+    warn: Warn,
+    flat: float = FLAT,
+) -> Gaussians:
+    """Returns the Gaussians of a format that stores scales after exp, and opacities after the sigmoid.
 
     Args:
         path: For messages.
-        scales: [N, 3].
-        opacities: [N], or None where the format can store no others than in [0, 1].
+        means, scales, quats, opacities: [N, 3], [N, 3], [N, 4] wxyz, [N].
+        sh: [N, K, 3] spherical harmonics coefficients of all degrees.
         warn: Called with a note of Gaussians with negative scales, which are invalid, and with opacities outside of
             [0, 1], which are clamped.
+        flat: Third log scale of all 2D Gaussians, by which they are recognized.
 
     Raises:
-        FileError: Most Gaussians have such values: they are logarithms and logits.
+        FileError: Most scales or opacities are logarithms or logits.
     """
+    _check_activated(path, scales, opacities, warn)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_scales = np.log(scales.astype(np.float64))
+        gaussians = gaussians_from_arrays(means, log_scales, quats, opacities, sh[:, :1], sh[:, 1:])
+    return gaussians.as_surfels_if_flat(flat)
+
+
+def _check_activated(path: str, scales: NDArray[Any], opacities: NDArray[Any], warn: Warn) -> None:
+    """Checks scales and opacities as :func:`gaussians_from_activated` does."""
     n = len(scales)
     advice = "export the model again with a program that stores"
     n_negative = int((scales < 0).any(1).sum())
@@ -76,8 +95,6 @@ def check_activated(path: str, scales: NDArray[Any], opacities: NDArray[Any] | N
         )
     if n_negative:
         warn(f"{path}: {n_negative:,} of {n:,} Gaussians have negative scales, which makes them invalid")
-    if opacities is None:
-        return
     n_outside = int(((opacities < -OPACITY_TOLERANCE) | (opacities > 1 + OPACITY_TOLERANCE)).sum())
     if 2 * n_outside > n:
         raise FileError(

@@ -59,8 +59,8 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
     meta = JsonObject.parse(path, load(META))
     version = meta.values.get("version")
     if version != 2:
-        found = "none (a file from before version 2)" if version is None else repr(version)
-        raise UnsupportedError(f"{path}: expected SOG version 2, found {found}; convert it with splat-transform")
+        text = "none (a file from before version 2)" if version is None else repr(version)
+        raise UnsupportedError(f"{path}: expected SOG version 2, found {text}; convert it with splat-transform")
     count = meta.count("count")
     note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
     bands = meta.part("shN").values.get("bands")

@@ -37,7 +37,7 @@ EXACT_PALETTE = 1 << 14
 
 PALETTE_MAX = 1 << 16
 CODEBOOK = 256
-SHOWN_MIN = 1e-6
+WEIGHT_MIN = 1e-6
 """Least weight of an error, in proportion to the mean."""
 
 EXACT_SQUARES_MAX = 1e15
@@ -87,25 +87,22 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians | Rows) -> list
     require("PIL")
     path = Path(path)
     is_archive = path.suffix.lower() == SUFFIX and not path.is_dir()
-    place = path.parent if is_archive or path.name == META else path
+    folder = path.parent if is_archive or path.name == META else path
     lost: list[str] = []
-    suffix = "" if is_archive else free_suffix(place, (f"{name}.webp" for name in IMAGES))
-    with sorted_files(as_rows(gaussians), place if is_archive else place.parent, lost, suffix) as files:
+    suffix = "" if is_archive else free_suffix(folder, (f"{name}.webp" for name in IMAGES))
+    with sorted_files(as_rows(gaussians), folder if is_archive else folder.parent, lost, suffix) as files:
         if is_archive:
             with atomic_write(path) as file:
                 write_archive(file, files)
         else:
-            with output_folder(place) as folder:
+            with output_folder(folder):
                 write_files(folder, META, files, named_images(folder))
     return lost
 
 
 @contextlib.contextmanager
 def sorted_files(rows: Rows, folder: Path, lost: list[str], suffix: str = "") -> Iterator[Iterator[tuple[str, bytes]]]:
-    """Gives :func:`sog_files` of rows in the Morton order of their :func:`mean_rounding`.
-
-    Temporary files are in `folder`.
-    """
+    """Yields :func:`sog_files` of rows in the Morton order of their rounded means; `folder` is for temporary files."""
     check_degree(rows.properties, "SOG")
     bounds = valid_bounds(rows)
     with morton_sorted(rows, mean_rounding(bounds), bounds, folder) as ordered:
@@ -129,13 +126,13 @@ def write_archive(file: BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
             archive.writestr(zipfile.ZipInfo(name), content)
 
 
-def sog_files(rows: Rows, ends: Floats, lost: list[str], suffix: str = "") -> Iterator[tuple[str, bytes]]:
+def sog_files(rows: Rows, bounds: Floats, lost: list[str], suffix: str = "") -> Iterator[tuple[str, bytes]]:
     """Encodes the files of a dataset one after another, ``meta.json`` last; each is a name and its content.
 
     Args:
         rows: Valid, in the order of the file.
-        ends: Bounds of the means, [2, 3].
-        lost: To which what is lost is appended.
+        bounds: Bounds of the means, [2, 3].
+        lost: List to which losses are appended.
         suffix: Appended to the names of :data:`IMAGES`.
     """
     files = {name: f"{name}{suffix}.webp" for name in IMAGES}
@@ -144,22 +141,22 @@ def sog_files(rows: Rows, ends: Floats, lost: list[str], suffix: str = "") -> It
     if rows.properties.antialiased or rows.properties.surfels:
         meta["model"] = "2dgs" if rows.properties.surfels else "antialiased"
 
-    bounds = _log_bounds(ends)
+    log_bounds = _log_bounds(bounds)
     names = [files["means_l"], files["means_u"]]
-    yield names[0], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), ends)[0] & 255))
-    yield names[1], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), ends)[0] >> 8))
-    meta["means"] = {"mins": bounds[0].tolist(), "maxs": bounds[1].tolist(), "files": names}
+    yield names[0], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), bounds)[0] & 255))
+    yield names[1], _webp(_image(rows, 3, lambda g: _words(g.means.numpy(), bounds)[0] >> 8))
+    meta["means"] = {"mins": log_bounds[0].tolist(), "maxs": log_bounds[1].tolist(), "files": names}
 
     sample = rows.sample(SAMPLE)
-    shown = _shown(_log_scales(sample), sample.opacities.numpy())
-    entries = _codebook(rows, _log_scales, _log_scales(sample), shown)
+    weights = _error_weights(_log_scales(sample), sample.opacities.numpy())
+    entries = _codebook(rows, _log_scales, _log_scales(sample), weights)
     yield files["scales"], _webp(_image(rows, 3, lambda g: nearest_values(entries, _log_scales(g))))
     meta["scales"] = {"codebook": _padded(entries), "files": [files["scales"]]}
 
     yield files["quats"], _webp(_image(rows, 4, lambda g: rotation_codes(g.quats.numpy(), _encode_quats, decode_quats)))
     meta["quats"] = {"files": [files["quats"]]}
 
-    colors = _codebook(rows, _sh0, _sh0(sample), np.broadcast_to(shown.max(1, keepdims=True), shown.shape))
+    colors = _codebook(rows, _sh0, _sh0(sample), np.broadcast_to(weights.max(1, keepdims=True), weights.shape))
     rounding = Rounding()
 
     def color(g: Gaussians) -> NDArray[Any]:
@@ -171,14 +168,14 @@ def sog_files(rows: Rows, ends: Floats, lost: list[str], suffix: str = "") -> It
 
     if rows.properties.sh_degree:
         entries, indices, labels, is_exact = _palette(rows, sample)
-        del sample, shown
+        del sample, weights
         if not is_exact:
             lost.append(f"SH coefficients quantized to a palette of {len(indices):,}")
         names = [files["shN_centroids"], files["shN_labels"]]
         yield names[0], _webp(_palette_image(indices))
-        bytes_of_labels = np.zeros((rows.count, 3), np.uint8)
-        bytes_of_labels[:, 0], bytes_of_labels[:, 1] = labels & 255, labels >> 8
-        yield names[1], _webp(_arranged(bytes_of_labels))
+        label_bytes = np.zeros((rows.count, 3), np.uint8)
+        label_bytes[:, 0], label_bytes[:, 1] = labels & 255, labels >> 8
+        yield names[1], _webp(_as_image(label_bytes))
         meta["shN"] = {
             "count": len(indices), "bands": rows.properties.sh_degree, "codebook": _padded(entries), "files": names
         }  # fmt: skip
@@ -204,27 +201,27 @@ def mean_rounding(bounds: Floats) -> MeanRounding:
     return lambda means: decode_means(*_words(means, bounds))
 
 
-def _log_bounds(ends: Floats) -> NDArray[np.float64]:
+def _log_bounds(bounds: Floats) -> NDArray[np.float64]:
     """Returns the logarithms of bounds. Not rounded to float32, which would move the bounds of a file that is written
     again."""
-    return signed_log(ends) + 0  # no -0
+    return signed_log(bounds) + 0  # no -0
 
 
-def _words(means: Floats, ends: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
+def _words(means: Floats, bounds: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
     """Encodes means [N, 3] in 16 bits between bounds, and returns the logarithms [2, 3] of these."""
-    bounds = _log_bounds(ends)
-    fractions = fractions_of(bounds[0], bounds[1], signed_log(means))
-    return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), bounds
+    low, high = log_bounds = _log_bounds(bounds)
+    fractions = fractions_of(low, high, signed_log(means))
+    return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), log_bounds
 
 
-def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
+def _error_weights(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
     """Weights of squared errors by what they change in images: the area that each axis spans with the largest of the
     others, times opacity^2. [N, 3]"""
     logs = log_scales.astype(np.float64)
     largest = np.stack([np.delete(logs, axis, 1).max(1) for axis in range(3)], 1)
-    areas: NDArray[np.float64] = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1).astype(np.float64))
-    least = SHOWN_MIN * areas.mean() + np.finfo(np.float32).tiny if len(areas) else 0
-    return np.maximum(areas, least, out=areas)
+    weights: NDArray[np.float64] = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1).astype(np.float64))
+    smallest = WEIGHT_MIN * weights.mean() + np.finfo(np.float32).tiny if len(weights) else 0
+    return np.maximum(weights, smallest, out=weights)
 
 
 def _codebook(rows: Rows, values: Callable[[Gaussians], Floats], sample: Floats, weights: NDArray[Any]) -> Floats:
@@ -276,26 +273,26 @@ def _palette(rows: Rows, sample: Gaussians) -> tuple[Floats, Bytes, NDArray[np.i
         palette = clusters.centroids.float().numpy()
     labels = np.empty(rows.count, np.int32)
     for start, stop in rows.ranges():
-        own = rows.columns(("shN",), start, stop)["shN"].flatten(1)
+        coefficients = rows.columns(("shN",), start, stop)["shN"].flatten(1)
         if clusters is None:
-            keys = np.concatenate([_as_keys(palette), _as_keys(own.numpy())])
+            keys = np.concatenate([_as_keys(palette), _as_keys(coefficients.numpy())])
             labels[start:stop] = np.unique(keys, return_inverse=True)[1][len(palette) :]
         else:
-            labels[start:stop] = clusters.nearest(own.to(clusters.centroids)).numpy()
+            labels[start:stop] = clusters.nearest(coefficients.to(clusters.centroids)).numpy()
     used = np.flatnonzero(np.bincount(labels, minlength=len(palette)))
     entries = _entries(palette[used])
     # By their indices, because different rows may have become equal.
     indices = nearest_values(entries, palette[used]).astype(np.uint8)
     _, firsts, merged = np.unique(_as_keys(indices), return_index=True, return_inverse=True)
-    places = np.zeros(len(palette), np.int32)
-    places[used] = merged.reshape(-1)
-    labels = places[labels]
+    merged_labels = np.zeros(len(palette), np.int32)
+    merged_labels[used] = merged.reshape(-1)
+    labels = merged_labels[labels]
     # In the order of their first Gaussians.
     first_rows = np.full(len(firsts), rows.count)
     np.minimum.at(first_rows, labels, np.arange(rows.count))
     order = first_rows.argsort()
-    places = order.argsort().astype(np.int32)
-    return entries, indices[firsts[order]].reshape(-1, *shape), places[labels], clusters is None
+    ranks = order.argsort().astype(np.int32)
+    return entries, indices[firsts[order]].reshape(-1, *shape), ranks[labels], clusters is None
 
 
 def _distinct(rows: Rows) -> Floats | None:
@@ -337,10 +334,10 @@ def _image(rows: Rows, channels: int, encode: Callable[[Gaussians], NDArray[Any]
     values = np.empty((rows.count, channels), np.uint8)
     for start, stop in rows.ranges():
         values[start:stop] = encode(rows.read(start, stop))
-    return _arranged(values)
+    return _as_image(values)
 
 
-def _arranged(values: Bytes) -> Bytes:
+def _as_image(values: Bytes) -> Bytes:
     """Arranges values [N, channels] as an image whose sides are multiples of 4. [H, W, channels]"""
     count, channels = values.shape
     width = max(math.ceil(math.sqrt(count) / 4), 1) * 4

@@ -13,11 +13,11 @@ import torch
 from ...config import SH_NORMS
 from ...errors import FileError
 from ...support.files import atomic_write
-from ...support.reading import open_file
-from ..gaussians import FLAT, Gaussians
+from ...support.reading import open_file, read_records
+from ..gaussians import Gaussians
 from .foreign import Warn
 from .model_memory import check_model_memory
-from .quantization import check_activated, check_valid, gaussians_from_arrays, levels, sh0_from_colors
+from .quantization import check_valid, gaussians_from_activated, levels, sh0_from_colors
 
 NORM_TOLERANCE = 1 / 64
 """Quaternions whose norm differs from 1 by at most this are not normalized: those of a file have rounded components."""
@@ -44,17 +44,11 @@ def read_splat(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> G
                 "the file is cut short or not a .splat file"
             )
         check_model_memory(str(path), size // RECORD.itemsize)
-        records = np.fromfile(file, RECORD)
-    if len(records) != size // RECORD.itemsize:
-        raise FileError(f"{path}: the file was truncated while it was read")
-    check_activated(str(path), records["scales"], None, warn)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_scales = np.log(records["scales"].astype(np.float64))
+        records = read_records(file, path, RECORD, size // RECORD.itemsize)
     rgba = records["rgba"] / 255
     quats = (records["quats"].astype(np.float32) - 128) / 128
-    sh0, shN = sh0_from_colors(rgba[:, None, :3]), np.zeros((len(records), 0, 3))
-    gaussians = gaussians_from_arrays(records["means"], log_scales, quats, rgba[:, 3], sh0, shN)
-    return gaussians.recognized(FLAT)
+    sh = sh0_from_colors(rgba[:, None, :3])
+    return gaussians_from_activated(str(path), records["means"], records["scales"], quats, rgba[:, 3], sh, warn)
 
 
 def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:

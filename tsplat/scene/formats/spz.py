@@ -234,7 +234,7 @@ def _decode(
     sh0 = (colors.reshape(count, 1, 3) / 255 - 0.5) / COLOR_SCALE
     alphas, antialiased = opacities.reshape(count) / 255, bool(flags & ANTIALIASED)
     gaussians = gaussians_from_arrays(means, log_scales, quats, alphas, sh0, coefficients, antialiased)
-    gaussians = flip_axes(gaussians.recognized(-10.0), axes[:3])
+    gaussians = flip_axes(gaussians.as_surfels_if_flat(-10.0), axes[:3])
     return rotate_gaussians(gaussians, QUARTER_TURN) if axes.turned else gaussians
 
 

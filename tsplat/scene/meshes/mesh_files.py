@@ -1,7 +1,6 @@
 """Writing meshes: PLY, Wavefront OBJ and binary glTF, each with vertex normals and colors."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,10 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError
 from ...support.files import atomic_write
 from ..capture.local_frame import move_points
-from ..formats.interchange.gltf import BINARY_CHUNK, CHUNK, HEADER, JSON_CHUNK, MAGIC, SIGNS
+from ..formats.interchange.gltf import SIGNS
+from ..formats.interchange.gltf_writer import buffer_document, write_glb
 from ..formats.interchange.linear import linear_colors
+from ..formats.ply_file import ply_header
 from ..georeference import Georeference, ModelFrame, check_frame, write_georeference
 from ..rotation import similarity
 from .mesh import Mesh
@@ -26,8 +27,6 @@ ROUNDING = 0.01
 LINES = 1 << 14
 """Lines of text that are written at a time."""
 
-FLOAT, UNSIGNED_SHORT, UNSIGNED_INT = 5126, 5123, 5125
-ARRAY_BUFFER, ELEMENT_ARRAY_BUFFER = 34962, 34963
 UNLIT = "KHR_materials_unlit"
 
 
@@ -87,19 +86,21 @@ def _needs_doubles(mesh: Mesh) -> bool:
 
 
 def _write_ply(file: BinaryIO, mesh: Mesh) -> None:
-    kind, code = ("double", "<f8") if _needs_doubles(mesh) else ("float", "<f4")
-    header = [
-        *("ply", "format binary_little_endian 1.0", "comment tsplat", f"element vertex {len(mesh.vertices)}"),
-        *(f"property {kind} {name}" for name in "xyz"),
-        *(f"property float n{name}" for name in "xyz"),
-        *(f"property uchar {name}" for name in ("red", "green", "blue")),
-        *(f"element face {len(mesh.faces)}", "property list uchar int vertex_indices", "end_header\n"),
+    position_type, code = ("double", "<f8") if _needs_doubles(mesh) else ("float", "<f4")
+    properties = [
+        *(f"{position_type} {name}" for name in "xyz"),
+        *(f"float n{name}" for name in "xyz"),
+        *("uchar red", "uchar green", "uchar blue"),
     ]
+    elements = {
+        "vertex": (len(mesh.vertices), properties),
+        "face": (len(mesh.faces), ["list uchar int vertex_indices"]),
+    }
     vertices = np.empty(len(mesh.vertices), [("position", code, 3), ("normal", "<f4", 3), ("color", "u1", 3)])
     vertices["position"], vertices["normal"], vertices["color"] = mesh.vertices, mesh.normals, _bytes(mesh)
     faces = np.empty(len(mesh.faces), [("count", "u1"), ("corners", "<i4", 3)])
     faces["count"], faces["corners"] = 3, mesh.faces
-    file.write("\n".join(header).encode())
+    file.write(ply_header(["tsplat"], elements))
     file.write(vertices.tobytes())
     file.write(faces.tobytes())
 
@@ -115,8 +116,8 @@ def _write_obj(file: BinaryIO, mesh: Mesh) -> None:
 
 def _write_lines(file: BinaryIO, line: str, rows: NDArray[Any]) -> None:
     for start in range(0, len(rows), LINES):
-        some = rows[start : start + LINES]
-        file.write((line * len(some) % tuple(some.ravel().tolist())).encode())
+        block = rows[start : start + LINES]
+        file.write((line * len(block) % tuple(block.ravel().tolist())).encode())
 
 
 def _write_glb(file: BinaryIO, mesh: Mesh) -> None:
@@ -124,8 +125,8 @@ def _write_glb(file: BinaryIO, mesh: Mesh) -> None:
     positions = mesh.vertices.numpy() * signs
     node: dict[str, Any] = {"mesh": 0}
     if _needs_doubles(mesh):
-        middle = (positions.min(0) + positions.max(0)) / 2
-        positions, node["translation"] = positions - middle, middle.tolist()
+        center = (positions.min(0) + positions.max(0)) / 2
+        positions, node["translation"] = positions - center, center.tolist()
     linear = linear_colors(mesh.colors.double().numpy())
     colors = np.concatenate([linear, np.ones((len(linear), 1))], 1)
     arrays: dict[str, NDArray[Any]] = {
@@ -134,16 +135,6 @@ def _write_glb(file: BinaryIO, mesh: Mesh) -> None:
         "COLOR_0": np.rint(65535 * colors).astype("<u2"),
         "indices": mesh.faces.numpy().astype("<u4").reshape(-1, 1),
     }
-    accessors, views, offset = [], [], 0
-    kinds = {"POSITION": (FLOAT, "VEC3"), "NORMAL": (FLOAT, "VEC3"), "COLOR_0": (UNSIGNED_SHORT, "VEC4")}
-    for i, (name, array) in enumerate(arrays.items()):
-        component, kind = kinds.get(name, (UNSIGNED_INT, "SCALAR"))
-        target = ELEMENT_ARRAY_BUFFER if name == "indices" else ARRAY_BUFFER
-        views.append({"buffer": 0, "byteOffset": offset, "byteLength": array.nbytes, "target": target})
-        accessors.append({"bufferView": i, "componentType": component, "count": len(array), "type": kind})
-        offset += array.nbytes
-    accessors[0] |= {"min": arrays["POSITION"].min(0).tolist(), "max": arrays["POSITION"].max(0).tolist()}
-    accessors[2]["normalized"] = True
     attributes = {name: i for i, name in enumerate(arrays) if name != "indices"}
     document = {
         "asset": {"version": "2.0", "generator": "tsplat"},
@@ -153,16 +144,9 @@ def _write_glb(file: BinaryIO, mesh: Mesh) -> None:
         "nodes": [node],
         "meshes": [{"primitives": [{"attributes": attributes, "indices": 3, "material": 0}]}],
         "materials": [{"pbrMetallicRoughness": {"metallicFactor": 0}, "extensions": {UNLIT: {}}}],
-        "accessors": accessors,
-        "bufferViews": views,
-        "buffers": [{"byteLength": offset}],
+        **buffer_document(arrays),
     }
-    packed = json.dumps(document, separators=(",", ":")).encode()
-    packed += b" " * (-len(packed) % 4)
-    file.write(HEADER.pack(MAGIC, 2, HEADER.size + CHUNK.size + len(packed) + CHUNK.size + offset))
-    file.write(CHUNK.pack(len(packed), JSON_CHUNK) + packed + CHUNK.pack(offset, BINARY_CHUNK))
-    for array in arrays.values():
-        file.write(array.tobytes())
+    write_glb(file, document, arrays.values())
 
 
 def _bytes(mesh: Mesh) -> NDArray[np.uint8]:

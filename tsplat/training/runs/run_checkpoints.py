@@ -30,7 +30,7 @@ from ...scene.formats.checkpoints import (
     SCENE_PREFIX,
     TRAINING,
     VERSION,
-    OwnRows,
+    RowsOf,
     checkpoint_errors,
     find_checkpoints,
     is_intact,
@@ -86,7 +86,7 @@ def has_checkpoints(folder: Path) -> bool:
     return path.is_dir() and bool(find_checkpoints(path))
 
 
-def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: OwnRows | None = None) -> Checkpoint:
+def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: RowsOf | None = None) -> Checkpoint:
     """Verifies the hashes of a checkpoint and reads it.
 
     Args:
@@ -107,7 +107,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: 
 
 
 def read_newest(
-    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None, rows: OwnRows | None = None
+    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None, rows: RowsOf | None = None
 ) -> tuple[Path, Checkpoint, list[str]]:
     """Reads the newest valid checkpoint of a run.
 

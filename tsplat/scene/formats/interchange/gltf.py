@@ -26,11 +26,13 @@ from ....errors import ArgumentError, FileError, UnsupportedError
 from ....support.reading import check_memory, read_file, stays_inside
 from ...gaussians import Gaussians
 from ...georeference import relative_to
+from ...model_rows import ModelProperties
 from ...rotation import rotation_matrix
 from ..foreign import Warn, listed, note_ignored
 from ..image_sets import JsonObject
 from ..model_memory import bytes_of
-from .linear import gaussians_from_linear, joined, placed
+from ..quantization import gaussians_from_activated, gaussians_from_arrays
+from .linear import joined, placed
 
 EXTENSION = "KHR_gaussian_splatting"
 MAGIC, JSON_CHUNK, BINARY_CHUNK = b"glTF", 0x4E4F534A, 0x004E4942
@@ -131,10 +133,10 @@ class _Document:
             degree = flags.count("sh_degree", 99)
             if degree > DEGREE_MAX:
                 raise FileError(f"{self.path}: has no Gaussians; no mesh of its scene has {EXTENSION}")
-            empty = np.zeros((0, 3), np.float32)
-            coefficients = np.zeros((0, (degree + 1) ** 2, 3), np.float32)
-            quats = np.zeros((0, 4), np.float32)
-            models = [gaussians_from_linear(empty, quats, empty, empty[:, 0], coefficients, str(self.path), self.warn)]
+            means, scales, quats, opacities, sh0, shN = (
+                np.zeros((0, *shape)) for shape in ModelProperties(degree).shapes.values()
+            )
+            models = [gaussians_from_arrays(means, scales, quats, opacities, sh0, shN)]
         return joined(models, flags.values.get("antialiased") is True, self.warn)
 
     def _check_memory(self, meshes: list[int]) -> None:
@@ -145,7 +147,7 @@ class _Document:
                 counts[self._count(primitive), self._degree(primitive.part("attributes"))] += times
         needed = sum(times * bytes_of(count, degree) for (count, degree), times in counts.items())
         total = sum(times * count for (count, _), times in counts.items())
-        check_memory(f"{self.path}: a model of {total:,} Gaussians", needed, "free some, or the file is damaged")
+        check_memory(f"{self.path}: a model of {total:,} Gaussians", needed)
 
     def _placed_meshes(self) -> list[tuple[int, int, Tensor]]:
         """Returns (node, mesh, matrix [4, 4] fp64 to the scene) of the nodes in the scene that have a mesh."""
@@ -217,22 +219,20 @@ class _Document:
         note_ignored(self.path, "the settings", changed, self.warn)
         attributes = primitive.part("attributes")
         prefix = f"{EXTENSION}:"
-        names = {"means": "POSITION", "quats": f"{prefix}ROTATION", "scales": f"{prefix}SCALE"}
-        widths = {"means": 3, "quats": 4, "scales": 3}
-        count = self._count(primitive)
-        arrays: dict[str, Any] = {
-            key: self._values(attributes, name, count, widths[key]) for key, name in names.items()
-        }
-        arrays["quats"] = arrays["quats"][:, [3, 0, 1, 2]]
-        arrays["opacities"] = self._values(attributes, f"{prefix}OPACITY", count, 1)[:, 0]
+        widths = {"POSITION": 3, f"{prefix}ROTATION": 4, f"{prefix}SCALE": 3, f"{prefix}OPACITY": 1}
         degree = self._degree(attributes)
-        coefficients = [f"{prefix}SH_DEGREE_{band}_COEF_{i}" for band in range(degree + 1) for i in range(2 * band + 1)]
-        parts = [self._values(attributes, name, count, 3) for name in coefficients]
-        arrays["coefficients"] = np.stack(parts, 1)
-        used = {*names.values(), f"{prefix}OPACITY", *coefficients}
-        unknown = [name for name in attributes.values if name not in used and not OTHERS.fullmatch(name)]
+        sh_names = [f"{prefix}SH_DEGREE_{band}_COEF_{i}" for band in range(degree + 1) for i in range(2 * band + 1)]
+        count = self._count(primitive)
+        means, quats, scales, opacities, *sh = (
+            self._values(attributes, name, count, width)
+            for name, width in (widths | dict.fromkeys(sh_names, 3)).items()
+        )
+        unknown = [
+            name for name in attributes.values if name not in (*widths, *sh_names) and not OTHERS.fullmatch(name)
+        ]
         note_ignored(self.path, "the attributes", unknown, self.warn)
-        return gaussians_from_linear(**arrays, path=str(self.path), warn=self.warn)
+        quats, opacities = quats[:, [3, 0, 1, 2]], opacities[:, 0]
+        return gaussians_from_activated(str(self.path), means, scales, quats, opacities, np.stack(sh, 1), self.warn)
 
     def _values(self, attributes: JsonObject, name: str, count: int, width: int) -> NDArray[np.float32]:
         """Returns an attribute of `count` vertices as floats [count, width]."""

@@ -3,11 +3,12 @@
 import base64
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....config import SH_NORMS
 from ....support.files import atomic_write
@@ -16,8 +17,9 @@ from ..quantization import Bytes, Floats
 from .gltf import BINARY_CHUNK, CHUNK, EXTENSION, FLAGS, HEADER, JSON_CHUNK, MAGIC, POINTS, SIGNS
 from .linear import linear_arrays, linear_colors
 
-FLOAT, UNSIGNED_BYTE, ARRAY_BUFFER = 5126, 5121, 34962
-KINDS = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}
+COMPONENT_TYPES = {"f4": 5126, "u1": 5121, "u2": 5123, "u4": 5125}
+TYPES = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}
+ARRAY_BUFFER, ELEMENT_ARRAY_BUFFER = 34962, 34963
 SUFFIX = ".gltf"
 
 
@@ -69,17 +71,49 @@ def write_gltf(
                 document["buffers"][0]["uri"] = f"data:application/octet-stream;base64,{data.decode()}"
             file.write(json.dumps(document).encode())
             return []
-        packed = json.dumps(document, separators=(",", ":")).encode()
-        packed += b" " * (-len(packed) % 4)
-        size = sum(array.nbytes for array in attributes.values())
-        binary = CHUNK.size + size if size else 0
-        file.write(HEADER.pack(MAGIC, 2, HEADER.size + CHUNK.size + len(packed) + binary))
-        file.write(CHUNK.pack(len(packed), JSON_CHUNK) + packed)
-        if size:
-            file.write(CHUNK.pack(size, BINARY_CHUNK))
-        for array in attributes.values():
-            file.write(array.tobytes())
+        write_glb(file, document, attributes.values())
     return []
+
+
+def write_glb(file: BinaryIO, document: dict[str, Any], arrays: Iterable[NDArray[Any]]) -> None:
+    """Writes a binary glTF: its JSON, and a buffer of arrays, unless these are empty."""
+    arrays = list(arrays)
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    size = sum(array.nbytes for array in arrays)
+    binary_size = CHUNK.size + size if size else 0
+    file.write(HEADER.pack(MAGIC, 2, HEADER.size + CHUNK.size + len(text) + binary_size))
+    file.write(CHUNK.pack(len(text), JSON_CHUNK) + text)
+    if size:
+        file.write(CHUNK.pack(size, BINARY_CHUNK))
+    for array in arrays:
+        file.write(array.tobytes())
+
+
+def buffer_document(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Returns the accessors, buffer views and buffer of arrays [N, 1, 3 or 4] that are written one after another.
+
+    ``POSITION`` gets its bounds. Integers are normalized, unless they are ``indices``.
+    """
+    accessors: list[dict[str, Any]] = []
+    views = []
+    offset = 0
+    for name, array in arrays.items():
+        target = ELEMENT_ARRAY_BUFFER if name == "indices" else ARRAY_BUFFER
+        views.append({"buffer": 0, "byteOffset": offset, "byteLength": array.nbytes, "target": target})
+        accessor = {
+            "bufferView": len(accessors),
+            "componentType": COMPONENT_TYPES[array.dtype.str[1:]],
+            "count": len(array),
+            "type": TYPES[array.shape[1]],
+        }
+        if array.dtype.kind != "f" and name != "indices":
+            accessor["normalized"] = True
+        if name == "POSITION":
+            accessor |= {"min": array.min(0).tolist(), "max": array.max(0).tolist()}
+        accessors.append(accessor)
+        offset += array.nbytes
+    return {"accessors": accessors, "bufferViews": views, "buffers": [{"byteLength": offset}]}
 
 
 def _fallback_colors(arrays: dict[str, Floats]) -> Bytes:
@@ -106,24 +140,6 @@ def _document(
         return {"asset": asset}
     if flags:
         asset["extras"] = {FLAGS: flags}
-    accessors: list[dict[str, Any]] = []
-    views = []
-    offset = 0
-    for array in attributes.values():
-        is_float = array.dtype.kind == "f"
-        views.append({"buffer": 0, "byteOffset": offset, "byteLength": array.nbytes, "target": ARRAY_BUFFER})
-        accessors.append(
-            {
-                "bufferView": len(accessors),
-                "componentType": FLOAT if is_float else UNSIGNED_BYTE,
-                "count": len(array),
-                "type": KINDS[array.shape[1]],
-                **({} if is_float else {"normalized": True}),
-            }
-        )
-        offset += array.nbytes
-    means = attributes["POSITION"]
-    accessors[0] |= {"min": means.min(0).tolist(), "max": means.max(0).tolist()}
     settings = {"kernel": "ellipse", "colorSpace": "srgb_rec709_display"}
     settings |= {"projection": "perspective", "sortingMethod": "cameraDistance"}
     primitive = {
@@ -138,7 +154,5 @@ def _document(
         "scenes": [{"nodes": [0]}],
         "nodes": [node],
         "meshes": [{"primitives": [primitive]}],
-        "accessors": accessors,
-        "bufferViews": views,
-        "buffers": [{"byteLength": offset}],
+        **buffer_document(attributes),
     }

@@ -8,17 +8,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...editing.joining import merge_models
-from ...gaussians import FLAT, Gaussians
+from ...gaussians import Gaussians
 from ...rotation import flip_axes, transform_gaussians
 from ..foreign import Warn
 from ..quantization import (
     LOG_SCALE_MAX,
     OPACITY_MARGIN,
     Floats,
-    check_activated,
     check_degree,
     check_valid,
-    gaussians_from_arrays,
 )
 
 UNIT_TOLERANCE = 1e-6
@@ -64,29 +62,6 @@ def linear_colors(display: NDArray[np.floating]) -> NDArray[np.floating]:
     """Returns linear colors in [0, 1] of display colors, which are encoded as in sRGB."""
     linear: NDArray[np.floating] = np.where(display <= 0.04045, display / 12.92, ((display + 0.055) / 1.055) ** 2.4)
     return linear
-
-
-def gaussians_from_linear(
-    means: Floats,
-    quats: Floats,
-    scales: Floats,
-    opacities: NDArray[np.floating],
-    coefficients: Floats,
-    path: str,
-    warn: Warn,
-) -> Gaussians:
-    """Returns Gaussians of parameters after activation, with the shapes of :func:`linear_arrays`.
-
-    `path` is for messages, and `warn` is called with a note of scales and opacities that are impossible.
-
-    Raises:
-        FileError: Most scales or opacities look like logarithms or logits.
-    """
-    check_activated(path, scales, opacities, warn)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_scales = np.log(scales.astype(np.float64))
-        sh0, shN = coefficients[:, :1], coefficients[:, 1:]
-        return gaussians_from_arrays(means, log_scales, quats, opacities, sh0, shN).recognized(FLAT)
 
 
 def placed(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) -> Gaussians:

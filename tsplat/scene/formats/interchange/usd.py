@@ -29,7 +29,8 @@ from ...gaussians import Gaussians
 from ...georeference import relative_to
 from ..foreign import Warn
 from ..model_memory import check_model_memory, gaussians_that_fit
-from .linear import gaussians_from_linear, joined, linear_arrays, placed
+from ..quantization import gaussians_from_activated
+from .linear import joined, linear_arrays, placed
 from .usd_process import ORIGIN, SH, TYPE
 
 SUFFIXES = (".usda", ".usdc", ".usdz", ".usd")
@@ -119,10 +120,10 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
     means = arrays.get("positions", np.zeros((0, 3), np.float32))
     count = len(means)
 
-    def values(attribute: str, default: list[float], each: int = 1) -> NDArray[np.float32]:
+    def values(attribute: str, default: list[float], per_gaussian: int = 1) -> NDArray[np.float32]:
         array = arrays.get(attribute)
-        if array is not None and len(array) >= count * each:
-            cut: NDArray[np.float32] = array[: count * each]
+        if array is not None and len(array) >= count * per_gaussian:
+            cut: NDArray[np.float32] = array[: count * per_gaussian]
             return cut
         if array is not None:
             warn(f"{name}: ignored {attribute}: {len(array)} values for {count} Gaussians")
@@ -132,16 +133,16 @@ def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gau
     if not 0 <= degree <= SH_DEGREE_MAX:
         raise UnsupportedError(f"{name}: expected an SH degree from 0 to {SH_DEGREE_MAX}, found {degree}")
     n_bases = (degree + 1) ** 2
-    coefficients = values(f"{SH}Coefficients", [0.5, 0.5, 0.5], n_bases)
-    if len(coefficients) < count * n_bases:  # the default, without view dependence
+    sh = values(f"{SH}Coefficients", [0.5, 0.5, 0.5], n_bases)
+    if len(sh) < count * n_bases:  # the default, without view dependence
         n_bases = 1
-    return gaussians_from_linear(
-        means,
-        values("orientations", [0, 0, 0, 1])[:, [3, 0, 1, 2]],
-        values("scales", [1, 1, 1]),
-        values("opacities", [1])[:, 0],
-        coefficients.reshape(count, n_bases, 3),
+    return gaussians_from_activated(
         name,
+        means,
+        values("scales", [1, 1, 1]),
+        values("orientations", [0, 0, 0, 1])[:, [3, 0, 1, 2]],
+        values("opacities", [1])[:, 0],
+        sh.reshape(count, n_bases, 3),
         warn,
     )
 

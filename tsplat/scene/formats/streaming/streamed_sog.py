@@ -47,7 +47,7 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
         raise ArgumentError(f"level: expected a number of 0 or more, found {level!r}")
     path = Path(path)
     folder = path if path.is_dir() else path.parent
-    meta = JsonObject.parse(str(path), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
+    meta = _read_lod_meta(folder)
     if meta.count("version", VERSION) != VERSION:  # the first files had none
         raise UnsupportedError(f"{path}: expected Streamed SOG version {VERSION}, found {meta.count('version')}")
     note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
@@ -71,37 +71,39 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
 
 def dataset_size(folder: Path) -> int:
     """Returns the bytes of all files of a dataset that was written."""
-    meta = folder / LOD_META
-    names = JsonObject.parse(str(folder), read_file(meta, LOD_META_MAX), LOD_META).values["filenames"]
-    files = [meta, *(file for name in names for file in (folder / name).parent.iterdir())]
+    names = _read_lod_meta(folder).values["filenames"]
+    files = [folder / LOD_META, *(file for name in names for file in (folder / name).parent.iterdir())]
     return sum(file.stat().st_size for file in files)
+
+
+def _read_lod_meta(folder: Path) -> JsonObject:
+    return JsonObject.parse(str(folder), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
 
 
 def named_files(folder: Path) -> set[str]:
     """Returns the names of all files that ``lod-meta.json`` of an earlier output names; none if it cannot be read."""
     with contextlib.suppress(FileError, OSError), earlier_output():
-        meta = JsonObject.parse(str(folder), read_file(folder / LOD_META, LOD_META_MAX), LOD_META)
-        filenames = meta.values.get("filenames")
+        filenames = _read_lod_meta(folder).values.get("filenames")
         names = [name for name in filenames if isinstance(name, str)] if isinstance(filenames, list) else []
-        parts = [Path(name).parts for name in names]
-        datasets = {own[0] for own in parts if len(own) == 2 and own[1] == META and is_file_name(own[0])}
+        paths = [Path(name).parts for name in names]
+        datasets = {parts[0] for parts in paths if len(parts) == 2 and parts[1] == META and is_file_name(parts[0])}
         return {f"{name}/{file}" for name in datasets for file in (META, *named_images(folder / name))}
     return set()
 
 
 def _check_names(path: Path, folder: Path, names: list[str]) -> None:
-    """Raises FileError for names outside of the folder, and several of one dataset, which would be read as often."""
+    """Raises FileError for names outside of the folder, and for two names of one file."""
     seen: dict[str, str] = {}
     for name in names:
         if not stays_inside(name) or not name.isprintable() or not name.isascii() or "\\" in name:
             raise FileError(f"{folder}: {LOD_META}: expected names of files in it, found {name[:60]!a}")
-        own = os.path.realpath(folder / name)
-        if own in seen:
+        real_path = os.path.realpath(folder / name)
+        if real_path in seen:
             raise FileError(
-                f"{path}: {LOD_META}: filenames has {seen[own][:60]!a} and {name[:60]!a}, which are the same file; it "
-                "is damaged"
+                f"{path}: {LOD_META}: filenames has {seen[real_path][:60]!a} and {name[:60]!a}, which are the same "
+                "file; it is damaged"
             )
-        seen[own] = name
+        seen[real_path] = name
 
 
 def _leaves(meta: JsonObject, level: int) -> list[tuple[int, int, int]]:
@@ -117,8 +119,8 @@ def _leaves(meta: JsonObject, level: int) -> list[tuple[int, int, int]]:
         if not all(name.isascii() and name.isdecimal() and len(name) < 4 for name in lods.values):
             raise node.fail("lods", "levels by their numbers")
         levels = sorted(map(int, lods.values))
-        chosen = lods.part(str(next((one for one in levels if one >= level), levels[-1])))
-        leaves.append((chosen.count("file"), chosen.count("offset"), chosen.count("count")))
+        lod = lods.part(str(next((coarser for coarser in levels if coarser >= level), levels[-1])))
+        leaves.append((lod.count("file"), lod.count("offset"), lod.count("count")))
     return leaves
 
 

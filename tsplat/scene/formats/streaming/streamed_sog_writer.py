@@ -31,8 +31,8 @@ PALETTES = "SH coefficients quantized to a palette in each file"
 WIDTH_PARTS, LEAF_MIN = 8, 1 << 10
 """Leaves are at most as wide as the model over this number, unless they have fewer Gaussians than the other."""
 
-SAMPLE, MOST = 1 << 16, (0.05, 0.95)
-"""Number of centers that tell the width of the model, and between which of their quantiles it is."""
+SAMPLE, WIDTH_QUANTILES = 1 << 16, (0.05, 0.95)
+"""Number of centers by which the width of the model is estimated, and the quantiles between which it is."""
 
 
 def write_streamed_sog(
@@ -112,7 +112,9 @@ class Datasets:
         self._codes = [codes_of(level, lambda means: means, bounds) for level in levels]
         self._size = float((bounds[1].astype(np.float64) - bounds[0]).max())
         means = levels[0].sample(SAMPLE).means.double().numpy()
-        self._width_max = float(np.diff(np.quantile(means, MOST, 0), axis=0).max()) / WIDTH_PARTS if len(means) else 0.0
+        self._width_max = (
+            float(np.diff(np.quantile(means, WIDTH_QUANTILES, 0), axis=0).max()) / WIDTH_PARTS if len(means) else 0.0
+        )
         self._newest: dict[int, int] = {}
         self.tree = self._add([(0, len(level)) for level in levels], 3 * BITS, 0)
 
@@ -123,7 +125,7 @@ class Datasets:
             while bits:
                 bits -= 1
                 middle = code | 1 << bits
-                cuts = [a + int(np.searchsorted(own[a:b], middle)) for own, (a, b) in zip(self._codes, ranges)]
+                cuts = [a + int(np.searchsorted(codes[a:b], middle)) for codes, (a, b) in zip(self._codes, ranges)]
                 if all(cut == stop for cut, (_, stop) in zip(cuts, ranges)):
                     continue
                 if any(cut > start for cut, (start, _) in zip(cuts, ranges)):
@@ -140,18 +142,18 @@ class Datasets:
         for level, (start, stop) in enumerate(ranges):
             if stop > start:
                 part = self._levels[level].read(start, stop)
-                means, reach = part.means.double().numpy(), _reach(part).double().numpy()
-                low, high = np.minimum(low, (means - reach).min(0)), np.maximum(high, (means + reach).max(0))
+                means, half_sizes = part.means.double().numpy(), _half_sizes(part).double().numpy()
+                low, high = np.minimum(low, (means - half_sizes).min(0)), np.maximum(high, (means + half_sizes).max(0))
             if stop > start or not len(self._levels[0]):
-                lods[str(level)] = self._place(level, start, stop)
+                lods[str(level)] = self._append(level, start, stop)
         return {"bound": _bound(low, high) if count else _bound(np.zeros(3), np.zeros(3)), "lods": lods}
 
     def _width(self, bits: int) -> float:
         """Returns the largest width of a cell whose codes differ in their lowest bits only, in world units."""
         return self._size * 2.0 ** (-(-bits // 3) - BITS)
 
-    def _place(self, level: int, start: int, stop: int) -> dict[str, int]:
-        """Appends the rows of a leaf to the newest dataset of their level, and returns their place."""
+    def _append(self, level: int, start: int, stop: int) -> dict[str, int]:
+        """Appends the rows of a leaf to the newest dataset of their level, and returns their ``lods`` entry."""
         name = f"{level}_{self._newest.get(level, 0)}"
         _, first, _ = self.ranges.get(name, (level, start, start))
         self.ranges[name] = level, first, stop
@@ -160,7 +162,7 @@ class Datasets:
         return {"file": list(self.ranges).index(name), "offset": start - first, "count": stop - start}
 
 
-def _reach(gaussians: Gaussians) -> torch.Tensor:
+def _half_sizes(gaussians: Gaussians) -> torch.Tensor:
     """Returns half of the sizes [N, 3] of boxes around ellipsoids of one standard deviation."""
     scales = gaussians.log_scales.clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX).exp()
     covars, _ = quat_scale_to_covar_preci(gaussians.quats, scales, True, False, False)
