@@ -24,7 +24,6 @@ from ..strategies.sharding import count
 from ..support.interruption import DeferredSignals
 from .configuration import Config
 from .densification import Densification, merge_info
-from .exposure_gains import gains_of_held_out
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
 from .near_planes import views_with_near_planes
 from .observers import DivergedError, Observer, Progress
@@ -163,10 +162,7 @@ class Trainer:
 
     def known_gains(self, views: Sequence[View]) -> Tensor | None:
         """Gains of held-out views, [V, 3], by their own points; None unless those of training views are known, too."""
-        if self._gains is None or not self._gains.known or not views:
-            return None
-        logs = gains_of_held_out(self._views, views)
-        return None if logs is None else self._gains.applied(logs.to(self._gains.logs))
+        return None if self._gains is None else self._gains.of_held_out(self._views, views)
 
     def with_lenses(self, views: Sequence[View]) -> Sequence[View]:
         """Returns views with the learned lenses of the cameras that took them; held-out ones, too."""

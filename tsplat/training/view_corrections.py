@@ -12,6 +12,7 @@ from ..precision import differentiable, product
 from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
+from .exposure_gains import gains_of_held_out
 
 GAIN_RATE = 0.5
 """Largest weight of the newest estimate in the gains of a view."""
@@ -129,6 +130,12 @@ class ViewGains:
         """Returns the gains that are applied for logarithms [..., 3]."""
         squared = self.logs.square().mean() ** 2
         return (squared / (squared + GAIN_SPREAD**4) * logs).exp()
+
+    def of_held_out(self, train: Sequence[View], held_out: Sequence[View]) -> Tensor | None:
+        """Returns gains of held-out views, [V, 3], by their own points; None unless those of training views are known,
+        too."""
+        logs = gains_of_held_out(train, held_out) if self.known and held_out else None
+        return None if logs is None else self.applied(logs.to(self.logs))
 
     @torch.no_grad()
     def estimate(self, index: int | Tensor, image: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:

@@ -294,6 +294,26 @@ def test_evaluate_run_writes_the_metrics_of_the_checkpoint(tmp_path):
     assert len(list((folder / "held_out").iterdir())) == 2
 
 
+def test_evaluate_run_uses_learned_lenses_and_known_gains(tmp_path, monkeypatch, capsys):
+    def logs(views):
+        return torch.linspace(-0.3, 0.3, len(views), dtype=torch.float64)[:, None].expand(-1, 3)
+
+    for module in ("exposure_gains", "view_gradients"):
+        monkeypatch.setattr(f"tsplat.training.{module}.gains_of_points", logs)
+    scene = str(write_scene(tmp_path / "scene", n=5))
+    config = RunConfig(
+        scene=scene, steps=2, backend="torch", device="cpu", sh_degree=0, test_every=4, gains=True,
+        lens_refinement=True, lens_rate=0.1,
+    )  # fmt: skip
+    metrics = train(config, tmp_path / "run")
+    capsys.readouterr()
+    evaluated = evaluate_run(tmp_path / "run")
+    for name in ("psnr", "ssim", "psnr_known_gains", "ssim_known_gains"):
+        assert evaluated[name] == metrics[name], name
+    assert evaluated["psnr_known_gains"] != evaluated["psnr"]
+    assert f"\nmean with known gains    {evaluated['psnr_known_gains']:6.2f} dB" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not BANANA.is_dir(), reason="needs the shared scenes")
 def test_training_on_photographs(tmp_path):

@@ -25,7 +25,6 @@ from ..evaluation import Evaluation, evaluate
 from ..history import PSNR_MAX, History
 from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_views, write_page
 from ..report.plots import evenly_spaced
-from ..view_corrections import Lenses
 from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
 from .scenes import check_scene, locate_scene, read_run_capture, saved_frame
@@ -214,10 +213,7 @@ def _evaluate(state: _RunState, checkpoint: Checkpoint, n: int, scene: str | Non
     capture = read_run_capture(config, device, None, frame)
     reserve_threads(device, config.backend)
     chosen: Sequence[View] = capture.test or evenly_spaced(capture.train)
-    changes = checkpoint.tensors.get("params/lenses")
-    if changes is not None:
-        lenses = Lenses([view.camera for view in capture.train])
-        chosen = lenses.apply_to_views(chosen, changes.to(device))
+    chosen = checkpoint.with_lenses(chosen, capture.train)
     gaussians = checkpoint.local_gaussians().to(device)
     scores = evaluate(gaussians, chosen, background=config.backdrop, backend=config.backend, warm_up=True)
     page.is_test = bool(capture.test)

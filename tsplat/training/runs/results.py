@@ -68,7 +68,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         "ssim_initial": initial.ssim if test else None,
         "psnr_train": to_float(train.psnr),
         **({"psnr_fitted_poses": to_float(fitted.psnr), "ssim_fitted_poses": fitted.ssim} if fitted else {}),
-        **({"psnr_known_gains": to_float(exposed.psnr), "ssim_known_gains": exposed.ssim} if exposed else {}),
+        **metrics_with_gains(exposed),
         **({} if trainer.lens_changes is None else {"lens_changes": trainer.lens_changes.tolist()}),
         "num_gaussians": trainer.n_gaussians,
         "steps": trainer.step,
@@ -118,6 +118,11 @@ def _with_known_gains(trainer: Trainer, gaussians: Gaussians, views: Sequence[Vi
     settings: dict[str, Any] = dict(background=trainer.config.backdrop, backend=trainer.config.backend, on_view=on_view)
     shared: dict[str, Any] = dict(ranks=trainer.ranks, sharded=trainer.sharded)
     return evaluate(gaussians, trainer.with_lenses(views), gains=gains.to(gaussians.means), **settings, **shared)
+
+
+def metrics_with_gains(scores: Evaluation) -> dict[str, Any]:
+    """Returns the metrics of held-out views that were scored with known gains, by name; none without scores."""
+    return {"psnr_known_gains": to_float(scores.psnr), "ssim_known_gains": scores.ssim} if scores else {}
 
 
 def _write_model(path: Path, trainer: Trainer, frame: LocalFrame) -> None:

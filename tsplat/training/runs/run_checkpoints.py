@@ -12,6 +12,7 @@ import os
 import platform
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from ... import __version__
 from ...errors import FileError
 from ...runtime.process_group import RankGroup
+from ...scene.capture.views import View
 from ...scene.formats.checkpoints import (
     FORMAT,
     LATEST,
@@ -46,6 +48,7 @@ from ...support.output import FULL
 from ..configuration import RunConfig, from_json, to_json
 from ..parameters import scene_tensors
 from ..processes.shards import write_shards
+from ..view_corrections import Lenses, ViewGains
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,6 +81,22 @@ class Checkpoint:
         tensors = self.local_tensors()
         values: dict[str, Any] = {name: tensors[f"params/{theirs}"] for name, theirs in GSPLAT_NAMES.items()}
         return dataclasses.replace(self.gaussians, **values)
+
+    def with_lenses(self, views: Sequence[View], train: Sequence[View]) -> Sequence[View]:
+        """Returns what :meth:`tsplat.training.Trainer.with_lenses` returns, given the training views."""
+        changes = self.tensors.get("params/lenses")
+        if changes is None:
+            return views
+        device = views[0].camera.viewmat.device
+        return Lenses([view.camera for view in train]).apply_to_views(views, changes.to(device))
+
+    def known_gains(self, views: Sequence[View], train: Sequence[View]) -> Tensor | None:
+        """Returns what :meth:`tsplat.training.Trainer.known_gains` returns, given the training views."""
+        if not self.figures["trainer"].get("gains_known", False):
+            return None
+        gains = ViewGains(len(train), self.tensors["gains/logs"])
+        gains.set_known(self.tensors["gains/logs"])
+        return gains.of_held_out(train, views)
 
 
 def has_checkpoints(folder: Path) -> bool:

@@ -43,7 +43,7 @@ from .live_view import check_view, shown
 from .logs import ProgressDisplay, TensorBoardLog, WandbLog
 from .loop import RunLoop, print_setup, score_views
 from .priors import note_fits
-from .results import write_held_out, write_report
+from .results import metrics_with_gains, write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, has_checkpoints, read_newest, read_newest_settings
 from .run_settings import Configure, check_minutes, continues, extend, plan
 from .scenes import (
@@ -313,19 +313,17 @@ def evaluate_run(
         reserve_threads(device, config.backend)
         print(description)
         gaussians = newest.local_gaussians().to(device)
-        scores = evaluate(
-            gaussians,
-            capture.test,
-            background=config.backdrop,
-            lpips=lpips,
-            backend=config.backend,
-            ranks=ranks,
-            warm_up=True,
-            sharded=sharded,
+        settings: dict[str, Any] = dict(
+            background=config.backdrop, backend=config.backend, ranks=ranks, sharded=sharded
         )
+        views = newest.with_lenses(capture.test, capture.train)
+        scores = evaluate(gaussians, views, lpips=lpips, warm_up=True, **settings)
+        gains = ranks.all_gather_object(newest.known_gains(views, capture.train) if ranks.is_main else None)[0]
+        exposed = Evaluation() if gains is None else evaluate(gaussians, views, gains=gains.to(device), **settings)
         n_gaussians = count(ranks if sharded else None, len(gaussians))[1]
         metrics = {
             **scores.to_json(),
+            **metrics_with_gains(exposed),
             "lpips_network": lpips,
             "num_gaussians": n_gaussians,
             "steps": newest.step,
@@ -335,7 +333,7 @@ def evaluate_run(
         write_held_out(folder / "held_out", scores)
         if ranks.is_main:
             write_json(folder / METRICS, metrics)
-        _print_scores(scores)
+        _print_scores(scores, exposed)
         print(f"step {newest.step}, {n_gaussians} Gaussians; written to {folder}")
     return metrics
 
@@ -410,8 +408,11 @@ def _write_session(loop: RunLoop) -> None:
         loop.session.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
 
 
-def _print_scores(scores: Evaluation) -> None:
+def _print_scores(scores: Evaluation, exposed: Evaluation) -> None:
+    """Prints a row per view and one of means; with known gains, another one."""
     print(f"{'view':24} {'PSNR':>9} {'SSIM':>7} {'ms':>8}")
     for score in scores:
         print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
     print(f"{'mean of ' + str(len(scores)):24} {scores.psnr:6.2f} dB {scores.ssim:7.4f}")
+    if exposed:
+        print(f"{'mean with known gains':24} {exposed.psnr:6.2f} dB {exposed.ssim:7.4f}")
