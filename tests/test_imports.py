@@ -92,6 +92,7 @@ MODULES = {
         "scene",
         "stages",
         "strategies",
+        "support",
     },
     "cli": {"__init__", "runtime", "scene", "support", "training", "viewing"},
     "__main__": {"cli"},

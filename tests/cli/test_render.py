@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -41,6 +42,12 @@ def test_render_uses_eye_look_at_up_and_background(model, tmp_path):
     upside_down = read_pixels(out)
     assert upside_down[30, 45 - 21, 2] > 100
     assert upside_down[2, 2].tolist() == [255, 128, 0]
+
+
+def test_depths_without_matplotlib_are_an_error_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["render", str(tmp_path / "none.ply"), "--out", str(tmp_path / "a.png"), "--show", "depth"])
+    assert "matplotlib is not installed; run: pip install 'tsplat[train]'" in capsys.readouterr().err
 
 
 def test_render_frames_the_model_by_default(model, tmp_path):

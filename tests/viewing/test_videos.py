@@ -160,6 +160,12 @@ def test_write_frames_names_the_missing_package(tmp_path, monkeypatch):
         write_frames(tmp_path / "a.mp4", [])
 
 
+def test_depths_name_the_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"matplotlib .* pip install 'tsplat\[train\]'"):
+        next(render_frames(balls(), [camera()], show="depth"))
+
+
 @pytest.mark.parametrize("suffix", [".mp4", ".webm"])
 def test_write_frames_writes_every_frame_of_a_video(tmp_path, suffix):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")

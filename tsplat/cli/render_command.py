@@ -77,7 +77,12 @@ def render(arguments: Namespace) -> int:
         arguments.trajectory = "path" if along else "orbit"
     trajectory = arguments.trajectory
     # With a trajectory, check_video_path() checks the other packages as well.
-    require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
+    needed = {
+        "PIL": trajectory is None,
+        "rich": trajectory is not None and sys.stdout.isatty(),
+        "matplotlib": arguments.show == "depth",
+    }
+    require(*[module for module, is_needed in needed.items() if is_needed])
     if arguments.view is not None:
         excluded = ("trajectory", *(("width", "height", "fov") if arguments.camera is None else ()), *placing)
         refuse(arguments, excluded, "not with --view, which uses the camera and the size of the view")

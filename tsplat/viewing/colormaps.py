@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..support.extras import require
 from .markup import Html, escape
 
 DEPTH_QUANTILES = (0.01, 0.99)
@@ -24,6 +25,7 @@ Limits = tuple[Tensor, Tensor]
 
 def apply_colormap(values: Tensor, name: str = "magma") -> Tensor:
     """Maps [H, W] values in [0, 1] to a colormap of Matplotlib, such as magma. [H, W, 3] uint8, on the CPU"""
+    require("matplotlib")
     from matplotlib import colormaps
 
     return torch.from_numpy(colormaps[name](values.clamp(0, 1).cpu().numpy(), bytes=True)[..., :3].copy())

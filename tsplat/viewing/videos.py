@@ -60,6 +60,7 @@ def render_frames(
 
     Raises:
         ArgumentError: Unknown `show`; or as :func:`tsplat.rasterization`.
+        MissingExtraError: Matplotlib, which has the colormap of depths, is not installed.
     """
     check_choice("show", show, get_args(Show))
     limits: Limits | None = None

@@ -1,6 +1,7 @@
 """Lidars by gsplat 1.6's names: what its programs pass, tiles and maps by their definitions, and losses."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -68,6 +69,12 @@ def test_the_map_has_the_columns_of_the_nearest_elements():
     e = params.row_elevations_rad[:, None]
     cosine = elevation.sin() * e.sin() + elevation.cos() * e.cos() * (azimuth - azimuths).cos()
     assert torch.equal(found.long(), cosine.flatten(2).argmax(-1) % 12)
+
+
+def test_the_map_names_the_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(tsplat.errors.MissingExtraError, match=r"scipy .* pip install 'tsplat\[train\]'"):
+        gsplat.compute_lidar_angles_to_columns_map(lidar(0))
 
 
 def test_losses():

@@ -16,6 +16,7 @@ from torch import Tensor
 from .... import ArgumentError, UnsupportedError
 from .... import RowOffsetStructuredSpinningLidarModelParameters as RowOffsetStructuredSpinningLidarModelParameters
 from .... import SpinningDirection as SpinningDirection
+from ....support.extras import require
 
 USE_RASTERIZATION = (
     "not implemented; use rasterization(camera_model='lidar', lidar_coeffs=..., with_ut=True, with_eval3d=True)"
@@ -92,7 +93,7 @@ def compute_angles_to_columns_map(
     resolution_factor: int = 4,
     dtype: torch.dtype = torch.int32,
 ) -> Tensor:
-    """Computes the column of the element nearest to each direction of a grid. Requires SciPy.
+    """Computes the column of the element nearest to each direction of a grid.
 
     Args:
         lidar: The lidar.
@@ -102,7 +103,11 @@ def compute_angles_to_columns_map(
     Returns:
         [``resolution_factor`` H, ``resolution_factor`` W]; directions are evenly spaced over the field of view, in the
         order of rows and columns.
+
+    Raises:
+        MissingExtraError: SciPy, which finds the nearest elements, is not installed.
     """
+    require("scipy")
     from scipy import spatial
 
     def rays(azimuths: Tensor, elevations: Tensor) -> Tensor:
