@@ -1,5 +1,6 @@
 """Tests of perspective views of panoramas: they show what a pinhole camera there would, and are trained on."""
 
+import collections
 import dataclasses
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 
 from tests.support.panoramas import rays_of, room_capture
 from tsplat import ArgumentError
+from tsplat.config import Capacities
 from tsplat.scene import Gaussians, View
-from tsplat.training import Config, Trainer, evaluate
+from tsplat.training import Config, Trainer, evaluate, perspective_views, view_gradients, view_passes
 from tsplat.training.perspective_views import compares_perspective, is_whole, perspective_camera, perspective_view
 
 
@@ -105,6 +107,28 @@ def test_steps_compare_perspective_views(capture):
         trainer = Trainer(start, [view], Config(steps=1, strategy=None, perspective_share=share))
         compared = trainer._views[0] if share == 0 else perspective_view(trainer._views[0], 0)
         assert trainer.advance().psnr == pytest.approx(evaluate(start, [compared]).psnr, abs=1e-3)
+
+
+@pytest.mark.triton
+def test_steps_sample_a_perspective_view_once(capture, monkeypatch):
+    calls = collections.Counter()
+    for name in ("perspective_view", "perspective_camera"):
+        function = getattr(view_gradients, name)
+
+        def counted(*args, name=name, function=function):
+            calls[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(view_gradients, name, counted)
+    monkeypatch.setattr(perspective_views, "perspective_camera", None)  # it is known
+    monkeypatch.setattr(view_passes, "room_for", lambda needed: Capacities(*[1 << 16] * 4))
+    start = Gaussians.from_points(capture.points, capture.colors, 0)
+    config = Config(steps=4, strategy=None, perspective_share=1.0, backend="triton")
+    trainer = Trainer(start, capture.train[:1], config)
+    for step in range(4):
+        trainer.advance()
+        assert calls["perspective_view"] == step + 1
+    assert calls["perspective_camera"] == 5  # the first step has no pass
 
 
 def test_poses_of_panoramas_are_learned_from_perspective_views(capture):

@@ -51,12 +51,13 @@ def perspective_camera(camera: Camera, step: int) -> Camera:
     return dataclasses.replace(camera, viewmat=viewmat, K=K, width=side, height=side, model="pinhole")
 
 
-def perspective_view(view: View, step: int) -> View:
+def perspective_view(view: View, step: int, camera: Camera | None = None) -> View:
     """Returns what :func:`perspective_camera` sees of a panorama, sampled bilinearly, without points and priors.
 
-    Pixels outside of a partial panorama are masked out, and so are those that the panorama masks out.
+    `camera` is that camera, if it is known. Pixels outside of a partial panorama are masked out, and so are those that
+    the panorama masks out.
     """
-    camera, image = perspective_camera(view.camera, step), view.image
+    camera, image = camera or perspective_camera(view.camera, step), view.image
     half = camera.width / 2
     steps = (torch.arange(camera.width, device=image.device, dtype=torch.float32) + 0.5 - half) / half
     b, a = torch.meshgrid(steps, steps, indexing="ij")

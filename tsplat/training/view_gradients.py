@@ -122,9 +122,13 @@ class ViewGradients:
         `views` are the indices of the views of all ranks, `backgrounds` RGB in [0, 1] of each, `n_gaussians` those of
         all ranks. Returns sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
         """
-        if self._passes is not None and (results := self._replay(self._passes, step, views[0], backgrounds[0])):
-            return results
-        results = self._compute(step, views, backgrounds)
+        kind = None
+        if self._passes is not None:
+            camera = self._shown_by(step, views[0], self._views[views[0]].camera)
+            kind = self._kind(step, camera)
+            if results := self._replay(self._passes, kind, step, views[0], camera, backgrounds[0]):
+                return results
+        results = self._compute(step, views, backgrounds, kind)
         weighted = [name for name, weight in self._regularization.items() if weight]
         self._regularize(n_gaussians, {name: self._parameters.gradient(name) for name in weighted})
         return results
@@ -133,15 +137,19 @@ class ViewGradients:
         """Returns the pass that updates the parameters with the last gradients; None if there is none."""
         return None if self._passes is None else self._passes.update_pass(adds_noise=adds_noise)
 
-    def _compute(self, step: int, views: Sequence[int], backgrounds: Sequence[Color]) -> tuple[Tensor, list[Meta]]:
+    def _compute(
+        self, step: int, views: Sequence[int], backgrounds: Sequence[Color], kind: ViewKind | None
+    ) -> tuple[Tensor, list[Meta]]:
         """Does what :meth:`compute` does, without passes and regularization; again if a capacity was too small.
+
+        `kind` is that of the view, of which passes learn what its lists need.
 
         A GPU then still computes the backward pass while this waits for the forward pass.
         """
         with deferred() as calls:
             results = self._accumulate(step, views, backgrounds, self._capacity)
         if self._passes is not None:
-            self._passes.learn(self._kind(step, views[0]), lambda: _needed(calls, results[1]))
+            self._passes.learn(kind, lambda: _needed(calls, results[1]))
         if self._capacity is None or not any(self._ranks.any([any_overflow(calls)], self._device)):
             return results
         self._parameters.clear_gradients()
@@ -180,8 +188,7 @@ class ViewGradients:
             own, turn = first + self._ranks.rank, range(first, min(first + self._ranks.world_size, len(views)))
             calls: dict[object, list[int]] = {}
             for i in turn:
-                camera = self._shown_by(step, views[i], self._views[views[i]].camera)
-                calls.setdefault(kind_of_call(camera) if self._sharded else None, []).append(i)
+                calls.setdefault(self._kind_of_call(step, views[i]) if self._sharded else None, []).append(i)
             for places in calls.values():
                 if own in places:
                     view_figures, meta = self._fit(step, views[own], backgrounds[own], capacity)
@@ -193,9 +200,9 @@ class ViewGradients:
 
     def _fit(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
-        view = self._shown(step, index)
         with full_precision():
             camera = self._shown_by(step, index, self._parameters.camera_of(index, self._views[index].camera))
+        view = self._shown(step, index, camera)
         with self._autocasting():
             images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
             target = view.pixels
@@ -276,14 +283,18 @@ class ViewGradients:
             self.received_rows += len(meta["received"]["camera_ids"])
         return images, alphas, meta
 
-    def _shown(self, step: int, index: int) -> View:
-        """Returns what a step compares: a view, or a perspective view of a panorama."""
+    def _shown(self, step: int, index: int, camera: Camera) -> View:
+        """Returns what a step compares: a view, or a perspective view of a panorama, which has a camera."""
         view = self._views[index]
-        return perspective_view(view, step) if self._is_perspective(step, index) else view
+        return perspective_view(view, step, camera) if self._is_perspective(step, index) else view
 
     def _shown_by(self, step: int, index: int, camera: Camera) -> Camera:
         """Returns the camera of what a step compares, given that of its view with corrections."""
         return perspective_camera(camera, step) if self._is_perspective(step, index) else camera
+
+    def _kind_of_call(self, step: int, index: int) -> object:
+        """Returns what the cameras of one call have in common."""
+        return kind_of_call(self._shown_by(step, index, self._views[index].camera))
 
     def _is_perspective(self, step: int, index: int) -> bool:
         """Returns whether a step compares a perspective view in place of a view."""
@@ -328,25 +339,25 @@ class ViewGradients:
             return f"on {self._device.type}"
         return "with capacity off" if self._capacity is None else ""
 
-    def _kind(self, step: int, index: int) -> ViewKind:
-        camera = self._shown_by(step, index, self._views[index].camera)
+    def _kind(self, step: int, camera: Camera) -> ViewKind:
         described = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
         knows = self.gains is not None and self.gains.known
         return ViewKind(described, self._degree(step), self._observes(step), knows)
 
-    def _replay(self, passes: ViewPasses, step: int, index: int, background: Color) -> tuple[Tensor, list[Meta]] | None:
+    def _replay(
+        self, passes: ViewPasses, kind: ViewKind, step: int, index: int, camera: Camera, background: Color
+    ) -> tuple[Tensor, list[Meta]] | None:
         """Computes the gradients of a view by a pass, if there can be one yet. Returns as :meth:`compute`."""
-        view, state = self._shown(step, index), [*self._parameters.params.values()]
-        like = self._parameters.params["means"].detach()
-        inputs = ViewInputs(
-            torch.tensor([index], device=self._device, dtype=torch.int64),
-            view.camera,
-            view.pixels,
-            like.new_tensor(background),
-        )
+
+        def make_inputs() -> ViewInputs:
+            pixels = self._shown(step, index, camera).pixels
+            place = torch.tensor([index], device=self._device, dtype=torch.int64)
+            return ViewInputs(place, camera, pixels, self._parameters.params["means"].detach().new_tensor(background))
+
+        state = [*self._parameters.params.values()]
         if self.gains is not None:
             state.append(self.gains.logs)
-        results = passes.results(self._kind(step, index), inputs, state)
+        results = passes.results(kind, make_inputs, state)
         if results is None:
             return None
         for parameter, gradient in zip(self._parameters.params.values(), results.gradients, strict=True):

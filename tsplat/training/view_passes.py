@@ -148,18 +148,19 @@ class ViewPasses:
         self._recorder: GraphRecorder | None = None
         self._last: _Replay | None = None
 
-    def results(self, kind: Hashable, inputs: ViewInputs, state: list[Tensor]) -> ViewResults | None:
+    def results(self, kind: Hashable, make_inputs: Callable[[], ViewInputs], state: list[Tensor]) -> ViewResults | None:
         """Returns the results of a view, which the next call may replace; None if the stages have to compute them.
 
         If tracing or capturing fails, for whatever reason, passes are not used again, with a warning.
 
         Waits for the device, to know whether lists had room. `kind` is all that the computation depends on but tensors,
-        and `state` the tensors that stay where they are from view to view.
+        and `state` the tensors that stay where they are from view to view. Inputs are made if the kind is known.
         """
         self._last = None
         known = self._kinds.get(kind)
         if not self._works or known is None or not is_plain_call():
             return None
+        inputs = make_inputs()
         given = inputs.tensors()
         tensors = [*given, *state]
         specialized = specializations(tensors)
