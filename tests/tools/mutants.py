@@ -1300,7 +1300,7 @@ MUTANTS = [
         ("        self._parameters.clear_gradients()\n", "", "gradients of images that overflowed kept"),
         ("            self.gains.discard()\n", "            pass\n", "gains of images that overflowed kept"),
         ("any(self._ranks.any([any_overflow(calls)], self._device))", "any([])", "overflow in a step ignored"),
-        ("gaussians.means.detach(), n, known)", "gaussians.means.detach(), 1, known)",
+        ("gaussians.means.detach(), n)", "gaussians.means.detach(), 1)",
          "gains of few views in large steps diverge"),
     ),
     *_in("training/runs/train.py", ("tests/training/processes/test_joins.py", "-k", "restarted"),
