@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsplat.scene import Camera, intrinsics, look_at, orbit
-from tsplat.scene.extents import are_close, median_depth, near_plane, scene_scale, shows, spread, with_near_planes
+from tsplat.scene.extents import (
+    are_inliers,
+    center_and_extent,
+    median_depth,
+    near_plane,
+    scene_scale,
+    shows_points,
+    with_near_planes,
+)
 
 K = intrinsics(40, 30, 50)
 
@@ -42,22 +50,22 @@ def positions_of(cameras):
 def test_cameras_far_away_change_no_extent(far, place):
     positions = positions_of(ring())
     with_far = torch.cat([positions[:place], torch.tensor(far, dtype=torch.float64), positions[place:]])
-    close = are_close(with_far)
+    close = are_inliers(with_far)
     assert (~close).nonzero().flatten().tolist() == list(range(place, place + len(far)))
-    assert spread(with_far)[1] == pytest.approx(spread(positions)[1])
+    assert center_and_extent(with_far)[1] == pytest.approx(center_and_extent(positions)[1])
 
 
 def test_extent_is_that_of_all_cameras_where_none_is_far_away():
     positions = positions_of(ring())
-    assert are_close(positions).all()
-    center, extent = spread(positions)
+    assert are_inliers(positions).all()
+    center, extent = center_and_extent(positions)
     assert extent == pytest.approx(1.1 * 3 * math.cos(math.radians(20)))
     torch.testing.assert_close(center, positions.mean(0))
     line = torch.arange(40, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.2, 0.0], dtype=torch.float64)
-    assert are_close(line).all()
+    assert are_inliers(line).all()
     # Of so few, nobody knows which are wrong.
-    assert are_close(torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [0.2, 0, 0], [50.0, 0, 0]])).all()
-    assert are_close(torch.zeros(6, 3)).all()
+    assert are_inliers(torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [0.2, 0, 0], [50.0, 0, 0]])).all()
+    assert are_inliers(torch.zeros(6, 3)).all()
 
 
 def test_cameras_show_points_on_more_than_a_spot():
@@ -68,16 +76,16 @@ def test_cameras_show_points_on_more_than_a_spot():
         lens[:2, 2] = K[:2, 2]
         return Camera(look_at((0, 0, -distance), target).double(), lens, 40, 30)
 
-    assert shows(looks(3.0), points)
-    assert shows(looks(40.0), points)
-    assert not shows(looks(400.0), points)
-    assert shows(looks(400.0, factor=20.0), points)  # by a long lens
-    assert not shows(looks(40.0, target=(0.0, 0.0, -80.0)), points)
+    assert shows_points(looks(3.0), points)
+    assert shows_points(looks(40.0), points)
+    assert not shows_points(looks(400.0), points)
+    assert shows_points(looks(400.0, factor=20.0), points)  # by a long lens
+    assert not shows_points(looks(40.0, target=(0.0, 0.0, -80.0)), points)
     # A few points far away are not the scene, and some tell nothing.
     lost = torch.tensor([[0.0, 0.0, 900.0]], dtype=torch.float64).expand(5, 3)
-    assert not shows(looks(400.0), torch.cat([points, torch.tensor([1.0, 50.0, 1.0]) * lost + 40]))
-    assert not shows(looks(40.0, target=(0.0, 0.0, -80.0)), torch.cat([points, -lost]))
-    assert shows(looks(400.0), points[:7])
+    assert not shows_points(looks(400.0), torch.cat([points, torch.tensor([1.0, 50.0, 1.0]) * lost + 40]))
+    assert not shows_points(looks(40.0, target=(0.0, 0.0, -80.0)), torch.cat([points, -lost]))
+    assert shows_points(looks(400.0), points[:7])
 
 
 def test_photographs_from_one_place_have_the_extent_of_what_they_show():

@@ -4,11 +4,10 @@ import argparse
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from typing import get_args
 
 from ..scene import Camera, Gaussians, read_capture
-from ..scene.cameras import resize_camera
+from ..scene.cameras import choose_evenly, resize_camera
 from ..scene.gaussians import drop_invalid
 from ..scene.georeference import ModelFrame
 from ..scene.meshes import extract_mesh, write_mesh
@@ -110,10 +109,4 @@ def _find_cameras(arguments: Namespace, gaussians: Gaussians, show: Show) -> tup
         return [], "around the model"
     else:
         return cameras_around(gaussians, arguments.views, size), "around the model"
-    return [resize_camera(camera, size) for camera in _evenly(cameras, arguments.views)], source
-
-
-def _evenly(cameras: Sequence[Camera], n: int) -> list[Camera]:
-    """Returns at most `n` cameras, evenly chosen."""
-    step = max(1.0, len(cameras) / n)
-    return [cameras[int(i * step)] for i in range(int(len(cameras) / step))]
+    return [resize_camera(camera, size) for camera in choose_evenly(cameras, arguments.views)], source

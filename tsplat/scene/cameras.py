@@ -138,10 +138,10 @@ def rasterization_arguments(
     """
     first = cameras[0]
     for camera in cameras[1:]:
-        if _kind(camera) != _kind(first):
+        if _describe_format(camera) != _describe_format(first):
             raise ArgumentError(
-                f"cameras: expected {_kind(first)} cameras as the first, found a {_kind(camera)} camera; render them "
-                "one at a time"
+                f"cameras: expected {_describe_format(first)} cameras as the first, found a {_describe_format(camera)} "
+                "camera; render them one at a time"
             )
     viewmats, Ks = [camera.viewmat for camera in cameras], [camera.K for camera in cameras]
     lens = {"camera_model": first.model, **_coefficients(cameras, n), **_shutters(cameras, n)}
@@ -151,7 +151,7 @@ def rasterization_arguments(
         if model != "pinhole" or lens:
             raise UnsupportedError(
                 "cameras: 2D Gaussians are rendered with pinhole cameras without distortion or rolling shutter, found "
-                f"a {_kind(first)} camera{' with distortion' if 'radial_coeffs' in lens else ''}; undistort "
+                f"a {_describe_format(first)} camera{' with distortion' if 'radial_coeffs' in lens else ''}; undistort "
                 "photographs, or use 3D Gaussians"
             )
     return {
@@ -168,15 +168,16 @@ def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
     """Returns the arguments about lenses; of pinhole and fisheye cameras, none if no camera has distortion."""
     if all(camera.distortion is None for camera in cameras):
         return {"with_ut": True} if cameras[0].is_panorama else {}
-    given = [camera.viewmat.new_zeros(4) if camera.distortion is None else camera.distortion for camera in cameras]
+    zeros = cameras[0].viewmat.new_zeros(4)
+    distortions = [zeros if camera.distortion is None else camera.distortion for camera in cameras]
     if cameras[0].model == "fisheye":
-        return {"with_ut": True, "radial_coeffs": _stack(given)[:n]}
-    distortion = _stack([torch.nn.functional.pad(values, (0, 8 - len(values))) for values in given])[:n]
+        return {"with_ut": True, "radial_coeffs": _stack(distortions)[:n]}
+    distortion = _stack([torch.nn.functional.pad(values, (0, 8 - len(values))) for values in distortions])[:n]
     radial = torch.cat([distortion[:, :2], distortion[:, 4:]], 1)
     return {"with_ut": True, "radial_coeffs": radial, "tangential_coeffs": distortion[:, 2:4]}
 
 
-def _kind(camera: Camera) -> str:
+def _describe_format(camera: Camera) -> str:
     """Describes the size, the model and the shutter of a camera, which are those of all cameras of one rendering."""
     shutter = "" if camera.viewmat_end is None else f" {camera.readout}"
     return f"{camera.width}×{camera.height} {camera.model}{shutter}"
@@ -297,6 +298,12 @@ def resize_camera(camera: Camera, longest: int) -> Camera:
     K[0] *= width / camera.width
     K[1] *= height / camera.height
     return dataclasses.replace(camera, K=K, width=width, height=height)
+
+
+def choose_evenly(cameras: Sequence[Camera], n: int) -> list[Camera]:
+    """Returns at most `n` cameras, evenly chosen."""
+    step = max(1.0, len(cameras) / n)
+    return [cameras[int(i * step)] for i in range(int(len(cameras) / step))]
 
 
 def centers(poses: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ IN_FRONT_MIN = 0.8
 """Share of the cameras that must have the common point of the axes in front of them."""
 
 
-def are_close(positions: Tensor) -> Tensor:
+def are_inliers(positions: Tensor) -> Tensor:
     """Returns which camera positions [C, 3] are not far from the others. [C] bool"""
     distances = (positions - positions.median(0).values).norm(dim=-1)
     typical = distances.sort().values[3 * (len(distances) - 1) // 4]
@@ -53,17 +53,17 @@ def are_close(positions: Tensor) -> Tensor:
     return close
 
 
-def spread(positions: Tensor) -> tuple[Tensor, float]:
+def center_and_extent(positions: Tensor) -> tuple[Tensor, float]:
     """Returns the mean [3] of the camera positions [C, 3] that are not far from the others, and their extent."""
     positions = positions.double()
-    close = positions[are_close(positions)]
+    close = positions[are_inliers(positions)]
     # Relative to one of them, as sums round far from the origin.
     offsets = close - close[0]
     middle = offsets.mean(0)
     return close[0] + middle, EXTENT_FACTOR * float((offsets - middle).norm(dim=-1).max())
 
 
-def shows(camera: Camera, points: Tensor) -> bool:
+def shows_points(camera: Camera, points: Tensor) -> bool:
     """Returns whether a camera shows points [P, 3] on more than a spot of its image; True if there are too few to tell.
 
     Photographs from the air show a scene that is far away. Those whose poses are wrong rarely do.
@@ -98,7 +98,7 @@ def median_depth(cameras: Sequence[Camera], points: Tensor) -> float:
 
 def scene_scale(positions: Tensor, depth: float) -> float:
     """Returns the extent of a scene by camera positions [C, 3] and the median depth; 0 if neither has any."""
-    return max(spread(positions)[1], EXTENT_MIN * depth)
+    return max(center_and_extent(positions)[1], EXTENT_MIN * depth)
 
 
 def near_plane(cameras: Sequence[Camera], points: Tensor) -> float | None:

@@ -204,6 +204,12 @@ def axis_rotations(degrees: Sequence[float]) -> Tensor:
     return z @ y @ x
 
 
+def is_rotation(matrix: Tensor) -> bool:
+    """Returns whether a matrix [3, 3] fp64 is a rotation, up to the digits of files."""
+    skew = (matrix.T @ matrix - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
+    return bool(skew <= SIMILARITY_TOLERANCE) and bool(torch.linalg.det(matrix) > 0)
+
+
 def rotation_matrix(quat: Sequence[float]) -> Tensor:
     """Returns the [3, 3] fp64 rotation matrix of a unit quaternion wxyz."""
     return formulas.rotation_matrices(torch.tensor([*quat], dtype=torch.float64, device="cpu"))

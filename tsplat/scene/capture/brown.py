@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from .lenses import Lens, colmap_lens
 
 NEGLIGIBLE, FITTED = 0.05, 0.25
-"""Pixels by which what a lens here does not have may move a point of the image, and by which a fitted lens may."""
+"""Pixels by which a coefficient that is ignored, and a fitted polynomial, may move a point of the image."""
 
 SAMPLES = 256
 """Radii at which a lens is fitted."""
@@ -29,14 +29,14 @@ def brown_lens(size: tuple[int, int], K: Sequence[float], k: Sequence[float], p:
         UnsupportedError: No lens that is implemented is within a quarter of a pixel of the polynomial.
     """
     fx, fy, cx, cy = K
-    radius = corner(size, K)
+    radius = corner_radius(size, K)
     if abs(k[2]) * radius**7 * fy < NEGLIGIBLE / 10 and abs(k[3]) * radius**9 * fy < NEGLIGIBLE / 10:
         return Lens(*size, fx, fy, cx, cy, (k[0], k[1], p[0], p[1]))
     radial = _fit_radial(k, radius, fy, where) if k[3] else [*k[:3], 0.0, 0.0, 0.0]
     return colmap_lens("FULL_OPENCV", *size, (fx, fy, cx, cy, *radial[:2], *p, *radial[2:]))
 
 
-def corner(size: tuple[int, int], K: Sequence[float]) -> float:
+def corner_radius(size: tuple[int, int], K: Sequence[float]) -> float:
     """Returns the largest distance of a corner of the image from the optical axis, at depth 1."""
     fx, fy, cx, cy = K
     return math.hypot(max(cx, size[0] - cx) / fx, max(cy, size[1] - cy) / fy)
@@ -48,7 +48,7 @@ def _fit_radial(k: Sequence[float], radius: float, f: float, where: str) -> list
     factors = 1 + s * (k[0] + s * (k[1] + s * (k[2] + s * k[3])))
     scaled = s / radius**2
     powers = np.stack([scaled, scaled**2, scaled**3], 1)
-    best, least = np.zeros(6), math.inf
+    best, smallest_error = np.zeros(6), math.inf
     for n in range(4):  # coefficients of the denominator, which may have zeros where there are more of them
         columns = np.concatenate([powers, -factors[:, None] * powers[:, :n]], 1)
         coefficients = np.zeros(6)
@@ -56,8 +56,9 @@ def _fit_radial(k: Sequence[float], radius: float, f: float, where: str) -> list
         numerator, denominator = 1 + powers @ coefficients[:3], 1 + powers @ coefficients[3:]
         if (denominator > 0).all():
             error = float(np.abs((numerator / denominator - factors) * np.sqrt(s)).max()) * f
-            best, least = (coefficients, error) if error < least else (best, least)
-    if not least <= FITTED:
+            if error < smallest_error:
+                best, smallest_error = coefficients, error
+    if not smallest_error <= FITTED:
         raise UnsupportedError(
             f"{where}: k4 has no equivalent in the lenses that are implemented; export undistorted photographs"
         )

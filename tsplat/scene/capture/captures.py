@@ -2,14 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
-from .colmap import TEST_EVERY, find_model, read_colmap
+from .colmap import find_model, read_colmap
+from .initial_points import N_RANDOM
 from .metashape import find_cameras_file, read_metashape
-from .photographs import CameraKind, OnProgress
-from .placement import Frame
+from .photographs import TEST_EVERY, CameraKind, OnProgress
+from .placement import Frame, ReadOptions
 from .realitycapture import find_cameras_table, read_realitycapture
 from .transforms import has_transforms, read_transforms
 from .views import Capture, Color
@@ -49,16 +49,18 @@ def read_capture(
     check_possible(folder)
     if normalize and frame != "model":
         raise ArgumentError(f"normalize: not with another frame, found {frame!r}")
-    options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras, max_size=max_size)
-    options |= dict(frame="normalized" if normalize else frame, keep_far=keep_far)
+    frame = "normalized" if normalize else frame
+    options = ReadOptions(
+        downscale, test_every, background, N_RANDOM, seed, strict, on_progress, cameras, max_size, frame, keep_far
+    )
     if _is_colmap(folder):
-        return read_colmap(folder, downscale, test_every, background=background, seed=seed, **options)
+        return read_colmap(folder, **vars(options))
     if _is_json(folder) or has_transforms(folder):
-        return read_transforms(folder, downscale, test_every, background, seed=seed, **options)
-    if find_cameras_file(folder) is not None:
-        return read_metashape(folder, downscale, test_every, background, seed=seed, **options)
-    if find_cameras_table(folder) is not None:
-        return read_realitycapture(folder, downscale, test_every, background, seed=seed, **options)
+        return read_transforms(folder, **vars(options))
+    if (file := find_cameras_file(folder)) is not None:
+        return read_metashape(file, options)
+    if (file := find_cameras_table(folder)) is not None:
+        return read_realitycapture(file, options)
     if not folder.exists():
         raise FileError(f"{folder}: no such folder")
     raise FileError(

@@ -11,26 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...arguments import check_size, describe
+from ...arguments import describe
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
 from ..rotation import rotation_matrix, similarity
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_cameras, has_model, read_model
-from .initial_points import N_RANDOM, bounds, random_points, read_points
+from .initial_points import N_RANDOM, InitialPoints, bounds, random_points, read_points
 from .lenses import COLMAP_MODELS, Lens, colmap_lens, panorama
-from .photographs import (
-    CameraKind,
-    OnProgress,
-    Photograph,
-    check_test_every,
-    find_usable,
-    is_held_out,
-    limit_sizes,
-    note_doubts,
-    note_lenses,
-)
-from .placement import DrawPoints, Frame, place, read_placed
+from .photographs import TEST_EVERY, CameraKind, OnProgress, Photograph, find_usable
+from .placement import Frame, ReadOptions, read_posed
 from .views import Capture, Color
 
 PINHOLE_MODELS = {
@@ -59,9 +49,6 @@ PANORAMA: Final = "EQUIRECTANGULAR"
 
 DOWNSCALED_FOLDERS = (2, 4, 8)
 """Values of `downscale` for which ``images_<downscale>/`` is used if it exists."""
-
-TEST_EVERY = 8
-"""Every so many images, one is held out."""
 
 
 def read_colmap(
@@ -126,9 +113,9 @@ def read_colmap(
         ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    for name, value in (("downscale", downscale), ("n_random", n_random)):
-        check_size(name, value)
-    check_test_every(test_every)
+    options = ReadOptions(
+        downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far
+    )
     folder = Path(folder)
     check_possible(folder)
     if not folder.is_dir():
@@ -145,10 +132,10 @@ def read_colmap(
     paths = [find_by_stem(downscaled, image.name) if downscaled else image_folder / image.name for image in images]
     for image, path in zip(images, paths):
         if not is_possible(path):
-            found = describe(image.name)
-            raise FileError(f"{model.cameras_file.with_stem('images')}: expected names of files, found {found}")
+            name = describe(image.name)
+            raise FileError(f"{model.cameras_file.with_stem('images')}: expected names of files, found {name}")
     kept, notes = find_usable(paths, strict)
-    observed, note = _observed_points(model, images)
+    observed, observation_notes = _observed_points(model, images)
     masks = [find_mask(folder / "masks", image.name) for image in images]
     camera_ids = {camera_id: i for i, camera_id in enumerate(lenses)}
     photographs = [
@@ -165,29 +152,19 @@ def read_colmap(
         )
         for i in kept
     ]
-    notes += [*note_lenses(photographs, model.cameras_file, cameras), *note_doubts(photographs, model_folder)]
-    photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
-    notes += limited
     if (folder / "masks").is_dir() and None in masks:
         n_masks = len(masks) - masks.count(None)
         notes.append(
             f"{folder / 'masks'}: {n_masks} of {len(masks)} images have a mask; that of a.jpg is a.png or a.jpg.png"
         )
-    points: Tensor | DrawPoints
-    points, colors, is_random = torch.from_numpy(model.points), torch.from_numpy(model.colors).float() / 255, False
-    about_points: list[str] = []
+    points = InitialPoints(torch.from_numpy(model.points), torch.from_numpy(model.colors).float() / 255, [])
     if len(model.points) < 2:
         ply = next((path for f in (model_folder, folder) if (path := f / "points3D.ply").is_file()), None)
-        found = f"the {ply.name} of {ply.parent}" if ply else f"{n_random} random points"
-        is_random = ply is None
-        points, colors = read_points(ply, about_points) if ply else random_points(bounds, n_random, seed)
-        about_points.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {found}")
-    placed = place(photographs, points, frame, model_folder, keep_far=keep_far)
-    held_out = [is_held_out(i, test_every) for i in range(len(placed.photographs))]
-    capture = read_placed(placed, colors, held_out, background, on_progress, cameras)
-    notes += [*placed.notes, *about_points, *capture.notes]
-    notes = [*_note_others(model_folder, model), *model.notes, *notes, *note]
-    return dataclasses.replace(capture, notes=tuple(notes), random_points=is_random)
+        points = read_points(ply) if ply else random_points(bounds, n_random, seed)
+        source = f"the {ply.name} of {ply.parent}" if ply else f"{n_random} random points"
+        points.notes.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {source}")
+    notes = [*_note_others(model_folder, model), *model.notes, *notes, *observation_notes]
+    return read_posed(photographs, points, model.cameras_file, options, notes)
 
 
 def find_model(folder: Path) -> Path | None:
@@ -261,8 +238,7 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
         raise FileError(f"{where}: expected finite parameters, found {camera.params}")
     if name == PANORAMA:
         # Its parameters are the size of a full panorama.
-        whole = panorama(*camera.params)
-        lens = dataclasses.replace(whole, width=camera.width, height=camera.height)
+        lens = dataclasses.replace(panorama(*camera.params), width=camera.width, height=camera.height)
     elif name in COLMAP_MODELS:
         lens = colmap_lens(name, camera.width, camera.height, camera.params)
     else:
@@ -270,9 +246,7 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
         fx, fy, cx, cy, k1, k2, k3, k4 = (values + [0.0] * 4)[:8]
         projection: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
         lens = Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), projection)
-    if lens.problem is not None:
-        raise FileError(f"{where}: {lens.problem}; the file may be damaged")
-    return lens
+    return lens.checked(where, "the file may be damaged")
 
 
 def _observed_points(
@@ -284,15 +258,15 @@ def _observed_points(
         return [none for _ in images], []
     order = np.argsort(model.point_ids)
     ids, points = model.point_ids[order], model.points[order]
-    observed, lost = [], 0
+    observed, n_missing = [], 0
     for image in images:
-        places = np.searchsorted(ids, image.point_ids).clip(max=len(ids) - 1)
-        is_known = ids[places] == image.point_ids
-        lost += int((~is_known).sum())
-        observed.append((torch.from_numpy(points[places[is_known]]), torch.from_numpy(ids[places[is_known]])))
+        rows = np.searchsorted(ids, image.point_ids).clip(max=len(ids) - 1)
+        is_known = ids[rows] == image.point_ids
+        n_missing += int((~is_known).sum())
+        observed.append((torch.from_numpy(points[rows[is_known]]), torch.from_numpy(ids[rows[is_known]])))
     total = sum(len(image.point_ids) for image in images)
-    folder = model.cameras_file.parent
-    return observed, [f"{folder}: {lost} of {total} observations are of points that it lacks"] if lost else []
+    note = f"{model.cameras_file.parent}: {n_missing} of {total} observations are of points that it lacks"
+    return observed, [note] if n_missing else []
 
 
 def find_mask(folder: Path, name: str) -> Path | None:

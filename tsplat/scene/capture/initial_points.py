@@ -1,16 +1,16 @@
 """Points that training starts from where a scene has no sparse points: those of a PLY, or random ones."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import FileError
 from ..cameras import Camera, centers
-from ..extents import are_close, closest_point
+from ..extents import are_inliers, closest_point
 from ..formats.point_clouds import read_point_cloud
 from .colmap_model import COORDINATE_MAX
 
@@ -23,12 +23,31 @@ BLENDER_HALF_SIZE, BLENDER_DISTANCE = 1.3, 4.0311289
 Bounds = Callable[[Sequence[Camera]], tuple[Tensor, Tensor]]
 """Returns the corners [3] fp64 of a box that suits cameras."""
 
+DrawPoints = Callable[[Sequence[Camera]], Tensor]
+"""Returns points [P, 3] fp64 in the frame of cameras."""
 
-def read_points(path: Path, notes: list[str]) -> tuple[Tensor, Tensor]:
-    """Reads the points of a PLY, [P, 3] fp64, and their colors [P, 3]; those that are not finite become gray.
 
-    Adds to `notes`.
+class InitialPoints(NamedTuple):
+    """Points that training starts from.
+
+    Attributes:
+        positions: [P, 3] fp64 in the frame of the files; or a function that draws them in the frame of cameras.
+        colors: [P, 3] RGB in [0, 1].
+        notes: Notes on them, one sentence each.
     """
+
+    positions: Tensor | DrawPoints
+    colors: Tensor
+    notes: list[str]
+
+    @property
+    def are_random(self) -> bool:
+        return callable(self.positions)
+
+
+def read_points(path: Path) -> InitialPoints:
+    """Reads the points of a PLY. Colors that are not finite become gray."""
+    notes: list[str] = []
     points, colors = read_point_cloud(path, warn=notes.append)
     far = (points.abs() > COORDINATE_MAX).any(-1)
     if far.any():
@@ -36,18 +55,18 @@ def read_points(path: Path, notes: list[str]) -> tuple[Tensor, Tensor]:
             f"{path}: expected positions of magnitude at most {COORDINATE_MAX:.0e}; {int(far.sum())} of {len(points)} "
             f"points are not (first: point {int(far.long().argmax())})"
         )
-    return points, colors.nan_to_num(0.5)
+    return InitialPoints(points, colors.nan_to_num(0.5), notes)
 
 
-def random_points(bounds: Bounds, n: int, seed: int) -> tuple[Callable[[Sequence[Camera]], Tensor], Tensor]:
-    """Returns what draws n points [n, 3] fp64 that are uniform in the box of cameras, and their colors [n, 3], gray."""
-    return functools.partial(_draw, bounds, n, seed), torch.full((n, 3), 0.5, dtype=torch.float32, device="cpu")
+def random_points(bounds: Bounds, n: int, seed: int) -> InitialPoints:
+    """Returns n gray points that are drawn uniformly in the box of cameras."""
 
+    def draw(cameras: Sequence[Camera]) -> Tensor:
+        low, high = bounds(cameras)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.rand(n, 3, generator=generator, dtype=torch.float32, device="cpu").double() * (high - low) + low
 
-def _draw(bounds: Bounds, n: int, seed: int, cameras: Sequence[Camera]) -> Tensor:
-    low, high = bounds(cameras)
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(n, 3, generator=generator, dtype=torch.float32, device="cpu").double() * (high - low) + low
+    return InitialPoints(draw, torch.full((n, 3), 0.5, dtype=torch.float32, device="cpu"), [])
 
 
 def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
@@ -59,7 +78,7 @@ def blender_bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     axes = torch.stack([camera.viewmat[2, :3] for camera in cameras])
     if any(camera.is_panorama for camera in cameras):
         return bounds(cameras)
-    close = are_close(positions)
+    close = are_inliers(positions)
     positions = positions[close]
     center = closest_point(positions, axes[close])
     if center is None:
@@ -79,7 +98,7 @@ def bounds(cameras: Sequence[Camera]) -> tuple[Tensor, Tensor]:
     """
     poses = torch.stack([camera.viewmat for camera in cameras])
     positions = centers(poses)
-    close = are_close(positions)
+    close = are_inliers(positions)
     poses, positions = poses[close], positions[close]
     diameter = 2 * (positions - positions.mean(0)).norm(dim=-1).max()
     diameter = diameter if diameter > 1e-9 * positions.abs().max() else torch.ones_like(diameter)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from ...config import LENS_GAIN_MIN, CameraModel
-from ...errors import ArgumentError
+from ...errors import ArgumentError, FileError
 from ...formulas.panorama_angles import full_panorama, longitude_and_latitude
 from ...support.extras import require
 from . import colmap_lenses
@@ -146,6 +146,12 @@ class Lens:
         if self.colmap is not None and not _is_invertible(self, self.colmap):
             return f"distortion: expected parameters of a lens, found {self.colmap[0]} {self.colmap[1]}"
         return None
+
+    def checked(self, where: str, advice: str = "") -> "Lens":
+        """Returns the lens; raises FileError if it has a :attr:`problem`, a message that begins with `where`."""
+        if self.problem is not None:
+            raise FileError(f"{where}: {self.problem}{f'; {advice}' if advice else ''}")
+        return self
 
     def _problem_of_panorama(self) -> str | None:
         """Describes a panorama that shows more than there is, as "expected .., found .."; None for others."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ...arguments import to_float
-from ...errors import FileError
+from ...errors import ArgumentError, FileError
 from ..cameras import UP, Camera, move_camera
-from ..extents import EXTENT_MIN, POINTS_MOST, are_close, spread
+from ..extents import EXTENT_MIN, POINTS_MOST, are_inliers, center_and_extent
 from ..gaussians import Gaussians
 from ..rotation import similarity
 
@@ -132,7 +132,7 @@ def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tupl
         points: [P, 3] fp64, in the frame of the files; None if there are none.
         file: What they were read from, for the notes.
     """
-    center, extent = spread(positions)
+    center, extent = center_and_extent(positions)
     if points is not None and len(points):
         sample = points[:: 1 + len(points) // POINTS_MOST]
         extent = max(extent, EXTENT_MIN * float((sample - center).norm(dim=-1).median()))
@@ -148,16 +148,16 @@ def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tupl
     return LocalFrame(similarity(translation=(-x, -y, -z)), unit=unit), [note]
 
 
-def normalizing(poses: Tensor, positions: Tensor) -> Tensor | None:
-    """Returns the transform [4, 4] fp64 of :func:`normalize_capture`; None if all cameras are at one place.
+def normalizing_transform(poses: Tensor, positions: Tensor) -> Tensor:
+    """Returns the transform [4, 4] fp64 of :func:`normalize_capture`.
 
-    `poses` are world-to-camera matrices [C, 4, 4], `positions` [C, 3] their centers, both fp64.
+    `poses` are world-to-camera matrices [C, 4, 4], `positions` [C, 3] their centers, both fp64. Raises ArgumentError if
+    all cameras are at one place.
     """
-    close = are_close(positions)
-    center, _ = spread(positions)
-    farthest = float((positions[close] - center).norm(dim=-1).max())
+    center, _ = center_and_extent(positions)
+    farthest = float((positions[are_inliers(positions)] - center).norm(dim=-1).max())
     if not farthest > 1e-9 * float(center.norm()):
-        return None
+        raise ArgumentError(f"capture: expected cameras at different positions, found all {len(poses)} at one position")
     scale = 1 / farthest
     # The second row of a world-to-camera rotation is the camera's down direction in the world frame.
     rotation = _rotation_between(-poses[:, 1, :3].mean(0), torch.tensor(UP, dtype=torch.float64, device="cpu"))

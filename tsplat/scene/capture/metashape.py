@@ -7,27 +7,24 @@ coefficient.
 """
 
 import math
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...arguments import check_size, describe, to_float
+from ...arguments import describe, to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
-from ...support.reading import check_possible, open_file
+from ...support.reading import open_file
 from ..cameras import viewmat_from_pose
-from ..rotation import similarity
-from .brown import NEGLIGIBLE, brown_lens, corner
+from ..rotation import is_rotation, similarity
+from .brown import NEGLIGIBLE, brown_lens, corner_radius
 from .colmap_model import COORDINATE_MAX
-from .initial_points import N_RANDOM
 from .lenses import Lens, panorama
-from .photographs import CameraKind, OnProgress, Photograph, check_test_every, find_usable
-from .placement import Frame
+from .photographs import Photograph, find_usable
+from .placement import ReadOptions
 from .survey import find_images, name_of, read_number, read_survey
-from .transforms_cameras import ROTATION_TOLERANCE
-from .views import Capture, Color
+from .views import Capture
 from .xml_tree import Element, read_xml
 
 SIGN = b"<document"
@@ -52,21 +49,7 @@ def _is_cameras(path: Path) -> bool:
     return SIGN in start and b"<chunk" in start
 
 
-def read_metashape(
-    path: str | os.PathLike[str],
-    downscale: int = 1,
-    test_every: int = 8,
-    background: Color | None = None,
-    *,
-    n_random: int = N_RANDOM,
-    seed: int = 0,
-    strict: bool = False,
-    on_progress: OnProgress | None = None,
-    cameras: CameraKind = "undistorted",
-    max_size: int = 0,
-    frame: Frame = "model",
-    keep_far: bool = False,
-) -> Capture:
+def read_metashape(file: Path, options: ReadOptions) -> Capture:
     """Reads photographs with the cameras of Metashape, in the frame of the chunk's transform.
 
     Disabled cameras, those without a pose, and those of other components or chunks than the largest are left out, with
@@ -74,41 +57,24 @@ def read_metashape(
     file. Initial points are those of the only PLY file beside it, such as exported tie points, or random ones.
 
     Args:
-        path: A folder with one such file, or the file.
-        downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far: See
-            :func:`read_colmap`.
+        file: As :func:`find_cameras_file` returns it.
+        options: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, or fewer than two
             photographs are left.
         UnsupportedError: Cameras that are neither of the type frame, fisheye nor spherical, or a lens that is not
             implemented.
-        ArgumentError: An invalid argument, or fewer than two photographs.
+        ArgumentError: There are fewer than two photographs.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    for name, value in (("downscale", downscale), ("n_random", n_random)):
-        check_size(name, value)
-    check_test_every(test_every)
-    path = Path(path)
-    check_possible(path)
-    file = find_cameras_file(path)
-    if file is None:
-        raise FileError(f"{path}: expected one XML file of Metashape's cameras")
-    photographs, notes = _read_cameras(file, downscale)
-    kept, missing = find_usable([photograph.path for photograph in photographs], strict or len(photographs) < 2)
+    photographs, notes = _read_cameras(file, options.downscale)
+    kept, missing = find_usable([p.path for p in photographs], options.strict or len(photographs) < 2)
     return read_survey(
         file,
         [photographs[i] for i in kept],
         [*notes, *missing],
-        test_every=test_every,
-        background=background,
-        n_random=n_random,
-        seed=seed,
-        on_progress=on_progress,
-        cameras=cameras,
-        max_size=max_size if downscale == 1 else 0,
-        frame=frame,
-        keep_far=keep_far,
+        options,
     )
 
 
@@ -119,7 +85,7 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
     if not chunks:
         raise FileError(f"{file}: expected a document of Metashape with a chunk of cameras, found <{root.tag[:40]}>")
     posed = [[camera for camera in chunk.all("camera") if camera.find("transform")] for chunk in chunks]
-    chunk, with_pose = max(zip(chunks, posed, strict=True), key=lambda one: len(one[1]))
+    chunk, with_pose = max(zip(chunks, posed, strict=True), key=lambda entry: len(entry[1]))
     notes = []
     if len(chunks) > 1:
         label = chunk.attributes.get("label", "")
@@ -130,7 +96,7 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
         components.setdefault(camera.attributes.get("component_id", ""), []).append(camera)
     if not components:
         raise FileError(f"{file}: expected cameras that are enabled and have a transform, found none")
-    component, used = max(components.items(), key=lambda one: len(one[1]))
+    component, used = max(components.items(), key=lambda entry: len(entry[1]))
     n = sum(1 for _ in chunk.all("camera"))
     for count, what in (
         (n - len(with_pose), "have no pose"),
@@ -168,8 +134,8 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
 
 def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
     """Returns the similarity [4, 4] fp64 from a component's or chunk's frame to the world; the identity without one."""
-    owners = [one for one in chunk.all("component") if one.attributes.get("id", "") == component]
-    transform = next((element for owner in [*owners, chunk] if (element := owner.find("transform"))), None)
+    components = [element for element in chunk.all("component") if element.attributes.get("id", "") == component]
+    transform = next((found for element in [*components, chunk] if (found := element.find("transform"))), None)
     if transform is None:
         return similarity()
     where = f"{file}: transform of the chunk"
@@ -195,11 +161,9 @@ def _matrix(element: Element, where: str) -> Tensor:
 
 def _similarity(matrix: Tensor, where: str) -> Tensor:
     """Returns a matrix [4, 4] if it is a similarity transform. Raises FileError for others."""
-    linear = matrix[:3, :3]
-    determinant = float(torch.linalg.det(linear))
+    determinant = float(torch.linalg.det(matrix[:3, :3]))
     scale = determinant ** (1 / 3) if determinant > 0 else math.nan
-    skew = (linear.T @ linear / scale**2 - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
-    if not skew <= ROTATION_TOLERANCE or matrix[3].tolist() != [0, 0, 0, 1]:
+    if not is_rotation(matrix[:3, :3] / scale) or matrix[3].tolist() != [0, 0, 0, 1]:
         raise FileError(f"{where}: expected a rotation, a positive scale and a translation")
     if not matrix.abs().max() <= COORDINATE_MAX:
         raise FileError(f"{where}: expected numbers of at most {COORDINATE_MAX:.0e}")
@@ -217,20 +181,23 @@ def _read_pose(camera: Element, world: Tensor, where: str) -> tuple[Tensor, Tens
 
 def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     """Returns the lens of a sensor: of its adjusted calibration, or the initial one. Adds to `notes`."""
-    kind = sensor.attributes.get("type", "frame")
-    if kind not in ("frame", "fisheye", "spherical"):
+    sensor_type = sensor.attributes.get("type", "frame")
+    if sensor_type not in ("frame", "fisheye", "spherical"):
         raise UnsupportedError(
-            f"{where}: type: expected frame, fisheye or spherical, found {kind[:40]!r}; export undistorted photographs"
+            f"{where}: type: expected frame, fisheye or spherical, found {sensor_type[:40]!r}; export undistorted "
+            "photographs"
         )
     calibrations = [child for child in sensor.children if child.tag == "calibration"]
     calibrations.sort(key=lambda calibration: calibration.attributes.get("class") != "adjusted")
     size = (calibrations[0].find("resolution") if calibrations else None) or sensor.find("resolution")
-    if kind == "spherical" and size is not None:
-        return _read_panorama(_read_size(size), where)
+    if sensor_type == "spherical" and size is not None:  # shows everything, and needs no calibration
+        return panorama(*_read_size(size)).checked(where)
     if not calibrations or size is None:
         raise FileError(f"{where}: expected a calibration with a resolution; align the photographs before the export")
     calibration = {
-        child.tag: _number(child, where) for child in calibrations[0].children if not child.children and child.text
+        child.tag: _numbers(child, 1, where)[0]
+        for child in calibrations[0].children
+        if not child.children and child.text
     }
     width, height = _read_size(size)
     f = calibration.get("f", calibration.get("fy", 0.0))
@@ -238,19 +205,17 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
     cx, cy = (calibration.get(name, 0.0) + side / 2 for name, side in (("cx", width), ("cy", height)))
     k = [calibration.get(f"k{i}", 0.0) for i in range(1, 5)]
     p1, p2 = calibration.get("p2", 0.0), calibration.get("p1", 0.0)  # OpenCV's order
-    model: CameraModel = "pinhole" if kind == "frame" else "fisheye"
-    plain = Lens(width, height, fx, f, cx, cy, (0.0, 0.0, 0.0, 0.0), model)
-    if plain.problem is not None:
-        raise FileError(f"{where}: {plain.problem}")
-    radius = corner((width, height), (fx, f, cx, cy))
+    model: CameraModel = "pinhole" if sensor_type == "frame" else "fisheye"
+    Lens(width, height, fx, f, cx, cy, model=model).checked(where)
+    radius = corner_radius((width, height), (fx, f, cx, cy))
     skew = calibration.get("b2", calibration.get("skew", 0.0))
-    others = {"b2": abs(skew) * max(cy, height - cy) / f}
+    ignored = {"b2": abs(skew) * max(cy, height - cy) / f}
     if model == "fisheye":
-        others |= {"p1 and p2": 3 * max(abs(p1), abs(p2)) * radius**2 * f}
+        ignored |= {"p1 and p2": 3 * max(abs(p1), abs(p2)) * radius**2 * f}
     tangential = max(abs(p1), abs(p2)) * 3 * radius**2 * f
     higher = abs(calibration.get("p3", 0.0)) * radius**2 + abs(calibration.get("p4", 0.0)) * radius**4
-    others["p3 and p4"] = tangential * higher
-    for name, pixels in others.items():
+    ignored["p3 and p4"] = tangential * higher
+    for name, pixels in ignored.items():
         if pixels > 1:
             raise UnsupportedError(
                 f"{where}: {name} moves points by up to {pixels:.2g} pixels and is not implemented; export undistorted "
@@ -262,9 +227,7 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
         lens = Lens(width, height, fx, f, cx, cy, (k[0], k[1], k[2], k[3]), model)
     else:
         lens = brown_lens((width, height), (fx, f, cx, cy), k, (p1, p2), where)
-    if lens.problem is not None:
-        raise FileError(f"{where}: {lens.problem}")
-    return lens
+    return lens.checked(where)
 
 
 def _read_size(resolution: Element) -> tuple[int, int]:
@@ -272,18 +235,6 @@ def _read_size(resolution: Element) -> tuple[int, int]:
     sides = [to_float(read_number(resolution.attributes.get(name, ""))) for name in ("width", "height")]
     width, height = (round(min(side or 0, 1e9)) for side in sides)
     return width, height
-
-
-def _read_panorama(size: tuple[int, int], where: str) -> Lens:
-    """Returns the lens of a spherical sensor, which shows everything and needs no calibration."""
-    lens = panorama(*size)
-    if lens.problem is not None:
-        raise FileError(f"{where}: {lens.problem}")
-    return lens
-
-
-def _number(element: Element, where: str) -> float:
-    return _numbers(element, 1, where)[0]
 
 
 def _numbers(element: Element, count: int, where: str) -> list[float]:

@@ -5,10 +5,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ...errors import ArgumentError
 from ..cameras import map_poses
 from ..extents import camera_positions
-from .local_frame import LocalFrame, move_points, move_pose, normalizing
+from .local_frame import LocalFrame, move_points, move_pose, normalizing_transform
 from .views import Capture, View
 
 
@@ -26,11 +25,8 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     Raises:
         ArgumentError: All cameras are at the same position.
     """
-    views = (*capture.train, *capture.test)
-    matrices = [view.camera.viewmat for view in views]
-    transform = normalizing(torch.stack(matrices).double().cpu(), camera_positions(matrices))
-    if transform is None:
-        raise ArgumentError(f"capture: expected cameras at different positions, found all {len(views)} at one position")
+    matrices = [view.camera.viewmat for view in (*capture.train, *capture.test)]
+    transform = normalizing_transform(torch.stack(matrices).double().cpu(), camera_positions(matrices))
     scale = float(torch.linalg.det(transform[:3, :3]) ** (1 / 3))
 
     def transformed(view: View) -> View:

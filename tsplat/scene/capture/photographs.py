@@ -40,6 +40,9 @@ UNSUPPORTED_SUFFIXES = (
 )
 """Photographs that COLMAP cannot read, and most of them Pillow not without plugins."""
 
+TEST_EVERY = 8
+"""Every so many images, one is held out."""
+
 CONVERT = "convert them to JPEG, under the same names"
 
 CameraKind = Literal["undistorted", "native"]

@@ -1,20 +1,40 @@
-"""Placing photographs and points in a frame that single precision holds, before they are read."""
+"""Captures of photographs with poses: moved to a frame that single precision holds, and then read."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ...arguments import check_choice
-from ...errors import ArgumentError
+from ...arguments import check_choice, check_size
 from ..cameras import Camera
-from ..extents import SHOWN_POINTS, are_close, camera_positions, near_plane, shows, spread
-from .local_frame import LocalFrame, choose_frame, move_points, move_pose, normalizing
-from .photographs import CameraKind, OnProgress, Photograph, read_views, split_views
+from ..extents import (
+    SHOWN_POINTS,
+    are_inliers,
+    camera_positions,
+    center_and_extent,
+    near_plane,
+    shows_points,
+)
+from .initial_points import N_RANDOM, DrawPoints, InitialPoints
+from .local_frame import LocalFrame, choose_frame, move_points, move_pose, normalizing_transform
+from .photographs import (
+    TEST_EVERY,
+    CameraKind,
+    OnProgress,
+    Photograph,
+    check_test_every,
+    is_held_out,
+    limit_sizes,
+    note_doubts,
+    note_lenses,
+    read_views,
+    split_views,
+)
 from .views import Capture, Color
 
 Frame = LocalFrame | Literal["model", "local", "normalized"]
@@ -23,8 +43,79 @@ Frame = LocalFrame | Literal["model", "local", "normalized"]
 NAMED_MAX = 3
 """Number of photographs that a note names."""
 
-DrawPoints = Callable[[Sequence[Camera]], Tensor]
-"""Returns points [P, 3] fp64 in the frame of cameras."""
+HeldOut = Callable[[Sequence[Photograph], Sequence[str]], list[bool]]
+"""Returns which photographs are held out, given also the notes so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """Options of all readers of captures, named as the arguments of :func:`tsplat.scene.read_colmap`.
+
+    Raises:
+        ArgumentError: A number is out of range.
+    """
+
+    downscale: int = 1
+    test_every: int = TEST_EVERY
+    background: Color | None = None
+    n_random: int = N_RANDOM
+    seed: int = 0
+    strict: bool = False
+    on_progress: OnProgress | None = None
+    cameras: CameraKind = "undistorted"
+    max_size: int = 0
+    frame: Frame = "model"
+    keep_far: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("downscale", self.downscale)
+        check_size("n_random", self.n_random)
+        check_test_every(self.test_every)
+
+
+def read_posed(
+    photographs: Sequence[Photograph],
+    points: InitialPoints,
+    file: Path,
+    options: ReadOptions,
+    notes: Sequence[str],
+    held_out: HeldOut | None = None,
+) -> Capture:
+    """Reads photographs that exist, as :func:`read_views` does, and returns their capture.
+
+    Args:
+        photographs: With poses and points in the frame of the files.
+        points: The points that training starts from.
+        file: What the cameras were read from, for the notes.
+        notes: First notes of the capture.
+        held_out: None to hold out one of every so many photographs, in their order.
+
+    Raises:
+        ArgumentError: The frame is normalized, and all cameras are at one place.
+        FileError: A file cannot be read, or no training view is left.
+    """
+    notes = [*notes, *note_lenses(photographs, file, options.cameras), *note_doubts(photographs, file)]
+    photographs, size_notes = limit_sizes(photographs, options.max_size if options.downscale == 1 else 0)
+    placed = place(photographs, points.positions, options.frame, file, keep_far=options.keep_far)
+    notes = [*notes, *size_notes, *placed.notes]
+    if held_out is None:
+        is_test = [is_held_out(i, options.test_every) for i in range(len(placed.photographs))]
+    else:
+        is_test = held_out(placed.photographs, notes)
+    views = read_views(placed.photographs, options.background, options.on_progress, options.cameras)
+    train, test, skipped = split_views(views, is_test)
+    return Capture(
+        tuple(train),
+        tuple(test),
+        placed.points,
+        points.colors,
+        options.background or (0.0, 0.0, 0.0),
+        placed.frame.to_local(),
+        (*notes, *skipped, *points.notes),
+        points.are_random,
+        placed.frame,
+        placed.left_out,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +124,7 @@ class Placed:
 
     Attributes:
         photographs: With poses and points in this frame, and near planes.
-        left_out: Names of the others, whose cameras are far from these and do not show the scene.
+        left_out: Names of the others, whose cameras are outliers that do not show the scene.
         points: [P, 3] fp32.
         frame: How this frame and that of the model belong together.
         notes: About the cameras.
@@ -70,73 +161,42 @@ def place(
     positions = torch.stack([_position(photograph) for photograph in photographs])
     names = [photograph.name for photograph in photographs]
     notes: list[str] = []
-    given = points if isinstance(points, Tensor) else None
+    given_points = points if isinstance(points, Tensor) else None
     if not isinstance(frame, LocalFrame):
         check_choice("frame", frame, ("model", "local", "normalized"))
     if isinstance(frame, LocalFrame):
         local = frame
     elif frame == "normalized":
-        world = normalizing(torch.stack([photograph.viewmat for photograph in photographs]), positions)
-        if world is None:
-            raise ArgumentError(
-                f"capture: expected cameras at different positions, found all {len(names)} at one position"
-            )
-        local = LocalFrame(world)
+        local = LocalFrame(normalizing_transform(torch.stack([p.viewmat for p in photographs]), positions))
     else:
-        local, note = choose_frame(positions, given, file)
+        local, note = choose_frame(positions, given_points, file)
         notes += note
     to_local = local.to_local()
-    moved = [_moved(photograph, to_local) for photograph in photographs]
+    moved = [_move(photograph, to_local) for photograph in photographs]
     cameras = [_camera(photograph) for photograph in moved]
     scene_points = points(cameras) if callable(points) else move_points(points.double(), to_local)
-    far = (~are_close(positions)).nonzero().flatten().tolist()
-    lost = [i for i in far if not shows(cameras[i], _seen(moved[i], scene_points))]
-    if lost and not keep_far:
-        rest = [photograph for i, photograph in enumerate(photographs) if i not in lost]
+    outliers = (~are_inliers(positions)).nonzero().flatten().tolist()
+    blind = [i for i in outliers if not shows_points(cameras[i], _seen(moved[i], scene_points))]
+    if blind and not keep_far:
+        rest = [photograph for i, photograph in enumerate(photographs) if i not in blind]
         placed = place(rest, points, frame, file)
-        left_out = tuple(names[i] for i in lost)
-        notes = [_note_lost(names, positions, lost, file), *placed.notes]
+        left_out = tuple(names[i] for i in blind)
+        notes = [_note_left_out(names, positions, blind, file), *placed.notes]
         return dataclasses.replace(placed, left_out=(*left_out, *placed.left_out), notes=notes)
-    if far:
-        notes.append(_note_far(names, positions, far, file))
+    if outliers:
+        notes.append(_note_outliers(names, positions, outliers, file))
     if not isinstance(frame, LocalFrame):
         near = near_plane(cameras, scene_points)
         local = dataclasses.replace(local, near=None if near is None else near * local.unit)
     if frame == "model" and not local.is_of_model:
-        moved = [_moved(photograph, local.world) for photograph in photographs]
-        scene_points = (
-            local.points_of_model(scene_points) if given is None else move_points(given.double(), local.world)
-        )
+        moved = [_move(photograph, local.world) for photograph in photographs]
+        if given_points is None:
+            scene_points = local.points_of_model(scene_points)
+        else:
+            scene_points = move_points(given_points.double(), local.world)
         local = local.model()
     near = None if local.near is None else local.near / local.unit
     return Placed([dataclasses.replace(p, near=near) for p in moved], (), scene_points.float(), local, notes)
-
-
-def read_placed(
-    placed: Placed,
-    colors: Tensor,
-    held_out: Sequence[bool],
-    background: Color | None,
-    on_progress: OnProgress | None,
-    cameras: CameraKind,
-) -> Capture:
-    """Reads the photographs that were placed, as :func:`read_views` does. Returns their capture.
-
-    Its notes are those on photographs that were read. Raises FileError if no training view is left.
-    """
-    views = read_views(placed.photographs, background, on_progress, cameras)
-    train, test, skipped = split_views(views, held_out)
-    return Capture(
-        tuple(train),
-        tuple(test),
-        placed.points,
-        colors,
-        background or (0.0, 0.0, 0.0),
-        placed.frame.to_local(),
-        tuple(skipped),
-        frame=placed.frame,
-        left_out=placed.left_out,
-    )
 
 
 def _seen(photograph: Photograph, points: Tensor) -> Tensor:
@@ -145,20 +205,20 @@ def _seen(photograph: Photograph, points: Tensor) -> Tensor:
     return points if observed is None or len(observed) < SHOWN_POINTS else observed
 
 
-def _note_lost(names: Sequence[str], positions: Tensor, lost: Sequence[int], file: object) -> str:
-    """Returns a note on the cameras [C, 3] that are left out."""
+def _note_left_out(names: Sequence[str], positions: Tensor, chosen: Sequence[int], file: object) -> str:
+    """Returns a note on the cameras, of positions [C, 3], that are left out."""
     return (
-        f"{file}: left out {_name(names, lost)}, whose cameras are far from the others, {_distance(positions, lost)}, "
-        "and show nothing of the points, or a spot; their poses are probably wrong. To keep them: tsplat train "
-        "--keep-far, or keep_far=True"
+        f"{file}: left out {_name(names, chosen)}, whose cameras are far from the others, "
+        f"{_distance(positions, chosen)}, and show nothing of the points, or a spot; their poses are probably wrong. "
+        "To keep them: tsplat train --keep-far, or keep_far=True"
     )
 
 
-def _note_far(names: Sequence[str], positions: Tensor, far: Sequence[int], file: object) -> str:
-    """Returns a note on the cameras [C, 3] that are far from the others, and kept."""
+def _note_outliers(names: Sequence[str], positions: Tensor, outliers: Sequence[int], file: object) -> str:
+    """Returns a note on the cameras, of positions [C, 3], that are far from the others, and kept."""
     return (
-        f"{file}: the cameras of {_name(names, far)} are far from the others, {_distance(positions, far)}; the extent "
-        "of the scene leaves them out"
+        f"{file}: the cameras of {_name(names, outliers)} are far from the others, {_distance(positions, outliers)}; "
+        "the extent of the scene leaves them out"
     )
 
 
@@ -167,9 +227,9 @@ def _name(names: Sequence[str], chosen: Sequence[int]) -> str:
     return f"{len(chosen)} of {len(names)} photographs ({', '.join(names[i] for i in chosen[:NAMED_MAX])}{more})"
 
 
-def _distance(positions: Tensor, far: Sequence[int]) -> str:
-    center, extent = spread(positions)
-    farthest = float((positions[far] - center).norm(dim=-1).max())
+def _distance(positions: Tensor, outliers: Sequence[int]) -> str:
+    center, extent = center_and_extent(positions)
+    farthest = float((positions[outliers] - center).norm(dim=-1).max())
     return f"up to {farthest / extent:.3g} times the extent of these"
 
 
@@ -186,7 +246,7 @@ def _camera(photograph: Photograph) -> Camera:
     return Camera(photograph.viewmat, K, lens.width, lens.height, lens.model)
 
 
-def _moved(photograph: Photograph, transform: Tensor) -> Photograph:
+def _move(photograph: Photograph, transform: Tensor) -> Photograph:
     points = photograph.points
     return dataclasses.replace(
         photograph,

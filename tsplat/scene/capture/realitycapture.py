@@ -7,27 +7,25 @@ side. "OpenCV-compliant Internal/External Camera Parameters" has world-to-camera
 is Brown's with four radial coefficients; t1 and t2 are p2 and p1 of OpenCV.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...arguments import check_size, describe, to_float
+from ...arguments import describe, to_float
 from ...errors import FileError, UnsupportedError
-from ...support.reading import check_possible, open_file, read_file
+from ...support.reading import open_file, read_file
 from ..cameras import viewmat_from_pose
 from ..images import read_image_info
-from .brown import NEGLIGIBLE, brown_lens, corner
+from ..rotation import is_rotation
+from .brown import NEGLIGIBLE, brown_lens, corner_radius
 from .colmap_model import COORDINATE_MAX
-from .initial_points import N_RANDOM
 from .lenses import Lens
-from .photographs import CameraKind, OnProgress, Photograph, check_test_every, find_usable
-from .placement import Frame
+from .photographs import Photograph, find_usable
+from .placement import ReadOptions
 from .survey import find_images, name_of, read_number, read_survey
-from .transforms_cameras import ROTATION_TOLERANCE
-from .views import Capture, Color
+from .views import Capture
 
 BYTES_MAX = 1 << 26
 HEADER_BYTES = 4096
@@ -66,64 +64,33 @@ def find_cameras_table(folder: Path) -> Path | None:
     return None
 
 
-def read_realitycapture(
-    path: str | os.PathLike[str],
-    downscale: int = 1,
-    test_every: int = 8,
-    background: Color | None = None,
-    *,
-    n_random: int = N_RANDOM,
-    seed: int = 0,
-    strict: bool = False,
-    on_progress: OnProgress | None = None,
-    cameras: CameraKind = "undistorted",
-    max_size: int = 0,
-    frame: Frame = "model",
-    keep_far: bool = False,
-) -> Capture:
+def read_realitycapture(file: Path, options: ReadOptions) -> Capture:
     """Reads photographs with the cameras of a table that RealityCapture or RealityScan exported.
 
     Photographs are looked up by their name, with any suffix, in ``images/`` or beside the file. Initial points are
     those of the only PLY file beside it, or random ones.
 
     Args:
-        path: A folder with one such file, or the file.
-        downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far: See
-            :func:`read_colmap`.
+        file: As :func:`find_cameras_table` returns it.
+        options: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, or a value in it is missing or invalid.
         UnsupportedError: A table without orientations or lenses, coordinates in degrees, or a lens that is not
             implemented.
-        ArgumentError: An invalid argument, or fewer than two photographs.
+        ArgumentError: There are fewer than two photographs.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    for name, value in (("downscale", downscale), ("n_random", n_random)):
-        check_size(name, value)
-    check_test_every(test_every)
-    path = Path(path)
-    check_possible(path)
-    file = find_cameras_table(path)
-    if file is None:
-        raise FileError(f"{path}: expected one table of cameras that RealityCapture or RealityScan exported as CSV")
     rows = _read_rows(file)
     images = find_images(file, [name for name, _ in rows])
-    kept, missing = find_usable(images, strict or len(rows) < 2)
+    kept, missing = find_usable(images, options.strict or len(rows) < 2)
     notes: list[str] = []
-    photographs = _read_cameras(file, [(images[i], *rows[i]) for i in kept], downscale, notes)
+    photographs = _read_cameras(file, [(images[i], *rows[i]) for i in kept], options.downscale, notes)
     return read_survey(
         file,
         photographs,
         [*missing, *notes],
-        test_every=test_every,
-        background=background,
-        n_random=n_random,
-        seed=seed,
-        on_progress=on_progress,
-        cameras=cameras,
-        max_size=max_size if downscale == 1 else 0,
-        frame=frame,
-        keep_far=keep_far,
+        options,
     )
 
 
@@ -216,8 +183,7 @@ def _read_pose(values: dict[str, float], where: str) -> tuple[Tensor, Tensor]:
     if "r00" in values and "tx" in values:
         numbers = [[values[f"r{i}{j}"] for j in range(3)] for i in range(3)]
         rotation = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        skew = (rotation @ rotation.T - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
-        if not skew <= ROTATION_TOLERANCE or not torch.linalg.det(rotation) > 0:
+        if not is_rotation(rotation):
             raise FileError(f"{where}: R00 to R22: expected a rotation")
         translation = torch.tensor([values[name] for name in ("tx", "ty", "tz")], dtype=torch.float64, device="cpu")
         position = -rotation.T @ translation
@@ -254,14 +220,12 @@ def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doub
         scale = max(size)
         f = values["f"] * scale / SENSOR_WIDTH
         cx, cy = (values.get(name, 0.0) * scale + side / 2 for name, side in (("px", width), ("py", height)))
-    plain = Lens(width, height, f, f, cx, cy)
-    if plain.problem is not None:
-        raise FileError(f"{where}: {plain.problem}")
+    Lens(width, height, f, f, cx, cy).checked(where)
     *k, t1, t2 = (values.get(name, 0.0) for name in LENS)
     K = (f, f, cx, cy)
     if k[0] and not any((*k[1:], t1, t2)):
         # The table does not tell the model; both agree to first order.
-        pixels = 2 * k[0] ** 2 * corner(size, K) ** 5 * f
+        pixels = 2 * k[0] ** 2 * corner_radius(size, K) ** 5 * f
         if pixels > 1:
             raise UnsupportedError(
                 f"{where}: k1 = {k[0]:.3g} alone may be the division model, which would move points by up to "
@@ -270,10 +234,7 @@ def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doub
         if pixels > NEGLIGIBLE:
             doubt = "k1 alone is taken for Brown's; the division model would move points by less than a pixel"
             doubts[doubt] = doubts.get(doubt, 0) + 1
-    lens = brown_lens(size, K, k, (t2, t1), where)
-    if lens.problem is not None:
-        raise FileError(f"{where}: {lens.problem}")
-    return lens
+    return brown_lens(size, K, k, (t2, t1), where).checked(where)
 
 
 def _check_unit(file: Path, positions: Sequence[Tensor | None]) -> None:

@@ -5,23 +5,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from torch import Tensor
-
 from ...arguments import describe
 from ...errors import ArgumentError, FileError
 from ...support.reading import is_possible, stays_inside
 from .initial_points import bounds, random_points, read_points
-from .photographs import (
-    CameraKind,
-    OnProgress,
-    Photograph,
-    is_held_out,
-    limit_sizes,
-    note_doubts,
-    note_lenses,
-)
-from .placement import DrawPoints, Frame, place, read_placed
-from .views import Capture, Color
+from .photographs import Photograph
+from .placement import ReadOptions, read_posed
+from .views import Capture
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp")
 """Suffixes of photographs, in lower case, whose names in the file may have none."""
@@ -57,29 +47,14 @@ def read_number(text: str) -> float | str:
         return text
 
 
-def read_survey(
-    file: Path,
-    photographs: Sequence[Photograph],
-    notes: Sequence[str],
-    *,
-    test_every: int,
-    background: Color | None,
-    n_random: int,
-    seed: int,
-    on_progress: OnProgress | None,
-    cameras: CameraKind,
-    max_size: int,
-    frame: Frame,
-    keep_far: bool,
-) -> Capture:
+def read_survey(file: Path, photographs: Sequence[Photograph], notes: Sequence[str], options: ReadOptions) -> Capture:
     """Returns the capture of photographs that exist, with the points of the only PLY beside a file, or random ones.
 
     Args:
         file: The file of the cameras.
         photographs: With poses in the frame of the file.
-        notes: What was noted about them, for the notes of the capture.
-        test_every, background, n_random, seed, on_progress, cameras, max_size, frame, keep_far: See
-            :func:`tsplat.scene.read_colmap`.
+        notes: First notes of the capture.
+        options: Those of the reader.
 
     Raises:
         ArgumentError: There are fewer than two photographs.
@@ -87,19 +62,12 @@ def read_survey(
     """
     if len(photographs) < 2:
         raise ArgumentError(f"{file}: expected at least two photographs with a pose, found {len(photographs)}")
-    doubts = [*note_lenses(photographs, file, cameras), *note_doubts(photographs, file)]
-    photographs, limited = limit_sizes(photographs, max_size)
     clouds = sorted(file.parent.glob("*.ply"))
-    points: Tensor | DrawPoints
-    about_points: list[str] = []
     if len(clouds) == 1:
-        points, colors = read_points(clouds[0], about_points)
+        points = read_points(clouds[0])
     else:
-        points, colors = random_points(bounds, n_random, seed)
-        why = f"{len(clouds)} PLY files" if clouds else "no PLY file"
-        about_points = [f"{file}: {why} beside it; training starts from {n_random} random points"]
-    placed = place(photographs, points, frame, file, keep_far=keep_far)
-    held_out = [is_held_out(i, test_every) for i in range(len(placed.photographs))]
-    capture = read_placed(placed, colors, held_out, background or (0.0, 0.0, 0.0), on_progress, cameras)
-    every = (*notes, *doubts, *limited, *placed.notes, *capture.notes, *about_points)
-    return dataclasses.replace(capture, notes=every, random_points=len(clouds) != 1)
+        points = random_points(bounds, options.n_random, options.seed)
+        reason = f"{len(clouds)} PLY files" if clouds else "no PLY file"
+        points.notes.append(f"{file}: {reason} beside it; training starts from {options.n_random} random points")
+    options = dataclasses.replace(options, background=options.background or (0.0, 0.0, 0.0))
+    return read_posed(photographs, points, file, options, notes)

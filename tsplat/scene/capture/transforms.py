@@ -12,27 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from ...arguments import check_size, describe
+from ...arguments import describe
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible, is_special, read_json
 from ..images import read_image_info
-from .colmap import TEST_EVERY, downscaled_folder, find_by_stem
+from .colmap import downscaled_folder, find_by_stem
 from .initial_points import N_RANDOM, blender_bounds, bounds, random_points, read_points
 from .lenses import Lens
-from .photographs import (
-    CameraKind,
-    OnProgress,
-    Photograph,
-    check_test_every,
-    find_usable,
-    is_held_out,
-    limit_sizes,
-    note_doubts,
-    note_lenses,
-)
-from .placement import DrawPoints, Frame, place, read_placed
+from .photographs import TEST_EVERY, CameraKind, OnProgress, Photograph, find_usable, is_held_out
+from .placement import Frame, ReadOptions, read_posed
 from .survey import name_of
 from .transforms_cameras import read_lens, read_viewmat
 from .views import Capture, Color
@@ -97,9 +85,9 @@ def read_transforms(
         ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    for name, value in (("downscale", downscale), ("n_random", n_random)):
-        check_size(name, value)
-    check_test_every(test_every)
+    options = ReadOptions(
+        downscale, test_every, background, n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far
+    )
     path = Path(path)
     check_possible(path)
     files, has_test_file = _find_files(path)
@@ -107,10 +95,9 @@ def read_transforms(
     frames, notes = _find_frames(files, contents, downscale, strict)
     lenses: dict[Lens, int] = {}
     photographs = [_photograph(frame, downscale, lenses) for frame in frames]
-    notes += [*note_lenses(photographs, path, cameras), *note_doubts(photographs, path)]
     test_names: set[str] | None = None
     if has_test_file:
-        test_names = {photograph.name for photograph, own in zip(photographs, frames) if own.file != files[0]}
+        test_names = {photograph.name for photograph, frame in zip(photographs, frames) if frame.file != files[0]}
     else:
         photographs, test_names, unused = _split(files[0], contents[0], photographs)
         notes += unused
@@ -132,22 +119,15 @@ def read_transforms(
     if background is None:
         transparent = any(read_image_info(photograph.path).transparent for photograph in photographs)
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
-    photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
-    notes += limited
     ply = contents[0].get("ply_file_path")
-    points: Tensor | DrawPoints
-    about_points: list[str] = []
     if ply is not None:
-        points, colors = read_points(_resolve_file(files[0], ply, "ply_file_path"), about_points)
+        points = read_points(_resolve_file(files[0], ply, "ply_file_path"))
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
-        points, colors = random_points(blender_bounds if is_blender else bounds, n_random, seed)
-        about_points = [f"{files[0]}: no ply_file_path; training starts from {n_random} random points"]
-    placed = place(photographs, points, frame, files[0], keep_far=keep_far)
-    is_test = held_out(placed.photographs, [*notes, *placed.notes])
-    capture = read_placed(placed, colors, is_test, background, on_progress, cameras)
-    notes += [*placed.notes, *capture.notes, *about_points]
-    return dataclasses.replace(capture, notes=tuple(notes), random_points=ply is None)
+        points = random_points(blender_bounds if is_blender else bounds, n_random, seed)
+        points.notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
+    options = dataclasses.replace(options, background=background)
+    return read_posed(photographs, points, files[0], options, notes, held_out)
 
 
 def has_transforms(folder: Path) -> bool:
@@ -240,8 +220,8 @@ def _find_frames(
     other_case: list[Path] = []
     folders: dict[Path, dict[str, Path]] = {}
     for file, content in zip(files, contents):
-        for number, own in enumerate(content["frames"]):
-            name = own.get("file_path")
+        for number, frame in enumerate(content["frames"]):
+            name = frame.get("file_path")
             full = _find_image(file, name, f"frame {number}: file_path")
             image = _downscaled(file, full, downscale)
             if not os.path.isfile(image) and not os.path.isfile(full):
@@ -255,7 +235,7 @@ def _find_frames(
                     full = renamed
                     image = _downscaled(file, full, downscale)
             # A value of null is as good as none.
-            values = {key: value for part in (content, own) for key, value in part.items() if value is not None}
+            values = {key: value for part in (content, frame) for key, value in part.items() if value is not None}
             frames.append(_Frame(file, f"frame {number}", values, full, image))
     kept, notes = find_usable([frame.image for frame in frames], strict or len(frames) < 2)
     if other_case:

@@ -14,6 +14,7 @@ from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
 from ..cameras import viewmat_from_pose
 from ..images import read_image_info
+from ..rotation import is_rotation
 from .colmap_model import COORDINATE_MAX
 from .lenses import ANGLE_TOLERANCE, Lens, colmap_lens, panorama
 
@@ -23,9 +24,6 @@ CAMERA_MODELS = (
 )
 
 DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
-
-ROTATION_TOLERANCE = 1e-3
-"""Maximum deviation of R^T R from the identity."""
 
 
 def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
@@ -68,9 +66,7 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
         lens = colmap_lens("FULL_OPENCV", width, height, params[:12])
     else:
         lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), model)
-    if lens.problem is not None:
-        raise FileError(f"{where}: {lens.problem}")
-    return lens
+    return lens.checked(where)
 
 
 def _check_shutter(values: Mapping[str, Any], where: str) -> None:
@@ -102,18 +98,15 @@ def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) ->
         raise UnsupportedError(f"{where}: {distorted[0]}: expected 0 of an EQUIRECTANGULAR camera, which has no lens")
     lens = panorama(width, height)
     if "fl_x" in values or "fl_y" in values:
-        given = [_number(values, key, where) for key in ("fl_x", "fl_y") if key in values]
-        fx, fy = given[0], given[-1]
+        focal_lengths = [_number(values, key, where) for key in ("fl_x", "fl_y") if key in values]
+        fx, fy = focal_lengths[0], focal_lengths[-1]
         if not all(math.isclose(f, full, rel_tol=ANGLE_TOLERANCE) for f, full in ((fx, lens.fx), (fy, lens.fy))):
             lens = dataclasses.replace(lens, fx=fx / math.pi, fy=fy / math.pi)
     cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
-    lens = dataclasses.replace(lens, cx=cx, cy=cy)
-    if lens.problem is not None:
-        raise FileError(
-            f"{where}: {lens.problem}; fl_x and fl_y are pixels per 180 degrees, {width / 2:g} and {height} of a full "
-            "panorama, which needs none"
-        )
-    return lens
+    return dataclasses.replace(lens, cx=cx, cy=cy).checked(
+        where,
+        f"fl_x and fl_y are pixels per 180 degrees, {width / 2:g} and {height} of a full panorama, which needs none",
+    )
 
 
 def _focal(values: Mapping[str, Any], axis: str, size: int, model: CameraModel, where: str) -> float | None:
@@ -151,8 +144,7 @@ def read_viewmat(matrix: object, where: str) -> tuple[Tensor, Tensor]:
         raise FileError(f"{where}: transform_matrix: expected 4×4 finite numbers, found {describe(matrix)}")
     pose = torch.tensor(rows, dtype=torch.float64, device="cpu")
     rotation = pose[:3, :3]
-    skew = (rotation.T @ rotation - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
-    if not skew <= ROTATION_TOLERANCE or torch.linalg.det(rotation) < 0:
+    if not is_rotation(rotation):
         raise FileError(f"{where}: transform_matrix: expected a rotation as its 3×3 part; remove scale and reflection")
     if pose[:3, 3].abs().max() > COORDINATE_MAX:
         raise FileError(f"{where}: transform_matrix: expected a translation of at most {COORDINATE_MAX:.0e}")

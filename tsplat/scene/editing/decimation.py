@@ -8,7 +8,7 @@ then be optimized on images of the original. docs/decisions/0029 has measurement
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from ...arguments import check_size
 from ...config import Backend
 from ...errors import ArgumentError, UnsupportedError
-from ..cameras import Camera, resize_camera
+from ...support.progress import Show
+from ..cameras import Camera, choose_evenly, resize_camera
 from ..extents import with_near_planes
 from ..gaussians import PARAMETERS, Gaussians, drop_invalid
 from .importance import importance, render_view
@@ -37,8 +38,6 @@ MEANS_RATE = 0.03
 RATES_ERROR, RATES_FACTOR_MAX = 0.008, 4.0
 """Root mean squared error of the images for which the rates are meant; they grow in proportion to it, up to a limit."""
 
-Progress = Callable[[str, int, int], object]
-
 
 def decimate_gaussians(
     gaussians: Gaussians,
@@ -48,7 +47,7 @@ def decimate_gaussians(
     finetune: int = 200,
     backend: Backend = "auto",
     seed: int = 0,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: Show = lambda stage, done, total: None,
 ) -> Gaussians:
     """Returns a model of fewer Gaussians, chosen and merged so that its images change little.
 
@@ -90,12 +89,11 @@ def decimate_gaussians(
     original = drop_invalid(gaussians, lambda _: None).map(lambda tensor: tensor.detach().float())
     if len(original) <= n:
         return original
-    step = max(1.0, len(cameras) / N_VIEWS)
-    chosen = [resize_camera(cameras[int(i * step)], SIZE_MAX) for i in range(int(len(cameras) / step))]
-    chosen = with_near_planes(chosen, original.means)
+    views = [resize_camera(camera, SIZE_MAX) for camera in choose_evenly(cameras, N_VIEWS)]
+    views = with_near_planes(views, original.means)
     generator = torch.Generator().manual_seed(seed)
-    decimated = _merge(original, n, chosen, backend, generator, on_progress)
-    return _finetune(decimated, original, chosen, finetune, backend, generator, on_progress) if finetune else decimated
+    decimated = _merge(original, n, views, backend, generator, on_progress)
+    return _finetune(decimated, original, views, finetune, backend, generator, on_progress) if finetune else decimated
 
 
 def _merge(
@@ -104,21 +102,21 @@ def _merge(
     cameras: Sequence[Camera],
     backend: Backend,
     generator: torch.Generator,
-    on_progress: Progress,
+    on_progress: Show,
 ) -> Gaussians:
     """Runs the rounds of merging."""
-    first, done = len(gaussians), itertools.count(1)
+    n_before, done = len(gaussians), itertools.count(1)
     views = itertools.cycle([*cameras[::2], *cameras[1::2]])
 
-    def tell() -> None:
+    def on_view() -> None:
         on_progress("merging", next(done), N_ROUNDS * N_ROUND_VIEWS)
 
     for i in range(N_ROUNDS):
-        left = round(first * (n / first) ** ((i + 1) / N_ROUNDS))
-        chosen = list(itertools.islice(views, N_ROUND_VIEWS))
-        errors, weights = importance(gaussians, chosen, backend=backend, generator=generator, tell=tell)
+        n_kept = round(n_before * (n / n_before) ** ((i + 1) / N_ROUNDS))
+        round_views = list(itertools.islice(views, N_ROUND_VIEWS))
+        errors, weights = importance(gaussians, round_views, backend=backend, generator=generator, on_view=on_view)
         kept = torch.zeros_like(errors, dtype=torch.bool)
-        kept[errors.argsort(descending=True, stable=True)[:left]] = True
+        kept[errors.argsort(descending=True, stable=True)[:n_kept]] = True
         gaussians = merge_into_neighbors(gaussians, kept, weights)
     return gaussians
 
@@ -130,7 +128,7 @@ def _finetune(
     steps: int,
     backend: Backend,
     generator: torch.Generator,
-    on_progress: Progress,
+    on_progress: Show,
 ) -> Gaussians:
     """Minimizes the squared difference from images of the original, on backgrounds of random colors."""
 

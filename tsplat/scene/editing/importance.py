@@ -33,14 +33,15 @@ def importance(
     *,
     backend: Backend,
     generator: torch.Generator,
-    tell: Callable[[], object] = lambda: None,
+    on_view: Callable[[], object] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the error of the images without each Gaussian, and its weight in them, summed over the cameras. [N] each
 
     A pixel is affine in each opacity o, so that leaving a Gaussian out changes it by exactly o dC/do. The error is the
     sum of its squares over pixels and channels. It is estimated by one backward pass of the pixels with random signs,
     whose squared derivative has this expectation (Hutchinson, 1989). The weight is the sum of alpha times transmittance
-    over pixels. Every view has a background of random color, as no color is that of what is behind a model.
+    over pixels. Every view has a background of random color, as no color is that of what is behind a model. `on_view`
+    is called after each view.
     """
     device = gaussians.means.device
     opacities = gaussians.opacities.detach().requires_grad_()
@@ -55,5 +56,5 @@ def importance(
         v_opacities, v_ones = torch.autograd.grad(probe, (opacities, ones))
         errors += (opacities.detach() * v_opacities).square()
         weights += v_ones[:, 0] / WEIGHT_PROBE
-        tell()
+        on_view()
     return errors.detach(), weights

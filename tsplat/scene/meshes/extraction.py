@@ -16,7 +16,8 @@ from ...config import Backend
 from ...errors import ArgumentError
 from ...precision import in_full_precision
 from ...support.extras import require
-from ..cameras import Camera, resize_camera
+from ...support.progress import Show
+from ..cameras import Camera, choose_evenly, resize_camera
 from ..cropping import Box
 from ..extents import camera_positions, common_point, with_near_planes
 from ..gaussians import Gaussians, drop_invalid
@@ -39,11 +40,10 @@ TRIMMED = 0.005
 FAR = 3.0
 """Depth up to which cameras that look at no common point show the scene, over the depth of its nearest quarter."""
 
-LEAST = 1e-3
+DISTANCE_MIN = 1e-3
 """Least magnitude of a distance in truncations."""
 
 Mask = NDArray[np.bool_]
-Progress = Callable[[str, int, int], object]
 
 
 @torch.no_grad()
@@ -60,7 +60,7 @@ def extract_mesh(
     components: int | None = None,
     faces: int | None = None,
     backend: Backend = "auto",
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: Show = lambda stage, done, total: None,
     tell: Callable[[str], object] = lambda message: None,
 ) -> Mesh:
     """Returns the surface of a model as a mesh: depth from many cameras is fused into a truncated signed distance
@@ -147,23 +147,22 @@ def _check(
         raise ArgumentError(f"bounds: expected two corners, the first below the second, found {bounds}")
 
 
-def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: Progress) -> Box:
+def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: Show) -> Box:
     """Returns a box of what small images of some views show, without the ends of its distribution.
 
     The background of an object is left out: points that are farther from the cameras, along an axis, than the point
     that all look at; or, of cameras that look at no common point, as in a room, than three times what is near.
     """
-    step = max(1.0, len(views) / PREVIEWS)
-    chosen = [resize_camera(views[int(i * step)], PREVIEW_SIZE) for i in range(int(len(views) / step))]
+    previews = [resize_camera(view, PREVIEW_SIZE) for view in choose_evenly(views, PREVIEWS)]
     frames = []
-    for i, view in enumerate(chosen, 1):
+    for i, view in enumerate(previews, 1):
         frames.append(renderer.render(view))
-        on_progress("bounds", i, len(chosen))
+        on_progress("bounds", i, len(previews))
     depths = torch.cat([frame.depths[frame.shown] for frame in frames])
     if not len(depths):
         raise _nothing_opaque()
-    points, positions = surface_points(frames), camera_positions([view.viewmat for view in chosen])
-    axes = torch.stack([view.viewmat[2, :3] for view in chosen]).double().cpu()
+    points, positions = surface_points(frames), camera_positions([view.viewmat for view in previews])
+    axes = torch.stack([view.viewmat[2, :3] for view in previews]).double().cpu()
     target = common_point(positions, normalize(axes, dim=-1))
     if target is None:
         reach = FAR * float(depths.sort().values[len(depths) // 4])
@@ -172,9 +171,8 @@ def _find_bounds(renderer: DepthRenderer, views: Sequence[Camera], on_progress: 
     low, high = positions.amin(0) - reach, positions.amax(0) + reach
     near = points[((points >= low) & (points <= high)).all(-1)]
     array = (near if len(near) else points).numpy()
-    a, b = np.quantile(array, (TRIMMED, 1 - TRIMMED), axis=0)
-    corners = (float(a[0]), float(a[1]), float(a[2])), (float(b[0]), float(b[1]), float(b[2]))
-    return corners
+    (x0, y0, z0), (x1, y1, z1) = np.quantile(array, (TRIMMED, 1 - TRIMMED), axis=0).tolist()
+    return (x0, y0, z0), (x1, y1, z1)
 
 
 def _nothing_opaque() -> ArgumentError:
@@ -192,7 +190,7 @@ def _describe(grid: Grid, n: int) -> str:
     )
 
 
-def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: Progress) -> Mesh:
+def _extract(volume: Volume, components: int | None, faces: int | None, on_progress: Show) -> Mesh:
     """Returns the zero crossing of a volume between voxels that were seen."""
     from skimage import measure
 
@@ -206,7 +204,7 @@ def _extract(volume: Volume, components: int | None, faces: int | None, on_progr
     if not whole.any() or not (distances[seen] < 0).any() or not (distances[seen] > 0).any():
         raise missing
     # No vertex is at a voxel, so that each triangle lies within one cube.
-    distances = np.copysign(np.abs(distances).clip(LEAST, 1), distances)
+    distances = np.copysign(np.abs(distances).clip(DISTANCE_MIN, 1), distances)
     distances[~seen] = 1
     try:
         # With its mask, marching_cubes would not join all triangles.
