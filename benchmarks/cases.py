@@ -219,8 +219,10 @@ def _model(path: Path, case: Case) -> dict[str, Any]:
 
     gaussians = read_ply(path)
     viewmat, _ = look_at_all(gaussians, case.width, case.height, 50.0)
+    arguments = gaussians.rasterization_arguments(gaussians.sh_degree)
+    arguments.pop("shN", None)  # which gsplat does not have
     return dict(
-        **gaussians.rasterization_arguments(gaussians.sh_degree),
+        **arguments | {"colors": gaussians.sh_coeffs(gaussians.sh_degree)},
         viewmats=viewmat[None],
         Ks=intrinsics(case.width, case.height, 50.0)[None],
         width=case.width,

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from tsplat import kernels as kernels_module
 from tsplat.config import DEFAULT_NUMERICS, CameraSettings, Unscented, UnscentedTransformParameters
 from tsplat.data import (
     Cameras,
+    Coefficients,
     CompositingSettings,
     GaussianMajor,
     Gaussians3D,
@@ -162,10 +164,14 @@ def _projection(vendor: str) -> Labeled:
             )
         colors, per_camera = (torch.ones(1, N, 3), False), (torch.ones(1, 1, N, 3), True)
         with recorded(vendor) as launches:
-            for signals in ([colors], [per_camera], [colors, colors]):
+            for signals in ({"colors": colors}, {"colors": per_camera}, {"colors": colors, "extra_signals": colors}):
                 kernels.mark_invalid(gaussians, signals, cameras, DEFAULT_NUMERICS)
-            kernels.mark_invalid(None, [], cameras, DEFAULT_NUMERICS)
+            kernels.mark_invalid(None, {}, cameras, DEFAULT_NUMERICS)
         yield from ((f"validation{name}", call) for call in launches)
+        with recorded(vendor) as launches:
+            in_two = {"colors": (torch.ones(1, N, 1, 3), False), "shN": (torch.ones(1, N, 15, 3), False)}
+            kernels.mark_invalid(gaussians, in_two, cameras, DEFAULT_NUMERICS)
+        yield from ((f"validation{name} in two tensors", call) for call in launches)
 
 
 def _unscented(vendor: str, cameras: Cameras, needs: Any) -> Labeled:
@@ -194,14 +200,16 @@ def _unscented(vendor: str, cameras: Cameras, needs: Any) -> Labeled:
 
 def _spherical_harmonics(vendor: str) -> Labeled:
     means, centers, ids, radii = torch.ones(1, N, 3), torch.ones(1, 1, 3), torch.arange(N), _rows()[0]
-    for degree in range(5):
-        inputs, v = (means, centers, torch.ones(1, N, (degree + 1) ** 2, 3)), torch.ones(N, 3)
+    in_two = Coefficients(torch.ones(1, N, 1, 3), torch.ones(1, N, 15, 3))
+    variants = {f"degree {degree}": Coefficients(torch.ones(1, N, (degree + 1) ** 2, 3)) for degree in range(5)}
+    for label, coeffs in {**variants, "degree 3 in two tensors": in_two}.items():
+        inputs, v, degree = (means, centers, coeffs), torch.ones(N, 3), math.isqrt(coeffs.n_bases) - 1
         with recorded(vendor) as launches:
             _, clamped = kernels.spherical_harmonics_fwd(*inputs, ids, radii, degree=degree, clamp=True)
             kernels.spherical_harmonics_bwd(
                 *inputs, ids.to(torch.int32), radii, clamped, v, degree=degree, needs_centers=True, others=means
             )
-        yield from ((f"degree {degree}", call) for call in launches)
+        yield from ((label, call) for call in launches)
 
 
 def _intersection(vendor: str, tile_size: int) -> Labeled:

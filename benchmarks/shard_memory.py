@@ -51,10 +51,10 @@ def random_rows(rows: range) -> Gaussians:
         "quats": torch.empty(n, 4),
         "opacity_logits": torch.empty(n),
         "sh0": torch.empty(n, 1, 3),
-        "shN": torch.zeros(n, 15, 3),
+        "shN": torch.empty(n, 15, 3),
     }
     generator = torch.Generator().manual_seed(rows.start)
-    for name in ("means", "quats", "opacity_logits", "sh0"):
+    for name in ("means", "quats", "opacity_logits", "sh0", "shN"):
         for block in torch.split(tensors[name], BLOCK):
             block.uniform_(-1, 1, generator=generator)
     return Gaussians(**tensors)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def test_signature_is_gsplats_with_additional_keywords():
     assert list(parameters)[len(positional) :] == [
         "backend", "numerics", "validate", "memory_budget", "capacity", "group", "extra_signals",
         "extra_signals_sh_degree", "ut_params", "rays", "return_normals", "global_z_order", "lidar_coeffs",
-        "external_distortion_coeffs", "renderer_config",
+        "external_distortion_coeffs", "renderer_config", "shN",
     ]  # fmt: skip
 
 

@@ -342,8 +342,13 @@ def check_colors(
     n_cameras: int,
     n_gaussians: int,
     names: tuple[str, str] = ("colors", "sh_degree"),
+    *,
+    n_higher: int = 0,
 ) -> int:
-    """Checks colors or SH coefficients, per Gaussian or per camera and Gaussian. Returns the number of channels."""
+    """Checks colors or SH coefficients, per Gaussian or per camera and Gaussian. Returns the number of channels.
+
+    `n_higher` coefficients of each Gaussian are in another tensor.
+    """
     n_own_dims = 1 if sh_degree is None else 2
     meaning = (
         "[..., N, D] or [..., C, N, D]"
@@ -356,7 +361,7 @@ def check_colors(
     remedy = f"for SH coefficients pass {names[1]}" if sh_degree is None and has_bases else ""
     tensor = check_tensor(names[0], colors, leading + [None] * n_own_dims, meaning, remedy)
     if sh_degree is not None:
-        check_sh_degree(sh_degree, tensor.shape[-2], names[1])
+        check_sh_degree(sh_degree, tensor.shape[-2] + n_higher, names[1])
     if tensor.shape[-1] == 0:
         raise ShapeError(f"{names[0]}: expected at least one channel, found {list(tensor.shape)}")
     return tensor.shape[-1]

@@ -214,6 +214,28 @@ class ProjectedGradients(NamedTuple):
     v_normals: Tensor | None = None
 
 
+class Coefficients(NamedTuple):
+    """Coefficients of spherical harmonics of three channels, of any float dtype, or their gradients.
+
+    Attributes:
+        first: [..., N, K, 3] all of them, or [..., N, 1, 3] those of degree 0.
+        higher: [..., N, K - 1, 3] those of higher degrees; None if ``first`` has them.
+    """
+
+    first: Tensor
+    higher: Tensor | None = None
+
+    @property
+    def n_bases(self) -> int:
+        """The number of basis functions, K."""
+        return self.first.shape[-2] + (0 if self.higher is None else self.higher.shape[-2])
+
+    def in_dtypes_of(self, other: "Coefficients") -> "Coefficients":
+        """Returns the same values in the dtypes of other coefficients."""
+        higher = None if self.higher is None or other.higher is None else self.higher.to(other.higher.dtype)
+        return Coefficients(self.first.to(other.first.dtype), higher)
+
+
 class Features(NamedTuple):
     """The values that compositing blends: features [G, D] of any float dtype, or None if only depth is rendered, and
     the index of each row's features [nnz] int64, or None for the identity."""

@@ -83,6 +83,7 @@ def rasterization(
     ut_params: UnscentedTransformParameters | None = None, rays: Tensor | None = None,
     return_normals: bool = False, global_z_order: bool = True, lidar_coeffs: object | None = None,
     external_distortion_coeffs: object | None = None, renderer_config: object | None = None,
+    shN: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:  # fmt: skip
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023). Drop-in for gsplat 1.5.3.
 
@@ -97,6 +98,9 @@ def rasterization(
         colors: [..., N, D] or per camera [..., C, N, D], any D >= 1; with ``sh_degree``, spherical harmonics
             coefficients [..., N, K, D] or [..., C, N, K, D]. Half precision is read without a copy. May be None if
             only depth is rendered.
+        shN: [..., N, K - 1, D] coefficients of degrees above 0, if ``colors`` holds those of degree 0 only,
+            [..., N, 1, D]. The result is that of ``torch.cat([colors, shN], -2)`` as ``colors``; of three channels,
+            neither the coefficients nor their gradients are copied.
         extra_signals: [..., N, E] or [..., C, N, E], rendered like colors into ``meta["render_extra_signals"]``, and
             differentiable.
         extra_signals_sh_degree: Like ``sh_degree``, for extra signals [..., N, K, E] or [..., C, N, K, E]: spherical
@@ -278,7 +282,7 @@ def rasterization_2dgs(
     *,
     backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5", validate: Validate = "cull",
     memory_budget: int | None = None, capacity: Capacity = None,
-    distributed: bool = False, group: ProcessGroup | None = None,
+    distributed: bool = False, group: ProcessGroup | None = None, shN: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, dict[str, Any]]:  # fmt: skip
     """Renders 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Drop-in for gsplat 1.5.3.
 
@@ -298,8 +302,8 @@ def rasterization_2dgs(
             A Gaussian has the depth of its center at all pixels, as in gsplat. With ``"ray"`` and ``"ray-median"``, it
             has that of its plane where the ray of the pixel meets it, in expected depth, median and distortion; that
             of its center where the ray misses the disc, which the low-pass filter shows up to 2.4 pixels around.
-        backend, numerics, validate, memory_budget, capacity, distributed, group: As in :func:`tsplat.rasterization`,
-            without ``backend="reference"``.
+        backend, numerics, validate, memory_budget, capacity, distributed, group, shN: As in
+            :func:`tsplat.rasterization`, without ``backend="reference"``.
 
     Returns:
         ``render_colors`` [..., C, H, W, X]; ``render_alphas`` [..., C, H, W, 1]; ``render_normals`` [..., C, H, W, 3],
@@ -348,7 +352,8 @@ def _render_reference(call: Call) -> Rendering:
         cull=call.options.validate != "off", lidar=None if call.lidar is None else call.lidar.tables,
         width=settings.projection.camera.width, height=settings.projection.camera.height,
     )  # fmt: skip
-    given = vars(call) | call.cameras._asdict() | call.options._asdict() | made
+    colors = None if call.colors is None else call.all_colors()
+    given = vars(call) | {"colors": colors} | call.cameras._asdict() | call.options._asdict() | made
     names = inspect.signature(rasterize).parameters.keys() & given.keys()
     arguments: Any = {n: v.to(call.dtype) if isinstance(v := given[n], Tensor) else v for n in names}
     rendered = rasterize(**arguments)

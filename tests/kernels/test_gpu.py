@@ -34,6 +34,21 @@ def test_numbers_of_channels_match_reference(channels):
     assert_run_fp32(scenes.make(structure, torch.float32, DEVICE), backend="triton")
 
 
+@pytest.mark.parametrize("sh_degree", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_coefficients_in_two_tensors_give_the_bits_of_one(sh_degree, dtype):
+    structure = scenes.Structure(n=100, cameras=2, width=30, height=20, sh_degree=3, seed=4)
+    scene = scenes.make(structure, torch.float32, DEVICE) | {"sh_degree": sh_degree, "backend": "triton"}
+    given, results = scene["colors"].to(dtype).split([1, 15], -2), []
+    for in_two in (True, False):
+        first, higher, means = (t.contiguous().clone().requires_grad_() for t in (*given, scene["means"]))
+        colors = {"colors": first, "shN": higher} if in_two else {"colors": torch.cat([first, higher], -2)}
+        image, *_ = tsplat.rasterization(**scene | {"means": means} | colors)
+        results.append((image, *torch.autograd.grad(image.square().sum(), (first, higher, means))))
+    for name, found, expected in zip(("image", "v_colors", "v_shN", "v_means"), *results, strict=True):
+        assert torch.equal(found, expected), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("channels", [4, 20])
 def test_features_of_half_precision_give_what_their_values_give(channels, dtype):

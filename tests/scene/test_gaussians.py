@@ -86,6 +86,14 @@ def test_sh_coeffs_up_to_a_degree():
     assert torch.equal(gaussians.sh_coeffs(2)[:, 1:], gaussians.shN[:, :8])
 
 
+def test_coefficients_are_rendered_without_a_copy():
+    gaussians = random_gaussians(5, degree=3)
+    arguments = gaussians.rasterization_arguments(1)
+    assert arguments["colors"] is gaussians.sh0
+    assert arguments["shN"] is gaussians.shN
+    assert "shN" not in random_gaussians(5, degree=0).rasterization_arguments(0)
+
+
 def test_valid_is_false_for_nan_and_infinite_values():
     gaussians = random_gaussians(6, degree=1)
     gaussians.means[0, 1] = math.nan

@@ -104,6 +104,50 @@ def test_rendered_harmonics_match_reference(backend, sh_degree):
     assert_run_exact(scenes.make(structure), backend=backend, tile_size=16)
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("sh_degree", [0, 1, 3])
+@pytest.mark.parametrize("options", [{}, {"packed": False}, {"with_ut": True, "with_eval3d": True}, {"batch": True}])
+def test_coefficients_in_two_tensors_are_those_in_one(backend, sh_degree, options):
+    """Images and all gradients, to the bit; four calls, as later ones are replayed."""
+    batch, options = (2,) if "batch" in options else (), {n: v for n, v in options.items() if n != "batch"}
+    structure = scenes.Structure(n=6, sh_degree=3, width=9, height=9, batch=batch)
+    scene = scenes.make(structure, torch.float32) | {"sh_degree": sh_degree, "backend": backend, **options}
+    if backend == "reference":
+        scene.pop("packed", None)
+    shapes = [(*batch, 6, 1, 3), (*batch, 6, 15, 3)]
+    names = ("means", "quats", "viewmats")
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        first, higher = (torch.rand(shape, generator=generator) - 0.4 for shape in shapes)
+        higher[..., 0, 0, 0] = torch.nan  # the Gaussian is left out
+        results = []
+        for in_two in (True, False):
+            first, higher, *leaves = (t.clone().requires_grad_() for t in (first, higher, *(scene[n] for n in names)))
+            colors = {"colors": first, "shN": higher} if in_two else {"colors": torch.cat([first, higher], -2)}
+            image, alpha, meta = tsplat.rasterization(**scene | dict(zip(names, leaves)) | colors)
+            loss = image.square().sum() + alpha.sum()
+            results.append((image, meta["n_invalid"], *torch.autograd.grad(loss, (first, higher, *leaves))))
+        for name, found, expected in zip(("image", "n_invalid", "v_colors", "v_shN", *names), *results, strict=True):
+            assert torch.equal(found, expected), name
+        assert results[0][1] == (2 if batch else 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sh_degree": None}, "shN: requires sh_degree, found sh_degree=None"),
+        ({"colors": torch.ones(6, 4, 3)}, r"colors: expected \[6, 1, D\]|colors: expected .* as shN is given"),
+        ({"shN": torch.ones(6, 3, 2)}, "shN: expected"),
+        ({"shN": torch.ones(6, 2, 3)}, "sh_degree"),
+    ],
+)
+def test_coefficients_in_two_tensors_that_do_not_fit_are_refused(change, message):
+    scene = scenes.make(scenes.Structure(n=6, sh_degree=1, width=9, height=9), torch.float32)
+    scene |= {"colors": torch.ones(6, 1, 3), "shN": torch.ones(6, 3, 3)} | change
+    with pytest.raises(tsplat.ArgumentError, match=message):
+        tsplat.rasterization(**scene)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_colors_are_shifted_and_clamped_as_pytorch_does(backend):
     """The same bits, with the gradient of clamp_min: one where a color is exactly 0, zero below and for NaN."""

@@ -127,6 +127,13 @@ for options in (
     )
 
 
+@case("tsplat.rasterization harmonics in two tensors")
+def _(backend):
+    given = scene(sh_degree=2)
+    first, higher = given["colors"].split([1, 8], -2)
+    return tsplat.rasterization, given | dict(colors=first, shN=higher, backend=backend), ("Ks",)
+
+
 @case("tsplat.rasterization harmonics of 4 channels")
 def _(backend):
     given = scene(sh_degree=2, channels=4, covars=True)

@@ -97,6 +97,18 @@ def test_several_views_per_step_are_merged_into_one_info(scene, sizes):
     assert torch.equal(*(state["strategy/radii"] for state in states))
 
 
+@pytest.mark.parametrize(("strategy", "keeps"), [(MCMCStrategy(), False), (DefaultStrategy(), True), (None, False)])
+def test_what_several_views_rendered_is_kept_only_for_strategies_that_read_it(scene, strategy, keeps):
+    """It holds the memory of their calls."""
+    gaussians, views = scene
+    trainer = Trainer(gaussians, views, Config(steps=4, views_per_step=2, strategy=strategy))
+    kept, update = [], trainer._update
+    trainer._update = lambda metas, *args, **options: (kept.extend(metas), update(metas, *args, **options))
+    trainer.advance()
+    assert [meta["n_cameras"] for meta in kept] == [1, 1]
+    assert ["means2d" in meta for meta in kept] == [keeps, keeps]
+
+
 def test_loss_scale_is_divided_out(scene):
     gaussians, views = scene
     gradients = []

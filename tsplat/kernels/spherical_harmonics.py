@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SH_NORMS
+from ..data import Coefficients
 from .device_math import add, dot, gaussians_of_program, load_tuple, normalize3, normalize_vjp, store_tuple, where
 from .launch import (
     CPU_BLOCK,
@@ -119,11 +120,49 @@ def _direction(means, centers, gaussian, image, mask):
     return normalize3((mean[0] - center[0], mean[1] - center[1], mean[2] - center[2]))
 
 
+@triton.jit
+def _load_coefficients(coeffs, gaussian, n_bases, N: tl.constexpr, BY_ROW: tl.constexpr, mask):
+    """The first N coefficients of each Gaussian, three values for each."""
+    if coeffs.higher is not None:
+        values = load_tuple(coeffs.first + gaussian * 3, 1, 3, mask)
+        if N > 1:
+            values = values + load_row(coeffs.higher + gaussian * (n_bases - 1) * 3, 3 * (N - 1), mask)
+        return values
+    elif BY_ROW:
+        return load_row(coeffs.first + gaussian * n_bases * 3, 3 * N, mask)
+    else:
+        return load_tuple(coeffs.first + gaussian * n_bases * 3, 1, 3 * N, mask)
+
+
+@triton.jit
+def _load_coefficient(coeffs, gaussian, n_bases, K: tl.constexpr, mask):
+    """Coefficient K of each Gaussian, three values."""
+    if coeffs.higher is None:
+        return load_tuple(coeffs.first + gaussian * n_bases * 3 + 3 * K, 1, 3, mask)
+    elif K == 0:
+        return load_tuple(coeffs.first + gaussian * 3, 1, 3, mask)
+    else:
+        return load_tuple(coeffs.higher + gaussian * (n_bases - 1) * 3 + 3 * (K - 1), 1, 3, mask)
+
+
+@triton.jit
+def _store_coefficients(coeffs, gaussian, n_bases, values, BY_ROW: tl.constexpr, mask):
+    """Stores the first coefficients of each Gaussian."""
+    if coeffs.higher is not None:
+        if len(values) > 3:
+            store_row(coeffs.higher + gaussian * (n_bases - 1) * 3, values[3:], mask)
+        store_tuple(coeffs.first + gaussian * 3, 1, values[:3], mask)
+    elif BY_ROW:
+        store_row(coeffs.first + gaussian * n_bases * 3, values, mask)
+    else:
+        store_tuple(coeffs.first + gaussian * n_bases * 3, 1, values, mask)
+
+
 @kernel
 def _sh_fwd_kernel(
     means,  # [B, N, 3]
     centers,  # [B, C, 3]
-    coeffs,  # [B, N, n_bases, 3], any float dtype
+    coeffs: "Coefficients",
     dense_ids,  # [nnz] int64, or None if not packed
     radii,  # [nnz, 2] int32 or None
     colors,  # [nnz, 3], output
@@ -145,10 +184,8 @@ def _sh_fwd_kernel(
     if not ON_CPU or tl.max(mask.to(tl.int32)) > 0:
         unit, _ = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
-        if ON_CPU or DEGREE > 0:  # three values alone are a fraction of a row
-            coeff = load_row(coeffs + gaussian * n_bases * 3, 3 * len(basis), mask)
-        else:
-            coeff = load_tuple(coeffs + gaussian * n_bases * 3, 1, 3 * len(basis), mask)
+        # Three values alone are a fraction of a row.
+        coeff = _load_coefficients(coeffs, gaussian, n_bases, len(basis), ON_CPU or DEGREE > 0, mask)
         for channel in tl.static_range(3):
             total = tl.zeros_like(unit[0])
             for k in tl.static_range(len(basis)):
@@ -169,7 +206,7 @@ def _sh_fwd_kernel(
 def _sh_bwd_kernel(
     means,  # [B, N, 3]
     centers,  # [B, C, 3]
-    coeffs,  # [B, N, n_bases, 3], any float dtype
+    coeffs: "Coefficients",
     row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
     radii,  # [nnz, 2] int32 or None
     clamped,  # [nnz] int8 or None, as in the forward pass
@@ -177,13 +214,12 @@ def _sh_bwd_kernel(
     others,  # [B, N, 3], other gradients of means to add, or None
     v_means,  # [B, N, 3], output
     v_centers,  # [blocks, I, 3], output, or None
-    v_coeffs,  # [B, N, n_bases, 3], output
+    v_coeffs: "Coefficients",  # output
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
     DEGREE: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch, block, n, gaussian, mask = gaussians_of_program(n_gaussians, BLOCK)
     N_BASES: tl.constexpr = (DEGREE + 1) * (DEGREE + 1)
-    first_coeff = gaussian * n_bases * 3
     zero = tl.zeros([BLOCK], v_colors.dtype.element_ty)
     v_mean, v_coeff = (zero,) * 3, (zero,) * (3 * N_BASES)
     for camera in range(n_cameras):
@@ -201,7 +237,7 @@ def _sh_bwd_kernel(
             basis = sh_basis(unit, DEGREE)
             v_color = load_tuple(v_colors + row * v_stride, 1, 3, visible)
             if ON_CPU:
-                coeff = load_row(coeffs + first_coeff, 3 * N_BASES, visible)
+                coeff = _load_coefficients(coeffs, gaussian, n_bases, N_BASES, True, visible)
             if clamped is not None:
                 bits = tl.load(clamped + row, mask=visible, other=0)
                 v_color = (
@@ -220,7 +256,7 @@ def _sh_bwd_kernel(
                 if ON_CPU:
                     c = coeff[3 * k : 3 * k + 3]
                 else:
-                    c = load_tuple(coeffs + first_coeff + 3 * k, 1, 3, visible)
+                    c = _load_coefficient(coeffs, gaussian, n_bases, k, visible)
                 c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
                 v_basis = v_basis + (dot(c, v_color),)
             v_coeff = summed
@@ -233,16 +269,13 @@ def _sh_bwd_kernel(
         other = load_tuple(others + gaussian * 3, 1, 3, mask)
         v_mean = add(other, v_mean)
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
-    if ON_CPU or DEGREE > 0:
-        store_row(v_coeffs + first_coeff, v_coeff, mask)
-    else:
-        store_tuple(v_coeffs + first_coeff, 1, v_coeff, mask)
+    _store_coefficients(v_coeffs, gaussian, n_bases, v_coeff, ON_CPU or DEGREE > 0, mask)
 
 
 def spherical_harmonics_fwd(
     means: Tensor,
     centers: Tensor,
-    coeffs: Tensor,
+    coeffs: Coefficients,
     dense_ids: Tensor | None,
     radii: Tensor | None,
     *,
@@ -253,7 +286,7 @@ def spherical_harmonics_fwd(
 
     Args:
         means, centers: [..., N, 3], [B, C, 3]; there are B N means.
-        coeffs: [..., N, K, 3] of any float dtype, K >= (degree + 1)^2.
+        coeffs: Of at least (degree + 1)^2 basis functions.
         dense_ids: [nnz] index into [B, C, N], or None if not packed.
         radii: [nnz, 2], or None if every row is visible.
         clamp: Whether colors are shifted by 0.5, and clamped to at least 0.
@@ -261,8 +294,7 @@ def spherical_harmonics_fwd(
     Returns:
         The colors, and which of them were clamped, as the backward pass reads it; None without ``clamp``.
     """
-    n_gaussians, n_bases, _ = coeffs.shape[-3:]
-    n_batches, n_cameras, _ = centers.shape
+    n_gaussians, (n_batches, n_cameras, _) = means.shape[-2], centers.shape
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if clamp else None
@@ -279,7 +311,7 @@ def spherical_harmonics_fwd(
         n_rows=n_rows,
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
-        n_bases=n_bases,
+        n_bases=coeffs.n_bases,
         DEGREE=degree,
         ON_CPU=is_compiled_for_cpu(means),
         num_warps=2,
@@ -291,7 +323,7 @@ def spherical_harmonics_fwd(
 def spherical_harmonics_bwd(
     means: Tensor,
     centers: Tensor,
-    coeffs: Tensor,
+    coeffs: Coefficients,
     row_of: Tensor | None,
     radii: Tensor | None,
     clamped: Tensor | None,
@@ -300,7 +332,7 @@ def spherical_harmonics_bwd(
     degree: int,
     needs_centers: bool,
     others: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Coefficients]:
     """Computes the gradients of means, centers (None if not needed) and coefficients.
 
     Args:
@@ -308,15 +340,17 @@ def spherical_harmonics_bwd(
         clamped: From the forward pass.
         others: Other gradients of means, to which those of colors are added; or None.
     """
-    n_gaussians, n_bases, _ = coeffs.shape[-3:]
-    n_batches, n_cameras, _ = centers.shape
+    n_gaussians, n_bases, (n_batches, n_cameras, _) = means.shape[-2], coeffs.n_bases, centers.shape
     n_images = n_batches * n_cameras
     if v_colors.stride(1) != 1:
         v_colors = v_colors.contiguous()
     v_means = torch.empty_like(means)
     # Bases above the degree in use have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
-    v_coeffs = make(coeffs.shape)
+    if coeffs.higher is None:
+        v_coeffs = Coefficients(make(coeffs.first.shape))
+    else:
+        v_coeffs = Coefficients(means.new_empty(coeffs.first.shape), make(coeffs.higher.shape))
     block = block_size(means, BLOCK, CPU_LONG_BLOCK if needs_centers else CPU_BLOCK)  # on which sums of centers depend
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
@@ -345,4 +379,4 @@ def spherical_harmonics_bwd(
         enable_fp_fusion=False,
     )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
-    return v_means, v_centers, v_coeffs if v_coeffs.dtype == coeffs.dtype else v_coeffs.to(coeffs.dtype)
+    return v_means, v_centers, v_coeffs.in_dtypes_of(coeffs)

@@ -112,14 +112,15 @@ def _replace_invalid(v, k, mask):
 def _valid_kernel(
     gaussians: "Gaussians3D",  # ``valid`` is output; all None if only centers are computed
     colors,  # [B, N, WIDTH] or [B, C, N, WIDTH], any float dtype; or None
-    extra_signals,  # the same with EXTRA_WIDTH
+    shN,  # [B, N, SHN_WIDTH], or None
+    extra_signals,  # as colors, with EXTRA_WIDTH
     cameras: "Cameras",
     prepared: "Cameras",  # output, or all None
     centers,  # [B, C, 3], output
     valid_cameras,  # [B, C] bool, output, or None
     n: "Int", n_gaussians: "Int", n_cameras: "Int", n_images: "Int",
-    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr,
-    BY_INVERSE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, SHN_WIDTH: tl.constexpr,
+    EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr, BY_INVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if gaussians.means is not None:
@@ -135,6 +136,7 @@ def _valid_kernel(
             is_valid = is_valid & (square >= constant(SQUARE_MIN, square))
         is_valid = is_valid & _within(gaussians.opacities + index, mask, 1)
         is_valid = is_valid & _signal_within(colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA)
+        is_valid = is_valid & _signal_within(shN, index, mask, n_gaussians, n_cameras, SHN_WIDTH, False)
         is_valid = is_valid & _signal_within(
             extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA
         )  # fmt: skip
@@ -152,14 +154,14 @@ def _valid_kernel(
 
 
 def mark_invalid(
-    gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
+    gaussians: Gaussians3D | None, signals: dict[str, tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
     """Finds Gaussians with values of at most MAGNITUDE_MAX and quaternions that are not zero, and prepares cameras.
 
     Args:
         gaussians: With opacities; None to check nothing and to leave cameras as they are.
-        signals: Colors and extra signals, at most two: [..., N, ...] and False, or [..., C, N, ...] and True. A
-            Gaussian is invalid if its signal is invalid for any camera.
+        signals: ``colors``, ``shN`` and ``extra_signals``, as far as there are any: [..., N, ...] and False, or
+            [..., C, N, ...] and True. A Gaussian is invalid if a signal is invalid for any camera.
         cameras: Contiguous, like all tensors.
         numerics: The preset, for the camera centers.
 
@@ -176,12 +178,17 @@ def mark_invalid(
         valid_cameras = torch.empty(n_batches, n_cameras, dtype=torch.bool, device=Ks.device)
         valid = torch.empty(gaussians.means.shape[:-1], dtype=torch.bool, device=Ks.device)
         gaussians, n = gaussians._replace(valid=valid), valid.numel()
-    (colors, per_camera), (extra_signals, extra_per_camera) = (*signals, (None, False), (None, False))[:2]
+    none = None, False
+    (colors, per_camera), (extra_signals, extra_per_camera) = (
+        signals.get(name, none) for name in ("colors", "extra_signals")
+    )
+    shN, _ = signals.get("shN", none)
     _valid_kernel.launch_elementwise(
         max(n, n_images),
         BLOCK,
         gaussians=gaussians or NO_GAUSSIANS,
         colors=colors,
+        shN=shN,
         extra_signals=extra_signals,
         cameras=Cameras(viewmats, Ks),
         prepared=NO_CAMERAS if prepared is None else Cameras(prepared.viewmats, prepared.Ks),
@@ -193,6 +200,7 @@ def mark_invalid(
         n_images=n_images,
         WIDTH=_width(colors, n * n_cameras if per_camera else n),
         PER_CAMERA=per_camera,
+        SHN_WIDTH=_width(shN, n),
         EXTRA_WIDTH=_width(extra_signals, n * n_cameras if extra_per_camera else n),
         EXTRA_PER_CAMERA=extra_per_camera,
         BY_INVERSE=numerics.camera_center == "inverse",

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..config import SH_NORMS
-from ..data import sum_by_id
+from ..data import Coefficients, sum_by_id
 from .indices import gaussians_and_images, packed_ids, visible_rows
 
 
@@ -58,7 +58,7 @@ def _colors(
 def spherical_harmonics_fwd(
     means: Tensor,
     centers: Tensor,
-    coeffs: Tensor,
+    coeffs: Coefficients,
     dense_ids: Tensor | None,
     radii: Tensor | None,
     *,
@@ -71,7 +71,7 @@ def spherical_harmonics_fwd(
     colors = means.new_zeros(n_rows, 3)
     with torch.no_grad():
         colors[rows], _ = _colors(
-            means, centers, coeffs, *gaussians_and_images(visible_ids, n_gaussians, n_cameras), degree
+            means, centers, _joined(coeffs), *gaussians_and_images(visible_ids, n_gaussians, n_cameras), degree
         )
     if not clamp:
         return colors, None
@@ -82,7 +82,7 @@ def spherical_harmonics_fwd(
 def spherical_harmonics_bwd(
     means: Tensor,
     centers: Tensor,
-    coeffs: Tensor,
+    coeffs: Coefficients,
     row_of: Tensor | None,
     radii: Tensor | None,
     clamped: Tensor | None,
@@ -91,16 +91,15 @@ def spherical_harmonics_bwd(
     degree: int,
     needs_centers: bool,
     others: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    n_gaussians, n_bases, _ = coeffs.shape[-3:]
-    n_batches, n_cameras, _ = centers.shape
+) -> tuple[Tensor, Tensor | None, Coefficients]:
+    n_gaussians, (n_batches, n_cameras, _) = means.shape[-2], centers.shape
     n_dense = n_batches * n_cameras * n_gaussians
     rows, visible_ids = visible_rows(packed_ids(row_of), radii, n_dense, means.device)
     gaussians, images = gaussians_and_images(visible_ids, n_gaussians, n_cameras)
     if clamped is not None:
         v_colors = v_colors.masked_fill(clamped, 0)
     with torch.enable_grad():
-        colors, inputs = _colors(means, centers, coeffs, gaussians, images, degree)
+        colors, inputs = _colors(means, centers, _joined(coeffs), gaussians, images, degree)
     # Degree 0 does not depend on the direction.
     v_means, v_centers, v_coeffs = torch.autograd.grad(
         colors, inputs, v_colors[rows], allow_unused=True, materialize_grads=True
@@ -111,5 +110,16 @@ def spherical_harmonics_bwd(
     return (
         v_means if others is None else others + v_means,
         sum_by_id(v_centers, images, n_batches * n_cameras).view(centers.shape) if needs_centers else None,
-        torch.nn.functional.pad(v_bases, (0, 0, 0, n_bases - n_used)).to(coeffs.dtype),
+        _split(torch.nn.functional.pad(v_bases, (0, 0, 0, coeffs.n_bases - n_used)), coeffs),
     )
+
+
+def _joined(coeffs: Coefficients) -> Tensor:
+    """Returns all coefficients in one tensor."""
+    return coeffs.first if coeffs.higher is None else torch.cat([coeffs.first, coeffs.higher], -2)
+
+
+def _split(values: Tensor, coeffs: Coefficients) -> Coefficients:
+    """Returns values of all coefficients in as many tensors as these, and in their dtypes."""
+    parts = Coefficients(values) if coeffs.higher is None else Coefficients(values[..., :1, :], values[..., 1:, :])
+    return parts.in_dtypes_of(coeffs)

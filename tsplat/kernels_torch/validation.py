@@ -9,7 +9,7 @@ from ..data import Cameras, Gaussians3D
 
 @torch.no_grad()
 def mark_invalid(
-    gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
+    gaussians: Gaussians3D | None, signals: dict[str, tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
     if gaussians is None:
         return None, cameras, camera_centers(cameras.viewmats, numerics), None
@@ -24,11 +24,11 @@ def mark_invalid(
     return valid, cameras._replace(viewmats=viewmats, Ks=Ks), camera_centers(viewmats, numerics), is_valid
 
 
-def _valid_gaussians(gaussians: Gaussians3D, signals: list[tuple[Tensor, bool]]) -> Tensor:
+def _valid_gaussians(gaussians: Gaussians3D, signals: dict[str, tuple[Tensor, bool]]) -> Tensor:
     means, quats, scales, covars, opacities, _ = gaussians
     assert opacities is not None
     tensors = [means, opacities[..., None], *(tensor for tensor in (quats, scales, covars) if tensor is not None)]
-    tensors += [values.flatten(means.dim() - 1 + per_camera) for values, per_camera in signals]
+    tensors += [values.flatten(means.dim() - 1 + per_camera) for values, per_camera in signals.values()]
     valid = torch.ones_like(opacities, dtype=torch.bool)
     for tensor in tensors:
         within = ~exceeds(tensor, 1)

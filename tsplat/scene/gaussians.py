@@ -163,7 +163,9 @@ class Gaussians:
     def rasterization_arguments(self, sh_degree: int) -> dict[str, Any]:
         """Returns the arguments of :func:`tsplat.rasterization` that say what the Gaussians are, after activation."""
         tensors = {name: getattr(self, name) for name in ("means", "quats", "scales", "opacities")}
-        return {**tensors, "colors": self.sh_coeffs(sh_degree), "sh_degree": sh_degree}
+        # The empty shN of a model of degree 0 is concatenated, so that it gets a gradient, as loss scalers require.
+        coeffs = {"colors": self.sh0, "shN": self.shN} if self.sh_degree else {"colors": self.sh_coeffs(0)}
+        return {**tensors, **coeffs, "sh_degree": sh_degree}
 
     @property
     def valid(self) -> Tensor:

@@ -16,6 +16,7 @@ from ..arguments import (
     check_bool,
     check_colors,
     check_devices,
+    check_tensor,
     compute_dtype,
     is_per_camera,
     kind_of,
@@ -44,6 +45,7 @@ class Call:
     Attributes:
         means, quats, scales, opacities, colors: The Gaussians as given: [..., N, 3], [..., N, 4], [..., N, 3],
             [..., N], and [..., N, D] or more. A call that renders no colors may have means in their place.
+        shN: Coefficients of degrees above 0 as given, if ``colors`` holds those of degree 0 only; or None.
         cameras: ``viewmats`` and ``Ks`` as given. Checks add the tensors of ``lens``.
         lens, covars, backgrounds, extra_signals, rays: As given. Checks expand backgrounds and rays to all images.
         options: As given; once checked, numbers are ints and floats.
@@ -62,6 +64,7 @@ class Call:
     scales: Tensor | None
     opacities: Tensor
     colors: Tensor | None
+    shN: Tensor | None  # noqa: N815 - the name of the argument
     cameras: Cameras
     lens: LensArguments
     covars: Tensor | None
@@ -95,9 +98,16 @@ class Call:
         o, given = self.options, {}
         if self.colors is not None:
             given["colors"] = self.colors, o.sh_degree
+        if self.shN is not None:
+            given["shN"] = self.shN, o.sh_degree
         if self.extra_signals is not None:
             given["extra_signals"] = self.extra_signals, o.extra_signals_sh_degree
         return given
+
+    def all_colors(self) -> Tensor:
+        """Returns the colors, or all coefficients of spherical harmonics."""
+        assert self.colors is not None
+        return self.colors if self.shN is None else torch.cat([self.colors, self.shN], -2)
 
     def gaussians(self) -> Gaussians3D:
         """Returns the Gaussians, with covariances as upper triangles, which take precedence over quats and scales."""
@@ -123,7 +133,7 @@ class Call:
         o, gaussians = self.options, in_dtype(gaussians, self.dtype)
         if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
             return gaussians, cameras, None
-        signals = [(t, is_per_camera(t, degree, len(self.batch))) for t, degree in self.signals().values()]
+        signals = {name: (t, is_per_camera(t, degree, len(self.batch))) for name, (t, degree) in self.signals().items()}
         return mark_invalid(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
 
     def find_harmonics(self, centers: Tensor | None) -> Harmonics:
@@ -136,7 +146,8 @@ class Call:
         if is_per_camera(colors, o.sh_degree, len(self.batch)):
             return NO_HARMONICS
         assert centers is not None
-        return Harmonics(o.sh_degree, centers.contiguous(), colors.contiguous())
+        higher = None if self.shN is None else self.shN.contiguous()
+        return Harmonics(o.sh_degree, centers.contiguous(), colors.contiguous(), higher)
 
     def memory_budget(self, splats: Splats) -> MemoryBudget:
         """Returns the budget for the intersections of rows with as many features."""
@@ -222,7 +233,7 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
         with agreement(ranks, options.shared()) as record:
             _check(call)
             launchers(call.means.device, call.options.backend)  # raises where the backend cannot run
-            signals = {"colors": call.colors, "extra_signals": call.extra_signals}
+            signals = {"colors": call.colors, "shN": call.shN, "extra_signals": call.extra_signals}
             sizes = call.n_cameras, call.dtype, options.capacity is not None
             describe(record, ranks, call.gaussians(), signals, call.cameras, *sizes)
     call.ranks = ranks
@@ -231,8 +242,8 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
 
 
 GIVEN = (
-    "means", "quats", "scales", "opacities", "colors", "cameras", "lens", "covars", "backgrounds", "extra_signals",
-    "rays",
+    "means", "quats", "scales", "opacities", "colors", "shN", "cameras", "lens", "covars", "backgrounds",
+    "extra_signals", "rays",
 )  # fmt: skip
 """Attributes of a call that hold what the caller passed."""
 _given = operator.attrgetter(*GIVEN)
@@ -303,9 +314,9 @@ def _check_all(call: Call) -> None:
     if call.colors is None:
         call.colors, call.backgrounds = _stand_in(call.means, options), None
     sizes = batch, n_cameras, n_gaussians
-    call.colors = _per_batch(call.colors, options.sh_degree, batch)
+    call.colors, call.shN = (_per_batch(t, options.sh_degree, batch) for t in (call.colors, call.shN))
     call.extra_signals = _per_batch(call.extra_signals, options.extra_signals_sh_degree, batch)
-    channels = check_colors(call.colors, options.sh_degree, *sizes)
+    channels = _check_colors(call, *sizes)
     n_extra = _check_extra_signals(call, *sizes)
     if call.backgrounds is not None:
         n_channels = channels + n_extra if options.renders_color else 1 if options.surfels else None
@@ -313,9 +324,11 @@ def _check_all(call: Call) -> None:
         call.backgrounds = check_backgrounds(call.backgrounds, (*batch, n_cameras), n_channels, meaning)
     if options.sparse_grad and batch:
         raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
-    check_devices(dict(means=call.means, colors=call.colors, backgrounds=call.backgrounds, rays=call.rays))
+    check_devices(
+        dict(means=call.means, colors=call.colors, shN=call.shN, backgrounds=call.backgrounds, rays=call.rays)
+    )
     geometry = (call.means, call.quats, call.scales) if call.covars is None else (call.means, call.covars)
-    others = (call.colors, *call.cameras, call.backgrounds, call.extra_signals, call.rays)
+    others = (call.colors, call.shN, *call.cameras, call.backgrounds, call.extra_signals, call.rays)
     call.dtype = compute_dtype(*geometry, call.opacities, *others)
     call.n_features = options.renders_color * channels + n_extra + sum(output.channels for output in options.outputs())
     if options.distributed:
@@ -345,6 +358,18 @@ def _stand_in(means: Tensor, options: Options) -> Tensor:
     if options.sh_degree is not None:
         raise ArgumentError("sh_degree: expected None, as colors is None")
     return means.detach()
+
+
+def _check_colors(call: Call, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
+    """Checks the colors, or their coefficients in one tensor or two, and returns the number of their channels."""
+    degree, n_higher = call.options.sh_degree, 0
+    if call.shN is not None:
+        if degree is None:
+            raise ArgumentError("shN: requires sh_degree, found sh_degree=None; pass the degree in use")
+        first = check_tensor("colors", call.colors, [*batch, n_gaussians, 1, None], "[..., N, 1, D], as shN is given")
+        shape = [*batch, n_gaussians, None, first.shape[-1]]
+        n_higher = check_tensor("shN", call.shN, shape, "[..., N, K - 1, D] as colors").shape[-2]
+    return check_colors(call.colors, degree, batch, n_cameras, n_gaussians, n_higher=n_higher)
 
 
 def _check_extra_signals(call: Call, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:

@@ -117,12 +117,14 @@ class Harmonics(NamedTuple):
 
     Attributes:
         degree: The degree in use.
-        centers, coeffs: [B, C, 3] camera centers; [..., N, K, 3] coefficients of any float dtype. Contiguous, or None.
+        centers: [B, C, 3] camera centers, contiguous; None without spherical harmonics.
+        coeffs, higher: Coefficients of any float dtype, see :class:`Coefficients`. Contiguous, or None.
     """
 
     degree: int
     centers: Tensor | None
     coeffs: Tensor | None
+    higher: Tensor | None
 
 
-NO_HARMONICS = Harmonics(0, None, None)
+NO_HARMONICS = Harmonics(0, None, None, None)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
+from ..data import Cameras, Coefficients, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
@@ -25,7 +25,7 @@ class _Project(torch.autograd.Function):
     def forward(
         ctx: Any, settings: ProjectionSettings, cameras_type: type[Cameras], degree: int, *tensors: Any
     ) -> tuple[Tensor | None, ...]:
-        centers, coeffs, *rest = tensors
+        centers, coeffs, higher, *rest = tensors
         gaussians, cameras = regroup(rest, Gaussians3D, cameras_type)
         device = gaussians.means.device
         colors = clamped = None
@@ -35,7 +35,7 @@ class _Project(torch.autograd.Function):
             dense_ids, radii = projected.dense_ids, projected.radii
             if coeffs is not None:
                 colors, clamped = kernels.spherical_harmonics_fwd(
-                    gaussians.means, centers, coeffs, dense_ids, radii, degree=degree, clamp=True
+                    gaussians.means, centers, Coefficients(coeffs, higher), dense_ids, radii, degree=degree, clamp=True
                 )
         ctx.save_for_backward(projected.row_of, radii, clamped, *tensors)
         ctx.settings, ctx.cameras_type, ctx.degree, ctx.kernels = settings, cameras_type, degree, kernels
@@ -50,21 +50,21 @@ class _Project(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
-        row_of, radii, clamped, centers, coeffs, *rest = saved
+        row_of, radii, clamped, centers, coeffs, higher, *rest = saved
         gaussians, cameras = regroup(rest, Gaussians3D, ctx.cameras_type)
-        _, _, _, needs_centers, needs_coeffs, *flags = ctx.needs_input_grad
+        _, _, _, needs_centers, needs_coeffs, needs_higher, *flags = ctx.needs_input_grad
         needs_gaussians, needs = regroup(flags, Gaussians3D, ctx.cameras_type)
         *v_rows, v_colors = v
         given = ProjectedGradients(**{f"v_{name}": t.contiguous() for name, t in zip(OUTPUTS, v_rows) if t is not None})
-        v_centers = v_coeffs = None
+        v_centers, v_coeffs = None, (None, None)
         v_gaussians, v_cameras = ctx.kernels.projection_bwd(gaussians, cameras, row_of, radii, given, settings, needs)
-        if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs):
+        if v_colors is not None and (needs_gaussians.means or needs_centers or needs_coeffs or needs_higher):
             v_means, v_centers, v_coeffs = ctx.kernels.spherical_harmonics_bwd(
-                gaussians.means, centers, coeffs, row_of, radii, clamped, v_colors,
+                gaussians.means, centers, Coefficients(coeffs, higher), row_of, radii, clamped, v_colors,
                 degree=ctx.degree, needs_centers=needs_centers, others=v_gaussians.means,
             )  # fmt: skip
             v_gaussians = v_gaussians._replace(means=v_means)
-        return None, None, None, v_centers, v_coeffs, *v_gaussians, *v_cameras
+        return None, None, None, v_centers, *v_coeffs, *v_gaussians, *v_cameras
 
 
 def _without_flat(gaussians: Gaussians3D, scale_min: float) -> Gaussians3D:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import compute_dtype, is_per_camera
 from ..config import Backend
-from ..data import Features, ProjectedGaussians
+from ..data import Coefficients, Features, ProjectedGaussians
 from ..precision import full_precision
 from ..runtime.autograd import apply, once_differentiable
 from ..runtime.backend import launchers
@@ -34,7 +34,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         with full_precision():
             colors: Tensor
             colors, clamped = launchers(means.device, backend).spherical_harmonics_fwd(
-                means, centers, coeffs, dense_ids, radii, degree=degree, clamp=clamp
+                means, centers, Coefficients(coeffs), dense_ids, radii, degree=degree, clamp=clamp
             )
         ctx.save_for_backward(means, centers, coeffs, row_of, radii, clamped)
         ctx.degree, ctx.backend = degree, backend
@@ -43,10 +43,12 @@ class _SphericalHarmonics(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_colors: Tensor) -> tuple[Tensor | None, ...]:
-        v_inputs = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
-            *saved, v_colors, degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
-        )
-        return *v_inputs, None, None, None, None, None, None
+        means, centers, coeffs, *rest = saved
+        v_means, v_centers, v_coeffs = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
+            means, centers, Coefficients(coeffs), *rest, v_colors,
+            degree=ctx.degree, needs_centers=ctx.needs_input_grad[1],
+        )  # fmt: skip
+        return v_means, v_centers, v_coeffs.first, None, None, None, None, None, None
 
 
 def evaluate_harmonics(
@@ -95,8 +97,7 @@ def shade(
     """
     o, colors = call.options, Features(shaded, None)
     if o.renders_color and shaded is None:
-        assert call.colors is not None
-        colors = find_features(means, call.colors, centers, projected, o.sh_degree, o.backend)
+        colors = find_features(means, call.all_colors(), centers, projected, o.sh_degree, o.backend)
     if call.extra_signals is None:
         return colors
     degree = o.extra_signals_sh_degree

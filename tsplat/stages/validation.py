@@ -55,7 +55,7 @@ class _Prepared(torch.autograd.Function):
 
 def mark_invalid(
     gaussians: Gaussians3D,
-    signals: list[tuple[Tensor, bool]],
+    signals: dict[str, tuple[Tensor, bool]],
     cameras: Cameras,
     numerics: Numerics,
     backend: Backend,
@@ -66,7 +66,8 @@ def mark_invalid(
 
     Args:
         gaussians: Gaussians with opacities, contiguous.
-        signals: What is rendered of the Gaussians: at most two tensors [..., N, ...], or [..., C, N, ...] and True.
+        signals: What is rendered of the Gaussians, see :meth:`.Call.signals`: [..., N, ...] and False, or
+            [..., C, N, ...] and True.
         cameras: The cameras. Differentiable.
         check: Whether Gaussians and cameras are checked; otherwise all are kept.
 
@@ -78,7 +79,7 @@ def mark_invalid(
         marked = _mark_invalid(cameras, others) if check and others else cameras
         valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).mark_invalid(
             gaussians if check else None,
-            [(values.contiguous(), per_camera) for values, per_camera in signals] if check else [],
+            {name: (values.contiguous(), per_camera) for name, (values, per_camera) in signals.items() if check},
             contiguous(marked),
             numerics,
         )

@@ -245,7 +245,8 @@ class Trainer:
             if strategy.refines(self.step):
                 self._view_gradients.release_memory()
             n, key = self.config.views_per_step, strategy.key_for_gradient
-            info = merge_info(metas, view, loss_scale, n, gather, key)
+            reads = strategy.reads_rendering
+            info = merge_info(metas, view, loss_scale, n, gather, key) if reads else {"n_cameras": n}
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
         self._parameters.keep_flat()
 

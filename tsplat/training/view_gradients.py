@@ -183,6 +183,8 @@ class ViewGradients:
 
         Ranks take turns of a view each. If Gaussians are sharded, they render together, views of each kind in a call.
         """
+        strategy = self._densification.strategy
+        keeps_meta = len(views) == 1 or (strategy is not None and strategy.reads_rendering)
         figures, metas = [self._parameters.params["means"].new_zeros(2)], []
         for first in range(0, len(views), self._ranks.world_size):
             own, turn = first + self._ranks.rank, range(first, min(first + self._ranks.world_size, len(views)))
@@ -195,7 +197,8 @@ class ViewGradients:
                     figures.append(view_figures)
                 else:
                     meta = self._join(step, views[places[0]], capacity)
-                metas.append(meta)
+                # It holds the memory of its call: of several, only what the strategy reads is kept.
+                metas.append(meta if keeps_meta else {"n_cameras": meta["n_cameras"]})
         return torch.stack(figures).sum(0), metas
 
     def _fit(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
