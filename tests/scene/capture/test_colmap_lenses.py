@@ -232,6 +232,14 @@ def test_lenses_have_four_or_eight_coefficients():
             Lens(WIDTH, HEIGHT, *F, values * (0.0,), model)
 
 
+def test_opencv_lenses_have_one_formula():
+    coefficients = (0.1, 0.02, 0.013, -0.017, 0.003, 0.04, 0.005, 0.0007)
+    points = torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 0.5
+    directions = np.concatenate([points.numpy(), np.ones((200, 1))], 1)
+    expected = colmap_lenses.project(("FULL_OPENCV", (1.0, 1.0, 0.0, 0.0, *coefficients)), directions)
+    assert np.array_equal(Lens(10, 10, 1.0, 1.0, 0.0, 0.0, coefficients).distorted(points).numpy(), expected)
+
+
 def test_rational_lenses_are_undistorted_as_those_of_colmap():
     image = torch.randint(0, 256, (HEIGHT, WIDTH, 3), dtype=torch.uint8)
     one = Undistortion(colmap_lens(*LENSES[0][:1], WIDTH, HEIGHT, LENSES[0][1]), WIDTH, HEIGHT)

@@ -105,8 +105,8 @@ def _monotonic(lens: ColmapLens, largest: float) -> tuple[Array, Array]:
 def radial_profile(lens: ColmapLens, thetas: Array) -> Array | None:
     """Returns distances from the principal point at angles, in focal lengths, both [S]; None if directions differ."""
     name, (fx, _, cx, _, *k) = lens
-    tangential = {"FULL_OPENCV": k[2:4], "THIN_PRISM_FISHEYE": [*k[2:4], *k[6:]], "RAD_TAN_THIN_PRISM_FISHEYE": k[6:]}
-    if any(tangential.get(name, ())):
+    others = {"FULL_OPENCV": k[2:4], "THIN_PRISM_FISHEYE": [*k[2:4], *k[6:]], "RAD_TAN_THIN_PRISM_FISHEYE": k[6:]}
+    if any(others.get(name, ())):
         return None
     along_x = np.stack([thetas, 0 * thetas], -1)
     profile: Array = (project(lens, directions_of(along_x))[:, 0] - cx) / fx
@@ -119,16 +119,18 @@ def rational_factor(square: Ratio, k: Sequence[float]) -> Ratio:
     return (1 + square * (k1 + square * (k2 + square * k3))) / (1 + square * (k4 + square * (k5 + square * k6)))
 
 
+def tangential(a: Ratio, b: Ratio, p1: float, p2: float) -> tuple[Ratio, Ratio]:
+    """Returns by how much OpenCV's tangential distortion moves points (a, b) at depth 1, along both axes."""
+    square, product = a * a + b * b, a * b
+    return 2 * p1 * product + p2 * (square + 2 * a * a), 2 * p2 * product + p1 * (square + 2 * b * b)
+
+
 def _full_opencv(x: Array, y: Array, z: Array, *k: float) -> tuple[Array, Array]:
     k1, k2, p1, p2, *more = k
     a, b = np.where(z > 0, x / z, np.nan), y / z
     radial = rational_factor(a * a + b * b, (k1, k2, *more))
-    return a * radial + _tangential(a, b, p2, p1), b * radial + _tangential(b, a, p1, p2)
-
-
-def _tangential(a: Array, b: Array, along: float, across: float) -> Array:
-    shift: Array = 2 * across * a * b + along * (3 * a * a + b * b)
-    return shift
+    shift_a, shift_b = tangential(a, b, p1, p2)
+    return a * radial + shift_a, b * radial + shift_b
 
 
 def _fov(x: Array, y: Array, z: Array, omega: float) -> tuple[Array, Array]:
@@ -155,7 +157,8 @@ def _thin_prism_fisheye(x: Array, y: Array, z: Array, *k: float) -> tuple[Array,
     a, b = _angles(x, y, z)
     s = a * a + b * b
     radial = 1 + s * (k1 + s * (k2 + s * (k3 + s * k4)))
-    return a * radial + _tangential(a, b, p2, p1) + sx * s, b * radial + _tangential(b, a, p1, p2) + sy * s
+    shift_a, shift_b = tangential(a, b, p1, p2)
+    return a * radial + shift_a + sx * s, b * radial + shift_b + sy * s
 
 
 def _rad_tan_thin_prism_fisheye(x: Array, y: Array, z: Array, *k: float) -> tuple[Array, Array]:
@@ -165,9 +168,8 @@ def _rad_tan_thin_prism_fisheye(x: Array, y: Array, z: Array, *k: float) -> tupl
     factor = 1 + s * np.polynomial.polynomial.polyval(s, radial)
     a, b = factor * a, factor * b
     s = a * a + b * b
-    u = a + _tangential(a, b, p0, p1) + s * (s0 + s1 * s)
-    v = b + _tangential(b, a, p1, p0) + s * (s2 + s3 * s)
-    return u, v
+    shift_a, shift_b = tangential(a, b, p1, p0)
+    return a + shift_a + s * (s0 + s1 * s), b + shift_b + s * (s2 + s3 * s)
 
 
 def _angles(x: Array, y: Array, z: Array) -> tuple[Array, Array]:

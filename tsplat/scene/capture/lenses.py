@@ -198,9 +198,8 @@ class Lens:
             theta = radius.atan()
             return points * _distorted_angle(theta, self.distortion) / radius
         _, _, p1, p2, *_ = self.distortion
-        tangential = points.new_tensor([[p2, p1]])
-        product = points.prod(-1, keepdim=True)
-        shift = 2 * tangential.flip(-1) * product + tangential * (square + 2 * points.square())
+        a, b = points.unbind(-1)
+        shift = torch.stack(colmap_lenses.tangential(a, b, p1, p2), -1)
         return points * _radial_factor(square, self.distortion) + shift
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
