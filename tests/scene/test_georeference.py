@@ -10,7 +10,7 @@ import torch
 from tests.support.forked_usd import forked_usd
 from tests.support.model_files import FILE_FORMATS, assert_same_tensors, random_gaussians, skip_without
 from tsplat import ArgumentError
-from tsplat.scene import FileError, Georeference, open_model, read_georeference, read_model, write_model
+from tsplat.scene import FileError, Georeference, open_model, read_georeference, read_model, write_model, write_ply
 from tsplat.scene.formats.models import ABSOLUTE
 from tsplat.scene.georeference import beside, write_georeference
 from tsplat.scene.model_rows import MemoryRows
@@ -98,6 +98,35 @@ def test_doubles_of_a_ply_are_coordinates_of_the_files(tmp_path):
     assert abs(values["xyz"] - points.numpy()).max() < 1e-6  # single precision within 10 m
     # What single precision would have lost.
     assert abs(points.float().double() - points).max() > 0.2
+
+
+def test_doubles_of_other_programs_are_read_relative_to_an_origin(tmp_path):
+    points, path = survey_points(), tmp_path / "a.ply"
+    write_model(path, model_of(points, SHIFTED.world), georeference=SHIFTED, frame="files")
+    comment, _, rest = path.read_bytes().partition(b"\nelement")
+    path.write_bytes(comment.rpartition(b"\n")[0] + b"\nelement" + rest)
+    beside(path).unlink()
+    found, notes = read_quietly(path)
+    origin = read_georeference(path).origin
+    assert [f"{value:.15g}" in notes[0] for value in origin] == [True] * 3
+    assert notes[0].endswith("single precision would have rounded them by up to 0.25")
+    assert distances(found.means.double() + torch.tensor(origin, dtype=torch.float64), points).max() < 2e-6
+    write_model(tmp_path / "b.ply", found, georeference=read_georeference(path), frame="files")
+    again, _ = read_quietly(tmp_path / "b.ply")
+    assert torch.equal(again.means, found.means) and read_georeference(tmp_path / "b.ply").origin == origin
+    beside(tmp_path / "b.ply").unlink()
+    assert read_georeference(tmp_path / "b.ply").origin == origin  # of its comment
+
+
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_doubles_that_single_precision_holds_stay_as_they_are(tmp_path, count):
+    model = random_gaussians(count)
+    write_ply(tmp_path / "a.ply", model, origin=(10.0, 0.0, -3.0))
+    content = (tmp_path / "a.ply").read_bytes().replace(b"comment tsplat origin", b"comment other")
+    (tmp_path / "a.ply").write_bytes(content)
+    found, notes = read_quietly(tmp_path / "a.ply")
+    assert notes == [] and read_georeference(tmp_path / "a.ply") is None
+    assert torch.equal(found.means, (model.means.double() + torch.tensor([10.0, 0, -3], dtype=torch.float64)).float())
 
 
 def test_a_node_of_gltf_has_the_origin(tmp_path):

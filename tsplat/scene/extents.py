@@ -35,6 +35,9 @@ part of the width or height of the image."""
 SHOWN_MOST = 65536
 """Number of points by which it is found whether a camera shows a scene."""
 
+FAR_ORIGIN = 256.0
+"""Distance from the origin, in extents, from which single precision shifts images by about a hundredth of a pixel."""
+
 CONVERGENCE_MIN = 0.02
 """Smallest eigenvalue of the mean projection across the optical axes for which their common point is used; about 0.5
 for axes in all directions, 0 for parallel ones."""
@@ -61,6 +64,17 @@ def center_and_extent(positions: Tensor) -> tuple[Tensor, float]:
     offsets = close - close[0]
     middle = offsets.mean(0)
     return close[0] + middle, EXTENT_FACTOR * float((offsets - middle).norm(dim=-1).max())
+
+
+def origin_and_unit(center: Tensor, extent: float) -> tuple[tuple[float, float, float], float, bool]:
+    """Returns the origin and the unit of a frame for positions around a center [3] fp64, with their extent.
+
+    The unit is the power of two next to the extent, the origin the multiple of the unit next to the center. Also
+    returns whether the center is too far from zero for single precision.
+    """
+    unit = 2.0 ** round(math.log2(extent)) if extent > 0 else 1.0
+    x, y, z = (unit * math.floor(value / unit + 0.5) for value in center.tolist())
+    return (x, y, z), unit, max(map(abs, (x, y, z))) > FAR_ORIGIN * unit
 
 
 def shows_points(camera: Camera, points: Tensor) -> bool:

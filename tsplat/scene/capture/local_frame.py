@@ -18,12 +18,9 @@ from torch.nn.functional import normalize
 from ...arguments import to_float
 from ...errors import ArgumentError, FileError
 from ..cameras import UP, Camera, move_camera
-from ..extents import EXTENT_MIN, POINTS_MOST, are_inliers, center_and_extent
+from ..extents import EXTENT_MIN, POINTS_MOST, are_inliers, center_and_extent, origin_and_unit
 from ..gaussians import Gaussians
 from ..rotation import similarity
-
-FAR_ORIGIN = 256.0
-"""Distance from the origin, in extents, from which single precision shifts images by about a hundredth of a pixel."""
 
 UP_NORM_MIN = 1e-6
 """Shortest mean of the cameras' up directions that counts as a common up direction."""
@@ -136,14 +133,13 @@ def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tupl
     if points is not None and len(points):
         sample = points[:: 1 + len(points) // POINTS_MOST]
         extent = max(extent, EXTENT_MIN * float((sample - center).norm(dim=-1).median()))
-    unit = 2.0 ** round(math.log2(extent)) if extent > 0 else 1.0
-    x, y, z = (unit * math.floor(value / unit + 0.5) for value in center.tolist())
-    away = max(map(abs, (x, y, z)))
-    if away <= FAR_ORIGIN * unit:
+    (x, y, z), unit, is_far = origin_and_unit(center, extent)
+    if not is_far:
         return LocalFrame(origin=(x, y, z), unit=unit), []
+    times = max(map(abs, (x, y, z))) / unit
     note = (
-        f"{file}: the cameras are {away / unit:,.0f} times as far from the origin as from each other, which single "
-        f"precision cannot hold; all coordinates are relative to ({x:.15g}, {y:.15g}, {z:.15g})"
+        f"{file}: the cameras are {times:,.0f} times as far from the origin as from each other, which single precision "
+        f"cannot hold; all coordinates are relative to ({x:.15g}, {y:.15g}, {z:.15g})"
     )
     return LocalFrame(similarity(translation=(-x, -y, -z)), unit=unit), [note]
 

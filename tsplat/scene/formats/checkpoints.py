@@ -35,6 +35,7 @@ from ..georeference import WORLD, Georeference, beside, parse_georeference
 from .foreign import listed
 from .image_sets import META
 from .models import POINT_CLOUD, read_model
+from .ply import ply_georeference
 from .safetensors_file import SafetensorsFile
 from .streaming.streamed_sog import LOD_META
 from .torch_checkpoints import DTYPES
@@ -111,7 +112,8 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
     """Returns where the coordinates of a model are in the frame of the files of its scene; None if nothing tells.
 
     That is ``world.json`` of a run, which it has if its models are not in that frame, and of other models the file
-    beside them that :func:`write_model` wrote.
+    beside them that :func:`write_model` wrote. A PLY without one is itself in that frame if :func:`read_ply` reads it
+    relative to an origin.
 
     Args:
         path: A model as for :func:`open_model`.
@@ -124,7 +126,9 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
     run = run_folder(path) if is_run(path) else path.parent if path.name == POINT_CLOUD else path
     candidates = (beside(path), beside(path / META), beside(path / LOD_META), run / WORLD)
     file = next(filter(os.path.isfile, candidates), None)
-    return None if file is None else parse_georeference(file)
+    if file is not None:
+        return parse_georeference(file)
+    return ply_georeference(path) if path.suffix.lower() == ".ply" and path.is_file() else None
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:

@@ -12,8 +12,8 @@ A file of another program may have colors red, green and blue in place of f_dc, 
 
 2D Gaussians have no scale_2, as in the files of 2DGS, and the comment ``SplatRenderMode: 2dgs``; either marks them.
 
-Files in a frame such as UTM have doubles x, y, z and the comment ``tsplat origin X Y Z``, relative to which means are
-read.
+Files in a frame such as UTM have doubles x, y, z. Means are read relative to an origin, that of the comment ``tsplat
+origin X Y Z``, which tsplat writes, or else one near them.
 
 Mip-Splatting's property filter_3D is applied; see :mod:`~tsplat.scene.formats.filter_3d`. Properties of methods that 3D
 Gaussians cannot represent are refused, and others are ignored with a note; see
@@ -35,9 +35,11 @@ from numpy.typing import NDArray
 from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ...support.reading import open_file
+from ..extents import center_and_extent, origin_and_unit
 from ..gaussians import FLAT, Gaussians
-from ..georeference import relative_to
+from ..georeference import Georeference, relative_to
 from ..model_rows import ModelProperties, Rows, as_rows
+from ..rotation import similarity
 from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .filter_3d import NAMES as FILTER_NAMES
 from .filter_3d import apply_filter
@@ -77,6 +79,9 @@ SURFELS = "2dgs"
 ORIGIN = "tsplat origin"
 """Beginning of the comment with the origin to which means are relative in single precision."""
 
+SAMPLED = 1 << 16
+"""Number of positions by which the origin of a file of doubles is found."""
+
 FLAG_COMMENT = re.compile(r"(?:antialiased|postshot\.anti_aliasing)(?:\s*=\s*|\s+)([01])")
 """Other comments that tell whether a model was trained with antialiasing, in lower case."""
 
@@ -87,12 +92,15 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     The properties may be in any order. Memory is allocated only after the sizes in the header have been checked against
     the size of the file. Apart from the Gaussians, reading needs a few megabytes.
 
+    Positions that are doubles and too far from zero for single precision are read relative to an origin, of which a
+    note tells; :func:`read_georeference` returns it.
+
     The 3D filter of Mip-Splatting (property filter_3D) is applied to scales and opacities. Such a model is antialiased
     unless a comment of the header says otherwise, because the method renders with a compensated 2D filter.
 
     Args:
         path: The file.
-        warn: Called with a note that names the elements and properties that are ignored.
+        warn: Called with notes that name the elements and properties that are ignored, and the origin.
 
     Raises:
         FileError: The file is not a PLY of Gaussians, or it is cut short.
@@ -145,9 +153,12 @@ class PlyRows(Rows):
         ply.note_rest(warn)
         note_ignored(path, "the properties", unknown, warn)
         note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
-        self._origin = _origin(ply)
+        self._origin = ply_origin(ply)
         if any(self._origin):
-            warn(f"{path}: {relative_to(self._origin)}")
+            rounded = float(np.spacing(np.float32(max(map(abs, self._origin))))) / 2
+            warn(
+                f"{path}: {relative_to(self._origin)}; single precision would have rounded them by up to {rounded:.2g}"
+            )
         surfels = is_flat or mode == SURFELS
         antialiased = not surfels and (mode == "mip" or (mode is None and self._filter is not None))
         super().__init__(
@@ -315,18 +326,52 @@ def render_mode(ply: PlyFile) -> str | None:
     return mode
 
 
-def _origin(ply: PlyFile) -> list[float]:
-    """Returns the origin [3] that a comment says; zeros if none does."""
+def ply_origin(ply: PlyFile) -> tuple[float, ...]:
+    """Returns the origin [3] relative to which means are read.
+
+    It is that of a comment, or else one near the positions if these are doubles that single precision cannot hold;
+    zeros for others.
+    """
     origins = [comment.split()[2:] for comment in ply.comments if comment.split()[:2] == ORIGIN.split()]
     if not origins:
-        return [0.0, 0.0, 0.0]
+        return _origin_of_doubles(ply)
     with contextlib.suppress(ValueError):
         x, y, z = map(float, origins[-1])
         if all(map(math.isfinite, (x, y, z))):
-            return [x, y, z]
+            return x, y, z
     raise FileError(
         f"{ply.path}: expected the comment {ORIGIN!r} with three numbers, found {' '.join(origins[-1])[:80]!r}"
     )
+
+
+def _origin_of_doubles(ply: PlyFile) -> tuple[float, ...]:
+    """Returns an origin [3] near positions that are doubles and too far from zero for single precision; else zeros."""
+    vertex, names = ply.elements["vertex"], GROUPS["means"]
+    here = (0.0, 0.0, 0.0)
+    if [dict(vertex.properties).get(name) for name in names] != ["f8"] * 3:
+        return here
+    step, first, sample = 1 + vertex.count // SAMPLED, 0, []
+    for block in ply.blocks("vertex"):
+        rows = block[-first % step :: step]
+        sample.append(np.stack([rows[name].astype(np.float64) for name in names], 1))
+        first += len(block)
+    positions = (
+        torch.from_numpy(np.concatenate(sample)) if sample else torch.empty(0, 3, dtype=torch.float64, device="cpu")
+    )
+    positions = positions[positions.isfinite().all(-1)]
+    if not len(positions):
+        return here
+    center, extent = center_and_extent(positions)
+    origin, _, is_far = origin_and_unit(center, extent)
+    return origin if is_far and extent > 0 else here
+
+
+def ply_georeference(path: str | os.PathLike[str]) -> Georeference | None:
+    """Returns the georeference of a PLY whose means are read relative to an origin; None for others."""
+    with open_file(path) as file:
+        ply = PlyFile(file, str(path))
+        origin = ply_origin(ply) if "vertex" in ply.elements else ()
+    return Georeference(similarity(translation=[-value for value in origin])) if any(origin) else None
 
 
 def _columns(group: str, size: int) -> list[int]:
