@@ -11,8 +11,10 @@ from tests.support.forked_usd import forked_usd
 from tests.support.model_files import FILE_FORMATS, assert_same_tensors, random_gaussians, skip_without
 from tsplat import ArgumentError
 from tsplat.scene import FileError, Georeference, open_model, read_georeference, read_model, write_model, write_ply
+from tsplat.scene.formats import models
 from tsplat.scene.formats.models import ABSOLUTE
-from tsplat.scene.georeference import beside, write_georeference
+from tsplat.scene.georeference import beside, written_georeference
+from tsplat.scene.meshes import Mesh, mesh_files, write_mesh
 from tsplat.scene.model_rows import MemoryRows
 from tsplat.scene.rotation import axis_rotations, similarity
 
@@ -199,10 +201,44 @@ def test_transforms_are_checked_and_doubles():
      json.dumps(np.diag([1, 1, 1, 2]).tolist())],
 )  # fmt: skip
 def test_damaged_files_are_errors(tmp_path, text):
-    write_georeference(tmp_path / "a.ply", SHIFTED)
+    with written_georeference(tmp_path / "a.ply", SHIFTED):
+        pass
     beside(tmp_path / "a.ply").write_text(text)
     with pytest.raises(FileError, match=r"a\.ply\.world\.json: "):
         read_georeference(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize("kind", ["model", "mesh"])
+def test_no_model_is_beside_the_georeference_of_another(tmp_path, monkeypatch, kind):
+    """Not while it is written, when the process may be killed."""
+    path, other = tmp_path / "a.ply", Georeference(similarity(translation=(1.0, 2.0, 3.0)))
+    writers = models.WRITERS if kind == "model" else mesh_files.WRITERS
+    name, seen = "ply" if kind == "model" else ".ply", []
+    triangle = Mesh(torch.eye(3, dtype=torch.float64), torch.tensor([[0, 1, 2]]), torch.rand(3, 3), voxel=0.1)
+
+    def write(georeference):
+        if kind == "model":
+            write_model(path, random_gaussians(3), georeference=georeference)
+        else:
+            write_mesh(path, triangle, georeference=georeference)
+
+    def observed(*args, writer=writers[name]):
+        seen.append(beside(path).exists())
+        return writer(*args)
+
+    def failing(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(writers, name, observed)
+    for georeference in (SHIFTED, SHIFTED, other, None):
+        write(georeference)
+    assert seen == [False, True, False, False]
+    write(SHIFTED)
+    monkeypatch.setitem(writers, name, failing)
+    with pytest.raises(OSError, match="No space"):
+        write(other)
+    assert read_georeference(path).origin == SHIFTED.origin
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.ply", "a.ply.world.json"]
 
 
 @pytest.mark.parametrize("text", ["1 2", "1 2 3 4", "1 2 nan", "a b c", ""])

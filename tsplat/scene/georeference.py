@@ -5,9 +5,10 @@ transform from the frame of the files. A run has it as ``world.json``; other mod
 theirs and ``.world.json``, as the formats have no place for it.
 """
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -112,32 +113,55 @@ def beside(path: str | os.PathLike[str]) -> Path:
     return Path(f"{Path(path)}.{WORLD}")
 
 
-def write_georeference(
+@contextlib.contextmanager
+def written_georeference(
     path: str | os.PathLike[str], georeference: Georeference | None, *, absolute: bool = False
-) -> None:
-    """Writes the georeference of a model beside it, atomically; for None, removes that of an older model.
+) -> Iterator[None]:
+    """Writes the georeference of the model that the block writes beside it; for None, removes that of an older model.
+
+    Another one of an older model is renamed meanwhile, its name ending in ``.old``, so that a process that is killed
+    does not leave it beside a new model. If the block raises, it is put back.
 
     Args:
         path: The model.
         georeference: That of the model as :func:`tsplat.scene.read_model` returns it.
         absolute: Whether the model's file has coordinates in the frame of the files, in double precision.
     """
-    if georeference is None:
-        if os.path.isfile(beside(path)):  # also where a name is too long to have one
-            beside(path).unlink()
-        return
-    values = {
-        "world": georeference.world.tolist(),
-        "origin": list(georeference.origin),
-        "scale": georeference.scale,
-        "absolute": absolute,
-        **({} if georeference.crs is None else {"crs": georeference.crs}),
-    }
-    write_json(beside(path), values)
+    file, values = beside(path), None
+    if georeference is not None:
+        values = {
+            "world": georeference.world.tolist(),
+            "origin": list(georeference.origin),
+            "scale": georeference.scale,
+            "absolute": absolute,
+            **({} if georeference.crs is None else {"crs": georeference.crs}),
+        }
+    aside = file.with_name(f"{file.name}.old")
+    is_another = os.path.isfile(file) and not _holds(file, values)  # also where a name is too long to have one
+    if is_another:
+        os.replace(file, aside)
+    try:
+        yield
+    except BaseException:
+        if is_another:
+            os.replace(aside, file)
+        raise
+    if values is not None:
+        write_json(file, values)
+    if is_another:
+        aside.unlink()
+
+
+def _holds(file: Path, values: dict[str, Any] | None) -> bool:
+    """Returns whether a file has these JSON values."""
+    try:
+        return bool(read_json(file) == values)
+    except (OSError, ValueError):
+        return False
 
 
 def parse_georeference(path: str | os.PathLike[str]) -> Georeference:
-    """Reads a file that :func:`write_georeference` wrote, or ``world.json`` of a run, which is the matrix alone.
+    """Reads a file that :func:`written_georeference` wrote, or ``world.json`` of a run, which is the matrix alone.
 
     Raises:
         FileError: The file is neither.

@@ -13,7 +13,7 @@ from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP, output_folder
 from ...support.reading import check_possible, open_file
 from ..gaussians import Gaussians
-from ..georeference import Georeference, ModelFrame, check_frame, write_georeference
+from ..georeference import Georeference, ModelFrame, check_frame, written_georeference
 from ..model_rows import Rows, gather
 from .foreign import Warn
 from .image_sets import META
@@ -247,8 +247,8 @@ def write_model(
         )
     with output_folder(Path(path).parent) as folder, contextlib.ExitStack() as files:
         kept = gaussians if file_format == "ply" else _drop_unrotated(gaussians, folder, files)
-        lost = WRITERS[file_format](path, kept, **options)
-        write_georeference(path, georeference, absolute=is_absolute)
+        with written_georeference(path, georeference, absolute=is_absolute):
+            lost = WRITERS[file_format](path, kept, **options)
     if n_lost := len(gaussians) - len(kept):
         lost = [f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered", *lost]
     return lost

@@ -17,7 +17,7 @@ from ..formats.interchange.gltf import SIGNS
 from ..formats.interchange.gltf_writer import buffer_document, write_glb
 from ..formats.interchange.linear import linear_colors
 from ..formats.ply_file import ply_header
-from ..georeference import Georeference, ModelFrame, check_frame, write_georeference
+from ..georeference import Georeference, ModelFrame, check_frame, written_georeference
 from ..rotation import similarity
 from .mesh import Mesh
 
@@ -63,9 +63,8 @@ def write_mesh(
         faces = mesh.faces.flip(-1) if is_reflected else mesh.faces  # counterclockwise, as before
         mesh = dataclasses.replace(mesh, vertices=vertices, faces=faces, voxel=georeference.scale * mesh.voxel)
         georeference = dataclasses.replace(georeference, world=similarity())
-    with atomic_write(path) as file:
+    with written_georeference(path, georeference, absolute=frame == "files"), atomic_write(path) as file:
         writer(file, mesh)
-    write_georeference(path, georeference, absolute=frame == "files")
 
 
 def check_mesh_path(path: str | os.PathLike[str]) -> None:
