@@ -7,6 +7,7 @@ import shutil
 import torch
 
 from tsplat import ArgumentError, cli
+from tsplat.support.locks import lock_folder
 
 
 def test_info_prints_a_table_or_json(model, capsys):
@@ -53,7 +54,13 @@ def test_info_tells_whether_a_run_is_finished_and_what_is_missing(stopped_run, t
         assert cli.main(["info", str(run)]) == 0
         return capsys.readouterr().out
 
-    (run / "lock").touch()
+    with lock_folder(run):
+        content = (run / "lock").read_text()
+        assert f"{run}: running\nresume       tsplat train --resume {run}\n" in lines()
+        assert (run / "lock").read_text() == content
+    (run / "lock").write_text(json.dumps({**json.loads(content), "ticks": 1}))
+    assert f"{run}: killed\nresume       tsplat train --resume {run}\n" in lines()
+    (run / "lock").write_text(json.dumps({**json.loads(content), "machine": "other", "kernel": "other"}))
     assert f"{run}: running or killed\nresume       tsplat train --resume {run}\n" in lines()
     metrics = json.loads((run / "metrics.json").read_text())
     (run / "metrics.json").write_text(json.dumps({**metrics, "steps": 4}))

@@ -16,7 +16,7 @@ import pytest
 from tests.support.paths import WITHOUT_TORCH
 from tsplat.errors import FileError
 from tsplat.support import locks
-from tsplat.support.locks import lock_folder
+from tsplat.support.locks import is_locked, lock_folder
 from tsplat.support.process_identity import describe_process
 
 HOLD = f"""{WITHOUT_TORCH}
@@ -137,6 +137,7 @@ def test_held_file_is_refused_whatever_it_names(tmp_path):
         with open(tmp_path / "lock", "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             message = rf"{tmp_path}: in use by process \d+ on .*, started 20.*; wait for it"
+            assert is_locked(tmp_path) is True
             with pytest.raises(FileError, match=message), lock_folder(tmp_path):
                 pass
         with lock_folder(tmp_path):
@@ -175,6 +176,7 @@ def test_processes_that_cannot_be_seen_may_run(changes, is_refused, tmp_path):
     pytest.importorskip("fcntl")
     write_holder(tmp_path, **changes)
     refused = pytest.raises(FileError, match="cannot tell whether it still runs") if is_refused else nullcontext()
+    assert is_locked(tmp_path) is (None if is_refused else False)
     with refused, lock_folder(tmp_path):
         pass
 

@@ -53,6 +53,34 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
             _release(path, descriptor, content)
 
 
+def is_locked(folder: str | os.PathLike[str]) -> bool | None:
+    """Returns whether a process holds the lock of a folder; None if this machine cannot tell. Writes nothing."""
+    path = Path(folder) / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        holder = _read(descriptor)
+        if os.name != "posix":
+            return None
+        if _names_process(holder) and shares_ids(holder) and is_running(holder):
+            return True
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until it is closed
+        _check_ended(path, holder, is_locked=True)
+    except FileError:
+        return None
+    except OSError as error:
+        return True if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _acquire(path: Path) -> tuple[int, Identity]:
     """Opens and locks a lock file, and writes this process into it. Returns its descriptor and its content."""
     for _ in range(TRIES):
@@ -121,7 +149,7 @@ def _check_ended(path: Path, holder: dict[str, Any], is_locked: bool) -> None:
 
     `is_locked` is whether this process could lock the file.
     """
-    if not isinstance(holder.get("pid"), int) or not isinstance(holder.get("machine"), str):
+    if not _names_process(holder):
         return  # cut off while it was written
     if is_locked and holder.get("file_lock"):
         if holder.get("kernel") == kernel() is not None:
@@ -136,6 +164,10 @@ def _check_ended(path: Path, holder: dict[str, Any], is_locked: bool) -> None:
         )
     if is_running(holder):
         raise FileError(f"{path.parent}: in use by {_name(holder)}; wait for it, or choose another folder")
+
+
+def _names_process(holder: dict[str, Any]) -> bool:
+    return isinstance(holder.get("pid"), int) and isinstance(holder.get("machine"), str)
 
 
 def _name(holder: dict[str, Any]) -> str:

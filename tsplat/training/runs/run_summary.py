@@ -13,7 +13,7 @@ from ...arguments import to_float
 from ...errors import ArgumentError, FileError
 from ...scene.formats.checkpoints import MANIFEST, read_newest_valid, read_raw_checkpoint, skipped_messages
 from ...scene.gaussians import Gaussians
-from ...support.locks import LOCK
+from ...support.locks import LOCK, is_locked
 from ...viewing.run_files import METRICS
 from ..configuration import RunConfig, from_json
 from ..presets import Preset, closest_preset
@@ -29,7 +29,7 @@ class RunSummary:
     Attributes:
         folder: The run's folder.
         state: Whether the results of the last step are written; if not, whether a process holds the lock, or was killed
-            while it did.
+            while it did, or either, if it is one of another machine.
         checkpoint: Name of the newest valid checkpoint, or of the given one.
         step, steps: Steps of this checkpoint, and of the whole run.
         preset: The preset that is most like the run's settings.
@@ -43,7 +43,7 @@ class RunSummary:
     """
 
     folder: str
-    state: Literal["finished", "not finished", "running or killed"]
+    state: Literal["finished", "not finished", "running", "killed", "running or killed"]
     checkpoint: str
     step: int
     steps: int
@@ -109,10 +109,12 @@ def _summarize(folder: Path, path: Path, config: RunConfig, step: int, figures: 
         scene, exists = locate_scene(config, figures.get("scene", {}), folder, None).scene, True
     except FileError:
         scene, exists = config.scene, False
-    is_locked = (folder / LOCK).exists()
+    state: Any = "finished" if is_finished else "not finished"
+    if not is_finished and (folder / LOCK).exists():
+        state = {True: "running", False: "killed", None: "running or killed"}[is_locked(folder)]
     return RunSummary(
         folder=str(folder),
-        state="finished" if is_finished else "running or killed" if is_locked else "not finished",
+        state=state,
         checkpoint=path.name,
         step=step,
         steps=config.steps,
