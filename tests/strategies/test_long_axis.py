@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.support.strategy_models import check_moments, make_model
 from tsplat import ArgumentError
@@ -53,6 +54,55 @@ def test_halves_lie_on_both_sides_along_the_longest_axis():
         assert not state["score"][rows].any()
     assert torch.equal(after["means"][[0, 5]], before["means"][[0, 5]])
     assert state["score"][[0, 5]].tolist() == [1, 1]
+
+
+def tensors_of(params, optimizers):
+    """Returns parameters and moments by name."""
+    states = {name: optimizers[name].state[p] for name, p in params.items() if name in optimizers}
+    moments = {f"{name} {key}": state[key] for name, state in states.items() for key in ("exp_avg", "exp_avg_sq")}
+    return {**params, **moments}
+
+
+def test_tensors_are_moved_one_after_the_other_and_end_in_storages_of_their_own(monkeypatch):
+    params, optimizers = make_model(6)
+    storages = {name: StorageWeakRef(t.untyped_storage()) for name, t in tensors_of(params, optimizers).items()}
+    old, alive, cat = params["means"], [], torch.cat
+
+    def counted(tensors):
+        alive.append(sum(not storage.expired() for storage in storages.values()))
+        return cat(tensors)
+
+    monkeypatch.setattr(torch, "cat", counted)
+    values = old.detach().clone()
+    split_long_axis(params, optimizers, {}, torch.tensor([4, 1]), torch.tensor([], dtype=torch.int64))
+    assert torch.equal(old, values)  # who kept a parameter has what it was
+    # That of the kept parameter, and each once for all others.
+    assert alive == sorted(alive, reverse=True)
+    assert alive[-1] <= 2
+    for name, tensor in tensors_of(params, optimizers).items():
+        assert len(tensor) == 8, name
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
+
+
+@pytest.mark.parametrize("failing", range(1, 18, 4))
+def test_too_little_memory_changes_no_value(failing, monkeypatch):
+    params, optimizers = make_model(6)
+    before = {name: tensor.detach().clone() for name, tensor in tensors_of(params, optimizers).items()}
+    calls, cat = [], torch.cat
+
+    def fails(tensors):
+        calls.append(None)
+        if len(calls) == failing:
+            raise MemoryError
+        return cat(tensors)
+
+    monkeypatch.setattr(torch, "cat", fails)
+    with pytest.raises(MemoryError):
+        split_long_axis(params, optimizers, {}, torch.tensor([4, 1]), torch.tensor([], dtype=torch.int64))
+    monkeypatch.undo()
+    check_moments(params, optimizers)
+    for name, tensor in tensors_of(params, optimizers).items():
+        assert torch.equal(tensor, before[name]), name
 
 
 def test_budget_grows_with_the_root_of_the_progress():

@@ -13,7 +13,7 @@ from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_
 from .mcmc import MCMCStrategy
 from .operations import rotate
 from .random_numbers import choose_rows
-from .rows import append_zeros, replace_rows
+from .rows import enlarge, replace_rows
 from .sharding import count, ranges, route
 
 OFFSET, LONGEST, OTHERS, OPACITY = 1.35, 0.55, 0.893, 0.6
@@ -94,9 +94,9 @@ def split_long_axis(
     """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
 
     One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end, in their
-    order; if none do, tensors are changed in place. What holds for :mod:`tsplat.strategies.operations` holds here, too.
-    `chosen` [K] are distinct indices of the Gaussians to split, `replaced` [R] of those to replace, R <= K; none is in
-    both.
+    order. Tensors are changed in place, and moved before to longer storages if halves go to the end. What holds for
+    :mod:`tsplat.strategies.operations` holds here, too. `chosen` [K] are distinct indices of the Gaussians to split,
+    `replaced` [R] of those to replace, R <= K; none is in both.
     """
     total = check_shapes(params)
     check_optimizers(params, optimizers, params)
@@ -113,7 +113,7 @@ def split_long_axis(
         "opacities": opacities.clamp_min(torch.finfo(opacities.dtype).tiny).logit(),
     }
 
-    appended = append_zeros(len(chosen) - n_moved)
+    appended = enlarge(params, optimizers, len(chosen) - n_moved)
 
     def halves(name: str, p: Tensor) -> Tensor:
         p = appended(p.detach())

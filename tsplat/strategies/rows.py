@@ -75,6 +75,37 @@ def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
     return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])]) if n else rows
 
 
+@torch.no_grad()
+def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Tensor], Tensor]:
+    """Moves parameters and their moments to storages with room for n more rows, one tensor after the other.
+
+    Returns the function that appends n rows of zeros to one of these tensors without a copy, and to others with one.
+    Replacing rows after this needs no second copy of all tensors. An error leaves all values and shapes as they were.
+    """
+    enlarged: set[int] = set()
+    append = append_zeros(n)
+
+    def moved(rows: Tensor) -> Tensor:
+        longer = append(rows)
+        enlarged.add(longer.untyped_storage()._cdata)
+        return longer[: len(rows)]
+
+    for name in params if n else ():
+        entries = optimizers[name].state.get(params[name], {}) if name in optimizers else {}
+        for key in [key for key, value in entries.items() if has_rows(key, value)]:
+            entries[key] = moved(entries[key])
+        _update_param_with_optimizer(
+            lambda _, p: moved(p.detach()), lambda _, moment: moment, params, optimizers, [name]
+        )
+
+    def append_in_place(rows: Tensor) -> Tensor:
+        if rows.untyped_storage()._cdata not in enlarged:
+            return append(rows)
+        return rows.as_strided((len(rows) + n, *rows.shape[1:]), rows.stride())
+
+    return append_in_place
+
+
 def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:
     """Gives optimizers the parameters that took the place of theirs, and warns of it.
 
