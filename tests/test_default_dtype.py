@@ -15,7 +15,8 @@ import torch
 
 from tests.support.captures import POINTS, sample_views, write_colmap, write_transforms
 from tests.support.ksplat_files import ksplat_bytes
-from tests.support.model_files import skip_without
+from tests.support.lcc_files import lcc_files, write_lcc2
+from tests.support.model_files import skip_without, write_folder
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import scene, training, viewing
 from tsplat.scene import Capture, Gaussians
@@ -115,6 +116,10 @@ def ksplat(inputs):
     return inputs.written("model.ksplat", make)
 
 
+def lcc(inputs):
+    return inputs.written("lcc", lambda path: write_folder(path, lcc_files(inputs.gaussians)))
+
+
 def nothing(inputs):
     return None
 
@@ -168,6 +173,11 @@ CASES = {
     ),
     "read_gltf": reading(scene.read_gltf, ".glb"),
     "read_ksplat": (ksplat, lambda inputs, path, out: scene.read_ksplat(path)),
+    "read_lcc": (lcc, lambda inputs, path, out: scene.read_lcc(path / "a.lcc", warn=str)),
+    "read_lcc2": (
+        lambda i: i.written("lcc2", lambda path: write_lcc2(path, i.gaussians).parent),
+        lambda inputs, path, out: scene.read_lcc2(path / "a.lcc2", warn=str),
+    ),
     "read_orbit_limits": reading(scene.read_orbit_limits, ".spz"),
     "read_ply": reading(scene.read_ply, ".ply"),
     "read_sog": reading(scene.read_sog, ".sog"),

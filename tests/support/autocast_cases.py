@@ -19,6 +19,7 @@ from tests.compat.gsplat.signatures import find
 from tests.compat.inria.clients import camera_settings
 from tests.support import captures, lenses, lidars, model_files, scenes, strategy_models
 from tests.support.ksplat_files import ksplat_bytes
+from tests.support.lcc_files import lcc_files, write_lcc2
 from tsplat.compat import gsplat, inria
 from tsplat.compat.gsplat.scene import GaussianScene
 from tsplat.scene.cameras import move_camera, project_points
@@ -482,6 +483,18 @@ def _read_georeference(folder):
 def _read_ksplat(folder):
     (folder / "m.ksplat").write_bytes(ksplat_bytes(model(), 1, [1]))
     return tsplat.scene.read_ksplat(folder / "m.ksplat")
+
+
+@folder_case
+def _read_lcc(folder):
+    if not (folder / "lcc").exists():
+        model_files.write_folder(folder / "lcc", lcc_files(model()))
+    return tsplat.scene.read_lcc(folder / "lcc" / "a.lcc", warn=str)
+
+
+@folder_case
+def _read_lcc2(folder):
+    return tsplat.scene.read_lcc2(write_lcc2(folder / "m", model()), warn=str)
 
 
 @folder_case

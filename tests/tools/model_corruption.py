@@ -18,6 +18,7 @@ import torch
 
 from tests.support.forked_usd import forked_usd
 from tests.support.ksplat_files import ksplat_bytes
+from tests.support.lcc_files import lcc_files, write_lcc2
 from tests.support.model_files import (
     compressed_ply_bytes,
     ply_bytes,
@@ -130,6 +131,8 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
     "inria": (_inria, True),
     "ksplat_0": (lambda folder: _written(folder / "a.ksplat", ksplat_bytes(random_gaussians(N, 2), 0, (2, 0))), False),
     "ksplat_2": (lambda folder: _written(folder / "a.ksplat", ksplat_bytes(random_gaussians(N, 2), 2, (1, 2))), False),
+    "lcc": (lambda folder: write_folder(folder / "a", lcc_files(random_gaussians(N, 3), around=9)), False),
+    "lcc2": (lambda folder: write_lcc2(folder / "a", random_gaussians(N, 1), around=9).parent, False),
     "checkpoint": (_checkpoint, True),
 }
 """Name -> function that writes a model into a folder and returns its path, and whether the format has checksums."""

@@ -1,7 +1,8 @@
 """Scenes: Gaussians, cameras and images in memory, and reading and writing them.
 
 - :mod:`~tsplat.scene.gaussians`, :mod:`~tsplat.scene.cameras`, :mod:`~tsplat.scene.images`: the data itself.
-- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, ``.ksplat``, SPZ, SOG, glTF, OpenUSD, checkpoints).
+- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, ``.ksplat``, SPZ, SOG, LCC, glTF, OpenUSD,
+  checkpoints).
 - :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
 - :mod:`~tsplat.scene.editing`: pruning, merging and decimating models; :mod:`~tsplat.scene.cropping` and
   :mod:`~tsplat.scene.rotation` crop and move them.
@@ -28,6 +29,8 @@ from .formats.interchange.gltf import read_gltf
 from .formats.interchange.gltf_writer import write_gltf
 from .formats.interchange.usd import read_usd, write_usd
 from .formats.ksplat import read_ksplat
+from .formats.lcc import read_lcc
+from .formats.lcc2 import read_lcc2
 from .formats.models import read_model, write_model
 from .formats.ply import read_ply, write_compressed_ply, write_ply
 from .formats.sog import read_sog
@@ -81,6 +84,8 @@ __all__ = [
     "read_georeference",
     "read_gltf",
     "read_ksplat",
+    "read_lcc",
+    "read_lcc2",
     "read_model",
     "read_orbit_limits",
     "read_plan",

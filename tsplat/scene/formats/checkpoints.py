@@ -34,6 +34,7 @@ from ..gaussians import GSPLAT_NAMES, Gaussians
 from ..georeference import WORLD, Georeference, beside, parse_georeference
 from .foreign import listed
 from .image_sets import META
+from .lcc import find_index, read_offset
 from .models import POINT_CLOUD, read_model
 from .ply import ply_georeference
 from .safetensors_file import SafetensorsFile
@@ -113,7 +114,7 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
 
     That is ``world.json`` of a run, which it has if its models are not in that frame, and of other models the file
     beside them that :func:`write_model` wrote. A PLY without one is itself in that frame if :func:`read_ply` reads it
-    relative to an origin.
+    relative to an origin. LCC has its offset.
 
     Args:
         path: A model as for :func:`open_model`.
@@ -128,6 +129,8 @@ def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
     file = next(filter(os.path.isfile, candidates), None)
     if file is not None:
         return parse_georeference(file)
+    if (index := find_index(path)) is not None:
+        return read_offset(index)
     return ply_georeference(path) if path.suffix.lower() == ".ply" and path.is_file() else None
 
 

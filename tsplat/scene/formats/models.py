@@ -22,6 +22,8 @@ from .interchange.gltf import read_gltf
 from .interchange.gltf_writer import write_gltf
 from .interchange.usd import is_usd, read_usd, write_usd
 from .ksplat import read_ksplat
+from .lcc import find_index, read_lcc
+from .lcc2 import read_lcc2
 from .ply import HOW_TO_TRAIN, read_ply, write_compressed_ply, write_ply
 from .png_images import is_png_folder, read_png_model
 from .sog import read_sog
@@ -37,13 +39,14 @@ POINT_CLOUD = "point_cloud.ply"
 """Name of the model in the folders that training programs write, ours and Inria's."""
 
 KNOWN = (
-    "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .glb, .gltf, .usda, .usdc, .usdz, gsplat's .pt or "
-    "PNG images, nerfstudio's .ckpt, Inria's .pth"
+    "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .lcc, .lcc2, .glb, .gltf, .usda, .usdc, .usdz, "
+    "gsplat's .pt or PNG images, nerfstudio's .ckpt, Inria's .pth"
 )
 POINT_CLOUDS = (".las", ".laz", ".e57", ".pcd", ".pts", ".xyz")
 """Endings of the names of point clouds, which are no models."""
 
-READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
+XGRIDS: dict[str, Callable[..., Gaussians]] = {".lcc": read_lcc, ".lcc2": read_lcc2}
+READ_ONLY = (*XGRIDS, ".ksplat", ".pt", ".pth", ".ckpt", ".json")
 Format = Literal[
     "ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog", "glb", "gltf", "usda", "usdc", "usdz"
 ]
@@ -90,14 +93,14 @@ DEFLATE = b"\x08"
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, ``.ksplat``, SPZ, SOG, glTF, OpenUSD, or what gsplat,
+    """Reads a model: PLY (plain or compressed), ``.splat``, ``.ksplat``, SPZ, SOG, LCC, glTF, OpenUSD, or what gsplat,
     nerfstudio or Inria saved.
 
     Args:
-        path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), ``lod-meta.json`` (Streamed SOG, whose
-            finest level is read) or ``point_cloud.ply``, or with the checkpoints of gsplat's ranks or of nerfstudio's
+        path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), ``lod-meta.json`` (Streamed SOG), one
+            ``.lcc`` or ``.lcc2``, or ``point_cloud.ply``, or with the checkpoints of gsplat's ranks or of nerfstudio's
             splatfacto; or the output folder of gsplat's, nerfstudio's (also its ``config.yml``) or Inria's trainer,
-            whose last step is read.
+            whose last step is read. Of levels of detail, the finest one is read.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
         warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
 
@@ -122,6 +125,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
                 return read_torch_checkpoint(folder, force=force, warn=warn)
         if (point_cloud := _find_point_cloud(path)) is not None:
             return read_ply(point_cloud, warn=warn)
+        path = find_index(path) or path
     if path.name == LOD_META or (path / LOD_META).is_file():
         return read_streamed_sog(path, warn=warn)
     if path.is_dir():
@@ -142,6 +146,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         raise FileError(f"{path}: is compressed with gzip, which no model but SPZ is; decompress it first: gunzip")
     if start[:3] == b"ply" or suffix == ".ply":
         return read_ply(path, warn=warn)
+    if suffix in XGRIDS:
+        return XGRIDS[suffix](path, warn=warn)
     is_json = start.lstrip()[:1] == b"{" and suffix != ".json"
     if start[:4] == GLTF_MAGIC or is_json or suffix in (".glb", ".gltf"):
         return read_gltf(path, warn=warn)

@@ -60,10 +60,13 @@ def read_streamed_sog(path: str | os.PathLike[str], *, level: int = 0, warn: War
             raise FileError(f"{path}: {LOD_META}: a leaf is in file {file} of {len(names)}; it is damaged")
         rows.setdefault(file, []).append((offset, count))
     environment = [meta.text("environment")] if "environment" in meta.values else []
-    _check_names(path, folder, [*(names[file] for file in rows), *environment])
+    check_names(folder / LOD_META, [*(names[file] for file in rows), *environment])
     check_model_memory(str(path), sum(count for ranges in rows.values() for _, count in ranges))
-    models = [_read_rows(folder, names[file], sorted(rows[file]), warn) for file in sorted(rows)]
-    models += [_read_rows(folder, name, None, warn) for name in environment]
+    models = [
+        select_rows(folder / LOD_META, names[file], read_sog(folder / names[file], warn=warn), rows[file])
+        for file in sorted(rows)
+    ]
+    models += [read_sog(folder / name, warn=warn) for name in environment]
     if not models:
         raise FileError(f"{path}: {LOD_META}: no leaf has Gaussians; it is damaged")
     return merge_models(models, warn=warn)
@@ -91,16 +94,16 @@ def named_files(folder: Path) -> set[str]:
     return set()
 
 
-def _check_names(path: Path, folder: Path, names: list[str]) -> None:
-    """Raises FileError for names outside of the folder, and for two names of one file."""
+def check_names(meta: Path, names: list[str]) -> None:
+    """Raises FileError for names in an index that are outside of its folder, and for two names of one file."""
     seen: dict[str, str] = {}
     for name in names:
         if not stays_inside(name) or not name.isprintable() or not name.isascii() or "\\" in name:
-            raise FileError(f"{folder}: {LOD_META}: expected names of files in it, found {name[:60]!a}")
-        real_path = os.path.realpath(folder / name)
+            raise FileError(f"{meta.parent}: {meta.name}: expected names of files in it, found {name[:60]!a}")
+        real_path = os.path.realpath(meta.parent / name)
         if real_path in seen:
             raise FileError(
-                f"{path}: {LOD_META}: filenames has {seen[real_path][:60]!a} and {name[:60]!a}, which are the same "
+                f"{meta.parent}: {meta.name}: found {seen[real_path][:60]!a} and {name[:60]!a}, which are the same "
                 "file; it is damaged"
             )
         seen[real_path] = name
@@ -124,17 +127,15 @@ def _leaves(meta: JsonObject, level: int) -> list[tuple[int, int, int]]:
     return leaves
 
 
-def _read_rows(folder: Path, name: str, ranges: list[tuple[int, int]] | None, warn: Warn) -> Gaussians:
-    """Reads the rows of a dataset in ranges (offset, count), in their order; all rows for None."""
-    gaussians = read_sog(folder / name, warn=warn)
-    if ranges is None:
-        return gaussians
+def select_rows(meta: Path, name: str, gaussians: Gaussians, ranges: list[tuple[int, int]]) -> Gaussians:
+    """Returns the rows of a dataset that an index names, in ranges (offset, count), in their order."""
     end = 0
+    ranges = sorted(ranges)
     for offset, count in ranges:
         if offset < end or offset + count > len(gaussians):
             raise FileError(
-                f"{folder}: {LOD_META}: rows {offset:,} to {offset + count:,} of {name} overlap others, or it has only "
-                f"{len(gaussians):,}; it is damaged"
+                f"{meta.parent}: {meta.name}: rows {offset:,} to {offset + count:,} of {name} overlap others, or it "
+                f"has only {len(gaussians):,}; it is damaged"
             )
         end = offset + count
     if sum(count for _, count in ranges) == len(gaussians):
