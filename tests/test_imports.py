@@ -72,6 +72,7 @@ MODULES = {
         "precision",
         "runtime",
         "stages",
+        "support",
     },
     "rasterization": {"config", "data", "passes", "precision", "reference", "runtime", "stages"},
     "__init__": {"config", "errors", "functional", "ops", "passes", "rasterization", "stages"},

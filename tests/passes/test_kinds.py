@@ -1,9 +1,11 @@
 """Replayed calls give the bits of the stages, whatever their kind, their addresses and what happens around them."""
 
 import concurrent.futures
+import contextlib
 import copy
 import gc
 import pickle
+import signal
 import threading
 
 import pytest
@@ -21,6 +23,7 @@ from tsplat import (
 )
 from tsplat.passes import calls, kinds
 from tsplat.runtime.backend import choose
+from tsplat.stages import capacity
 from tsplat.triton_cpu import launcher, set_num_threads
 
 pytestmark = [
@@ -336,3 +339,21 @@ def test_launches_on_several_threads(replays, monkeypatch):
     for _ in range(60):
         assert torch.equal(torch.autograd.grad(rasterization(**scene)[0].square().sum(), scene["means"])[0], expected)
     assert len(replays) == 59
+
+
+def test_an_interrupt_at_the_end_of_a_measurement_comes_after_it(monkeypatch):
+    """Calls of this thread would stay deferred, and not raise CapacityError."""
+
+    class Interrupted(contextlib.AbstractContextManager):
+        def __enter__(self):
+            self._inner = capacity.deferred()
+            return self._inner.__enter__()
+
+        def __exit__(self, *error):
+            signal.raise_signal(signal.SIGINT)
+            return self._inner.__exit__(*error)
+
+    monkeypatch.setattr(kinds, "deferred", Interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:  # as interactive sessions keep the last error
+        render_thrice(make(), near_plane=0.0123)
+    assert capacity._thread.deferred is None, kept

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import signal
 import types
 
 import pytest
@@ -118,3 +119,19 @@ def test_an_error_of_python_leaves_a_capture_intact(log):
     with pytest.raises(ZeroDivisionError):
         GraphRecorder().record(lambda: 1 / 0)
     assert log[-3:] == ["begin", "end", "current waits"]
+
+
+def test_an_interrupt_at_the_end_of_a_capture_comes_after_it(log, monkeypatch):
+    """Where it would skip the ends of the blocks."""
+
+    @contextlib.contextmanager
+    def interrupted(inner=cuda_graphs._without_collections):
+        with inner():
+            yield
+            signal.raise_signal(signal.SIGINT)
+            log.append("end of the block")
+
+    monkeypatch.setattr(cuda_graphs, "_without_collections", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        GraphRecorder().record(lambda: None)
+    assert log[-2:] == ["end of the block", "current waits"] and gc.isenabled()

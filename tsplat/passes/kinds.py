@@ -20,6 +20,7 @@ from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
 from ..stages.capacity import UNCOUNTED, any_overflow, deferred, needed_by, note_call, room_for
 from ..stages.options import PLAIN, Options, unsupported, with_room
+from ..support.interruption import DeferredSignals
 from .calls import ReplayedCall, Replays, Runner
 from .replay import specializations
 from .traced_calls import TracedCall
@@ -208,11 +209,13 @@ class Kinds:
         """Traces a call, with room for what its lists need; returns None if that fails."""
         assert kind.room is not None and kind.options is not None
         is_exact = kind.options.capacity is None
+        is_packed = kind.options.packed
         try:
-            if is_exact:
-                kind.room = room_for(self._measure(kind.room, arguments), kind.least)
-            given = with_room(arguments, kind.room)
-            return TracedCall(self._function, given, kind.v_strides, is_exact=is_exact, is_packed=kind.options.packed)
+            with DeferredSignals():  # or calls after an interrupt would stay deferred
+                if is_exact:
+                    kind.room = room_for(self._measure(kind.room, arguments), kind.least)
+                given = with_room(arguments, kind.room)
+                return TracedCall(self._function, given, kind.v_strides, is_exact=is_exact, is_packed=is_packed)
         except Exception as error:  # what cannot be traced runs the stages
             kind.works = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..support.interruption import DeferredSignals
+
 Result = TypeVar("Result")
 
 
@@ -28,13 +30,13 @@ class GraphRecorder:
 
     def warm_up(self, function: Callable[[], object]) -> None:
         """Calls a function whose kernels may have to be compiled, which a capture does not allow."""
-        with self._on_stream():
+        with DeferredSignals(), self._on_stream():
             function()
 
     def record(self, function: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """Captures a function. Returns its results, which are valid after a replay, and what replays it."""
         graph = torch.cuda.CUDAGraph()
-        with self._on_stream(), _without_collections():
+        with DeferredSignals(), self._on_stream(), _without_collections():
             # Other threads may read photographs meanwhile.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
