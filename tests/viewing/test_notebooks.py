@@ -1,5 +1,6 @@
 """Displays in notebooks."""
 
+import dataclasses
 import html
 import io
 
@@ -10,7 +11,7 @@ from PIL import Image
 
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import ShapeError
-from tsplat.scene import Capture, write_ply
+from tsplat.scene import Camera, Capture, View, write_ply
 from tsplat.training import Config, Trainer
 from tsplat.viewing import show
 
@@ -60,3 +61,24 @@ def test_objects_have_a_line():
     assert repr(camera).startswith("Camera(") and repr(camera).endswith(f"{size})")
     assert repr(views[0]).startswith("View(") and repr(views[0]).endswith(f"{size})")
     assert (pixels(views[0]._repr_png_()) == views[0].image.numpy()).all()
+
+
+def test_models_have_a_picture():
+    shown = pixels(GAUSSIANS.map(lambda tensor: tensor.clone().requires_grad_())._repr_png_())
+    assert shown.shape == (240, 320, 3) and shown.max() > 50
+    hidden = dataclasses.replace(GAUSSIANS, means=torch.full_like(GAUSSIANS.means, torch.nan))
+    assert hidden._repr_png_() is None  # and no traceback
+
+
+def test_captures_show_eight_photographs():
+    views = [
+        View(torch.full((180, 240, 3), 10 * i, dtype=torch.uint8), Camera(torch.eye(4), torch.eye(3), 240, 180))
+        for i in range(17)
+    ]
+    points = torch.zeros(1, 3)
+    sheet = pixels(Capture(tuple(views), (), points, points)._repr_png_())
+    assert sheet.shape == (2 * 94, 4 * 124, 3)
+    first = sheet[45::94, 60::124, 0]
+    assert first.tolist() == [[0, 20, 40, 60], [80, 100, 120, 140]]
+    assert pixels(Capture((), tuple(views[:1]), points, points)._repr_png_()).shape == (94, 124, 3)
+    assert Capture((), (), points, points)._repr_png_() is None

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -84,6 +84,8 @@ class Gaussians:
     shN: Tensor  # noqa: N815 - the usual name
     antialiased: bool = False
     surfels: bool = False
+    draw: ClassVar["Callable[[Gaussians], bytes | None] | None"] = None
+    """Returns what notebooks show of Gaussians, a PNG file; set by :mod:`tsplat.viewing`, which can render."""
 
     def __post_init__(self) -> None:
         check_tensor("means", self.means, [None, 3], "[N, 3]")
@@ -106,6 +108,10 @@ class Gaussians:
         return (
             f"Gaussians({', '.join([f'{len(self):,}', f'SH degree {self.sh_degree}', *kinds, str(self.means.device)])})"
         )
+
+    def _repr_png_(self) -> bytes | None:
+        draw = type(self).draw
+        return None if draw is None else draw(self)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the parameters by name."""

@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ...errors import ArgumentError, ShapeError
+from ...errors import ArgumentError, MissingExtraError, ShapeError
 from ..cameras import Camera
-from ..images import encode_png
+from ..images import downscale, encode_png
 from .image_cache import CachedPixels
 from .local_frame import LocalFrame
+
+SHEET, SHEET_HEIGHT = 8, 90
+"""Number of photographs that notebooks show of a capture, and their height in pixels."""
 
 Color = tuple[float, float, float]
 """RGB in [0, 1]."""
@@ -205,6 +209,22 @@ class Capture:
     def __repr__(self) -> str:
         return f"Capture({len(self.train)} training and {len(self.test)} test views, {len(self.points):,} points)"
 
+    def _repr_png_(self) -> bytes | None:
+        """Returns up to eight photographs, evenly spaced, in two rows; None without any or without Pillow."""
+        views = self.train or self.test
+        shown = [views[i * len(views) // SHEET] for i in range(SHEET)] if len(views) > SHEET else views
+        if not shown:
+            return None
+        pictures = [_thumbnail(view) for view in shown]
+        columns = SHEET // 2
+        rows = [torch.cat(pictures[i : i + columns], 1) for i in range(0, len(pictures), columns)]
+        width = max(row.shape[1] for row in rows)
+        sheet = torch.cat([pad(row, (0, 0, 0, width - row.shape[1]), value=255) for row in rows])
+        try:
+            return encode_png(sheet)
+        except MissingExtraError:
+            return None
+
     def to(self, device: torch.device | str) -> "Capture":
         """Returns a copy on another device; ``world`` stays on the CPU."""
         return dataclasses.replace(
@@ -214,3 +234,12 @@ class Capture:
             points=self.points.to(device),
             colors=self.colors.to(device),
         )
+
+
+def _thumbnail(view: View) -> Tensor:
+    """Returns a photograph of :data:`SHEET_HEIGHT` with white to its right and below it, [H, W, 3] uint8 on the CPU."""
+    width = max(1, round(view.width * SHEET_HEIGHT / view.height))
+    image = view.image.cpu()
+    if view.height > SHEET_HEIGHT:
+        image = downscale(image, width, SHEET_HEIGHT)
+    return pad(image, (0, 0, 0, 4, 0, SHEET_HEIGHT + 4 - image.shape[0]), value=255)
