@@ -31,7 +31,7 @@ def test_options_of_train_are_those_of_its_help(capsys):
     assert set(list_options()) - RESUME == listed - {"--help-all"}
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_script_has_all_commands(capsys, shell):
     pytest.importorskip("shtab")
     text = script(capsys, shell)

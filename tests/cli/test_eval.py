@@ -29,3 +29,19 @@ def test_only_rank_0_prints_json(monkeypatch, capsys):
         monkeypatch.setenv("RANK", rank)
         assert cli.main(["eval", "run", "--json"]) == 0
         assert capsys.readouterr().out == printed
+
+
+def test_train_prints_metrics_as_json(monkeypatch, capsys):
+    def trained(*_arguments, **_options):
+        print("step 1\nwarning: something")
+        return {"psnr": 20.0}
+
+    for name in ("train", "resume"):
+        monkeypatch.setattr(training, name, trained)
+    for words in (["scene", "--out", "run"], ["--resume", "run"]):
+        assert cli.main(["train", *words, "--json"]) == 0
+        printed = capsys.readouterr()
+        assert printed.out == '{"psnr": 20.0}\n'
+        assert printed.err.endswith("step 1\nwarning: something\n")
+        assert cli.main(["train", *words, "--json", "--quiet"]) == 0
+        assert capsys.readouterr() == ('{"psnr": 20.0}\n', "warning: something\n")

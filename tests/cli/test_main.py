@@ -1,6 +1,7 @@
 """The command line: errors in one line, exit codes, entry points, and what it imports."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support.captures import write_scene
 from tests.support.paths import ROOT
-from tsplat import cli
+from tsplat import ArgumentError, cli, training
 from tsplat.cli.parser import build_parser
 from tsplat.cli.train_options import parse
 
@@ -443,3 +444,34 @@ def test_view_whose_address_cannot_be_printed_ends(model):
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert found.returncode == 2
     assert found.stderr == "tsplat: error: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", [["--quiet", "eval", "run"], ["eval", "run", "--quiet"]])
+def test_quiet_commands_print_warnings_only(monkeypatch, capsys, words):
+    def evaluate_run(_run, **_options):
+        print("4 views\nwarning: something", flush=True)
+        print("mean 20 dB")
+
+    monkeypatch.setattr(training, "evaluate_run", evaluate_run)
+    assert cli.main(words) == 0
+    assert capsys.readouterr() == ("", "warning: something\n")
+
+
+def test_quiet_commands_print_their_results(model, capsys):
+    assert cli.main(["info", str(model), "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("Gaussians ")
+
+
+def test_verbose_commands_print_tracebacks_and_logs(monkeypatch, capsys):
+    def evaluate_run(_run, **_options):
+        logging.getLogger("tsplat").info("a reason")
+        raise ArgumentError("run: expected something else")
+
+    monkeypatch.setattr(training, "evaluate_run", evaluate_run)
+    assert cli.main(["eval", "run"]) == 2
+    brief = capsys.readouterr().err
+    assert cli.main(["eval", "run", "--verbose"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [f"{lines[-1]}\n", *lines[:2]] == [brief, "a reason", "Traceback (most recent call last):"]
+    assert not logging.getLogger("tsplat").handlers
+    assert cli.main(["--quiet", "--verbose", "doctor"]) == 2

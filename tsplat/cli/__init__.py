@@ -1,10 +1,13 @@
 """The command line, ``tsplat``: one subcommand per task."""
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import sys
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +15,7 @@ import torch
 from .. import ArgumentError, BackendError, MemoryBudgetError, PeerError, UnsupportedError
 from ..support.files import describe_os_error
 from ..support.interruption import Interrupted, exit_on_signals
-from ..support.output import protect_output
+from ..support.output import WarningsOnly, protect_output
 from ..support.reading import protect_inputs
 from .parser import build_parser
 
@@ -25,6 +28,9 @@ MESSAGE_MAX = 1000
 
 WRITE_ELSEWHERE = ("convert", "export", "edit", "render", "mesh", "report", "blocks merge")
 """Commands that replace no file that they read. Others update those of a run."""
+
+ANYWHERE = ("--quiet", "--verbose")
+"""Options of all commands, which may stand before or after the command."""
 
 HELP_WIDTH_MIN = 40
 """Columns of help in a narrower terminal."""
@@ -45,11 +51,13 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if shutil.get_terminal_size().columns < HELP_WIDTH_MIN:
         os.environ["COLUMNS"] = str(HELP_WIDTH_MIN)
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
         parser = build_parser()
-        words = list(sys.argv[1:] if argv is None else argv)
+        words = [word for word in given if word not in ANYWHERE]
         if not words or words[0] == "help":
             words = [*words[1:], "--help"]
+        words = [*(option for option in ANYWHERE if option in given), *words]
         arguments, rest = parser.parse_known_args(words)
         arguments.command_line = words
         if arguments.command == "view":
@@ -58,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             rest = [word for word in rest if word.startswith("-")]
         arguments.rest = rest
         # The output of these is their result, or an address; that of the others tells what is written to files.
-        is_result = arguments.command in ("info", "doctor", "view") or getattr(arguments, "json", False)
+        is_result = arguments.command in ("info", "doctor", "view") or getattr(arguments, "json", "--json" in rest)
         protect_output(full_disk=not is_result)
         if rest and not getattr(arguments, "takes_options", False):
             command = parser.commands[arguments.command]
@@ -66,8 +74,11 @@ def main(argv: list[str] | None = None) -> int:
                 f"unrecognized arguments: {' '.join(rest)}"
             )
         command_name = f"{arguments.command} {getattr(arguments, 'part', '')}".strip()
-        protected = protect_inputs() if command_name in WRITE_ELSEWHERE else contextlib.nullcontext()
-        with exit_on_signals(), protected:  # training handles signals itself
+        no_context = contextlib.nullcontext()
+        protected = protect_inputs() if command_name in WRITE_ELSEWHERE else no_context
+        quiet = contextlib.redirect_stdout(WarningsOnly()) if arguments.quiet and not is_result else no_context
+        verbose = _verbose_log() if arguments.verbose else no_context
+        with exit_on_signals(), protected, quiet, verbose:  # training handles signals itself
             status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
@@ -83,18 +94,35 @@ def main(argv: list[str] | None = None) -> int:
         print("tsplat: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except OSError as error:
-        return _report(describe_os_error(error))
+        return _report(describe_os_error(error), given)
     except (ArgumentError, UnsupportedError, BackendError, PeerError, MemoryBudgetError, ArithmeticError) as error:
-        return _report(str(error))
+        return _report(str(error), given)
     except (MemoryError, RuntimeError) as error:
         # On a CPU, PyTorch raises a RuntimeError that only its message distinguishes.
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
-        return _report("out of memory; use smaller images")
+        return _report("out of memory; use smaller images", given)
 
 
-def _report(message: str) -> int:
-    """Prints an error as one line, with the rank if a launcher started this process; returns the exit status."""
+@contextlib.contextmanager
+def _verbose_log() -> Iterator[None]:
+    """Prints on stderr what the logger ``tsplat`` tells, such as why calls are not replayed."""
+    logger, handler = logging.getLogger("tsplat"), logging.StreamHandler()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def _report(message: str, words: Sequence[str]) -> int:
+    """Prints the exception that is handled as one line, with the rank if a launcher started this process, after its
+    traceback if the words of the command line have ``--verbose``; returns the exit status."""
+    if "--verbose" in words:
+        traceback.print_exc()
     rank = f" rank {os.environ['RANK']}:" if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else ""
     # A single write, so that the lines of several ranks do not mix.
     sys.stderr.write(f"tsplat: error:{rank} {_one_line(message)}\n")

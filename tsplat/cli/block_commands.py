@@ -95,10 +95,10 @@ def train(arguments: Namespace) -> int:
         plan.check_block(k)
 
     def parsed(steps: int | None = None) -> Namespace:
-        if {"--resume", "--out", "--block", "--view"} & {word.partition("=")[0] for word in rest}:
+        if {"--resume", "--out", "--block", "--view", "--json"} & {word.partition("=")[0] for word in rest}:
             raise ArgumentError(
-                "--resume, --out, --block, --view: not with tsplat blocks train; to train one block by itself: tsplat "
-                f"train SCENE --block {arguments.plan}:K --out {arguments.plan}/block_K"
+                "--resume, --out, --block, --view, --json: not with tsplat blocks train; to train one block by itself: "
+                f"tsplat train SCENE --block {arguments.plan}:K --out {arguments.plan}/block_K"
             )
         return parse([arguments.scene or plan.scene, "--out", str(arguments.plan), *rest], steps)
 

@@ -26,6 +26,7 @@ from ..scene.formats.checkpoints import is_run, read_georeference
 from ..scene.georeference import Georeference, beside, relative_to
 from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
+from ..support.output import WarningsOnly
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
@@ -214,13 +215,17 @@ def train(arguments: Namespace) -> int:
         return status
     if options.resume is not None:
         names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes", "view")
-        resume(options.resume, **options_of(options, *names))
-        print_next("view", options.resume)
+        with result_only(arguments, options.json):
+            metrics = resume(options.resume, **options_of(options, *names))
     else:
-        print_note(arguments.rest)
         config = options.settings if options.minutes is None else lambda n: parse(arguments.rest, n).settings
-        run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
-        print_next("view", options.out)
+        with result_only(arguments, options.json):
+            print_note(arguments.rest)
+            metrics = run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
+    if not options.json:
+        print_next("view", options.out if options.resume is None else options.resume)
+    elif _is_main_rank():
+        print(json.dumps(metrics))
     return 0
 
 
@@ -255,7 +260,7 @@ def evaluate(arguments: Namespace) -> int:
     if status is not None:
         return status
     options = options_of(arguments, "out", "scene", "lpips", "force", "checkpoint")
-    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+    with result_only(arguments, arguments.json):
         metrics = evaluate_run(arguments.run_folder, **options)
     if not arguments.json:
         # The page is about the newest checkpoint, and uses results in the folder of the run.
@@ -354,6 +359,13 @@ def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:
 def options_of(arguments: object, *names: str) -> dict[str, Any]:
     """Returns options as the keyword arguments of the same names."""
     return {name: getattr(arguments, name) for name in names}
+
+
+def result_only(arguments: Namespace, json: bool) -> contextlib.AbstractContextManager[object]:
+    """With `json`, prints on stderr what is printed meanwhile, or only its warnings if the command is quiet."""
+    if not json:
+        return contextlib.nullcontext()
+    return contextlib.redirect_stdout(WarningsOnly() if arguments.quiet else sys.stderr)
 
 
 def launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 from ..support.extras import require
 from .argument_types import model_path, path
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 class PrintCompletion(argparse.Action):

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import __version__
 from . import block_commands, commands, mesh_command, model_commands, render_command
-from .completion import PrintCompletion
+from .completion import SHELLS, PrintCompletion
 from .doctor import add_doctor_options, doctor
 from .parsing import Parser
 
@@ -22,6 +22,11 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"tsplat {__version__}")
+    output = parser.add_mutually_exclusive_group()
+    quiet = "print results, warnings and errors only; also after COMMAND"
+    output.add_argument("--quiet", action="store_true", help=quiet)
+    verbose = "print tracebacks of errors, too, and what the logger tsplat tells; also after COMMAND"
+    output.add_argument("--verbose", action="store_true", help=verbose)
     subparsers = parser.add_subparsers(dest="command", required=True, title="commands, in order of use")
 
     def command(
@@ -94,7 +99,8 @@ def build_parser() -> Parser:
     commands.add_info_options(info)
     add_doctor_options(command("doctor", doctor, "check the installation and the devices", "", "--json"))
     help = "print a script that completes commands and options in this shell, and exit"
-    parser.add_argument("--print-completion", action=PrintCompletion, train=train, metavar="{bash,zsh,tcsh}", help=help)
+    shells = f"{{{','.join(SHELLS)}}}"
+    parser.add_argument("--print-completion", action=PrintCompletion, train=train, metavar=shells, help=help)
     subparsers.metavar = "COMMAND"
     parser.commands = dict(subparsers.choices)
     return parser

@@ -188,6 +188,7 @@ def _add_shared(parser: Parser, stop_after: str) -> None:
     add("--stop-after", type=count, metavar="N", help=stop_after)
     add("--ranks", type=int, default=1, metavar="N", help="number of processes on this machine that train together (1)")
     add("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each, such as 0,1 (as --device)")
+    add("--json", action="store_true", help="print the metrics as JSON, and everything else on stderr")
     switch: dict[str, Any] = {"action": Switch, "nargs": 0, "default": False}
     add("--view", "--no-view", **switch, help="show the training in a web browser")
     close = "close the page after the last step, also in a terminal, where it stays open otherwise"

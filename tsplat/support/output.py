@@ -69,3 +69,21 @@ def protect_output(*, full_disk: bool = False) -> None:
         elif isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):
                 stream.reconfigure(errors="backslashreplace")
+
+
+class WarningsOnly(io.TextIOBase):
+    """Standard output of a quiet command: lines that start with "warning:" go to standard error, others nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if line.startswith("warning:"):
+                print(line, file=sys.stderr, flush=True)
+        return len(text)
