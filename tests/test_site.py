@@ -100,13 +100,13 @@ def pages_in_navigation(page):
                     continue
                 name = line[line.find("<") + 1 :].removesuffix(">")
                 pattern = os.path.normpath(os.path.relpath(page.parent / name, ROOT))
-                yield from (path for suffix in (".md", ".py") for path in ROOT.glob(pattern + suffix))
+                yield from (path for suffix in (".md", ".py", ".ipynb") for path in ROOT.glob(pattern + suffix))
 
 
 def test_every_page_is_in_the_navigation():
     pages = {path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts}
     pages |= {ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"}
-    pages |= set((ROOT / "examples").glob("*.py"))
+    pages |= set((ROOT / "examples").glob("*.py")) | set((ROOT / "examples" / "notebooks").glob("*.ipynb"))
     named = {path for page in pages if page.suffix == ".md" for path in pages_in_navigation(page)}
     missing = {str(path.relative_to(ROOT)) for path in pages - named} - {"docs/index.md"}
     assert not missing, f"add these pages to a toctree: {sorted(missing)}"

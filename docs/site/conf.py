@@ -24,6 +24,7 @@ html_title = f"tsplat {version}"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_pages", "example_runner"]
 root_doc = "docs/index"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "examples/README.md", "examples/*.py"]
+include_patterns += ["examples/notebooks/*.ipynb"]  # with stored outputs
 exclude_patterns = ["docs/_build"]
 
 # Markdown
@@ -33,6 +34,7 @@ smartquotes_action = "D"  # dashes only: shapes have three dots, and code has qu
 
 # Tutorials: scripts in percent format, executed; see example_reader.py and example_runner.py
 nb_custom_formats = {".py": "example_reader.read"}
+nb_execution_excludepatterns = ["examples/notebooks/*"]
 nb_execution_mode = os.environ.get("DOCS_NOTEBOOKS", "cache")
 nb_execution_cache_path = str(BUILD / "notebooks")
 nb_execution_in_temp = True
