@@ -194,3 +194,18 @@ def test_pages_have_no_console_errors(site):
             cut = "[...document.querySelectorAll('.highlight pre')].some(code => code.scrollWidth > code.clientWidth)"
             assert not browser.evaluate(cut), f"{path.relative_to(site)}: code is cut"
             assert not browser.errors, f"{path.relative_to(site)}: {browser.errors}"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_code_is_copied_by_a_button(site):
+    page = site / "docs" / "quickstart.html"
+    assert '<link rel="icon" href="../_static/favicon.svg"' in page.read_text()
+    assert (site / "_static" / "favicon.svg").is_file()
+    with open_page(page.as_uri(), width=900, height=800) as browser:
+        wait_for(lambda: browser.evaluate("document.querySelectorAll('button.copy').length") > 3, 30)
+        browser.evaluate("document.querySelector('button.copy').click()")
+        wait_for(lambda: browser.evaluate("document.querySelector('button.copy').textContent") != "Copy", 10)
+        assert browser.evaluate("document.querySelector('button.copy').textContent") in ("Copied", "Selected")
+        if browser.evaluate("document.querySelector('button.copy').textContent") == "Selected":
+            assert browser.evaluate("getSelection().toString()").startswith("pip install .")

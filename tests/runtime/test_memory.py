@@ -1,5 +1,7 @@
 """Memory budgets: the default, the check before allocation, and the errors."""
 
+import sys
+
 import pytest
 import torch
 
@@ -34,6 +36,13 @@ def test_default_budget_is_a_share_of_free_memory(monkeypatch):
 
 def test_free_memory_is_in_bytes():
     assert 2**20 < memory.free_memory(torch.device("cpu")) < 2**50
+
+
+def test_memory_that_the_system_does_not_tell_is_no_limit(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: None)
+    assert 2**20 < memory.free_memory(torch.device("cpu")) < 2**50
+    monkeypatch.delattr("os.sysconf")  # as on Windows
+    assert memory.free_memory(torch.device("cpu")) == sys.maxsize
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
