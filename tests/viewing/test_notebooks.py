@@ -63,7 +63,7 @@ def test_objects_have_a_line():
     assert (pixels(views[0]._repr_png_()) == views[0].image.numpy()).all()
 
 
-def test_models_have_a_picture():
+def test_models_are_shown_as_images():
     shown = pixels(GAUSSIANS.map(lambda tensor: tensor.clone().requires_grad_())._repr_png_())
     assert shown.shape == (240, 320, 3) and shown.max() > 50
     hidden = dataclasses.replace(GAUSSIANS, means=torch.full_like(GAUSSIANS.means, torch.nan))

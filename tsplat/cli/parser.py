@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import __version__
-from . import block_commands, commands, mesh_command, model_commands, render_command
+from . import block_commands, commands, hub_commands, mesh_command, model_commands, render_command
 from .completion import SHELLS, PrintCompletion
 from .doctor import add_doctor_options, doctor
 from .parsing import Parser
@@ -95,6 +95,19 @@ def build_parser() -> Parser:
         "plan scene --out plan --blocks 4", "train plan", "merge plan --out town.ply",
     )  # fmt: skip
     block_commands.add_blocks_options(blocks)
+    share = command(
+        "share", hub_commands.share, "upload a model to the Hugging Face Hub",
+        "run user/kettle --license cc-by-4.0", "model.ply user/kettle --file scene.spz --private",
+    )  # fmt: skip
+    hub_commands.add_share_options(share)
+    pull = command(
+        "pull",
+        hub_commands.pull,
+        "download a model from the Hugging Face Hub",
+        "user/kettle",
+        "user/kettle --out a.ply",
+    )
+    hub_commands.add_pull_options(pull)
     info = command("info", commands.info, "print a summary of a model or a run", "model.ply", "run --json")
     commands.add_info_options(info)
     add_doctor_options(command("doctor", doctor, "check the installation and the devices", "", "--json"))

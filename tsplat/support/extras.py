@@ -20,6 +20,7 @@ PACKAGES = {
 
 EXTRAS = {
     "OpenEXR": "exr",
+    "huggingface_hub": "hub",
     "imageio_ffmpeg": "video",
     "zstandard": "io",
     "pxr": "usd",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import html
-import math
 import os
 import tempfile
 import warnings
@@ -14,16 +13,15 @@ from torch import Tensor
 
 from ..errors import ArgumentError, BackendError, MemoryBudgetError, ShapeError
 from ..rendering import render
-from ..scene.cameras import Camera, intrinsics, look_at
 from ..scene.formats.checkpoints import open_model
 from ..scene.gaussians import Gaussians, drop_invalid
 from ..scene.images import encode_png
 from ..support.extras import require
 from .run_cameras import find_background, find_cameras
 from .scene_pages import write_page
-from .start_views import StartView, first_view
+from .start_views import first_view
 
-PICTURE = (320, 240)
+IMAGE_SIZE = (320, 240)
 """Size in pixels of the image of a model that is the last value of a cell."""
 
 
@@ -97,22 +95,15 @@ def show(shown: Tensor | Gaussians | str | os.PathLike[str], *, width: int = 800
         path = Path(folder) / "page.html"
         write_page(path, gaussians, start, **options)
         page = path.read_text("utf-8")
-    image = render(gaussians, _camera(start, width, height), **options).detach()
+    image = render(gaussians, start.camera(width, height), **options).detach()
     return Display(image, page, repr(gaussians))
-
-
-def _camera(start: StartView, width: int, height: int) -> Camera:
-    """Returns the camera by which a page shows its first view: all of the view, but at most a right angle."""
-    focal = max(min(width / start.slopes[0], height / start.slopes[1]), width, height) / 2
-    fov = math.degrees(2 * math.atan(height / (2 * focal)))
-    return Camera(look_at(start.eye, start.target, start.up), intrinsics(width, height, fov), width, height)
 
 
 @torch.no_grad()
 def draw(gaussians: Gaussians) -> bytes | None:
     """Returns an image of a model as a PNG file; None if there is none, as nothing is visible or Pillow is missing."""
     try:
-        return encode_png(render(gaussians, _camera(first_view(gaussians), *PICTURE)))
+        return encode_png(render(gaussians, first_view(gaussians).camera(*IMAGE_SIZE)))
     except (ArgumentError, BackendError, MemoryBudgetError):
         return None
 

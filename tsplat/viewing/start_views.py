@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..scene.cameras import Camera
+from ..scene.cameras import Camera, intrinsics, look_at
 from ..scene.gaussians import Gaussians
 from .framing import place_cameras
 from .run_cameras import FOV, frame_by_cameras, mean_up
@@ -35,6 +35,12 @@ class StartView:
     target: Sequence[float]
     up: Sequence[float]
     slopes: Sequence[float]
+
+    def camera(self, width: int, height: int) -> Camera:
+        """Returns a camera with all of the view, of at most a right angle, as a page shows it in its window."""
+        focal = max(min(width / self.slopes[0], height / self.slopes[1]), width, height) / 2
+        fov = math.degrees(2 * math.atan(height / (2 * focal)))
+        return Camera(look_at(self.eye, self.target, self.up), intrinsics(width, height, fov), width, height)
 
 
 def first_view(

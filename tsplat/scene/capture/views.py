@@ -215,9 +215,9 @@ class Capture:
         shown = [views[i * len(views) // SHEET] for i in range(SHEET)] if len(views) > SHEET else views
         if not shown:
             return None
-        pictures = [_thumbnail(view) for view in shown]
+        thumbnails = [_thumbnail(view) for view in shown]
         columns = SHEET // 2
-        rows = [torch.cat(pictures[i : i + columns], 1) for i in range(0, len(pictures), columns)]
+        rows = [torch.cat(thumbnails[i : i + columns], 1) for i in range(0, len(thumbnails), columns)]
         width = max(row.shape[1] for row in rows)
         sheet = torch.cat([pad(row, (0, 0, 0, width - row.shape[1]), value=255) for row in rows])
         try:
