@@ -77,6 +77,27 @@ def test_invisible_parameters_are_not_updated(backend):
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_visible_rows_of_any_width_get_the_bits_of_a_step_of_all(share):
+    """Rows that are longer than a block are updated one by one on a CPU, across the sections of programs."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(300, *shape) for shape in ((), (3,), (15, 3), (16,), (17,), (70, 30))]
+    start, gradients = ([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2))
+    visible, results = torch.rand(300, generator=generator) < share, []
+    for mask in (visible, None):
+        own = [t.clone().requires_grad_() for t in start]
+        optimizer = Adam(own, lr=0.1, backend="triton")
+        for t, gradient in zip(own, gradients):
+            t.grad = gradient
+        optimizer.step(visible=mask)
+        results.append([(t.detach(), optimizer.state[t]["exp_avg"], optimizer.state[t]["exp_avg_sq"]) for t in own])
+    for before, masked, everything in zip(start, *results, strict=True):
+        for found, expected, old in zip(masked, everything, (before, *[torch.zeros_like(before)] * 2), strict=True):
+            assert torch.equal(found[visible], expected[visible])
+            assert torch.equal(found[~visible], old[~visible])
+
+
+@pytest.mark.triton
 def test_one_launch_steps_all_parameters_of_a_dtype(monkeypatch):
     """Several optimizers, groups, numbers of programs and step counts; parameters without values or gradients."""
     launched = []

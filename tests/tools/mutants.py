@@ -1273,6 +1273,8 @@ MUTANTS = [
         ("g * g * one_minus_beta2", "g * one_minus_beta2", "square of the gradient lost"),
         ("n.bit_length()", "n.bit_length() - 1", "the search for a parameter ends early"),
         ("(program - tl.load(row)) *", "program *", "programs after the first parameter begin too late"),
+        ("tl.maximum(gaussian * width, begin)", "gaussian * width", "values of another program are updated twice"),
+        ("(end - 1) // width + 1", "end // width", "the last row of a program is left out"),
         ("tl.load(table + middle * WORDS) <=", "tl.load(table + middle * WORDS) <", "the first program of a parameter"),
     ),
     *_in("kernels/mcmc_step.py", ("-m", "triton", "tests/kernels/test_mcmc_step.py"),

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Int, block_size, kernel, programs
+from .launch import Int, block_size, is_compiled_for_cpu, kernel, programs
 
 BLOCK, CPU_ROUNDS = 1024, 64
 WORDS = tl.constexpr(13)
@@ -37,6 +37,44 @@ def _constant(word, dtype: tl.constexpr):
     return tl.load(word).to(tl.float64, bitcast=True).to(dtype)
 
 
+@triton.jit
+def _update(element, mask, tensors, constants):
+    """Updates values of a parameter and its moments."""
+    parameter, gradient, exp_avg, exp_avg_sq = tensors
+    one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps = constants
+    g = tl.load(gradient + element, mask=mask, other=0.0)
+    m = tl.load(exp_avg + element, mask=mask, other=0.0)
+    v = tl.load(exp_avg_sq + element, mask=mask, other=0.0)
+    m = m + (g - m) * one_minus_beta1
+    v = v * beta2 + g * g * one_minus_beta2
+    tl.store(exp_avg + element, m, mask=mask)
+    tl.store(exp_avg_sq + element, v, mask=mask)
+    p = tl.load(parameter + element, mask=mask, other=0.0)
+    tl.store(parameter + element, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
+
+
+@triton.jit
+def _update_by_values(begin, end, visible, width, tensors, constants, SKIP: tl.constexpr, BLOCK: tl.constexpr):
+    """Updates the values of a section that belong to visible Gaussians. SKIP tests whether a block has any."""
+    for start in range(begin, end, BLOCK):
+        element = start + tl.arange(0, BLOCK)
+        mask = element < end
+        mask = mask & (tl.load(visible + element // width, mask=mask, other=0) != 0)
+        if not SKIP or tl.max(mask.to(tl.int32)) > 0:
+            _update(element, mask, tensors, constants)
+
+
+@triton.jit
+def _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK: tl.constexpr):
+    """Does the same, Gaussian by Gaussian, for many values of each."""
+    for gaussian in range(begin // width, (end - 1) // width + 1):
+        if tl.load(visible + gaussian) != 0:
+            after = tl.minimum((gaussian + 1) * width, end)
+            for start in range(tl.maximum(gaussian * width, begin), after, BLOCK):
+                element = start + tl.arange(0, BLOCK)
+                _update(element, element < after, tensors, constants)
+
+
 @kernel
 def _adam_kernel(
     table,  # [n_parameters, WORDS] int64
@@ -44,6 +82,7 @@ def _adam_kernel(
     n_parameters: "Int", search_steps: "Int",
     FP64: tl.constexpr, BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,  # blocks of a program
+    ON_CPU: tl.constexpr,
 ):  # fmt: skip
     dtype = tl.float64 if FP64 else tl.float32
     program = tl.program_id(0)
@@ -55,33 +94,25 @@ def _adam_kernel(
         low = tl.where(after, middle, low)
         high = tl.where(after, high, middle)
     row = table + low * WORDS
-    n = tl.load(row + 1)
     width = tl.load(row + 2)
-    parameter = _pointer(row + 3, dtype)
-    gradient = _pointer(row + 4, dtype)
-    exp_avg = _pointer(row + 5, dtype)
-    exp_avg_sq = _pointer(row + 6, dtype)
-    one_minus_beta1 = _constant(row + 7, dtype)
-    beta2 = _constant(row + 8, dtype)
-    one_minus_beta2 = _constant(row + 9, dtype)
-    step_size = _constant(row + 10, dtype)
-    root_correction = _constant(row + 11, dtype)
-    eps = _constant(row + 12, dtype)
+    tensors = _pointer(row + 3, dtype), _pointer(row + 4, dtype), _pointer(row + 5, dtype), _pointer(row + 6, dtype)
+    constants = ()
+    for k in tl.static_range(6):
+        constants = constants + (_constant(row + 7 + k, dtype),)
     begin = (program - tl.load(row)) * (BLOCK * ROUNDS)
-    for start in range(begin, tl.minimum(begin + BLOCK * ROUNDS, n), BLOCK):
-        element = start + tl.arange(0, BLOCK)
-        mask = element < n
-        if visible is not None:
-            mask = mask & (tl.load(visible + element // width, mask=mask, other=0) != 0)
-        g = tl.load(gradient + element, mask=mask, other=0.0)
-        m = tl.load(exp_avg + element, mask=mask, other=0.0)
-        v = tl.load(exp_avg_sq + element, mask=mask, other=0.0)
-        m = m + (g - m) * one_minus_beta1
-        v = v * beta2 + g * g * one_minus_beta2
-        tl.store(exp_avg + element, m, mask=mask)
-        tl.store(exp_avg_sq + element, v, mask=mask)
-        p = tl.load(parameter + element, mask=mask, other=0.0)
-        tl.store(parameter + element, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
+    end = tl.minimum(begin + BLOCK * ROUNDS, tl.load(row + 1))
+    if visible is None:
+        for start in range(begin, end, BLOCK):
+            element = start + tl.arange(0, BLOCK)
+            _update(element, element < end, tensors, constants)
+    elif ON_CPU:
+        # A gather and a division for each value take a CPU longer than the update.
+        if width >= BLOCK:
+            _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK)
+        else:
+            _update_by_values(begin, end, visible, width, tensors, constants, True, BLOCK)
+    else:
+        _update_by_values(begin, end, visible, width, tensors, constants, False, BLOCK)
 
 
 class AdamTable:
@@ -132,6 +163,7 @@ class AdamTable:
         _adam_kernel.launch(
             self._n_programs, table=self.words, visible=visible, n_parameters=n, search_steps=n.bit_length(),
             FP64=self._first.dtype == torch.float64, BLOCK=self._block, ROUNDS=self._rounds,
+            ON_CPU=is_compiled_for_cpu(self._first),
         )  # fmt: skip
 
 
