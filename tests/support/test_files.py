@@ -4,12 +4,14 @@ import json
 import math
 import os
 import re
+import signal
 import sys
 
 import pytest
 
 from tsplat.errors import FileError
 from tsplat.support.files import (
+    _cleaned,
     atomic_write,
     delete_temporaries,
     describe_os_error,
@@ -17,6 +19,7 @@ from tsplat.support.files import (
     staged_folder,
     write_json,
 )
+from tsplat.support.process_identity import id_space
 from tsplat.support.reading import earlier_output, protect_inputs, read_file
 
 
@@ -54,6 +57,30 @@ def test_temporary_files_of_killed_processes_are_deleted(tmp_path):
     delete_temporaries(tmp_path, ["b.bin"])
     assert {path.name for path in tmp_path.iterdir()} == names | {"b.bin", ".b.bin.01234567"}
     delete_temporaries(tmp_path / "none", ["b.bin"])
+
+
+@pytest.mark.skipif(id_space() is None, reason="needs Linux")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_the_next_write_deletes_what_a_killed_one_left(tmp_path):
+    child = os.fork()
+    if child == 0:
+        with atomic_write(tmp_path / "a.bin") as file:
+            file.write(b"partial")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    with atomic_write(tmp_path / "running.bin"):
+        assert not left.exists()
+        (running,) = tmp_path.iterdir()
+        foreign = {f".a.bin.00000000-{child}-01234567", ".notes.20261128", f".{id_space()}-{child}-01234567"}
+        for name in foreign:
+            (tmp_path / name).touch()
+        left.mkdir()
+        _cleaned.clear()
+        (tmp_path / left.name.replace("a.bin", "b.bin")).touch()
+        with atomic_write(tmp_path / "a.bin"):
+            pass
+        assert {path.name for path in tmp_path.iterdir()} == foreign | {"a.bin", left.name, running.name}
 
 
 def test_atomic_write_does_not_replace_folders(tmp_path):

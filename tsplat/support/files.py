@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from ..errors import FileError
 from .output import FULL
+from .process_identity import id_space, is_running
 from .reading import is_special, raise_if_read
 
 ZIP = b"PK\x03\x04"
@@ -38,7 +39,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a binary file for an atomic write: it replaces `path` when the block succeeds.
 
     If the block raises, `path` is left as it was and no temporary file remains. A symbolic link stays, and its target
-    is replaced.
+    is replaced. Temporary files that killed processes left in the folder are deleted, where it is known that they have
+    ended.
 
     Raises:
         OSError: The file cannot be written, or `path` is a folder, a device, a pipe or an open file, such as
@@ -51,8 +53,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     target = Path(os.path.realpath(path))
-    # In the same folder, because a rename is atomic only within one file system; cut off, as names have a maximum.
-    temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}")
+    temporary = _temporary(target)
     writer: _Writer | None = None
     try:
         with _Writer(io.FileIO(temporary, "x")) as writer:
@@ -73,6 +74,31 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+def _temporary(target: Path) -> Path:
+    """Returns the path of a temporary file for a target, whose name tells the process where it can be looked up."""
+    space = id_space()
+    process = "" if space is None else f"{space}-{os.getpid()}-"
+    if space is not None and target.parent not in _cleaned:
+        _cleaned.add(target.parent)
+        _delete_stale(target.parent, space)
+    # In the same folder, because a rename is atomic only within one file system; cut off, as names have a maximum.
+    return target.with_name(f".{target.name[:50]}.{process}{secrets.token_hex(4)}")
+
+
+_cleaned: set[Path] = set()
+"""Folders in which this process has deleted the temporary files of killed ones."""
+
+
+def _delete_stale(folder: Path, space: str) -> None:
+    """Deletes the temporary files in a folder of processes that have ended, and share their ids with this one."""
+    name = re.compile(rf"\..+\.{space}-([0-9]+)-[0-9a-f]{{8}}", re.DOTALL)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = name.fullmatch(entry.name)
+            if match and entry.is_file(follow_symlinks=False) and not is_running({"pid": int(match[1])}):
+                _remove(Path(entry.path))
+
+
 def delete_temporaries(folder: Path, names: Iterable[str]) -> None:
     """Deletes the temporary files that :func:`atomic_write` leaves in a folder if its process is killed.
 
@@ -81,8 +107,9 @@ def delete_temporaries(folder: Path, names: Iterable[str]) -> None:
         names: Names of the files that were written. Others are not touched: ``.notes.20261128`` may be a user's.
     """
     written = "|".join(re.escape(name[:50]) for name in names)
+    temporary = re.compile(rf"\.({written})\.([0-9a-f]{{8}}-[0-9]+-)?[0-9a-f]{{8}}")
     for path in folder.iterdir() if folder.is_dir() else ():
-        if re.fullmatch(rf"\.({written})\.[0-9a-f]{{8}}", path.name) and path.is_file() and not path.is_symlink():
+        if temporary.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             _remove(path)
 
 

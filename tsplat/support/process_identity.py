@@ -4,6 +4,7 @@ Containers may share a machine name, and each numbers its processes from 1, so n
 """
 
 import datetime
+import hashlib
 import os
 import socket
 from pathlib import Path
@@ -39,6 +40,16 @@ def shares_ids(process: Identity) -> bool:
     if "ids" not in process:  # of an earlier version
         return bool(process.get("machine") == socket.gethostname())
     return (process["machine"], process.get("kernel"), process["ids"]) == (socket.gethostname(), kernel(), _ids())
+
+
+def id_space() -> str | None:
+    """Returns eight hexadecimal digits, the same for processes that share their ids with this one.
+
+    None if the platform does not tell this start of the machine from another one.
+    """
+    if (started := kernel()) is None:
+        return None
+    return hashlib.sha256(repr((socket.gethostname(), started, _ids())).encode()).hexdigest()[:8]
 
 
 def is_running(process: Identity) -> bool:
