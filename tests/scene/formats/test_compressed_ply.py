@@ -1,5 +1,6 @@
 """Tests of PlayCanvas's compressed PLY, against values encoded and decoded by hand."""
 
+import dataclasses
 import math
 import struct
 
@@ -10,6 +11,8 @@ import torch
 from tests.support.model_files import assert_same_rotations, compressed_ply_bytes, random_gaussians
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, read_ply, write_compressed_ply
+from tsplat.scene.formats.compressed_ply import CHUNK, LARGEST, encode_means, position_error
+from tsplat.scene.morton import morton_order
 
 COUNT = 300
 INDEX = 260
@@ -171,3 +174,20 @@ def test_write_rejects_what_the_format_cannot_represent(tmp_path):
     with pytest.raises(UnsupportedError, match="sh_degree: expected at most 3"):
         write_compressed_ply(tmp_path / "a.ply", random_gaussians(4, degree=4))
     assert not list(tmp_path.iterdir())
+
+
+def test_chunks_are_small_boxes(tmp_path):
+    """Steps of positions are parts of the box of a chunk, which a Morton curve makes up to 3 times as large here."""
+    points = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0))
+    points /= points.norm(dim=-1, keepdim=True)
+    gaussians = random_gaussians(20_000)
+    gaussians = dataclasses.replace(gaussians, means=points)
+    write_compressed_ply(tmp_path / "a.ply", gaussians)
+    order, (bounds, _) = encode_means(points.numpy())
+    assert np.array_equal(np.sort(order), np.arange(20_000))
+    largest = (np.diff(bounds.reshape(-1, 2, 3), axis=1) / LARGEST).max()
+    chunks = points[morton_order(points)].split(CHUNK)
+    morton = max(float((np.ptp(chunk.numpy(), 0) / LARGEST).max()) for chunk in chunks)
+    assert largest < 0.5 * morton
+    errors = (read_ply(tmp_path / "a.ply").means - points[torch.from_numpy(order)]).abs().max()
+    assert 0.9 * position_error(points.numpy()) < errors < 1.001 * position_error(points.numpy())

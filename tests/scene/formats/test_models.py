@@ -27,9 +27,10 @@ from tests.support.model_files import (
 )
 from tests.support.paths import MODELS
 from tsplat import ArgumentError, UnsupportedError, quat_scale_to_covar_preci, spherical_harmonics
-from tsplat.scene import FileError, MissingExtraError, read_model, read_ply, write_model, write_ply
+from tsplat.scene import FileError, Georeference, MissingExtraError, read_model, read_ply, write_model, write_ply
 from tsplat.scene.formats.models import WRITERS
 from tsplat.scene.gaussians import FLAT
+from tsplat.scene.rotation import similarity
 
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="needs the test models")
 
@@ -403,3 +404,23 @@ def test_readers_match_gsply(name):
     torch.testing.assert_close(found.log_scales, torch.from_numpy(other.scales), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.opacities, torch.from_numpy(other.opacities).sigmoid(), rtol=0, atol=1e-4)
     torch.testing.assert_close(found.sh0[:, 0], torch.from_numpy(other.sh0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["a.sog", "a.compressed.ply", "a.spz", "a/lod-meta.json", "a.splat", "a.ply", "a.glb"])
+@pytest.mark.parametrize("extent", [0.4, 20.0])
+def test_errors_of_georeferenced_positions_are_noted(tmp_path, name, extent):
+    """The unit of the scene's files is a quarter of that of the model."""
+    own = random_gaussians(600)
+    own = dataclasses.replace(
+        own, means=extent * (2 * torch.rand(600, 3, generator=torch.Generator().manual_seed(0)) - 1)
+    )
+    place = Georeference(similarity(translation=(-5e5, -5e6, 0), scale=0.25))
+    notes = [note for note in write_model(tmp_path / name, own, georeference=place) if "by up to" in note]
+    found = read_model(tmp_path / name).means
+    error = 4 * float((found.double()[:, None] - own.means.double()).abs().amax(-1).amin(1).max())
+    if error < 1e-4:
+        assert not notes
+    elif error > 1e-3:
+        noted = float(notes[0].split("by up to ")[1].split()[0])
+        assert error / 1.1 <= noted <= 2 * error
+    assert not any("by up to" in note for note in write_model(tmp_path / name, own))

@@ -30,8 +30,8 @@ def export_splats(
 
     The writers are :func:`tsplat.scene.write_ply`, :func:`tsplat.scene.write_splat` and
     :func:`tsplat.scene.write_compressed_ply`, which do not write the same bytes as gsplat: PLY files have normals of
-    zero, ``.splat`` files are ordered by size and rounded to nearest, the Morton order of compressed PLY files is
-    finer, and both are without Gaussians whose quaternion is zero, which these formats cannot represent.
+    zero, ``.splat`` files are ordered by size and rounded to nearest, compressed PLY files are ordered in boxes, and
+    both are without Gaussians whose quaternion is zero, which these formats cannot represent.
 
     Args:
         means: [N, 3], world frame.

@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from einops import rearrange
 from numpy.typing import NDArray
 
 from ...config import SH_NORMS
 from ...errors import FileError
 from ..gaussians import Gaussians
-from ..morton import morton_order
 from .foreign import Warn, note_ignored
 from .model_memory import check_model_memory
 from .ply_file import PlyFile, Table, ply_header
@@ -42,6 +40,9 @@ CHUNK = 256
 
 VECTOR_BITS = (11, 10, 11)
 """Bits of the components of positions and log scales."""
+
+LARGEST = 2.0 ** np.array(VECTOR_BITS) - 1
+"""Largest levels of these components."""
 
 AXES = ("x", "y", "z")
 VERTEX = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
@@ -125,16 +126,41 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str]) -> byte
 
 
 def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[Floats, NDArray[np.uint32]]]:
-    """Encodes means [N, 3] in Morton order. The order of means that are exact in it is kept.
+    """Encodes means [N, 3] in an order of small chunks. The order of means that are exact in it is kept.
 
     So are those of a file that is written again, whose chunks must not change. Returns their ids [N] in the order of
     the file; the bounds of its chunks, [chunks, 6], and the words, [N].
     """
     if _encode_exact(means[:CHUNK]) and (encoded := _encode_exact(means)):
         return np.arange(len(means)), encoded
-    order = morton_order(torch.from_numpy(means)).numpy()
+    order = _order_in_boxes(means)
     bounds, fractions = _normalize_chunks(means[order])
     return order, (bounds, _pack(fractions, VECTOR_BITS))
+
+
+def position_error(means: Floats) -> float:
+    """Returns the largest error of means [N, 3], each of which is rounded to the nearest level of its chunk."""
+    bounds, _ = encode_means(means)[1]
+    return float((np.diff(bounds.reshape(-1, 2, 3), axis=1) / (2 * LARGEST)).max(initial=0))
+
+
+def _order_in_boxes(means: Floats) -> NDArray[np.int64]:
+    """Returns an order [N] of means in which chunks have small boxes, as the steps of positions are parts of these.
+
+    Halves the means at a multiple of a chunk along the axis of the largest step, until the halves are chunks. Chunks
+    of a Morton curve would jump: their largest steps are 2 to 6 times as large.
+    """
+    order = np.arange(len(means))
+    stack = [(0, len(means))]
+    while stack:
+        start, end = stack.pop()
+        if end - start > CHUNK:
+            part = means[order[start:end]]
+            axis = int((np.ptp(part, 0) / LARGEST).argmax())
+            middle = math.ceil((end - start) / CHUNK) // 2 * CHUNK
+            order[start:end] = order[start:end][part[:, axis].argsort(kind="stable")]
+            stack += [(start, start + middle), (start + middle, end)]
+    return order
 
 
 def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:

@@ -14,7 +14,8 @@ from ...support.files import ZIP, output_folder
 from ...support.reading import check_possible, open_file
 from ..gaussians import Gaussians
 from ..georeference import Georeference, ModelFrame, check_frame, written_georeference
-from ..model_rows import Rows, gather
+from ..model_rows import Rows, as_rows, gather
+from . import compressed_ply, sog_writer, spz_writer
 from .foreign import Warn
 from .image_sets import META
 from .interchange.gltf import MAGIC as GLTF_MAGIC
@@ -26,6 +27,7 @@ from .lcc import find_index, read_lcc
 from .lcc2 import read_lcc2
 from .ply import HOW_TO_TRAIN, read_ply, write_compressed_ply, write_ply
 from .png_images import is_png_folder, read_png_model
+from .quantization import Floats, valid_bounds
 from .sog import read_sog
 from .sog_writer import write_sog
 from .splat import read_splat, write_splat
@@ -71,6 +73,17 @@ STREAMED: tuple[Format, ...] = ("ply", "spz", "spz4", "sog", "streamed-sog")
 
 ABSOLUTE: tuple[Format, ...] = ("ply", "glb", "gltf", "usda", "usdc", "usdz")
 """Formats that hold an origin in double precision. Their writers have an argument `origin`."""
+
+POSITION_ERRORS: dict[Format, Callable[[Floats], float]] = {
+    "spz": spz_writer.position_error,
+    "spz4": spz_writer.position_error,
+    "sog": sog_writer.position_error,
+    "streamed-sog": sog_writer.position_error,
+}
+"""Format -> function, which returns the largest error of means with bounds [2, 3]."""
+
+NOTED_ERROR = 1e-3
+"""Errors of georeferenced positions, in the unit of the scene's files, that are noted if they are larger."""
 
 ENDINGS: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
@@ -255,9 +268,22 @@ def write_model(
         kept = gaussians if file_format == "ply" else _drop_unrotated(gaussians, folder, files)
         with written_georeference(path, georeference, absolute=is_absolute):
             lost = WRITERS[file_format](path, kept, **options)
+        error = 0.0 if georeference is None else georeference.scale * _position_error(file_format, kept)
+    if error > NOTED_ERROR:
+        note = (
+            f"positions by up to {error:.2g} in the unit of the scene's files; PLY, .splat, glTF and OpenUSD keep them"
+        )
+        lost = [*lost, note]
     if n_lost := len(gaussians) - len(kept):
         lost = [f"{n_lost:,} Gaussians whose rotation is a quaternion of zeros, which are never rendered", *lost]
     return lost
+
+
+def _position_error(file_format: Format, model: Gaussians | Rows) -> float:
+    """Returns the largest error of the means of a model in a format."""
+    if file_format == "compressed-ply" and isinstance(model, Gaussians):
+        return compressed_ply.position_error(model.means.detach().float().cpu().numpy())
+    return POSITION_ERRORS[file_format](valid_bounds(as_rows(model))) if file_format in POSITION_ERRORS else 0.0
 
 
 def _drop_unrotated(gaussians: Gaussians | Rows, folder: Path, files: contextlib.ExitStack) -> Gaussians | Rows:

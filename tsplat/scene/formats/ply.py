@@ -259,7 +259,7 @@ def _records(gaussians: Gaussians) -> NDArray[np.float32]:
 
 
 def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
-    """Writes PlayCanvas's compressed PLY atomically, in Morton order.
+    """Writes PlayCanvas's compressed PLY atomically, in an order of small boxes of 256 Gaussians.
 
     The order is kept if all positions are exactly those that the format represents, as in a model that was read from
     such a file; written again, it has the same bytes.

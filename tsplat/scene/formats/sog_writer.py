@@ -201,6 +201,12 @@ def mean_rounding(bounds: Floats) -> MeanRounding:
     return lambda means: decode_means(*_words(means, bounds))
 
 
+def position_error(bounds: Floats) -> float:
+    """Returns the largest error of means with bounds [2, 3]."""
+    low, high = _log_bounds(bounds)
+    return float(((high - low) / (2 * 65535) * (1 + np.abs(bounds).max(0))).max())
+
+
 def _log_bounds(bounds: Floats) -> NDArray[np.float64]:
     """Returns the logarithms of bounds. Not rounded to float32, which would move the bounds of a file that is written
     again."""

@@ -174,6 +174,11 @@ def mean_rounding(bounds: Floats) -> MeanRounding:
     return lambda means: _fixed_point(means, fraction) * 2.0**-fraction
 
 
+def position_error(bounds: Floats) -> float:
+    """Returns the largest error of means with bounds [2, 3]."""
+    return 2.0 ** -(_fractional_bits(bounds) + 1)
+
+
 class _Section(NamedTuple):
     """A parameter, the bytes of a row, and a function that encodes the values of rows."""
 
