@@ -180,6 +180,13 @@ class ReplayedCall:
         """Returns the tensor of a view."""
         return tensor_of(view, self._bases, self._kept)
 
+    def overflows(self) -> bool:
+        """Returns whether lists did not fit. Only on a CPU."""
+        needed = self._runner.traced.needed
+        base = self._bases[needed.base] if self._kept is None else self._kept.memory
+        last = base.data_ptr() + needed.offset + (needed.shape.numel() - 1) * needed.dtype.itemsize
+        return ctypes.c_int64.from_address(last).value != 0
+
     def results(self) -> tuple[Any, ...]:
         """Returns what the rendering function returns."""
         traced, bases = self._runner.traced, self._bases

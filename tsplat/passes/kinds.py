@@ -18,7 +18,7 @@ from ..arguments import kind_of
 from ..config import Capacities
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
-from ..stages.capacity import UNCOUNTED, any_overflow, deferred, needed_by, note_call, room_for
+from ..stages.capacity import UNCOUNTED, any_overflow, deferred, is_collected, needed_by, note_call, room_for
 from ..stages.options import PLAIN, Options, unsupported, with_room
 from ..support.interruption import DeferredSignals
 from .calls import ReplayedCall, Replays, Runner
@@ -161,7 +161,9 @@ class Kinds:
             return None  # the stages may need less, or render in bands
         traced = runner.traced
         if not traced.is_exact:
-            note_call(call.tensor(traced.needed), traced.room)
+            # What needs no note is known at once on a CPU.
+            if traced.on_gpu or is_collected() or call.overflows():
+                note_call(call.tensor(traced.needed), traced.room)
         elif call.needed is not None and call.needed[-1]:
             kind.room, kind.least, kind.runner = room_for(Capacities(*call.needed[:-1]), kind.room), kind.room, None
             return None

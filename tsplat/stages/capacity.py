@@ -199,6 +199,11 @@ def deferred() -> Iterator[list[_Call]]:
         _thread.deferred = outer
 
 
+def is_collected() -> bool:
+    """Returns whether :func:`deferred` collects the calls of this thread."""
+    return _thread.deferred is not None
+
+
 def any_overflow(calls: Iterable[_Call]) -> bool:
     """Waits for calls, and returns whether the lists of any did not fit."""
     return any([_settle(call)[-1] for call in calls])
