@@ -69,3 +69,17 @@ def test_invalid_file_is_rejected(tmp_path, content, words):
         (tmp_path / "points.ply").write_bytes(content)
     with pytest.raises(FileError, match=rf"points\.ply: .*{words}"):
         read_point_cloud(tmp_path / "points.ply")
+
+
+def test_large_clouds_are_thinned(tmp_path, monkeypatch):
+    """One of every three, also across the blocks in which the file is read."""
+    monkeypatch.setattr("tsplat.scene.formats.point_clouds.POINTS_MAX", 40)
+    monkeypatch.setattr("tsplat.scene.formats.ply_file.BLOCK_BYTES", 7 * 12)
+    header = "ply\nformat binary_little_endian 1.0\nelement vertex 100\n"
+    header += "".join(f"property float {name}\n" for name in "xyz") + "end_header\n"
+    values = np.arange(300, dtype="<f4").reshape(100, 3)
+    (tmp_path / "a.ply").write_bytes(header.encode() + values.tobytes())
+    notes = []
+    points, _ = read_point_cloud(tmp_path / "a.ply", warn=notes.append)
+    assert points.tolist() == values[::3].tolist()
+    assert "read one of every 3 of 100 points, as more than 40 are not kept" in notes[0]
