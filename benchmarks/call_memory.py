@@ -30,7 +30,7 @@ from torch import Tensor
 import tsplat
 from benchmarks import peers, report
 from benchmarks.gpu_timing import gsplat_kernels, gsplat_step, host, peer, scenes
-from tsplat.passes import arenas, kinds
+from tsplat.passes import arenas, replay_cache
 from tsplat.stages import capacity
 
 BUDGETS = Path(__file__).with_name("memory_budgets.json")
@@ -112,10 +112,10 @@ def sorted_events(tree: Any) -> list[tuple[str, int, int]]:
 @contextlib.contextmanager
 def on_device(device: str) -> Iterator[None]:
     """Runs kernels of the block on the CPU or on an emulated GPU; each pass allocates its arenas."""
-    arenas._scratch.clear()
+    arenas._cached_scratch.clear()
     with (
         contextlib.nullcontext() if device == "cpu" else host.emulated_gpu(device),
-        mock.patch.object(arenas, "SCRATCH_KEPT", -1),
+        mock.patch.object(arenas, "SCRATCH_CACHED_MAX", -1),
     ):
         yield
 
@@ -129,7 +129,7 @@ def records(name: str, scene: dict[str, Any], device: str, layouts: dict[str, An
                 options = options | {"capacity": _capacity(scene)}
             implementation = peers.implementations(scene | options | {"backend": "triton"}, None)[0]
             implementation.call()  # loads modules and kernels, and makes gradients of images
-            kinds.forget()
+            replay_cache.clear_caches()
             for state in STATES:
                 labels = {"scene": name, "device": device, "layout": layout, "state": state}
                 found.append(labels | dataclasses.asdict(count(implementation)))

@@ -237,7 +237,7 @@ def _rows_and_sums(vendor: str) -> Labeled:
     ids, counted = torch.arange(N), torch.ones(1, dtype=torch.int64)
     radii, means2d, _, _ = _rows()
     with recorded(vendor) as launches:
-        packed_rows.pack_rows(packed_rows.packed_ends(radii, counted), means2d)
+        packed_rows.pack_rows(packed_rows.count_packed_rows(radii, counted), means2d)
         packed_rows.gather_rows(ids, counted, means2d)
         packed_rows.scatter_rows(ids, counted, means2d)
     yield from (("packed rows", call) for call in launches if "_rows_" in call.kernel.__name__)

@@ -11,7 +11,7 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import output_maps
 from tsplat.output_maps import DISTORTIONS, HITS, MEDIANS, RAY_NORMALS, SURFEL_NORMALS, Output, Rule, split_channels
-from tsplat.passes import kinds, traced_calls
+from tsplat.passes import replay_cache, traced_calls
 from tsplat.stages import call, meta, options
 
 SQUARES = Output("squares", Rule.SUM, 2, lambda rows: torch.stack([rows.depths, rows.depths.square()], -1), "squares")
@@ -24,7 +24,7 @@ def squares_on_request(monkeypatch):
 
     def forget():
         call._checked.clear()
-        kinds.forget()
+        replay_cache.clear_caches()
 
     for module in (output_maps, options, meta):
         monkeypatch.setattr(module, "ON_REQUEST", (own,))

@@ -175,7 +175,7 @@ def set_absgrad(centers: Tensor, absgrad: Tensor) -> None:
         tensor = getattr(tensor, "stands_for", None)
 
 
-def kind_of(value: object) -> Any:
+def tensor_key(value: object) -> Any:
     """Returns what checks of a tensor depend on, but for its values; its type for other values.
 
     Returns None for a tensor of a kind that :func:`plain` has not found to be plain.

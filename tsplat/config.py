@@ -37,13 +37,17 @@ TILE_SIZES: Final = (4, 8, 16)
 
 
 class Capacities(NamedTuple):
-    """Numbers of spans, of intersections, of entries of the lists of parts, and of chunks of long lists, that memory is
-    allocated for. That of entries is divided by the parts of a tile; it has no effect if a tile is one part. A
-    ``capacity`` stands for all four."""
+    """Sizes of lists that memory is allocated for. A ``capacity`` stands for all four.
+
+    Attributes:
+        spans, intersections: What Gaussians intersect of tile rows, and of tiles.
+        entries: Of the lists of parts, over half the parts of a tile. Without effect if a tile is one part.
+        chunks: Of long lists.
+    """
 
     spans: int
     intersections: int
-    lists: int
+    entries: int
     chunks: int
 
 

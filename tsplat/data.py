@@ -250,7 +250,7 @@ class ScreenGaussians(NamedTuple):
     Attributes:
         means2d, radii: [nnz, 2] pixels, [nnz, 2] int32.
         conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
-        order: [nnz] int64, rows in *emission order*: front to back, for intersections to need a sort by tile only.
+        depth_order: [nnz] int64, rows front to back, so that their intersections need a sort by tile only.
         image_ids: [nnz] int64, image of each row; None if rows are [I, N].
         turns: [nnz] pixels of a turn of 360 degrees, for a camera that wraps: then tiles are also those of the copies a
             turn to the left and to the right, each at most half a turn from its mean; or None.
@@ -260,7 +260,7 @@ class ScreenGaussians(NamedTuple):
     radii: Tensor
     conics: Tensor | None
     opacities: Tensor | None
-    order: Tensor
+    depth_order: Tensor
     image_ids: Tensor | None
     turns: Tensor | None = None
 
@@ -269,11 +269,11 @@ class Spans(NamedTuple):
     """Runs of tiles: a *span* is what a projected Gaussian intersects of one tile row.
 
     Attributes:
-        rows, first_tile_rows: [nnz] int32, row of each Gaussian, and its first tile row, in emission order.
+        rows, first_tile_rows: [nnz] int32, row of each Gaussian, and its first tile row, in depth order.
         span_starts: [nnz + 1] int32, first span of each of them, and the number S of spans.
-        positions, first_columns: [S] int32, position of each span's Gaussian in emission order, and first tile. Tiles
-            beyond the last of a row are its first ones, if cameras wrap.
-        place_starts, n_intersections: [S + 1] int32, first intersection of each span, and M; M.
+        positions, first_columns: [S] int32, position of each span's Gaussian in depth order, and first tile column.
+            Columns beyond the last are the first ones, if cameras wrap.
+        isect_starts, n_intersections: [S + 1] int32, first intersection of each span, and M; M.
     """
 
     rows: Tensor
@@ -281,7 +281,7 @@ class Spans(NamedTuple):
     span_starts: Tensor
     positions: Tensor
     first_columns: Tensor
-    place_starts: Tensor
+    isect_starts: Tensor
     n_intersections: int
 
 
@@ -289,12 +289,12 @@ class GaussianMajor(NamedTuple):
     """The intersections ordered by Gaussian, then span; sums over a Gaussian's tiles follow this order.
 
     Attributes:
-        places: [M] int32, place of each intersection in this order, which is that before the sort by tile.
-        place_starts, span_starts, rows, positions: As of :class:`Spans`; rows are a permutation.
+        indices: [M] int32, index of each intersection in this order, which is that before the sort by tile.
+        isect_starts, span_starts, rows, positions: As of :class:`Spans`; rows are a permutation.
     """
 
-    places: Tensor
-    place_starts: Tensor
+    indices: Tensor
+    isect_starts: Tensor
     span_starts: Tensor
     rows: Tensor
     positions: Tensor
@@ -309,8 +309,8 @@ class Intersections(NamedTuple):
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys, key_bias: [M] flat tile of each intersection minus ``key_bias``, for int16 keys; None if unknown.
-        room, needed: If M is a capacity, what there is room for, and [5] int64, what is needed and whether any did not
-            fit. Elements beyond the last intersection are in no tile; lists are empty if they do not fit.
+        capacities, needed: If M is a capacity, those of all lists, and [5] int64, the sizes that lists need, and 1 if
+            any exceeds its capacity. Then lists are empty. Elements beyond the last intersection are in no tile.
     """
 
     first_tile: int
@@ -319,30 +319,30 @@ class Intersections(NamedTuple):
     gaussian_major: GaussianMajor | None
     keys: Tensor | None = None
     key_bias: int = 0
-    room: Capacities | None = None
+    capacities: Capacities | None = None
     needed: Tensor | None = None
 
 
 OVERFLOW = len(Capacities._fields)
-"""The element of ``needed`` (see :class:`Intersections`) behind those of each kind: 1 if any lists did not fit."""
+"""The index in ``needed`` (see :class:`Intersections`), behind those of sizes, that is 1 if any did not fit."""
 
 N_NEEDED = OVERFLOW + 1
 """The number of elements of ``needed``."""
 
 
 class Limit(NamedTuple):
-    """The most that lists may have in total, and where is noted what they need.
+    """A capacity of lists, and where the device notes what they need.
 
     Attributes:
-        needed: See :class:`Intersections`. Zeros at first. The element ``kind`` becomes what the lists need if that is
-            more: two passes over features may have lists of other parts. None if there is no limit.
-        kind: An index of ``Capacities``.
+        needed: See :class:`Intersections`. Zeros at first. That of ``element`` becomes the maximum of it and what
+            the lists need: two passes over features may have lists of other parts. None if there is no limit.
+        element: An index of ``Capacities``.
         capacity: The largest total that fits.
         per_unit: How much of the total counts as one in ``needed``, rounded up.
     """
 
     needed: Tensor | None
-    kind: int = 0
+    element: int = 0
     capacity: int = 0
     per_unit: int = 1
 
@@ -358,14 +358,14 @@ class PartLists(NamedTuple):
         offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
         bitmasks, bit_counts: [parts, words] int32, a bit per intersection: whether it reaches the part, and [parts
             words], the number of set bits up to the end of each word. None if a tile is one part.
-        ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
-        n_passed: [] int64, the number of entries in front of ``ends``; None if unknown.
+        walk_ends: [parts * tiles] int32, one past the last entry of each list that a pixel passed; None if unknown.
+        n_walked: [] int64, the number of entries in front of ``walk_ends``; None if unknown.
         chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None if no list is cut.
         chunk_lists: [chunks] int32, the list of each chunk.
         chunk_transmittances: [chunks, pixels of a part], T behind each chunk, negative where pixels have stopped.
         chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with channels as in ``RenderBuffers``.
         records, large: [nnz, width], and [nnz] bool, see ``pack_records``; None for the backward pass to pack them.
-        order: [parts * tiles] int64, the order in which programs take the lists; None if it does not matter.
+        launch_order: [parts * tiles] int64, in which programs take the lists; None if it does not matter.
     """
 
     n_entries: int
@@ -373,15 +373,15 @@ class PartLists(NamedTuple):
     offsets: Tensor
     bitmasks: Tensor | None = None
     bit_counts: Tensor | None = None
-    ends: Tensor | None = None
-    n_passed: Tensor | None = None
+    walk_ends: Tensor | None = None
+    n_walked: Tensor | None = None
     chunk_starts: Tensor | None = None
     chunk_lists: Tensor | None = None
     chunk_transmittances: Tensor | None = None
     chunk_colors: Tensor | None = None
     records: Tensor | None = None
     large: Tensor | None = None
-    order: Tensor | None = None
+    launch_order: Tensor | None = None
 
     @property
     def n_chunks(self) -> int:
@@ -411,7 +411,7 @@ class Splats(NamedTuple):
         depths = projected.depths if with_depths else None
         return cls(projected.means2d, projected.conics, projected.opacities, features.values, depths, features.ids)
 
-    def with_own_colors(self) -> "Splats":
+    def gather_colors(self) -> "Splats":
         """Returns splats whose ``colors`` are gathered, [nnz, D], without ``color_ids``."""
         ids = self.color_ids
         return self if ids is None or self.colors is None else self._replace(colors=self.colors[ids], color_ids=None)

@@ -23,7 +23,7 @@ from .passes import replayed
 from .precision import in_full_precision
 from .runtime.compilation import eager, traceable
 from .stages.call import Call, check_call
-from .stages.capacity import Capacity, note_need
+from .stages.capacity import Capacity, check_capacity
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.meta import IN_GRAPHS, Rendering, describe_reference, describe_render
@@ -55,7 +55,7 @@ def render(call: Call) -> Rendering:
     boxes, turns = call.find_boxes(received, cameras)
     intersections = intersect(boxes, call.grid, settings.intersection, budget, call.explain_memory, call.ranks, turns)
     maps = composite_maps(call, splats, intersections, cameras)
-    note_need(intersections.whole, options.capacity, call.grid, call.ranks)
+    check_capacity(intersections.whole, options.capacity, call.grid, call.ranks)
     meta = describe_render(call, gaussians.valid, projected, received, intersections, maps, extra)
     return Rendering(maps, meta, cameras)
 

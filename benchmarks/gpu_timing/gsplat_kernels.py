@@ -180,7 +180,7 @@ def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, 
 
     Results have the names of :meth:`Composited.results`.
     """
-    composited = dataclasses.replace(composited, splats=composited.splats.with_own_colors())
+    composited = dataclasses.replace(composited, splats=composited.splats.gather_colors())
     _, height, width, channels = composited.colors.shape
     assert len(composited.colors) == 1
     footprint = FOOTPRINTS[composited.footprint]

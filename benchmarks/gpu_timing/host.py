@@ -28,9 +28,9 @@ from tsplat.stages import capacity, listing
 from .counting import Step
 
 try:
-    from tsplat.passes import arenas, kinds
+    from tsplat.passes import arenas, replay_cache
 except ImportError:  # another commit, whose calls run the stages
-    arenas = kinds = None  # type: ignore[assignment]
+    arenas = replay_cache = None  # type: ignore[assignment]
 
 LAUNCH_US = 3.0
 """Assumed: host time of a launch below Python, in CUDA's driver, or in PyTorch's C++ and the driver."""
@@ -41,14 +41,18 @@ EMULATION = dict(races=False, uninitialized=False, first_touch=False)
 
 def forget() -> None:
     """Forgets traced calls, as on another emulated GPU, and their arena: each answer would be as large."""
-    if kinds is not None:
-        kinds.forget()
-        arenas._scratch.clear()
+    if replay_cache is not None:
+        replay_cache.clear_caches()
+        arenas._cached_scratch.clear()
 
 
 def replaying() -> contextlib.AbstractContextManager[Any]:
     """Replays calls inside of the block although a mode counts operators."""
-    return mock.patch.object(kinds, "is_plain_call", return_value=True) if kinds else contextlib.nullcontext()
+    return (
+        mock.patch.object(replay_cache, "is_plain_call", return_value=True)
+        if replay_cache
+        else contextlib.nullcontext()
+    )
 
 
 @dataclasses.dataclass(frozen=True)

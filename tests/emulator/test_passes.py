@@ -98,18 +98,18 @@ def test_kinds_of_lenses(target, code, lens, readout, options, replays):
 def test_backward_passes_allocate_slots_for_entries_that_pixels_passed(target, code, replays, monkeypatch):
     from tsplat.kernels import launch
 
-    monkeypatch.setattr(launch, "UNREAD", 0)  # of few entries, all have room
-    sizes, original = [], calls.take_scratch
-    monkeypatch.setattr(calls, "take_scratch", lambda n, device: (sizes.append(n), original(n, device))[1])
+    monkeypatch.setattr(launch, "UNREAD_MAX", 0)  # of few entries, all have room
+    sizes, original = [], calls.acquire_scratch
+    monkeypatch.setattr(calls, "acquire_scratch", lambda n, device: (sizes.append(n), original(n, device))[1])
     with tsplat_emulated(target, code, uninitialized=False):
         kind = make(rasterization, packed=False)
         assert_replayed(kind, replays)
         hidden = kind.moved(1.0)
         hidden.tensors["opacities"].data.zero_()
         assert not differences(outcome(hidden), outcome(hidden, STAGES[rasterization]))
-    backward = replays[0]._runner.traced.of_images
-    assert backward.slots.fixed in sizes  # for no entries
-    assert backward.slots.fixed < max(sizes) < backward.scratch[1]
+    backward = replays[0]._runner.traced.images_backward
+    assert backward.slots.fixed_size in sizes  # for no entries
+    assert backward.slots.fixed_size < max(sizes) < backward.scratch.size
 
 
 @pytest.mark.long

@@ -24,14 +24,15 @@ def launch_by_triton(**arguments):
 def lists(launch=launch_by_tsplat, misaligned=False, **options):
     """Launches a small kernel; returns its outputs."""
     flatten_ids = torch.arange(N + misaligned, dtype=torch.int32)[int(misaligned) :]
-    listed, places = (torch.full((N,), -1, dtype=torch.int32) for _ in range(2))
+    sorted_ids, gaussian_major_indices = (torch.full((N,), -1, dtype=torch.int32) for _ in range(2))
     isect_offsets = torch.full((3,), -1, dtype=torch.int32)
     keys, indices = torch.tensor([0] * 2 + [1] * (N - 2), dtype=torch.int16), torch.arange(N).flip(0)
     launch(
-        keys=keys, indices=indices, flatten_ids=flatten_ids, listed=listed, places=places,
-        isect_offsets=isect_offsets, n=N, n_tiles=2, first_key=0, steps=3, BLOCK=16, **options,
+        keys=keys, indices=indices, flatten_ids=flatten_ids, sorted_ids=sorted_ids,
+        gaussian_major_indices=gaussian_major_indices,
+        isect_offsets=isect_offsets, n=N, n_tiles=2, first_key=0, search_steps=3, BLOCK=16, **options,
     )  # fmt: skip
-    return listed, places, isect_offsets
+    return sorted_ids, gaussian_major_indices, isect_offsets
 
 
 @pytest.fixture

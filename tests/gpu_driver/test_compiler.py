@@ -16,10 +16,11 @@ from .small_kernels import TARGETS, arguments, types_kernel
 
 def of_tile_lists(offset=0):
     ids = torch.arange(5 + offset, dtype=torch.int32)[offset:]
-    listed, places = (torch.empty(5, dtype=torch.int32) for _ in range(2))
+    sorted_ids, gaussian_major_indices = (torch.empty(5, dtype=torch.int32) for _ in range(2))
     return dict(
-        keys=torch.zeros(5, dtype=torch.int16), indices=torch.arange(5), flatten_ids=ids, listed=listed,
-        places=places, isect_offsets=torch.empty(3, dtype=torch.int32), n=5, n_tiles=2, first_key=0, steps=3, BLOCK=16,
+        keys=torch.zeros(5, dtype=torch.int16), indices=torch.arange(5), flatten_ids=ids, sorted_ids=sorted_ids,
+        gaussian_major_indices=gaussian_major_indices, isect_offsets=torch.empty(3, dtype=torch.int32), n=5, n_tiles=2,
+        first_key=0, search_steps=3, BLOCK=16,
     )  # fmt: skip
 
 

@@ -162,11 +162,11 @@ def test_kinds_used_least_recently_go(captures):
     render, scene = graphed(rasterization), make()
     for _ in range(2):
         render(**scene)
-    for i in range(graphs.KINDS_MAX + 2):
+    for i in range(graphs.ENTRIES_MAX + 2):
         render(**scene, near_plane=0.02 * (i + 1))
         render(**scene)
         gc.collect()
-    assert len(render._kinds) == graphs.KINDS_MAX
+    assert len(render._cache) == graphs.ENTRIES_MAX
 
 
 @pytest.mark.parametrize("sh_degree", [None, 1])
@@ -301,10 +301,10 @@ def test_another_number_of_gaussians_releases_graphs(captures):
         scene = make(scenes.Structure(n=n))
         for _ in range(2):
             assert_same(differentiated(render, scene), differentiated(rasterization, scene, packed=False))
-        assert len(render._kinds) == 1
+        assert len(render._cache) == 1
     assert len(captures) == 3
     render.clear()
-    assert not len(render._kinds)
+    assert not len(render._cache)
 
 
 def test_an_error_in_a_capture_gives_eager_calls(captures, monkeypatch, caplog):
@@ -425,7 +425,7 @@ def test_copies_have_graphs_of_their_own(captures, make_copy):
     for _ in range(2):
         render(**scene)
     other = make_copy(render)
-    assert not len(other._kinds) and len(render._kinds)
+    assert not len(other._cache) and len(render._cache)
     assert torch.equal(other(**scene)[0], render(**scene)[0])
 
 
@@ -510,7 +510,7 @@ def test_threads():
             list(pool.map(work, range(3)))
     finally:
         sys.setswitchinterval(interval)
-    assert launch.observer is None and launch.launched is None
+    assert launch.observer is None and launch.launch_hook is None
 
 
 def test_freed_memory_is_refused():
@@ -575,4 +575,4 @@ def test_nothing_is_captured_on_a_cpu(captures, monkeypatch):
     render, scene = graphed(rasterization), make()
     for _ in range(3):
         render(**scene)
-    assert not captures and not len(render._kinds)
+    assert not captures and not len(render._cache)

@@ -9,7 +9,7 @@ import torch
 from tests.support import scenes
 from tests.support.launch_recorder import LaunchRecorder
 from tsplat import UnsupportedError, rasterization
-from tsplat.passes.arenas import DTYPES, Bases, Life, Slots, View, add_arena_with_end, arrange, used_steps
+from tsplat.passes.arenas import DTYPES, Bases, Lifetime, Slots, View, add_arena_with_tail, assign_offsets, live_steps
 from tsplat.runtime.tracing import Trace
 from tsplat.stages.capacity import deferred
 from tsplat.stages.listing import stable_argsort
@@ -109,19 +109,19 @@ def test_other_threads_are_not_recorded():
     assert torch.equal(found, torch.full((6,), 6.0)) and torch.equal(y, values() + 1) and torch.equal(image, expected)
 
 
-def test_the_end_of_an_arena_is_behind_all_that_is_needed_at_the_same_time():
-    lives = [Life(0, 64, 0, 1), Life(1, 640, 0, 2), Life(2, 64, 2, 3), Life(3, 6400, 4, 4)]
+def test_the_tail_of_an_arena_is_behind_all_that_is_needed_at_the_same_time():
+    lifetimes = [Lifetime(0, 64, 0, 1), Lifetime(1, 640, 0, 2), Lifetime(2, 64, 2, 3), Lifetime(3, 6400, 4, 4)]
     bases = Bases()
-    base, fixed, begin = add_arena_with_end(bases, lives, Life(4, 10**6, 2, 3))
-    assert (base, fixed, begin) == (0, 6400, 704)
-    offsets, _ = arrange(lives)
+    arena, offset = add_arena_with_tail(bases, lifetimes, Lifetime(4, 10**6, 2, 3))
+    assert arena == (0, 6400) and offset == 704
+    offsets, _ = assign_offsets(lifetimes)
     assert offsets[3] == 0  # other arenas have the largest first
 
 
-def test_an_arena_with_room_for_a_part_of_its_rows_has_views_of_any_dtype():
+def test_an_arena_for_a_part_of_its_slots_has_views_of_any_dtype():
     n = View(0, 0, torch.Size([]), (), torch.int64)
     for n_rows in range(5):
-        size = Slots(n, fixed=36, offset=64, size=12).bytes(n_rows)
+        size = Slots(n, fixed_size=36, offset=64, slot_size=12).arena_size(n_rows)
         assert size >= max(36, 64 + 12 * n_rows)
         arena = torch.empty(size, dtype=torch.uint8)
         for dtype in DTYPES:
@@ -143,5 +143,5 @@ def test_operators_whose_results_nothing_reads_are_no_steps():
         ([wanted], ["sin", "cos", "mul_", "abs"]),
         ([unread], ["exp", "neg", "sin", "cos", "mul_"]),
     ):
-        used = used_steps(trace.steps, {tensor.untyped_storage()._cdata for tensor in storages})
-        assert [name for name, is_used in zip(names, used, strict=True) if is_used] == expected
+        is_live = live_steps(trace.steps, {tensor.untyped_storage()._cdata for tensor in storages})
+        assert [name for name, live in zip(names, is_live, strict=True) if live] == expected

@@ -20,7 +20,7 @@ def state():
         torch._C._len_torch_dispatch_stack(),
         getattr(tracing._state, "trace", None),
         tracing._lock.locked(),
-        (launch.observer, launch.launched, launch.used_slots),
+        (launch.observer, launch.launch_hook, launch.slots_hook),
         signal.getsignal(signal.SIGINT),
     )
 

@@ -81,7 +81,7 @@ def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, cou
         return torch.cat([counts.new_zeros(1), counts])
 
     class Launchers:
-        def unread_spans(*arguments):
+        def max_unread_spans(*arguments):
             return 0
 
         def tile_rows(*arguments):
@@ -107,5 +107,5 @@ def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, cou
             find()
     else:
         spans = find()
-        found = spans.span_starts if counted == "spans" else spans.place_starts
+        found = spans.span_starts if counted == "spans" else spans.isect_starts
         assert found.tolist() == [0, *counts.cumsum(0).tolist()]

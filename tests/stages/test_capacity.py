@@ -81,8 +81,10 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
     least, _ = needed(scene, 1, **options)
     with capacity.deferred() as calls:
         run(scene, capacity=least, **options)
-    need = capacity.needed_by(calls)
-    fitted = need._replace(spans=max(need.spans, 1), intersections=max(need.intersections, 1), lists=max(need.lists, 1))
+    need = capacity.max_needed(calls)
+    fitted = need._replace(
+        spans=max(need.spans, 1), intersections=max(need.intersections, 1), entries=max(need.entries, 1)
+    )
     found, meta = run(scene, capacity=fitted, **options)
     assert all(torch.equal(exact[name], found[name]) for name in exact) and not meta["overflow"]
     for name, n in need._asdict().items():
@@ -92,8 +94,8 @@ def test_each_kind_of_list_has_room_of_its_own(structure):
                 run(scene, capacity=less, **options)
             with capacity.deferred():
                 assert run(scene, capacity=less, **options)[1]["overflow"]
-    more = capacity.room_for(need, Capacities(1, 10**6, 1, 0))
-    assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.lists) + 1, 0)
+    more = capacity.capacities_for(need, Capacities(1, 10**6, 1, 0))
+    assert more == Capacities(int(1.25 * need.spans) + 1, 10**6, int(1.25 * need.entries) + 1, 0)
 
 
 @pytest.mark.triton
@@ -104,14 +106,14 @@ def test_chunks_have_room_of_their_own(cut_lists, chunk):
     exact, _ = run(scene, **options)
     with capacity.deferred() as calls:
         run(scene, capacity=ENOUGH, **options)
-    need = capacity.needed_by(calls)
+    need = capacity.max_needed(calls)
     found, _ = run(scene, capacity=need, **options)
     assert all(torch.equal(exact[name], found[name]) for name in exact)
     assert counts[-1] == need.chunks > 1
     for chunks in (need.chunks - 1, 0):
         with pytest.raises(CapacityError, match="capacity: at least"):
             run(scene, capacity=need._replace(chunks=chunks), **options)
-    assert capacity.room_for(need).chunks == int(1.25 * need.chunks) + 1
+    assert capacity.capacities_for(need).chunks == int(1.25 * need.chunks) + 1
 
 
 @pytest.mark.triton
@@ -129,7 +131,7 @@ def test_lists_of_both_passes_over_features_have_room(monkeypatch):
     exact = tsplat.rasterization_2dgs(**arguments)
     with capacity.deferred() as calls:
         tsplat.rasterization_2dgs(**arguments, capacity=ENOUGH)
-    found = tsplat.rasterization_2dgs(**arguments, capacity=capacity.needed_by(calls))
+    found = tsplat.rasterization_2dgs(**arguments, capacity=capacity.max_needed(calls))
     assert not found[-1]["overflow"]
     assert all(torch.equal(one, other) for one, other in zip(exact[:-1], found[:-1]) if one is not None)
 
@@ -166,7 +168,7 @@ def test_errors_name_capacities_that_suffice():
 
 @pytest.mark.triton
 def test_an_image_that_does_not_fit_shows_the_background(monkeypatch):
-    monkeypatch.setattr(capacity, "_raise_for", lambda call: None)  # a GPU learns of it later
+    monkeypatch.setattr(capacity, "_raise_if_exceeded", lambda check: None)  # a GPU learns of it later
     scene = make()
     found, meta = run(scene, backend="triton", capacity=7)
     assert meta["overflow"]
@@ -242,7 +244,7 @@ def test_nothing_is_copied_to_the_device(kind, monkeypatch):
 @pytest.mark.triton
 @pytest.mark.parametrize(("packed", "expected"), [(False, []), (True, ["nonzero"])])
 def test_nothing_waits_for_the_device(packed, expected, monkeypatch):
-    monkeypatch.setattr(capacity, "_raise_for", lambda call: None)
+    monkeypatch.setattr(capacity, "_raise_if_exceeded", lambda check: None)
     as_on_a_gpu = "tsplat.kernels.projection.indices_of", lambda flags: flags.nonzero().squeeze(1)
     monkeypatch.setattr(*as_on_a_gpu)
     scene, options = make(), dict(backend="triton", packed=packed, render_mode="RGB+ED")
@@ -307,14 +309,14 @@ class Event:
 
 
 def call(needed, event):
-    return capacity._Call(torch.tensor([needed, 0, 0, 0, needed > 100]), event, Capacities(100, 100, 100, 100), None)
+    return capacity._Check(torch.tensor([needed, 0, 0, 0, needed > 100]), event, Capacities(100, 100, 100, 100), None)
 
 
 def add(*calls):
     """Makes calls of this thread that the device is not done with."""
-    pending = capacity._thread.pending.calls
+    pending = capacity._thread.pending.checks
     pending += calls
-    capacity._collect(pending, wait=False)
+    capacity._finish_checks(pending, wait=False)
 
 
 def in_a_thread(function, *args):
@@ -326,11 +328,11 @@ def in_a_thread(function, *args):
 def test_calls_are_checked_once_the_device_is_done():
     events = [Event() for _ in range(3)]
     add(call(5, events[0]), call(101, events[1]), call(102, events[2]))
-    assert len(capacity._thread.pending.calls) == 3
+    assert len(capacity._thread.pending.checks) == 3
     events[0].happened = events[1].happened = True
     with pytest.raises(CapacityError, match="capacity=101"):
         add()
-    assert len(capacity._thread.pending.calls) == 1
+    assert len(capacity._thread.pending.checks) == 1
     with pytest.raises(CapacityError, match="capacity=102"):
         tsplat.check_overflow()
     assert events[2].waited
@@ -349,10 +351,10 @@ def test_calls_of_other_threads_do_not_raise_here():
 
 
 def test_calls_of_threads_that_have_ended_are_left_to_check_overflow():
-    with_room, without, unknown = (Event() for _ in range(3))
-    in_a_thread(add, call(5, with_room), call(101, without), call(6, unknown))
+    with_capacities, without, unknown = (Event() for _ in range(3))
+    in_a_thread(add, call(5, with_capacities), call(101, without), call(6, unknown))
     assert len(capacity._orphans) == 3
-    with_room.happened = without.happened = True
+    with_capacities.happened = without.happened = True
     in_a_thread(add, call(7, None))  # where another thread ends, what is known to have had room is dropped
     assert [c.needed[0].item() for c in capacity._orphans] == [101, 6]
     add(call(5, None))
@@ -412,20 +414,20 @@ class Peers:
 def test_ranks_raise_together():
     grid = TileGrid.cover(1, 32, 32, 16)
     lists = types.SimpleNamespace(
-        needed=torch.tensor([5, 101, 7, 0, 1]), room=Capacities(100, 100, 100, 100), flatten_ids=torch.zeros(3)
+        needed=torch.tensor([5, 101, 7, 0, 1]), capacities=Capacities(100, 100, 100, 100), flatten_ids=torch.zeros(3)
     )
     had_none, had_room, had_too_little = [0, 0, 0, 0], [0, 50, 60, 0], [1, 9, 4, 1]
     peers = Peers(1, [had_none, had_room])
     with pytest.raises(CapacityError, match=r"^capacity: rank 1: at least 101 .* room for 100, .* capacity=101\. All"):
-        capacity.note_need(lists, 100, grid, peers)
+        capacity.check_capacity(lists, 100, grid, peers)
     assert peers.sent == [1, 101, 100, 0]
     for requested in (None, 5):  # without a capacity, and with several bands
         with pytest.raises(CapacityError, match=r'rank 0: at least 9 .* as "auto" has learned'):
-            capacity.note_need(None, requested, grid, Peers(1, [had_too_little, had_room]))
-    capacity.note_need(None, None, grid, Peers(0, [had_room, had_none]))
+            capacity.check_capacity(None, requested, grid, Peers(1, [had_too_little, had_room]))
+    capacity.check_capacity(None, None, grid, Peers(0, [had_room, had_none]))
     peers = Peers(0, [had_too_little])
     peers.any_capacity = False
-    capacity.note_need(None, None, grid, peers)  # no rank has a capacity, and none is asked
+    capacity.check_capacity(None, None, grid, peers)  # no rank has a capacity, and none is asked
     assert peers.sent is None
 
 
@@ -443,19 +445,19 @@ def test_a_need_is_read_from_the_stream_of_its_device(monkeypatch):
     event = types.SimpleNamespace(record=lambda stream=None: streams.append(stream), query=lambda: False)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     needed = types.SimpleNamespace(is_cuda=True, shape=(5,), device=torch.device("cuda:1"))
-    lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
-    capacity.note_need(lists, 3, None)
+    lists = types.SimpleNamespace(needed=needed, capacities=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
+    capacity.check_capacity(lists, 3, None)
     assert streams == [("stream of", needed.device)]
     assert made[0]["device"] == "cpu" and made[0]["pin_memory"]
-    assert len(capacity._thread.pending.calls) == 1
+    assert len(capacity._thread.pending.checks) == 1
 
 
 def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     needed = types.SimpleNamespace(is_cuda=True)
-    lists = types.SimpleNamespace(needed=needed, room=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
-    capacity.note_need(lists, 3, None)
-    assert capacity._thread.pending.calls == []
+    lists = types.SimpleNamespace(needed=needed, capacities=Capacities(3, 3, 3, 3), flatten_ids=torch.zeros(3))
+    capacity.check_capacity(lists, 3, None)
+    assert capacity._thread.pending.checks == []
 
 
 @pytest.mark.triton

@@ -81,8 +81,9 @@ def test_lists_of_more_intersections_than_half_of_int32():
     keys[-1] = 5
     values, indices, isect_offsets = torch.zeros(16, dtype=torch.int32), torch.zeros(16).long(), torch.zeros(7).int()
     _tile_lists_kernel.launch(
-        1, keys=keys, indices=indices, flatten_ids=values, listed=values.clone(), places=values.clone(),
-        isect_offsets=isect_offsets, n=n, n_tiles=6, first_key=0, steps=n.bit_length(), BLOCK=16,
+        1, keys=keys, indices=indices, flatten_ids=values, sorted_ids=values.clone(),
+        gaussian_major_indices=values.clone(), isect_offsets=isect_offsets, n=n, n_tiles=6, first_key=0,
+        search_steps=n.bit_length(), BLOCK=16,
     )  # fmt: skip
     assert isect_offsets.tolist() == [0, *[n - 1] * 5, n]
 

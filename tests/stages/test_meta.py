@@ -10,7 +10,7 @@ import tsplat
 from tests.support import scenes
 from tsplat.stages.meta import Meta
 
-LATER = [
+LAZY = [
     "batch_ids", "camera_ids", "flatten_ids", "gaussian_ids", "isect_ids", "isect_offsets", "memory", "n_invalid",
     "overflow", "tiles_per_gauss",
 ]  # fmt: skip
@@ -76,6 +76,6 @@ def test_values_are_computed_once():
 
 def test_nothing_is_computed_before_it_is_read():
     meta = tsplat.rasterization(**scenes.make(scenes.Structure(n=5), torch.float32), backend="torch")[2]
-    assert sorted(meta._later) == LATER
+    assert sorted(meta._lazy) == LAZY
     assert meta["n_invalid"] == 0
-    assert set(LATER) <= set(meta)
+    assert set(LAZY) <= set(meta)

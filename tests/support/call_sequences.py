@@ -30,7 +30,7 @@ import tsplat.kernels
 from tests.support.call_kinds import Begun, CallKind, random_kind
 from tests.support.graphs import FakeRecorder
 from tests.support.training_scenes import gray, make_gaussians, make_views
-from tsplat.passes import graphed_calls, kinds
+from tsplat.passes import graphed_calls, replay_cache
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import Config, Trainer
 
@@ -234,10 +234,10 @@ class Process:
         self.note(action.rendering, in_fork(action.rendering.outcome))
 
     def forget(self, action: Action) -> None:
-        kinds.forget()
+        replay_cache.clear_caches()
 
     def limit(self, action: Action) -> None:
-        kinds.KINDS_MAX = action.number
+        replay_cache.ENTRIES_MAX = action.number
 
     def collect(self, action: Action) -> None:
         """Frees memory, and fills some of it with other values."""

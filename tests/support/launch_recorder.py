@@ -17,8 +17,8 @@ class KeepingTrace(Trace):
         super().__init__()
         self.kept: list[Tensor] = []
 
-    def make(self, tensor: Tensor) -> None:
-        super().make(tensor)
+    def add_allocation(self, tensor: Tensor) -> None:
+        super().add_allocation(tensor)
         self.kept.append(tensor.detach())
 
 
@@ -33,9 +33,9 @@ class LaunchRecorder:
         """Calls a function. Returns its results, and what computes them again at the same place."""
         trace, bases = KeepingTrace(), Bases()
         results = trace.record(function)
-        tensors = {storage_of(t): t for t in (*trace.kept, *trace.others.values())}
+        tensors = {storage_of(t): t for t in (*trace.kept, *trace.external.values())}
         for storage in tensors:
-            bases.put(bases.add(), storage, 0)
+            bases.place(bases.add(), storage, 0)
         replayed = Pass(trace.steps, bases, range(bases.n), on_gpu=False)
         storages = [tensor.new_empty(0).set_(tensor.untyped_storage()).detach() for tensor in tensors.values()]
         return results, lambda: replayed.run(storages)

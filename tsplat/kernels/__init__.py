@@ -3,7 +3,7 @@
 from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, tile_alphas
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
-from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows, unread_spans
+from .intersection import max_unread_spans, tile_columns, tile_intersections, tile_lists, tile_rows
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .scans import prefix_sums
@@ -18,6 +18,7 @@ __all__ = [
     "l1_ssim_bwd",
     "l1_ssim_fwd",
     "mark_invalid",
+    "max_unread_spans",
     "mcmc_noise",
     "mcmc_regularization",
     "prefix_sums",
@@ -30,5 +31,4 @@ __all__ = [
     "tile_intersections",
     "tile_lists",
     "tile_rows",
-    "unread_spans",
 ]

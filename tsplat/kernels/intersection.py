@@ -11,7 +11,7 @@ find the Gaussian, or the span, by binary search in a prefix sum. A zero precede
 has the start of each and ends with the total. Once intersections are sorted by tile, a fourth kernel gathers their rows
 and finds the first one of each tile.
 
-There may be fewer spans and intersections than there is room for. Only the device then knows their number, the last
+With a capacity, there may be fewer spans and intersections than that. Only the device then knows their number, the last
 value of these sums. Spans beyond it have no intersections, and intersections beyond it a tile beyond all others.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import constant, det2, load_tuple, search_starts_of_block
-from .launch import CPU_LONG_BLOCK, UNREAD, Int, is_compiled_for_cpu, kernel
+from .launch import CPU_LONG_BLOCK, UNREAD_MAX, Int, is_compiled_for_cpu, kernel
 
 BLOCK = 128
 
@@ -104,9 +104,9 @@ def _tile_rows_kernel(
     radii,  # [nnz, 2] int32
     conics,  # [nnz, 3] or None
     opacities,  # [nnz] or None
-    order,  # [nnz] int64
+    depth_order,  # [nnz] int64
     image_ids,  # [nnz] int64 or None
-    rows,  # [nnz] int32, order, output
+    rows,  # [nnz] int32, ``depth_order``, output
     first_tile_rows,  # [nnz] int32, output
     n_tile_rows,  # [1 + nnz] int32, output
     n: "Int", n_per_image: "Int", tile_height: "Int", begin: "Int", end: "Int",
@@ -114,7 +114,7 @@ def _tile_rows_kernel(
 ):  # fmt: skip
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = position < n
-    row = tl.load(order + position, mask=mask, other=0)
+    row = tl.load(depth_order + position, mask=mask, other=0)
     mean, _, extent_y, seen, _, _, _ = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
     first, count = _tile_range(mean[1] - extent_y, mean[1] + extent_y, tile_height, TILE, conics is not None)
     if image_ids is not None:
@@ -143,7 +143,7 @@ def _tile_columns_kernel(
     positions,  # [S] int32, output
     first_columns,  # [S] int32, output
     n_columns,  # [1 + S] int32, output
-    n: "Int", n_spans: "Int", steps: "Int", tile_width: "Int",
+    n: "Int", n_spans: "Int", search_steps: "Int", tile_width: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first_span = tl.program_id(0).to(tl.int64) * BLOCK
@@ -153,7 +153,7 @@ def _tile_columns_kernel(
     if first_span < end:
         mask = span < end
         safe = tl.where(mask, span, 0)
-        position = search_starts_of_block(span_starts, n, safe, steps, ON_CPU)
+        position = search_starts_of_block(span_starts, n, safe, search_steps, ON_CPU)
         row = tl.load(rows + position, mask=mask, other=0).to(tl.int64)
         mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
             means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
@@ -197,20 +197,20 @@ def _tile_intersections_kernel(
     span_starts,  # [nnz + 1] int32
     positions,  # [S] int32
     first_columns,  # [S] int32
-    place_starts,  # [S + 1] int32
+    isect_starts,  # [S + 1] int32
     keys,  # [M] int16 or int32, output
     flatten_ids,  # [M] int32, output
-    n_spans: "Int", n_intersections: "Int", steps: "Int", n_per_image: "Int",
+    n_spans: "Int", n_intersections: "Int", search_steps: "Int", n_per_image: "Int",
     tile_width: "Int", n_tiles: "Int", key_bias: "Int", last_key: "Int",
     WRAPS: tl.constexpr, ON_CPU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    first_place = tl.program_id(0).to(tl.int64) * BLOCK
-    place = first_place + tl.arange(0, BLOCK)
-    end = tl.load(place_starts + n_spans)
-    if first_place < end:
-        mask = place < end
-        safe = tl.where(mask, place, 0)
-        span = search_starts_of_block(place_starts, n_spans, safe, steps, ON_CPU)
+    first_index = tl.program_id(0).to(tl.int64) * BLOCK
+    index = first_index + tl.arange(0, BLOCK)
+    end = tl.load(isect_starts + n_spans)
+    if first_index < end:
+        mask = index < end
+        safe = tl.where(mask, index, 0)
+        span = search_starts_of_block(isect_starts, n_spans, safe, search_steps, ON_CPU)
         position = tl.load(positions + span).to(tl.int64)
         row = tl.load(rows + position).to(tl.int64)
         if image_ids is not None:
@@ -218,16 +218,16 @@ def _tile_intersections_kernel(
         else:
             image = row // n_per_image
         y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
-        x = tl.load(first_columns + span) + (safe - tl.load(place_starts + span))
+        x = tl.load(first_columns + span) + (safe - tl.load(isect_starts + span))
         if WRAPS:
             x = tl.where(x >= tile_width, x - tile_width, x)
         key = tl.where(mask, image * n_tiles + y * tile_width + x - key_bias, last_key)
-        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < n_intersections)
-        tl.store(flatten_ids + place, row.to(tl.int32), mask=place < n_intersections)
+        tl.store(keys + index, key.to(keys.dtype.element_ty), mask=index < n_intersections)
+        tl.store(flatten_ids + index, row.to(tl.int32), mask=index < n_intersections)
     else:
         none = tl.zeros([BLOCK], tl.int32)
-        tl.store(keys + place, (none + last_key).to(keys.dtype.element_ty), mask=place < n_intersections)
-        tl.store(flatten_ids + place, none, mask=place < n_intersections)
+        tl.store(keys + index, (none + last_key).to(keys.dtype.element_ty), mask=index < n_intersections)
+        tl.store(flatten_ids + index, none, mask=index < n_intersections)
 
 
 @kernel
@@ -235,21 +235,21 @@ def _tile_lists_kernel(
     keys,  # [M] int16 or int32, sorted
     indices,  # [M] int64
     flatten_ids,  # [M] int32
-    listed,  # [M] int32, output
-    places,  # [M] int32, output
+    sorted_ids,  # [M] int32, output
+    gaussian_major_indices,  # [M] int32, output
     isect_offsets,  # [tiles + 1] int32, output
-    n: "Int", n_tiles: "Int", first_key: "Int", steps: "Int",
+    n: "Int", n_tiles: "Int", first_key: "Int", search_steps: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One lane per intersection, one per tile, and one for the end of the last tile."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + lane, mask=lane < n, other=0)
-    tl.store(listed + lane, tl.load(flatten_ids + index, mask=lane < n, other=0), mask=lane < n)
-    tl.store(places + lane, index.to(tl.int32), mask=lane < n)
+    tl.store(sorted_ids + lane, tl.load(flatten_ids + index, mask=lane < n, other=0), mask=lane < n)
+    tl.store(gaussian_major_indices + lane, index.to(tl.int32), mask=lane < n)
     if tl.program_id(0) * BLOCK <= n_tiles:
         low = lane * 0
         high = low + n
-        for _ in range(steps):
+        for _ in range(search_steps):
             middle = low + ((high - low) >> 1)  # the sum may exceed int32
             key = tl.load(keys + middle, mask=low < high, other=0).to(tl.int32)
             before = (low < high) & (key < lane + first_key)
@@ -261,7 +261,7 @@ def _tile_lists_kernel(
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Finds the row of each Gaussian, its first tile row, and how many tile rows it meets, in emission order.
+    """Finds the row of each Gaussian, its first tile row, and how many tile rows it meets, in depth order.
 
     Args:
         band: The first flat tile row and the one after the last; others are left out.
@@ -269,10 +269,10 @@ def tile_rows(
     Returns:
         Rows and first tile rows, [nnz] int32 each; a zero, followed by the numbers of tile rows, [1 + nnz] int32.
     """
-    n = screen.order.numel()
-    rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
+    n = screen.depth_order.numel()
+    rows = torch.empty(n, dtype=torch.int32, device=screen.depth_order.device)
     first_tile_rows = torch.empty_like(rows)
-    n_tile_rows = torch.empty(n + 1, dtype=torch.int32, device=screen.order.device)
+    n_tile_rows = torch.empty(n + 1, dtype=torch.int32, device=screen.depth_order.device)
     _tile_rows_kernel.launch_elementwise(
         max(n, 1),
         BLOCK,
@@ -292,9 +292,10 @@ def tile_rows(
     return rows, first_tile_rows, n_tile_rows
 
 
-def unread_spans(tensor: Tensor) -> int:
-    """Returns how many spans may have room without waiting for their number; 0 on a CPU, where nothing waits."""
-    return 0 if is_compiled_for_cpu(tensor) else UNREAD
+def max_unread_spans(tensor: Tensor) -> int:
+    """Returns up to how many spans memory is allocated without reading their number from the device; 0 on a CPU, where
+    reading does not wait."""
+    return 0 if is_compiled_for_cpu(tensor) else UNREAD_MAX
 
 
 def tile_columns(
@@ -306,7 +307,7 @@ def tile_columns(
     n_spans: int,
     settings: IntersectionSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Finds each span's Gaussian (its position in emission order), first tile, and number of tiles.
+    """Finds each span's Gaussian (its position in depth order), first tile, and number of tiles.
 
     Args:
         rows, first_tile_rows, span_starts: See :class:`Spans`.
@@ -315,10 +316,10 @@ def tile_columns(
     Returns:
         Positions and first tiles, [S] int32 each; a zero, followed by the numbers of tiles, [1 + S] int32.
     """
-    positions = torch.empty(n_spans, dtype=torch.int32, device=screen.order.device)
+    positions = torch.empty(n_spans, dtype=torch.int32, device=screen.depth_order.device)
     first_columns = torch.empty_like(positions)
-    n_columns = torch.empty(n_spans + 1, dtype=torch.int32, device=screen.order.device)
-    n = screen.order.numel()
+    n_columns = torch.empty(n_spans + 1, dtype=torch.int32, device=screen.depth_order.device)
+    n = screen.depth_order.numel()
     _tile_columns_kernel.launch_elementwise(
         max(n_spans, 1),
         BLOCK,
@@ -336,7 +337,7 @@ def tile_columns(
         n_columns=n_columns,
         n=n,
         n_spans=n_spans,
-        steps=n.bit_length(),
+        search_steps=n.bit_length(),
         tile_width=grid.tile_width,
         ON_CPU=is_compiled_for_cpu(screen.means2d),
         TILE=grid.tile_size,
@@ -355,8 +356,8 @@ def tile_intersections(
         key_bias: Subtracted from each key.
         last_key: Key of elements beyond the last intersection.
     """
-    keys = torch.empty(spans.n_intersections, dtype=key_dtype, device=screen.order.device)
-    flatten_ids = torch.empty(spans.n_intersections, dtype=torch.int32, device=screen.order.device)
+    keys = torch.empty(spans.n_intersections, dtype=key_dtype, device=screen.depth_order.device)
+    flatten_ids = torch.empty(spans.n_intersections, dtype=torch.int32, device=screen.depth_order.device)
     n_spans = spans.positions.numel()
     _tile_intersections_kernel.launch_elementwise(
         spans.n_intersections,
@@ -367,7 +368,7 @@ def tile_intersections(
         keys=keys,
         flatten_ids=flatten_ids,
         n_spans=n_spans,
-        steps=n_spans.bit_length(),
+        search_steps=n_spans.bit_length(),
         n_per_image=_rows_per_image(screen, grid),
         tile_width=grid.tile_width,
         n_tiles=grid.tiles_per_image,
@@ -384,16 +385,16 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
 
     Args:
         keys: [M], sorted.
-        indices: [M] int64, place of each key before sorting.
+        indices: [M] int64, index of each key before sorting.
         flatten_ids: [M] int32, row of each intersection before sorting.
         n_tiles, first_key: Number of tiles, and the key of the first.
 
     Returns:
-        Rows [M] int32; places before sorting [M] int32; the first intersection of each tile, followed by M,
-        [n_tiles + 1] int32.
+        Rows [M] int32; indices before sorting, in Gaussian-major order, [M] int32; the first intersection of each tile,
+        followed by M, [n_tiles + 1] int32.
     """
     n = keys.numel()
-    listed, places = torch.empty_like(flatten_ids), torch.empty_like(flatten_ids)
+    sorted_ids, gaussian_major_indices = torch.empty_like(flatten_ids), torch.empty_like(flatten_ids)
     isect_offsets = flatten_ids.new_empty(n_tiles + 1)
     _tile_lists_kernel.launch_elementwise(
         max(n, n_tiles + 1),
@@ -401,17 +402,17 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
         keys=keys,
         indices=indices,
         flatten_ids=flatten_ids,
-        listed=listed,
-        places=places,
+        sorted_ids=sorted_ids,
+        gaussian_major_indices=gaussian_major_indices,
         isect_offsets=isect_offsets,
         n=n,
         n_tiles=n_tiles,
         first_key=first_key,
-        steps=n.bit_length(),
+        search_steps=n.bit_length(),
     )
-    return listed, places, isect_offsets
+    return sorted_ids, gaussian_major_indices, isect_offsets
 
 
 def _rows_per_image(screen: ScreenGaussians, grid: TileGrid) -> int:
     """Rows of each image, at least 1, if rows are [I, N]."""
-    return max(screen.order.numel() // max(grid.n_images, 1), 1)
+    return max(screen.depth_order.numel() // max(grid.n_images, 1), 1)

@@ -44,7 +44,7 @@ CPU_LONG_BLOCK = 64
 CPU_ROWS = 4
 """Pixel rows of a part of a tile on a CPU: their state stays in registers."""
 
-CPU_AHEAD = 8
+CPU_PREFETCH_DISTANCE = 8
 """Entries of a list by which a CPU prefetches what it will read and write."""
 
 SEVERAL, MANY = 700, 2500
@@ -70,7 +70,7 @@ FEATURES_HELD = 6
 FEATURES_MIN = 16
 """Number of channels from which matrix products cost fewer instructions than channels one by one."""
 
-UNREAD = 2**16
+UNREAD_MAX = 2**16
 """Sizes that cannot exceed this are not read from the device: there is as much room as they may need."""
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -126,13 +126,12 @@ prepared: dict[Any, Run] = {}
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""
 
-launched: Callable[[Run, int, Values], bool] | None = None
-"""Called with what launches a kernel, its number of programs and its values, while launches are traced and observed.
-Returns whether the kernel is launched."""
+launch_hook: Callable[[Run, int, Values], bool] | None = None
+"""Called with the compiled kernel, the number of programs and the values of each launch, while launches are traced.
+Returns whether to launch."""
 
-used_slots: Callable[[Tensor, Tensor], None] | None = None
-"""Called with the slots of compositing and the number of those that are used, [] int64, while calls on a GPU are
-traced."""
+slots_hook: Callable[[Tensor, Tensor], None] | None = None
+"""Called with the slots of compositing and the number of those in use, [] int64, while calls on a GPU are traced."""
 
 
 def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
@@ -159,7 +158,7 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
         return
     if made_by == "amd" and n_programs > AMD_PROGRAMS:
         check_threads(tensor, n_programs, arguments.get("num_warps", OPTIONS["num_warps"]))
-    observe, note = observer, launched  # another thread may change them
+    observe, hook = observer, launch_hook  # another thread may change them
     if observe is not None:
         observe(kernel, n_programs, arguments)
     if INTERPRETED:
@@ -173,7 +172,7 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
         if unknown := arguments.keys() - kernel.arg_names - OPTIONS.keys():
             raise TypeError(f"{kernel.__name__}: unknown arguments {sorted(unknown)}")
         run = prepared[key] = prepare(kernel, gpu, arguments)
-    if note is None or note(run, n_programs, values):
+    if hook is None or hook(run, n_programs, values):
         run(n_programs, values)
 
 
@@ -392,9 +391,9 @@ def walk_unroll(tensor: Tensor) -> int:
     return 1 if vendor(tensor) == "none" else 4
 
 
-def walk_ahead(tensor: Tensor) -> int:
+def prefetch_distance(tensor: Tensor) -> int:
     """Returns by how many entries of a list a walk prefetches, 0 for none. On a GPU, other warps hide cache misses."""
-    return CPU_AHEAD if is_compiled_for_cpu(tensor) else 0
+    return CPU_PREFETCH_DISTANCE if is_compiled_for_cpu(tensor) else 0
 
 
 def group_options(tensor: Tensor, shape: PartShape) -> dict[str, int | bool]:

@@ -1,8 +1,8 @@
 """Packed rows of calls that replay passes: rows of the Gaussians that a camera sees, one after the other.
 
 Passes project without packing, as the sizes of their tensors must not depend on values; when the stages run, the
-projection packs. The prefix sum of whether a row is packed is its place. The number of packed rows is known on the
-device only, so kernels have a lane for each row that there may be.
+projection packs. The inclusive prefix sum of whether a row is visible is its packed row, plus 1. The number of packed
+rows is known on the device only, so kernels have a lane for each row.
 """
 
 import torch
@@ -32,7 +32,7 @@ def _visible_rows_kernel(
 
 @kernel
 def _pack_rows_kernel(
-    ends,  # [n] int32
+    row_counts,  # [n] int32, inclusive prefix sum of whether rows are packed
     values,  # [n, 2]
     ids,  # [packed] int64, output
     packed,  # [packed, 2], output
@@ -40,15 +40,15 @@ def _pack_rows_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    packed_row = tl.load(ends + row - 1, mask=(row > 0) & (row < n), other=0).to(tl.int64)
-    is_packed = (row < n) & (tl.load(ends + row, mask=row < n, other=0) > packed_row)
+    packed_row = tl.load(row_counts + row - 1, mask=(row > 0) & (row < n), other=0).to(tl.int64)
+    is_packed = (row < n) & (tl.load(row_counts + row, mask=row < n, other=0) > packed_row)
     tl.store(ids + packed_row, row, mask=is_packed)
     store_tuple(packed + 2 * packed_row, 1, load_tuple(values + 2 * row, 1, 2, is_packed), is_packed)
 
 
 @triton.jit
 def _packed_lanes(ids, n_packed, BLOCK: tl.constexpr):
-    """Returns the packed rows of a program, the rows that they are of, and whether there are any."""
+    """Returns the packed rows of a program's lanes, the rows that these are, and which lanes have one."""
     packed_row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = packed_row < tl.load(n_packed)
     return packed_row, tl.load(ids + packed_row, mask=mask, other=0), mask
@@ -78,8 +78,8 @@ def _scatter_rows_kernel(
     store_tuple(values + 2 * row, 1, load_tuple(packed + 2 * packed_row, 1, 2, mask), mask)
 
 
-def packed_ends(radii: Tensor, n_packed: Tensor) -> Tensor:
-    """Returns the number of packed rows up to and with each row. [n] int32
+def count_packed_rows(radii: Tensor, n_packed: Tensor) -> Tensor:
+    """Returns the inclusive prefix sum of whether rows are packed. [n] int32
 
     Args:
         radii: [n, 2] int32, not zero where a row is packed.
@@ -92,16 +92,16 @@ def packed_ends(radii: Tensor, n_packed: Tensor) -> Tensor:
     return prefix_sums(visible, limit=Limit(n_packed, capacity=n))
 
 
-def pack_rows(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def pack_rows(row_counts: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the packed rows, [n] int64, and their values, [n, 2]. What is behind the last packed row has no meaning.
 
     Args:
-        ends: See :func:`packed_ends`.
+        row_counts: See :func:`count_packed_rows`.
         values: [n, 2].
     """
-    n = len(ends)
-    ids, packed = torch.empty(n, dtype=torch.int64, device=ends.device), torch.empty_like(values)
-    _pack_rows_kernel.launch_elementwise(n, BLOCK, ends=ends, values=values, ids=ids, packed=packed, n=n)
+    n = len(row_counts)
+    ids, packed = torch.empty(n, dtype=torch.int64, device=row_counts.device), torch.empty_like(values)
+    _pack_rows_kernel.launch_elementwise(n, BLOCK, row_counts=row_counts, values=values, ids=ids, packed=packed, n=n)
     return ids, packed
 
 

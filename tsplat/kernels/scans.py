@@ -25,7 +25,7 @@ BLOCK = 1024
 WARPS = 8
 """Of a program on a GPU."""
 
-OVERFLOW_PLACE = tl.constexpr(OVERFLOW)
+OVERFLOW_ELEMENT = tl.constexpr(OVERFLOW)
 
 
 @triton.jit
@@ -78,9 +78,9 @@ def _prefix_sums_kernel(
             # By one thread: others would read what it writes.
             first_lane = (lane == 0) & (section == 0)
             need = (total + limit.per_unit - 1) // limit.per_unit
-            place = limit.needed + limit.kind + lane * 0
-            tl.store(place, tl.maximum(need, tl.load(place, mask=first_lane, other=0)), mask=first_lane)
-            overflow = limit.needed + OVERFLOW_PLACE + lane * 0
+            size = limit.needed + limit.element + lane * 0
+            tl.store(size, tl.maximum(need, tl.load(size, mask=first_lane, other=0)), mask=first_lane)
+            overflow = limit.needed + OVERFLOW_ELEMENT + lane * 0
             tl.store(overflow, 1 + 0 * total, mask=first_lane & (total > limit.capacity))
 
 
@@ -92,7 +92,7 @@ def prefix_sums(
     Args:
         lengths: int32, of any shape, contiguous.
         dtype: Of the result, int32 or int64. Larger sums wrap.
-        limit: What the lists may have in total. If that is exceeded, all sums are zero.
+        limit: Their capacity in total. If that is exceeded, all sums are zero.
         bitmasks: int32, as many as lengths, zeroed if the limit is exceeded; or None.
     """
     n, sums = lengths.numel(), torch.empty_like(lengths, dtype=dtype)

@@ -30,14 +30,14 @@ from ..data import (
     TileGrid,
 )
 from .distortion import Behind, InFront
-from .footprints import FOOTPRINTS, At, Pixels
+from .footprints import FOOTPRINTS, Local, Pixels
 
 BLOCK = 256
 """Gaussians at a time: few operations, whose tensors [256 pixels, 256] still fit into the cache of a core."""
 
-Block = tuple[Tensor, Tensor, Tensor, Tensor, At]
+Block = tuple[Tensor, Tensor, Tensor, Tensor, Local]
 """Rows [K] of a tile; their weights [P, K], how many of them each pixel passed [P], and the transmittance behind [P],
-negative if stopped; and where pixels are in the Gaussians."""
+negative if stopped; and the local coordinates of pixels in the Gaussians."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +69,14 @@ class _Features:
 
     def __init__(self, splats: Splats) -> None:
         self._parts = []
-        splats = splats.with_own_colors()
+        splats = splats.gather_colors()
         if splats.colors is not None:
             self._parts.append(splats.colors.T.contiguous())
         if splats.depths is not None:
             self._parts.append(splats.depths[None])
         self._dtype = splats.means2d.dtype
 
-    def take(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         parts = [part.index_select(1, rows).to(self._dtype) for part in self._parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -92,22 +92,22 @@ def tile_pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -
     return torch.cat([rays.origins[tile.image][:, None].expand(3, values.shape[1]), values])
 
 
-def _alphas(record: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[At, Tensor, Tensor | None]:
-    """Where pixels are in Gaussians, alpha [P, K], and where alpha is clamped, or None."""
+def _alphas(record: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[Local, Tensor, Tensor | None]:
+    """Local coordinates of pixels in Gaussians, alpha [P, K], and where alpha is clamped, or None."""
     most, alpha_max = record[-1], settings.numerics.alpha_max
-    at, exponent = FOOTPRINTS[settings.footprint].locate(record, pixels)
+    local, exponent = FOOTPRINTS[settings.footprint].locate(record, pixels)
     exponent = exponent.view(-1, most.numel())
     clamped = exponent > math.log(alpha_max) if bool((most == alpha_max).any()) else None
     alpha = torch.minimum(exponent.exp_(), most)
     # `threshold` keeps greater values, several times faster than a comparison and a product.
     below = math.nextafter(ALPHA_MIN, 0.0) if alpha.dtype == torch.float64 else ALPHA_MIN * (1 - 2**-24)
-    return at, torch.threshold_(alpha, below, 0.0), clamped
+    return local, torch.threshold_(alpha, below, 0.0), clamped
 
 
-def locate_rows(records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[At, Tensor]:
-    """Where pixels are in the Gaussians of rows [K], and alpha [P, K]."""
-    at, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
-    return at, alpha
+def locate_rows(records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[Local, Tensor]:
+    """Local coordinates of pixels in the Gaussians of rows [K], and alpha [P, K]."""
+    local, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
+    return local, alpha
 
 
 def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,13 +138,13 @@ def walk(
 
     Args:
         transmittance: [P] in front of the list.
-        find: Rows [K] -> where pixels are in Gaussians, and alpha [P, K].
+        find: Rows [K] -> local coordinates of pixels in Gaussians, and alpha [P, K].
     """
     for start in range(tile.start, tile.end, BLOCK):
         rows = flatten_ids[start : min(start + BLOCK, tile.end)]
-        at, alpha = find(rows)
+        local, alpha = find(rows)
         weight, passed, transmittance = _blend(alpha, transmittance)
-        yield rows, weight, passed, transmittance, at
+        yield rows, weight, passed, transmittance, local
         if float(transmittance.amax()) <= 0:
             break
 
@@ -171,12 +171,12 @@ def composite_fwd(
         in_front = InFront.nothing(transmittance)
         pixels = tile_pixels(tile, centers, rays)
         locate = functools.partial(locate_rows, records, pixels=pixels, settings=settings)
-        for rows, weight, passed, behind, at in walk(tile, intersections.flatten_ids, transmittance, locate):
+        for rows, weight, passed, behind, local in walk(tile, intersections.flatten_ids, transmittance, locate):
             transmittance = behind
-            feature = features.take(rows)
-            z = footprint.hits(feature[-1], at) if settings.distortion else None
+            feature = features.gather(rows)
+            z = footprint.hits(feature[-1], local) if settings.distortion else None
             if settings.normals or settings.hits:
-                color += footprint.see(feature, weight, at, pixels, settings)
+                color += footprint.pixel_features(feature, weight, local, pixels, settings)
             for first in range(0, channels, settings.channel_chunk):
                 part = slice(first, first + settings.channel_chunk)
                 color[part].addmm_(feature[part], weight.T)
@@ -212,8 +212,8 @@ def composite_bwd(
     rays: Rays | None = None,
     depth_sums: Tensor | None = None,
 ) -> SplatGradients:
-    order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
-    assert order is not None
+    gaussian_major, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
+    assert gaussian_major is not None
     means2d, channels, footprint = splats.means2d, splats.n_features, FOOTPRINTS[settings.footprint]
     records, features = pack_records(splats, settings), _Features(splats)
     centers = pixel_centers(settings, means2d)
@@ -243,26 +243,26 @@ def composite_bwd(
         rest = rest * transmittance
         for end in range(int(last.max()), 0, -BLOCK):
             # Back to front.
-            places = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)
-            rows = flatten_ids[tile.start + places]
+            entries = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)
+            rows = flatten_ids[tile.start + entries]
             record = records.index_select(1, rows)
-            at, alpha, clamped = _alphas(record, pixels, settings)
+            local, alpha, clamped = _alphas(record, pixels, settings)
             if int(last.min()) < end:
-                alpha *= places < last[:, None]
+                alpha *= entries < last[:, None]
             inverse = 1 / (1 - alpha)
             weight = inverse.cumprod(-1).mul_(transmittance[:, None])
             front, transmittance = weight, weight[:, -1].clone()
-            feature = features.take(rows)
+            feature = features.gather(rows)
             v_last = None
             if settings.normals or settings.hits:
-                gained, turned = footprint.see_vjp(feature, v_color, at, pixels, settings)
+                gained, turned = footprint.pixel_features_vjp(feature, v_color, local, pixels, settings)
             else:
                 gained = v_color @ feature
             if state is None:
                 weight *= alpha
             else:
                 weight = front * alpha
-                z = footprint.hits(feature[-1], at)
+                z = footprint.hits(feature[-1], local)
                 state, v_weight, v_last = state.step(weight, front, front * (1 - alpha), z)
                 gained += v_weight
             gained *= weight
@@ -277,23 +277,23 @@ def composite_bwd(
             v_hits = weight * v_color[:, -1:] if settings.hits else None
             if v_hits is not None and v_last is not None:
                 v_hits += weight * v_last
-            out = footprint.sums(record, g.view(shape), at, v_hits, v_rays)
+            out = footprint.sums(record, g.view(shape), local, v_hits, v_rays)
             v_features = v_color.T @ weight
             if settings.normals:
                 v_features[:3] += v_color[:, :3].T @ (weight * turned)
             if settings.planes:
                 assert v_hits is not None
-                v_features[-1] = footprint.v_centers(v_hits, at).sum(0)
+                v_features[-1] = footprint.v_centers(v_hits, local).sum(0)
             elif v_last is not None:
                 v_features[-1] += (v_last * weight).sum(0)
             out += [*v_features]
             if settings.absgrad:
-                out += footprint.slopes(record, g.view(shape), at)
-            v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
+                out += footprint.slopes(record, g.view(shape), local)
+            v_slots[gaussian_major.indices[tile.start + entries]] = torch.stack(out, -1)
     sums = None if v_splats is None else v_splats.sums
     if sums is None:
         sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1])
-    _sum_slots(v_slots, order, sums)
+    _sum_slots(v_slots, gaussian_major, sums)
     return _finish(sums, splats, settings)
 
 
@@ -307,13 +307,14 @@ def tile_alphas(splats: Splats, settings: CompositingSettings) -> Callable[[Tens
     return lambda rows, centers: locate_rows(records, rows, centers, settings)[1]
 
 
-def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
+def _sum_slots(v_slots: Tensor, gaussian_major: GaussianMajor, sums: Tensor) -> None:
     """Adds slots to sums span by span, so that the bits of sums do not depend on the bands."""
-    span_sums = torch.segment_reduce(v_slots, "sum", lengths=order.place_starts.diff(), axis=0, unsafe=True)
-    counts = order.span_starts.diff()
-    for span in range(int(counts.max()) if counts.numel() else 0):
-        here = (counts > span).nonzero().squeeze(1)
-        sums[order.rows[here]] += span_sums[order.span_starts[here] + span]
+    lengths, starts = gaussian_major.isect_starts.diff(), gaussian_major.span_starts
+    span_sums = torch.segment_reduce(v_slots, "sum", lengths=lengths, axis=0, unsafe=True)
+    counts = starts.diff()
+    for k in range(int(counts.max()) if counts.numel() else 0):
+        positions = (counts > k).nonzero().squeeze(1)
+        sums[gaussian_major.rows[positions]] += span_sums[starts[positions] + k]
 
 
 def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ def _wrapped_range(
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    means2d, radii, conics, opacities, order = screen[:5]
+    means2d, radii, conics, opacities, depth_order = screen[:5]
     _, extent_y, seen, _, _ = _extents(means2d, radii, conics, opacities, settings.numerics.extend)
     y = means2d[:, 1]
     first, count = _tile_range(y - extent_y, y + extent_y, grid.tile_height, grid.tile_size, conics is not None)
@@ -70,7 +70,8 @@ def tile_rows(
     low = torch.maximum(band[0] - image_ids * grid.tile_height, first)
     high = torch.minimum(band[1] - image_ids * grid.tile_height, first + count)
     n_tile_rows = torch.where(seen, (high - low).clamp_min(0), 0)
-    return order.to(torch.int32), low.to(torch.int32)[order], _behind_zero(n_tile_rows.to(torch.int32)[order])
+    first_tile_rows, n_tile_rows = (t.to(torch.int32)[depth_order] for t in (low, n_tile_rows))
+    return depth_order.to(torch.int32), first_tile_rows, _after_zero(n_tile_rows)
 
 
 def tile_columns(
@@ -110,26 +111,26 @@ def tile_columns(
         first, count = _tile_range(low, high, grid.tile_width, size, conics is not None)
     else:
         first, count = _wrapped_range(low, high, mean[:, 0], screen.turns[rows], grid, conics is not None)
-    return positions.to(torch.int32), first, _behind_zero(torch.where(spans < span_starts[-1], count, 0))
+    return positions.to(torch.int32), first, _after_zero(torch.where(spans < span_starts[-1], count, 0))
 
 
 def tile_intersections(
     screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int, last_key: int
 ) -> tuple[Tensor, Tensor]:
-    device = screen.order.device
-    places = torch.arange(spans.n_intersections, device=device)
-    span_ids = _parents(spans.place_starts, places)
+    device = screen.depth_order.device
+    indices = torch.arange(spans.n_intersections, device=device)
+    span_ids = _parents(spans.isect_starts, indices)
     positions = spans.positions[span_ids]
     rows = spans.rows[positions].long()
     y = spans.first_tile_rows[positions] + span_ids - spans.span_starts[positions]
-    x = spans.first_columns[span_ids] + places - spans.place_starts[span_ids]
+    x = spans.first_columns[span_ids] + indices - spans.isect_starts[span_ids]
     if screen.turns is not None:
         x = torch.where(x >= grid.tile_width, x - grid.tile_width, x)
     keys = _image_ids(screen, grid)[rows] * grid.tiles_per_image + y * grid.tile_width + x - key_bias
-    return torch.where(places < spans.place_starts[-1], keys, last_key).to(key_dtype), rows.to(torch.int32)
+    return torch.where(indices < spans.isect_starts[-1], keys, last_key).to(key_dtype), rows.to(torch.int32)
 
 
-def unread_spans(tensor: Tensor) -> int:
+def max_unread_spans(tensor: Tensor) -> int:
     return 0
 
 
@@ -145,7 +146,7 @@ def prefix_sums(
     sums = lengths.cumsum(0)
     if limit.needed is not None:
         fits = sums[-1] <= limit.capacity
-        limit.needed[limit.kind] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
+        limit.needed[limit.element] = (sums[-1] + (limit.per_unit - 1)) // limit.per_unit
         limit.needed[OVERFLOW] |= ~fits
         sums = torch.where(fits, sums, 0)
         if bitmasks is not None:
@@ -159,7 +160,7 @@ def _parents(starts: Tensor, children: Tensor) -> Tensor:
     return torch.where(children < starts[-1], parents, 0)
 
 
-def _behind_zero(counts: Tensor) -> Tensor:
+def _after_zero(counts: Tensor) -> Tensor:
     return torch.nn.functional.pad(counts, (1, 0))
 
 
@@ -167,5 +168,5 @@ def _image_ids(screen: ScreenGaussians, grid: TileGrid) -> Tensor:
     """Image of each row. [nnz]"""
     if screen.image_ids is not None:
         return screen.image_ids
-    n_rows = screen.order.numel()
-    return torch.arange(n_rows, device=screen.order.device) // max(n_rows // max(grid.n_images, 1), 1)
+    n_rows = screen.depth_order.numel()
+    return torch.arange(n_rows, device=screen.depth_order.device) // max(n_rows // max(grid.n_images, 1), 1)

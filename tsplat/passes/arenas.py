@@ -1,6 +1,6 @@
 """Where a pass finds its tensors: each is a view of a base, which is a tensor that a call brings, or an arena.
 
-An arena is one allocation for all tensors that a pass needs and that do not leave it. Tensors whose lives do not
+An arena is one allocation for all tensors that a pass needs and that do not leave it. Tensors whose lifetimes do not
 overlap share its memory.
 """
 
@@ -14,41 +14,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..runtime.tracing import Constant, Launch, Memory, OnArrays, Operator, Step, Zeros
+from ..runtime.tracing import Constant, Launch, NumpyCall, Operator, Step, TracedTensor, Zeros
 
 SPECIALIZED_ALIGNMENT = 16
-"""Bytes to which addresses are aligned or not, which Triton specializes kernels on."""
+"""Triton specializes kernels on whether addresses are multiples of this many bytes."""
 
 CACHE_LINE = 64
 """Bytes to which tensors in an arena are aligned."""
 
 
-SCRATCH_KEPT = 2**28
+SCRATCH_CACHED_MAX = 2**28
 """Bytes of an arena up to which a CPU keeps it for the next pass."""
 
-_scratch: list[Tensor] = []
+_cached_scratch: list[Tensor] = []
 """An arena that no pass uses. The system clears memory that it hands out, which takes a quarter of a call."""
 
 
-def take_scratch(n_bytes: int, device: torch.device) -> Tensor:
+def acquire_scratch(n_bytes: int, device: torch.device) -> Tensor:
     """Returns an arena of at least so many bytes, [n] uint8, for a pass."""
     if device.type == "cpu":
         with contextlib.suppress(IndexError):  # another pass uses it
-            if (memory := _scratch.pop()).numel() >= n_bytes:
+            if (memory := _cached_scratch.pop()).numel() >= n_bytes:
                 return memory
     return torch.empty(n_bytes, dtype=torch.uint8, device=device)
 
 
-def leave_scratch(memory: Tensor) -> None:
+def release_scratch(memory: Tensor) -> None:
     """Takes back the arena of a pass that is done. Not called after an error: threads may still write there."""
-    if memory.device.type == "cpu" and memory.numel() <= SCRATCH_KEPT:
-        _scratch[:] = [memory]
+    if memory.device.type == "cpu" and memory.numel() <= SCRATCH_CACHED_MAX:
+        _cached_scratch[:] = [memory]
 
 
 class View(NamedTuple):
-    """A tensor relative to a base: bytes from the first element of the base to that of the tensor.
+    """A tensor as a view of a base.
 
-    `base` is the number of the base. `is_base` says that the tensor is known to be the base itself.
+    Attributes:
+        base: The number of the base.
+        offset: Bytes from the first element of the base to that of the tensor.
+        shape, strides, dtype: Of the tensor.
+        is_base: Whether the tensor is known to be the base itself.
     """
 
     base: int
@@ -82,7 +86,7 @@ def aligned(n_bytes: int) -> int:
     return -(-n_bytes // CACHE_LINE) * CACHE_LINE
 
 
-class Life(NamedTuple):
+class Lifetime(NamedTuple):
     """A storage in an arena: its size in bytes, and the first and the last step that use it."""
 
     storage: int
@@ -90,79 +94,86 @@ class Life(NamedTuple):
     first: int
     last: int
 
-    def meets(self, other: Life) -> bool:
+    def overlaps(self, other: Lifetime) -> bool:
         """Returns whether both are needed at the same time."""
         return self.first <= other.last and other.first <= self.last
 
 
-def arrange(lives: Iterable[Life], end: Life | None = None) -> tuple[dict[int, int], int]:
+class Arena(NamedTuple):
+    """The number of an arena's base, and its size in bytes."""
+
+    base: int
+    size: int
+
+
+def assign_offsets(lifetimes: Iterable[Lifetime], tail: Lifetime | None = None) -> tuple[dict[int, int], int]:
     """Places storages in an arena. Returns the offset of each, and the size of the arena, in bytes.
 
-    First come those that are needed at the same time as the storage at the ``end`` of the arena, then the others; of
-    both, the largest first. Each takes the lowest place that is free during its life.
+    First come those that are needed at the same time as a storage at the ``tail`` of the arena, then the others; of
+    both, the largest first. Each takes the lowest offset that is free during its lifetime.
     """
-    placed: list[tuple[int, int, Life]] = []
+    placed: list[tuple[int, int, Lifetime]] = []
     offsets: dict[int, int] = {}
-    for life in sorted(lives, key=lambda life: (end is not None and not life.meets(end), -life.size)):
+    for life in sorted(lifetimes, key=lambda life: (tail is not None and not life.overlaps(tail), -life.size)):
         size = aligned(life.size)
-        place = 0
-        for begin, after, other in sorted(placed, key=lambda entry: entry[0]):
-            if not life.meets(other):
+        offset = 0
+        for begin, end, other in sorted(placed, key=lambda entry: entry[0]):
+            if not life.overlaps(other):
                 continue
-            if place + size <= begin:
+            if offset + size <= begin:
                 break
-            place = max(place, after)
-        placed.append((place, place + size, life))
-        offsets[life.storage] = place
-    return offsets, max((after for _, after, _ in placed), default=0)
+            offset = max(offset, end)
+        placed.append((offset, offset + size, life))
+        offsets[life.storage] = offset
+    return offsets, max((end for _, end, _ in placed), default=0)
 
 
 class Slots(NamedTuple):
-    """The slots of compositing at the end of an arena, of which a call uses the first ones only.
+    """The slots of compositing at the tail of an arena, of which a call uses the first ones only.
 
     Attributes:
-        n: The view of the number that is used, [] int64.
-        fixed: Bytes of the arena that other tensors take.
-        offset, size: Of the slots in the arena, and of one of them, in bytes.
+        n_used: The view of the number of slots in use, [] int64.
+        fixed_size: Bytes of the arena that other tensors take.
+        offset, slot_size: Of the slots in the arena, and of one of them, in bytes.
     """
 
-    n: View
-    fixed: int
+    n_used: View
+    fixed_size: int
     offset: int
-    size: int
+    slot_size: int
 
-    def bytes(self, n: int) -> int:
-        """Returns the size of an arena with room for n rows."""
-        return aligned(max(self.fixed, self.offset + n * self.size))
+    def arena_size(self, n_slots: int) -> int:
+        """Returns the size of an arena for n slots."""
+        return aligned(max(self.fixed_size, self.offset + n_slots * self.slot_size))
 
 
 class Bases:
-    """The storages of a trace, each in a base with a number."""
+    """The numbered bases of a trace, and where each storage is in them."""
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[int, int]] = {}
+        self._locations: dict[int, tuple[int, int]] = {}
         self.n = 0
 
-    def add(self, tensor: Memory | None = None) -> int:
-        """Adds a base and returns its number: it is a tensor of the trace, or an arena for :meth:`put`."""
+    def add(self, tensor: TracedTensor | None = None) -> int:
+        """Adds a base and returns its number: it is a tensor of the trace, or an arena for :meth:`place`."""
         if tensor is not None:
-            self._places[tensor.storage] = self.n, -tensor.offset
+            self._locations[tensor.storage] = self.n, -tensor.offset
         self.n += 1
         return self.n - 1
 
-    def put(self, base: int, storage: int, offset: int) -> None:
+    def place(self, base: int, storage: int, offset: int) -> None:
         """Places a storage at an offset in a base."""
-        self._places[storage] = base, offset
+        self._locations[storage] = base, offset
 
     def has(self, storage: int) -> bool:
         """Returns whether a storage is in a base."""
-        return storage in self._places
+        return storage in self._locations
 
-    def view(self, tensor: Memory | Tensor) -> View:
-        """Returns the view that stands for a tensor of the trace."""
-        memory = Memory.of(tensor) if isinstance(tensor, Tensor) else tensor
-        base, shift = self._places[memory.storage]
-        return View(base, memory.offset + shift, memory.shape, memory.strides, memory.dtype)
+    def view(self, tensor: TracedTensor | Tensor) -> View:
+        """Returns a tensor of the trace as a view of its base."""
+        traced = TracedTensor.of(tensor) if isinstance(tensor, Tensor) else tensor
+        base, offset = self._locations[traced.storage]
+        return View(base, traced.offset + offset, traced.shape, traced.strides, traced.dtype)
 
 
 class Output(NamedTuple):
@@ -186,98 +197,93 @@ class Output(NamedTuple):
         """Allocates zeros of its shape and dtype."""
         return self.allocate(device, n_packed).zero_()
 
-    def view(self, view: View) -> View:
-        """Returns a view of this base, with `is_base`."""
-        found = view.offset, tuple(view.shape), view.strides, view.dtype
-        return view._replace(is_base=found == (0, self.shape, self.strides, self.dtype))
-
 
 def add_output(bases: Bases, tensor: Tensor, *, is_packed: bool = False) -> Output:
     """Adds a base for the storage of a tensor."""
-    memory, base = Memory.of(tensor), bases.add()
-    bases.put(base, memory.storage, 0)
-    size = memory.size // tensor.dtype.itemsize
+    traced, base = TracedTensor.of(tensor), bases.add()
+    bases.place(base, traced.storage, 0)
+    size = traced.size // tensor.dtype.itemsize
     is_whole = tensor.is_contiguous() and tensor.numel() == size
     shape, strides = (tuple(tensor.shape), tensor.stride()) if is_whole else ((size,), (1,))
     return Output(base, shape, strides, tensor.dtype, is_packed)
 
 
-def whole(view: View, bases: Any) -> Tensor:
-    """Returns the tensor of a view: its base, if that is the same."""
+def view_of_output(bases: Bases, tensor: Tensor, outputs: Iterable[Output]) -> View:
+    """Returns a tensor of the trace as a view, with `is_base` if it is one of the outputs."""
+    view = bases.view(tensor)
+    is_base = any(view == View(o.base, 0, torch.Size(o.shape), o.strides, o.dtype) for o in outputs)
+    return view._replace(is_base=is_base)
+
+
+def tensor_of_view(view: View, bases: Any) -> Tensor:
+    """Returns the tensor of a view: its base itself if it is that, otherwise a new tensor of the same memory."""
     base: Tensor = bases[view.base]
     if view.is_base:
         return base
     return base.new_empty(0).set_(base.untyped_storage(), view.offset // base.itemsize, view.shape, view.strides)
 
 
-def marked(view: View, outputs: Iterable[Output]) -> View:
-    """Returns a view, with `is_base` if its base is among outputs and the same."""
-    return next((output.view(view) for output in outputs if output.base == view.base), view)
-
-
-def add_arena(bases: Bases, lives: Iterable[Life]) -> tuple[int, int]:
-    """Adds a base for storages. Returns its number and size in bytes."""
-    base, _, size = _add_arranged(bases, lives, None)
-    return base, size
-
-
-def add_arena_with_end(bases: Bases, lives: Sequence[Life], end: Life) -> tuple[int, int, int]:
-    """Adds a base for storages, with one more behind all those that are needed at the same time. Returns its number,
-    its size without that one, and where that one begins, in bytes."""
-    base, offsets, size = _add_arranged(bases, lives, end)
-    begin = max((offsets[life.storage] + life.size for life in lives if life.meets(end)), default=0)
-    begin = aligned(begin)
-    bases.put(base, end.storage, begin)
-    return base, size, begin
-
-
-def _add_arranged(bases: Bases, lives: Iterable[Life], end: Life | None) -> tuple[int, dict[int, int], int]:
-    """Adds a base for storages. Returns its number, and what :func:`arrange` does."""
-    base, (offsets, size) = bases.add(), arrange(lives, end)
+def add_arena(bases: Bases, lifetimes: Iterable[Lifetime]) -> Arena:
+    """Adds a base for storages."""
+    base, (offsets, size) = bases.add(), assign_offsets(lifetimes)
     for storage, offset in offsets.items():
-        bases.put(base, storage, offset)
-    return base, offsets, size
+        bases.place(base, storage, offset)
+    return Arena(base, size)
 
 
-def lives_of(steps: Sequence[Step], bases: Bases) -> dict[int, Life]:
-    """Returns the life of each storage that steps use and that no base has."""
-    lives: dict[int, Life] = {}
+def add_arena_with_tail(bases: Bases, lifetimes: Sequence[Lifetime], tail: Lifetime) -> tuple[Arena, int]:
+    """Adds a base for storages, and for one more behind all those that are needed at the same time as that one.
+
+    Returns:
+        The arena, with its size without the tail; and the offset of the tail in bytes.
+    """
+    base, (offsets, size) = bases.add(), assign_offsets(lifetimes, tail)
+    for storage, offset in offsets.items():
+        bases.place(base, storage, offset)
+    begin = aligned(max((offsets[life.storage] + life.size for life in lifetimes if life.overlaps(tail)), default=0))
+    bases.place(base, tail.storage, begin)
+    return Arena(base, size), begin
+
+
+def lifetimes_of(steps: Sequence[Step], bases: Bases) -> dict[int, Lifetime]:
+    """Returns the lifetime of each storage that steps use and that no base has."""
+    lifetimes: dict[int, Lifetime] = {}
     for i, step in enumerate(steps):
         for tensor in tensors_of(step):
             if not bases.has(tensor.storage):
-                first = lives[tensor.storage].first if tensor.storage in lives else i
-                lives[tensor.storage] = Life(tensor.storage, tensor.size, first, i)
-    return lives
+                first = lifetimes[tensor.storage].first if tensor.storage in lifetimes else i
+                lifetimes[tensor.storage] = Lifetime(tensor.storage, tensor.size, first, i)
+    return lifetimes
 
 
-def tensors_of(step: Step) -> list[Memory]:
+def tensors_of(step: Step) -> list[TracedTensor]:
     """Returns the tensors that a step reads or writes."""
     if isinstance(step, Launch):
-        return leaves(step.values, Memory)
+        return leaves(step.values, TracedTensor)
     if isinstance(step, Zeros | Constant):
-        return [step.memory]
-    if isinstance(step, OnArrays):
+        return [step.tensor]
+    if isinstance(step, NumpyCall):
         return [*step.args, *step.results]
-    return [*leaves(step.args, Memory), *leaves(tuple(step.kwargs.values()), Memory), *step.results]
+    return [*leaves(step.args, TracedTensor), *leaves(tuple(step.kwargs.values()), TracedTensor), *step.results]
 
 
-def used_steps(steps: Sequence[Step], wanted: set[int]) -> list[bool]:
-    """Returns whether each step makes something that a later one reads, or a storage that is wanted. Operators of a
-    backward pass that computes its forward pass again, and kernels, may make more."""
-    read, is_used = set(wanted), [True] * len(steps)
+def live_steps(steps: Sequence[Step], needed: set[int]) -> list[bool]:
+    """Returns whether each step is live: changes something in place, or makes a storage that is needed or that a later
+    live step uses. Operators of a backward pass that computes its forward pass again make more."""
+    used, is_live = set(needed), [True] * len(steps)
     for i in range(len(steps) - 1, -1, -1):
         step = steps[i]
-        made = step.results if isinstance(step, Operator | OnArrays) else []
-        is_used[i] = not made or any(tensor.storage in read for tensor in made)
-        if is_used[i]:
-            read |= {tensor.storage for tensor in tensors_of(step)}
-    return is_used
+        results = step.results if isinstance(step, Operator | NumpyCall) else []
+        is_live[i] = not results or any(tensor.storage in used for tensor in results)
+        if is_live[i]:
+            used |= {tensor.storage for tensor in tensors_of(step)}
+    return is_live
 
 
-def leaves(tree: Any, kind: type[Any]) -> list[Any]:
-    """Returns the values of a kind in nested tuples and lists."""
-    if isinstance(tree, kind):
+def leaves(tree: Any, leaf_type: type[Any]) -> list[Any]:
+    """Returns the values of a type in nested tuples and lists."""
+    if isinstance(tree, leaf_type):
         return [tree]
     if isinstance(tree, list | tuple):
-        return [leaf for value in tree for leaf in leaves(value, kind)]
+        return [leaf for value in tree for leaf in leaves(value, leaf_type)]
     return []

@@ -16,148 +16,150 @@ import torch
 from torch import Tensor
 
 from ..runtime.autograd import Gradients, apply, once_differentiable
-from ..stages.capacity import read_later
+from ..stages.capacity import read_async
 from ..stages.meta import Meta
-from .arenas import SPECIALIZED_ALIGNMENT, View, leave_scratch, take_scratch, whole
-from .replayed_meta import Kept, Source, later, tensor_of
+from .arenas import SPECIALIZED_ALIGNMENT, View, acquire_scratch, release_scratch, tensor_of_view
+from .replayed_meta import LentArena, MetaSource, lazy_values, saved_tensor
 from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
 
-class Forward(NamedTuple):
+class ForwardResult(NamedTuple):
     """What a forward pass returns.
 
     Attributes:
-        bases: The tensors that views are relative to, by number: inputs, outputs, and the arena that is needed later.
-        needed: What lists needed: spans, intersections, entries and chunks; and 1 if they did not fit. None if the
-            caller gave a capacity.
-        kept: The arena that is needed later, if a later call may take its memory. Otherwise it is one of the bases.
+        bases: The tensors that views are relative to, by number: inputs, outputs, and the saved arena.
+        needed: The sizes that lists needed: spans, intersections, entries and chunks; and 1 if any exceeded its
+            capacity. None if the caller gave a capacity.
+        lent: The saved arena, if a later call may take its memory. Otherwise it is one of the bases.
         n_packed: The number of packed rows; None if rows are not packed.
-        n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
+        read_n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
             :attr:`.BackwardPass.slots`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
     """
 
     bases: list[Any]
     needed: list[int] | None
-    kept: Kept | None
+    lent: LentArena | None
     n_packed: int | None = None
-    n_slots: Callable[[], int] | None = None
+    read_n_slots: Callable[[], int] | None = None
 
 
 class Runner(Protocol):
-    """Runs the passes of a traced call: :class:`Replays`, or :class:`.CapturedCall`."""
+    """Runs the passes of a traced call: :class:`ReplayRunner`, or :class:`.GraphRunner`."""
 
     traced: TracedCall
 
-    def forward(self, tensors: Sequence[Tensor]) -> Forward: ...
+    def forward(self, tensors: Sequence[Tensor]) -> ForwardResult: ...
 
-    def differentiate(
+    def backward(
         self,
-        backward: BackwardPass,
+        backward_pass: BackwardPass,
         saved: Sequence[Tensor | None],
-        given: Sequence[Tensor],
-        kept: Kept | None,
+        incoming: Sequence[Tensor],
+        lent: LentArena | None,
         n_packed: int | None,
-        n_slots: Callable[[], int] | None,
+        read_n_slots: Callable[[], int] | None,
     ) -> dict[int, Tensor]: ...
 
 
-class Replays:
-    """Runs the passes of a traced call at new addresses."""
+class ReplayRunner:
+    """Replays the passes of a traced call at new addresses."""
 
     def __init__(self, traced: TracedCall) -> None:
         self.traced = traced
 
-    def forward(self, tensors: Sequence[Tensor]) -> Forward:
+    def forward(self, tensors: Sequence[Tensor]) -> ForwardResult:
         """Runs the forward pass."""
         traced = self.traced
-        arena = torch.empty(traced.kept[1], dtype=torch.uint8, device=traced.device)  # that the backward pass reads
+        arena = torch.empty(traced.saved_arena.size, dtype=torch.uint8, device=traced.device)
         # Packed rows are counted first, and their bases not used before.
         outputs = [arena if o.is_packed else o.allocate(traced.device) for o in traced.outputs]
         until_counted, *rest = traced.forward
-        scratch = take_scratch(traced.scratch[1], traced.device)
+        scratch = acquire_scratch(traced.scratch.size, traced.device)
         bases: list[Any] = [*tensors, *outputs, arena, scratch]
         until_counted.run(bases)
-        needed, n_packed = read_counted(traced, arena, on_gpu=traced.on_gpu)
+        needed, n_packed = read_counts(traced, arena, on_gpu=traced.on_gpu)
         for output in traced.packed or ():
             bases[output.base] = output.allocate(traced.device, n_packed)
         for replayed in rest:
             replayed.run(bases)
-        leave_scratch(scratch)
+        release_scratch(scratch)
         del bases[-1]
-        slots = traced.of_images.slots
-        n_slots = None if slots is None else read_later(slots.n.of(bases[slots.n.base]))
-        return Forward(bases, needed, None, n_packed, n_slots)
+        slots = traced.images_backward.slots
+        read_n_slots = None if slots is None else read_async(slots.n_used.of(bases[slots.n_used.base]))
+        return ForwardResult(bases, needed, None, n_packed, read_n_slots)
 
-    def differentiate(
+    def backward(
         self,
-        backward: BackwardPass,
+        backward_pass: BackwardPass,
         saved: Sequence[Tensor | None],
-        given: Sequence[Tensor],
-        _kept: Kept | None,
+        incoming: Sequence[Tensor],
+        _lent: LentArena | None,
         n_packed: int | None,
-        n_slots: Callable[[], int] | None,
+        read_n_slots: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
         """Runs a backward pass.
 
         Args:
-            backward: The pass.
-            saved: The bases of the forward pass that it reads, ``backward.saved``; None for the arena that is kept, if
-                that is given.
-            given: The bases of gradients, ``backward.given``.
-            n_packed, n_slots: See :class:`Forward`.
+            backward_pass: The pass.
+            saved: The bases of the forward pass that it reads, ``backward_pass.saved``; None for a saved arena that is
+                lent.
+            incoming: The gradients that it starts from, ``backward_pass.incoming``.
+            n_packed, read_n_slots: See :class:`ForwardResult`.
 
         Returns:
-            Bases, by number, among them ``backward.results``.
+            Bases, by number, among them ``backward_pass.results``.
         """
         device = self.traced.device
-        outputs = [output.allocate(device, n_packed) for output in backward.outputs]
-        tensors: list[Any] = [*saved, *map(_aligned, given), *outputs]
-        bases = dict(zip(backward.steps.order, tensors))
-        backward.clear(bases)
-        size = backward.scratch[1]
-        if backward.slots is not None and n_slots is not None:
-            size = backward.slots.bytes(n_slots())
-        scratch = take_scratch(size, device)
-        backward.steps.run([*tensors, scratch])
-        leave_scratch(scratch)
+        outputs = [output.allocate(device, n_packed) for output in backward_pass.outputs]
+        tensors: list[Any] = [*saved, *map(_aligned, incoming), *outputs]
+        bases = dict(zip(backward_pass.steps.order, tensors))
+        backward_pass.clear(bases)
+        size = backward_pass.scratch.size
+        if backward_pass.slots is not None and read_n_slots is not None:
+            size = backward_pass.slots.arena_size(read_n_slots())
+        scratch = acquire_scratch(size, device)
+        backward_pass.steps.run([*tensors, scratch])
+        release_scratch(scratch)
         return bases
 
 
-class _Differentiation(NamedTuple):
-    """What both nodes of a call have in common.
+class _BackwardContext(NamedTuple):
+    """What both nodes of autograd of a call have in common.
 
     Attributes:
         runner: Runs its passes.
-        ids: The rows that are packed, [nnz] int64, or None.
-        kept, n_packed, n_slots: See :class:`Forward`.
+        packed_ids: The rows that are packed, [nnz] int64, or None.
+        lent, n_packed, read_n_slots: See :class:`ForwardResult`.
     """
 
     runner: Runner
-    ids: Tensor | None
-    kept: Kept | None
+    packed_ids: Tensor | None
+    lent: LentArena | None
     n_packed: int | None
-    n_slots: Callable[[], int] | None
+    read_n_slots: Callable[[], int] | None
 
-    def run(self, backward: BackwardPass, saved: Sequence[Tensor], given: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Runs a backward pass; see :meth:`Replays.differentiate`. Other tensors may follow those that it reads."""
-        saved = saved[: len(backward.saved)]
-        return self.runner.differentiate(backward, saved, given, self.kept, self.n_packed, self.n_slots)
+    def run(
+        self, backward_pass: BackwardPass, saved: Sequence[Tensor], incoming: Sequence[Tensor]
+    ) -> dict[int, Tensor]:
+        """Runs a backward pass; see :meth:`ReplayRunner.backward`. Other tensors may follow those that it reads."""
+        saved = saved[: len(backward_pass.saved)]
+        return self.runner.backward(backward_pass, saved, incoming, self.lent, self.n_packed, self.read_n_slots)
 
-    def packed(self, values: Tensor | None) -> Tensor | None:
-        """Returns the rows of values [..., 2] that are packed; the values if none are."""
-        return values if values is None or self.ids is None else values.view(-1, 2)[self.ids]
+    def pack(self, values: Tensor | None) -> Tensor | None:
+        """Returns the packed rows of values [..., 2]; all values if rows are not packed."""
+        return values if values is None or self.packed_ids is None else values.view(-1, 2)[self.packed_ids]
 
 
-def read_counted(traced: TracedCall, kept: Tensor, *, on_gpu: bool) -> tuple[list[int] | None, int | None]:
-    """Returns ``needed`` and ``n_packed`` of :class:`Forward`. Waits for the device, unless both are None."""
+def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[list[int] | None, int | None]:
+    """Returns ``needed`` and ``n_packed`` of :class:`ForwardResult`. Waits for the device, unless both are None."""
     if not traced.is_exact and traced.packed is None:
         return None, None
-    counted = traced.counted
+    counts = traced.counts
     if on_gpu:
-        *needed, n_packed = counted.of(kept).tolist()
+        *needed, n_packed = counts.of(arena).tolist()
     else:
-        address = kept.data_ptr() + counted.offset
-        *needed, n_packed = (ctypes.c_int64 * counted.shape.numel()).from_address(address)
+        address = arena.data_ptr() + counts.offset
+        *needed, n_packed = (ctypes.c_int64 * counts.shape.numel()).from_address(address)
     return needed if traced.is_exact else None, None if traced.packed is None else n_packed
 
 
@@ -169,65 +171,65 @@ class ReplayedCall:
         tensors: The inputs.
 
     Attributes:
-        needed: See :class:`Forward`.
+        needed: See :class:`ForwardResult`.
     """
 
     def __init__(self, runner: Runner, tensors: Sequence[Tensor]) -> None:
         self._runner, self._tensors = runner, tensors
-        self._bases, self.needed, self._kept, self._n_packed, self._n_slots = runner.forward(tensors)
+        self._bases, self.needed, self._lent, self._n_packed, self._read_n_slots = runner.forward(tensors)
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        return tensor_of(view, self._bases, self._kept)
+        return saved_tensor(view, self._bases, self._lent)
 
     def overflows(self) -> bool:
         """Returns whether lists did not fit. Only on a CPU."""
         needed = self._runner.traced.needed
-        base = self._bases[needed.base] if self._kept is None else self._kept.memory
-        last = base.data_ptr() + needed.offset + (needed.shape.numel() - 1) * needed.dtype.itemsize
+        arena = self._bases[needed.base] if self._lent is None else self._lent.memory
+        last = arena.data_ptr() + needed.offset + (needed.shape.numel() - 1) * needed.dtype.itemsize
         return ctypes.c_int64.from_address(last).value != 0
 
     def results(self) -> tuple[Any, ...]:
         """Returns what the rendering function returns."""
         traced, bases = self._runner.traced, self._bases
-        images = [None if view is None else whole(view, bases) for view in traced.images]
+        images = [None if view is None else tensor_of_view(view, bases) for view in traced.images]
         if traced.packed is None:
-            ids, centers = None, whole(traced.centers, bases)
+            packed_ids, centers = None, tensor_of_view(traced.centers, bases)
         else:
-            ids, centers = (bases[output.base] for output in traced.packed)
-        leaf = None
-        if traced.leaf is not None:
-            leaf = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
+            packed_ids, centers = (bases[output.base] for output in traced.packed)
+        gradient_2dgs = None
+        if traced.gradient_2dgs is not None:
+            gradient_2dgs = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
         carrier = None
         if traced.differentiable:
-            centers, carrier = self._connect(images, centers, leaf, ids)
-        values = {**traced.constants, "means2d": centers}
-        if leaf is not None:
-            values["gradient_2dgs"] = leaf
+            centers, carrier = self._connect(images, centers, gradient_2dgs, packed_ids)
+        values = {**traced.meta_constants, "means2d": centers}
+        if gradient_2dgs is not None:
+            values["gradient_2dgs"] = gradient_2dgs
         for name, i in traced.in_meta.items():
             values[name] = images[i]
-        read = {i: bases[i] for i in traced.described}
-        source = Source(traced, read, self._kept, self.needed, ids, carrier)
-        return *images[: traced.n_images], Meta(values, later(traced), source, traced.names)
+        meta_bases = {i: bases[i] for i in traced.meta_bases}
+        source = MetaSource(traced, meta_bases, self._lent, self.needed, packed_ids, carrier)
+        return *images[: traced.n_images], Meta(values, lazy_values(traced), source, traced.meta_keys)
 
     def _connect(
-        self, images: list[Tensor | None], centers: Tensor, leaf: Tensor | None, ids: Tensor | None
+        self, images: list[Tensor | None], centers: Tensor, gradient_2dgs: Tensor | None, packed_ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
         is one."""
-        traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, leaf]
-        common = _Differentiation(self._runner, ids, self._kept, self._n_packed, self._n_slots)
+        traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, gradient_2dgs]
+        context = _BackwardContext(self._runner, packed_ids, self._lent, self._n_packed, self._read_n_slots)
         links: list[Tensor | None] = []
         carrier = None
-        if traced.of_centers is not None:
-            own = [inputs[i] for i in traced.of_centers.inputs]
-            saved = [bases[i] for i in traced.of_centers.saved]
-            centers, carrier = apply(_Centers, common, [centers], saved, *own)
+        if traced.centers_backward is not None:
+            center_inputs = [inputs[i] for i in traced.centers_backward.inputs]
+            saved = [bases[i] for i in traced.centers_backward.saved]
+            centers, carrier = apply(_Centers, context, [centers], saved, *center_inputs)
             links = [centers, carrier]
-        links += [None if i == ABSGRAD else inputs[i] for i in traced.of_images.inputs]
+        links += [None if i == ABSGRAD else inputs[i] for i in traced.images_backward.inputs]
         roots = [images[i] for i in traced.differentiable]
-        saved = [bases[i] for i in traced.of_images.saved]
-        for i, image in zip(traced.differentiable, apply(_Images, common, roots, saved, centers, *links)):
+        saved = [bases[i] for i in traced.images_backward.saved]
+        for i, image in zip(traced.differentiable, apply(_Images, context, roots, saved, centers, *links)):
             images[i] = image
         return centers, carrier
 
@@ -237,26 +239,26 @@ class _Centers(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, common: _Differentiation, outputs: list[Tensor], saved: list[Tensor], *inputs: Tensor
+        ctx: Any, context: _BackwardContext, outputs: list[Tensor], saved: list[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(*saved, *inputs)  # also those that are not read, see ``once_differentiable``
-        ctx.common, traced = common, common.runner.traced
+        ctx.context, traced = context, context.runner.traced
         ctx.set_materialize_grads(False)
         return outputs[0], traced.zero.expand(traced.v_carrier.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_centers: Tensor | None, v_carrier: Tensor | None) -> Gradients:
-        common: _Differentiation = ctx.common
-        traced = common.runner.traced
-        assert traced.of_centers is not None and traced.v_centers is not None
-        of_centers, _ = traced.v_centers
+        context: _BackwardContext = ctx.context
+        traced = context.runner.traced
+        assert traced.centers_backward is not None and traced.v_centers is not None
+        v_centers_output, _ = traced.v_centers
         if v_centers is None:
-            v_centers = of_centers.zeros(traced.device, common.n_packed)
+            v_centers = v_centers_output.zeros(traced.device, context.n_packed)
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
-        results = common.run(traced.of_centers, saved, (v_centers, v_carrier))
-        return None, None, None, *_gradients(traced.of_centers, results, traced.crossing)
+        results = context.run(traced.centers_backward, saved, (v_centers, v_carrier))
+        return None, None, None, *_gradients(traced.centers_backward, results, traced.handed_over)
 
 
 class _Images(torch.autograd.Function):
@@ -265,41 +267,44 @@ class _Images(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        common: _Differentiation,
+        context: _BackwardContext,
         outputs: list[Tensor],
         saved: list[Tensor],
         centers: Tensor,
         *links: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*saved, *links)  # also those that are not read, see ``once_differentiable``
-        ctx.common = common
-        ctx.centers = centers if ABSGRAD in common.runner.traced.of_images.inputs else None
+        ctx.context = context
+        ctx.centers = centers if ABSGRAD in context.runner.traced.images_backward.inputs else None
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], *v: Tensor | None) -> Gradients:
-        common: _Differentiation = ctx.common
-        traced = common.runner.traced
-        backward = traced.of_images
+        context: _BackwardContext = ctx.context
+        traced = context.runner.traced
+        backward_pass = traced.images_backward
         images = zip(traced.v_images, traced.v_views, v, strict=True)
-        given = [o.zeros(traced.device) if each is None else _memory_of(each, view) for o, view, each in images]
-        results = common.run(backward, saved, given)
+        incoming = [
+            o.zeros(traced.device) if v_image is None else _flat_with_strides(v_image, view)
+            for o, view, v_image in images
+        ]
+        results = context.run(backward_pass, saved, incoming)
         v_links: list[Tensor | None] = []
         if traced.v_centers is not None:
-            (v_centers, depends), v_carrier = traced.v_centers, traced.v_carrier
-            v_links = [results[v_centers.base] if depends else None, results[v_carrier.base]]
-        for i, gradient in zip(backward.inputs, _gradients(backward, results, traced.crossing)):
+            (v_centers, is_needed), v_carrier = traced.v_centers, traced.v_carrier
+            v_links = [results[v_centers.base] if is_needed else None, results[v_carrier.base]]
+        for i, gradient in zip(backward_pass.inputs, _gradients(backward_pass, results, traced.handed_over)):
             if i == ABSGRAD:
-                ctx.centers.absgrad = common.packed(gradient)
-            of_leaf = i == traced.n_inputs
-            v_links.append(None if i == ABSGRAD else common.packed(gradient) if of_leaf else gradient)
+                ctx.centers.absgrad = context.pack(gradient)
+            is_gradient_2dgs = i == traced.n_inputs
+            v_links.append(None if i == ABSGRAD else context.pack(gradient) if is_gradient_2dgs else gradient)
         return None, None, None, None, *v_links
 
 
-def _memory_of(values: Tensor, view: View | None) -> Tensor:
-    """Returns the memory of values with the strides of a view: their own, or that of a copy. None is for C order."""
+def _flat_with_strides(values: Tensor, view: View | None) -> Tensor:
+    """Returns values with the strides of a view, or for None in C order, as a flat tensor; others as a copy."""
     if view is None:
         return values.contiguous()
     if view.strides != values.stride():
@@ -313,11 +318,14 @@ def _aligned(values: Tensor) -> Tensor:
     return values.clone() if values.data_ptr() % SPECIALIZED_ALIGNMENT else values
 
 
-def _gradients(backward: BackwardPass, bases: dict[int, Tensor], crossing: Container[int]) -> list[Tensor | None]:
-    """Returns the gradients that a backward pass completes. Those in bases that cross to the other pass are copied."""
+def _gradients(
+    backward_pass: BackwardPass, bases: dict[int, Tensor], handed_over: Container[int]
+) -> list[Tensor | None]:
+    """Returns the gradients that a backward pass completes. Those in bases that are handed over to the other pass are
+    copied."""
     return [
         None if view is None
-        else view.of(bases[view.base]).clone() if view.base in crossing
-        else whole(view, bases)
-        for view in backward.gradients
+        else view.of(bases[view.base]).clone() if view.base in handed_over
+        else tensor_of_view(view, bases)
+        for view in backward_pass.gradients
     ]  # fmt: skip

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from ..runtime.cuda_graphs import GraphRecorder
-from .calls import Forward, read_counted
+from .calls import ForwardResult, read_counts
 from .replay import Pass
-from .replayed_meta import Kept
+from .replayed_meta import LentArena
 from .traced_calls import BackwardPass, TracedCall, copy_with_layout
 
 
-class CapturedCall:
+class GraphRunner:
     """Replays the passes of a traced call by CUDA graphs.
 
     Args:
         traced: The call.
-        tensors: The inputs of a call of its kind.
+        tensors: The inputs of a call with its cache key.
         in_place: For each of them, whether graphs read it where it is. Later calls must have it there.
         recorder: Captures graphs.
     """
@@ -36,107 +36,108 @@ class CapturedCall:
     ) -> None:
         self.traced = traced
         self._lock = threading.RLock()
-        self._last: Callable[[], Kept | None] = lambda: None
-        self._ahead: _Ahead | None = None
-        backward = [each for each in (traced.of_images, traced.of_centers) if each is not None]
-        read = {base for each in backward for base in each.saved}
+        self._borrower: Callable[[], LentArena | None] = lambda: None
+        self._precomputed: _PrecomputedBackward | None = None
+        passes = [each for each in (traced.images_backward, traced.centers_backward) if each is not None]
+        saved = {base for each in passes for base in each.saved}
         with torch.inference_mode(False), torch.no_grad():
             memory = {
-                i: t.detach() if own else copy_with_layout(t) for i, (t, own) in enumerate(zip(tensors, in_place))
+                i: t.detach() if stays else copy_with_layout(t) for i, (t, stays) in enumerate(zip(tensors, in_place))
             }
-            made = [*traced.outputs, *traced.v_images, *(output for each in backward for output in each.outputs)]
-            memory |= {output.base: output.allocate(traced.device) for output in made}
-            n_kept = traced.kept[1]
-            memory[traced.kept[0]] = torch.empty(n_kept, dtype=torch.uint8, device=traced.device)
-            arenas = [traced.scratch, *(each.scratch for each in backward)]
+            outputs = [*traced.outputs, *traced.v_images, *(output for each in passes for output in each.outputs)]
+            memory |= {output.base: output.allocate(traced.device) for output in outputs}
+            memory[traced.saved_arena.base] = torch.empty(
+                traced.saved_arena.size, dtype=torch.uint8, device=traced.device
+            )
+            arenas = [traced.scratch, *(each.scratch for each in passes)]
             scratch = torch.empty(max(size for _, size in arenas), dtype=torch.uint8, device=traced.device)
             memory |= {base: scratch for base, _ in arenas}
             self._forward = _capture(recorder, memory, traced.forward)
             if traced.differentiable:
                 # Of images, and of centers at once, as no hook may change what goes from one to the other.
-                self._of_images = _capture(recorder, memory, [each.steps for each in backward], traced.of_images)
-            if len(backward) > 1:
-                self._of_centers = _capture(recorder, memory, [backward[1].steps])
-        self._results = [base for each in backward for base in each.results]
+                self._of_images = _capture(recorder, memory, [each.steps for each in passes], traced.images_backward)
+            if len(passes) > 1:
+                self._of_centers = _capture(recorder, memory, [passes[1].steps])
+        self._results = [base for each in passes for base in each.results]
         of_packed_rows = [*traced.outputs, *([] if traced.v_centers is None else [traced.v_centers[0]])]
         self._packed = {output.base for output in of_packed_rows if output.is_packed}
-        self._copied = [i for i, is_read in enumerate(in_place) if not is_read]
-        self._restored = [i for i in self._copied if i in read] + [o.base for o in traced.outputs if o.base in read]
+        self._copied = [i for i, stays in enumerate(in_place) if not stays]
+        self._restored = [i for i in self._copied if i in saved] + [o.base for o in traced.outputs if o.base in saved]
         # What is read in place belongs to the caller.
         self._memory = {base: t for base, t in memory.items() if base >= len(in_place) or base in self._copied}
 
-    def forward(self, tensors: Sequence[Tensor]) -> Forward:
+    def forward(self, tensors: Sequence[Tensor]) -> ForwardResult:
         """Runs the forward pass. Waits for the device, unless the caller gave a capacity."""
         traced, memory = self.traced, self._memory
         with self._lock, torch.no_grad():
-            kept, self._ahead = Kept(memory[traced.kept[0]]), None
-            self._lend(kept)
+            lent, self._precomputed = LentArena(memory[traced.saved_arena.base]), None
+            self._lend(lent)
             if self._copied:
                 torch._foreach_copy_([memory[i] for i in self._copied], [tensors[i] for i in self._copied])
             self._forward()
-            needed, n_packed = read_counted(traced, kept.memory, on_gpu=True)
-            outputs = _copies(self._used([output.base for output in traced.outputs], n_packed))
+            needed, n_packed = read_counts(traced, lent.memory, on_gpu=True)
+            outputs = _copies(self._without_padding([output.base for output in traced.outputs], n_packed))
             bases: list[Any] = [*tensors, *outputs, None]
-            kept.values = [bases[base] for base in self._restored]
-        return Forward(bases, needed, kept, n_packed)
+            lent.values = [bases[base] for base in self._restored]
+        return ForwardResult(bases, needed, lent, n_packed)
 
-    def _used(self, bases: Iterable[int], n_packed: int | None) -> list[Tensor]:
+    def _without_padding(self, bases: Iterable[int], n_packed: int | None) -> list[Tensor]:
         """Returns the memory of bases, without the rows behind packed ones."""
         return [self._memory[base][:n_packed] if base in self._packed else self._memory[base] for base in bases]
 
-    def differentiate(
+    def backward(
         self,
-        backward: BackwardPass,
+        backward_pass: BackwardPass,
         _saved: Sequence[Tensor | None],
-        given: Sequence[Tensor],
-        kept: Kept | None,
+        incoming: Sequence[Tensor],
+        lent: LentArena | None,
         n_packed: int | None,
-        _n_slots: Callable[[], int] | None,
+        _read_n_slots: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
-        """Runs a backward pass; see :meth:`.Replays.differentiate`. The memory of a graph has room for all rows."""
-        assert kept is not None
-        is_second = backward is not self.traced.of_images
+        """Runs a backward pass; see :meth:`.ReplayRunner.backward`. The memory of a graph is that of all rows."""
+        assert lent is not None
+        is_second = backward_pass is not self.traced.images_backward
         with self._lock:
-            ahead, self._ahead = self._ahead, None
-            if is_second and ahead is not None and ahead.is_of(kept, backward, given):
-                return ahead.results
-            if self._last() is not kept:
-                self._lend(kept)
-                own = [self.traced.kept[0], *self._restored]
-                torch._foreach_copy_(self._used(own, n_packed), [kept.memory, *kept.values])
-                kept.memory = self._memory[own[0]]
-            torch._foreach_copy_(self._used(backward.given, n_packed), list(given))
+            precomputed, self._precomputed = self._precomputed, None
+            if is_second and precomputed is not None and precomputed.fits(lent, backward_pass, incoming):
+                return precomputed.results
+            if self._borrower() is not lent:
+                self._lend(lent)
+                restored = [self.traced.saved_arena.base, *self._restored]
+                torch._foreach_copy_(self._without_padding(restored, n_packed), [lent.memory, *lent.values])
+                lent.memory = self._memory[self.traced.saved_arena.base]
+            torch._foreach_copy_(self._without_padding(backward_pass.incoming, n_packed), list(incoming))
             (self._of_centers if is_second else self._of_images)()
-            bases = backward.results if is_second else self._results
-            results = dict(zip(bases, _copies(self._used(bases, n_packed))))
-            if not is_second and self.traced.of_centers is not None:
-                self._ahead = _Ahead(kept, results)
+            bases = backward_pass.results if is_second else self._results
+            results = dict(zip(bases, _copies(self._without_padding(bases, n_packed))))
+            if not is_second and self.traced.centers_backward is not None:
+                self._precomputed = _PrecomputedBackward(lent, results)
             return results
 
-    def _lend(self, kept: Kept) -> None:
-        """Lends the memory of what is kept to a call. If the one before may still need it, that gets a copy."""
-        last = self._last()
-        if last is not None:
-            last.memory = last.memory.clone()
-        self._last = weakref.ref(kept)
+    def _lend(self, lent: LentArena) -> None:
+        """Lends the memory of the saved arena to a call. If the one before may still need it, that gets a copy."""
+        previous = self._borrower()
+        if previous is not None:
+            previous.memory = previous.memory.clone()
+        self._borrower = weakref.ref(lent)
 
 
-class _Ahead:
+class _PrecomputedBackward:
     """The results of both backward passes, which ran at once. Those of the second hold for what the first has computed.
 
     Attributes:
         results: The bases, by number.
     """
 
-    def __init__(self, kept: Kept, results: dict[int, Tensor]) -> None:
-        self.results, self._kept = results, weakref.ref(kept)
+    def __init__(self, lent: LentArena, results: dict[int, Tensor]) -> None:
+        self.results, self._lent = results, weakref.ref(lent)
         self._versions = {base: tensor._version for base, tensor in results.items()}
 
-    def is_of(self, kept: Kept, backward: BackwardPass, given: Sequence[Tensor]) -> bool:
+    def fits(self, lent: LentArena, backward_pass: BackwardPass, incoming: Sequence[Tensor]) -> bool:
         """Returns whether a call gives the second pass what the first has computed, unchanged."""
-        return self._kept() is kept and all(
+        return self._lent() is lent and all(
             tensor.data_ptr() == self.results[base].data_ptr() and tensor._version == self._versions[base]
-            for base, tensor in zip(backward.given, given)
+            for base, tensor in zip(backward_pass.incoming, incoming)
         )
 
 
@@ -144,14 +145,14 @@ def _capture(
     recorder: GraphRecorder,
     memory: dict[int, Tensor],
     passes: Sequence[Pass],
-    backward: BackwardPass | None = None,
+    backward_pass: BackwardPass | None = None,
 ) -> Callable[[], None]:
     """Captures passes, the first of which may be a backward pass. Returns what replays them."""
     steps = [each.bind([memory[base] for base in each.order]) for each in passes]
 
     def run() -> None:
-        if backward is not None:
-            backward.clear(memory)
+        if backward_pass is not None:
+            backward_pass.clear(memory)
         for step in steps:
             step()
 

@@ -14,16 +14,16 @@ from torch import Tensor
 from ..errors import ArgumentError, UnsupportedError
 from ..runtime.compilation import is_plain_call
 from ..runtime.cuda_graphs import GraphRecorder
-from ..stages.options import PLAIN, unsupported
+from ..stages.options import IMMUTABLE_TYPES, unsupported
 from .calls import Runner
-from .captured_calls import CapturedCall
-from .kinds import Kind, Kinds
+from .captured_calls import GraphRunner
+from .replay_cache import CacheEntry, ReplayCache
 
-KINDS_MAX = 4
-"""Kinds of calls whose graphs are kept."""
+ENTRIES_MAX = 4
+"""Cache keys of calls whose graphs are kept."""
 
 RECORDERS: dict[str, Callable[[], Any]] = {"cuda": GraphRecorder}
-"""What captures calls, by kind of device. On a CPU, the function itself replays its calls."""
+"""What captures calls, by type of device. On a CPU, the function itself replays its calls."""
 
 
 def graphed(rasterization: Callable[..., Any]) -> Graphed:
@@ -31,9 +31,9 @@ def graphed(rasterization: Callable[..., Any]) -> Graphed:
 
     The result is called like the function, in any training loop, and gives the same bits. There are graphs for each
     kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
-    first call of a kind counts intersections, the second is captured, with room for lists that are a quarter longer,
-    and later ones are replayed. Each waits once, to know whether there was room, unless it has a ``capacity``; if there
-    was none, it runs again without a graph, and the next one is captured with more room. Calls run without a graph as
+    first call of a kind counts intersections, the second is captured, with a capacity for a quarter more, and later
+    ones are replayed. Each waits once, to know whether its lists fitted, unless it has a ``capacity``; if they did not,
+    it runs again without a graph, and the next one is captured with a larger capacity. Calls run without a graph as
     well inside of ``torch.compile``, another capture, gradient checkpointing, anomaly detection or a
     ``TorchDispatchMode``. Graphs are kept of the four kinds that were called last, until the number of Gaussians
     changes. If one cannot be captured, a warning says why, and calls of its kind run without.
@@ -79,8 +79,8 @@ class Graphed:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._names = tuple(inspect.signature(function).parameters)
-        self._kinds = _GraphedKinds(function.stages)  # type: ignore[attr-defined]
-        self._size: torch.Size | None = None
+        self._cache = _GraphCache(function.stages)  # type: ignore[attr-defined]
+        self._means_shape: torch.Size | None = None
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,10 +92,10 @@ class Graphed:
         rendered = None
         if isinstance(means, Tensor) and is_plain_call() and means.device.type in RECORDERS:
             with self._lock:
-                if means.shape != self._size:
-                    self._kinds.clear()
-                    self._size = means.shape
-                rendered = self._kinds.replay((), arguments)
+                if means.shape != self._means_shape:
+                    self._cache.clear()
+                    self._means_shape = means.shape
+                rendered = self._cache.replay((), arguments)
         if rendered is not None:
             return rendered
         _check_values(arguments)
@@ -108,49 +108,49 @@ class Graphed:
     def clear(self) -> None:
         """Releases all graphs; their memory is free once no backward pass needs it."""
         with self._lock:
-            self._kinds.clear()
+            self._cache.clear()
 
 
-class _GraphedKinds(Kinds):
-    """Kinds of calls whose passes are captured."""
+class _GraphCache(ReplayCache):
+    """The captured passes of calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function, KINDS_MAX)
+        super().__init__(function, ENTRIES_MAX)
         self._has_warned = False
 
-    def _state(self, tensors: list[Tensor]) -> list[Any]:
+    def _modes(self, tensors: list[Tensor]) -> list[Any]:
         stream = torch.cuda.current_stream(tensors[0].device).cuda_stream if tensors and tensors[0].is_cuda else 0
-        return [*super()._state(tensors), stream]  # which nothing else orders calls on
+        return [*super()._modes(tensors), stream]  # as memory of graphs is ordered on one stream only
 
-    def _render_first(self, kind: Kind, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
-        kind.addresses = _addresses(tensors)
-        return super()._render_first(kind, arguments, tensors)
+    def _render_first(self, entry: CacheEntry, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
+        entry.addresses = _addresses(tensors)
+        return super()._render_first(entry, arguments, tensors)
 
-    def _observe_gradients(self, kind: Kind, images: tuple[Tensor | None, ...]) -> None:
+    def _observe_gradients(self, entry: CacheEntry, images: tuple[Tensor | None, ...]) -> None:
         """Gradients are copied to the memory of graphs, whatever their strides."""
 
-    def _runner(self, kind: Kind, arguments: dict[str, Any], tensors: list[Tensor]) -> Runner | None:
-        """Returns the captured passes of a kind of call. They are captured again if what they read in place has moved,
-        which is copied from then on."""
-        addresses = [own if own == new else None for own, new in zip(kind.addresses, _addresses(tensors), strict=True)]
-        if kind.runner is not None and addresses == kind.addresses:
-            return kind.runner
-        traced = self._trace(kind, arguments) if kind.runner is None else kind.runner.traced
-        kind.addresses = addresses
+    def _runner(self, entry: CacheEntry, arguments: dict[str, Any], tensors: list[Tensor]) -> Runner | None:
+        """Returns the runner of an entry. Its passes are captured again if what they read in place has moved, which is
+        copied from then on."""
+        addresses = [old if old == new else None for old, new in zip(entry.addresses, _addresses(tensors), strict=True)]
+        if entry.runner is not None and addresses == entry.addresses:
+            return entry.runner
+        traced = self._trace(entry, arguments) if entry.runner is None else entry.runner.traced
+        entry.addresses = addresses
         if traced is None:
             return None
         try:
             with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
                 recorder = RECORDERS[tensors[0].device.type]()
                 in_place = [address is not None for address in addresses]
-                kind.runner = CapturedCall(traced, tensors, in_place, recorder)
+                entry.runner = GraphRunner(traced, tensors, in_place, recorder)
         except Exception as error:  # what cannot be captured works without a graph
-            kind.works = False
+            entry.is_replayable = False
             if not self._has_warned:
                 logging.getLogger("tsplat").warning("tsplat: rendering without a graph: %s", error)
             self._has_warned = True
             return None
-        return kind.runner
+        return entry.runner
 
 
 def _addresses(tensors: list[Tensor]) -> list[int | None]:
@@ -164,7 +164,7 @@ def _check_values(arguments: dict[str, Any]) -> None:
     for name, value, only in unsupported("passes", values):
         raise UnsupportedError(f"{name}: must be {only} in a graphed call, found {value!r}; call the function itself")
     for name, value in values.items():
-        if type(value) not in PLAIN:
+        if type(value) not in IMMUTABLE_TYPES:
             raise UnsupportedError(
                 f"{name}: must be a number, a string, a tensor or None in a graphed call, found a "
                 f"{type(value).__name__}; call the function itself"

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ..data import Intersections
 from ..runtime.autograd import Gradients, apply, once_differentiable
-from ..stages.intersection import without_room
-from ..stages.meta import LATER, Rendered
+from ..stages.intersection import trim_to_count
+from ..stages.meta import LAZY, MetaInputs
 from .arenas import View
 from .traced_calls import TracedCall, map_bundle
 
 
-class Kept:
-    """The arena of a call that is needed later, if a later call may take its memory.
+class LentArena:
+    """The saved arena of a call whose memory is lent by a CUDA graph: a later call may take it back.
 
     Attributes:
         memory: [n] uint8.
@@ -30,129 +30,131 @@ class Kept:
         self.memory, self.values = memory, list[Tensor]()
 
 
-def tensor_of(view: View, bases: Any, kept: Kept | None) -> Tensor:
-    """Returns the tensor of a view, whose base is None if it is the arena that is kept."""
+def saved_tensor(view: View, bases: Any, lent: LentArena | None) -> Tensor:
+    """Returns the tensor of a view, whose base is None if it is an arena that is lent."""
     base = bases[view.base]
-    return view.of(kept.memory if base is None and kept is not None else base)
+    return view.of(lent.memory if base is None and lent is not None else base)
 
 
-class Source(NamedTuple):
+class MetaSource(NamedTuple):
     """What values of ``meta`` are made of.
 
     Attributes:
         traced: What was replayed.
         bases: The bases of the forward pass that it reads, by number.
-        kept: The arena of the call, in place of the base, if a later call may take its memory; otherwise None.
-        needed: What lists needed, and 1 if they did not fit; None with a capacity.
-        ids: The rows that are packed, [nnz] int64, or None.
+        lent: The saved arena, in place of the base, if a later call may take its memory; otherwise None.
+        needed: The sizes that lists needed, and 1 if any exceeded its capacity; None with a capacity of the caller.
+        packed_ids: The rows that are packed, [nnz] int64, or None.
         carrier: The tensor that stands in autograd for all that images depend on besides centers; None without
             gradients.
     """
 
     traced: TracedCall
     bases: dict[int, Any]
-    kept: Kept | None
+    lent: LentArena | None
     needed: list[int] | None
-    ids: Tensor | None
+    packed_ids: Tensor | None
     carrier: Tensor | None
 
     def tensor(self, view: View) -> Tensor:
         """Returns the tensor of a view."""
-        return tensor_of(view, self.bases, self.kept)
+        return saved_tensor(view, self.bases, self.lent)
 
 
 @functools.lru_cache(maxsize=64)
-def later(traced: TracedCall) -> dict[str, Callable[[Source], Any]]:
+def lazy_values(traced: TracedCall) -> dict[str, Callable[[MetaSource], Any]]:
     """Returns the functions of a source that compute values of ``meta``."""
-    functions: dict[str, Callable[[Source], Any]] = {name: functools.partial(_row, name) for name in traced.rows}
-    functions |= {name: functools.partial(_description, name) for name in LATER}
+    functions: dict[str, Callable[[MetaSource], Any]] = {name: functools.partial(_row, name) for name in traced.rows}
+    functions |= {name: functools.partial(_description, name) for name in LAZY}
     if traced.packed is not None:
         functions |= {name: functools.partial(_packed_description, name) for name in PACKED}
     return functions
 
 
-def _row(name: str, source: Source) -> Tensor:
-    """Returns what there is of each row, or packed row."""
+def _row(name: str, source: MetaSource) -> Tensor:
+    """Returns a value that each row, or packed row, has."""
     traced = source.traced
     value = source.tensor(traced.rows[name])
-    if source.ids is None:
-        value = value.clone()  # the arena is larger, and what it holds is needed
+    if source.packed_ids is None:
+        value = value.clone()  # a view would keep the whole arena, and the backward pass would see changes to it
     else:
-        own = value.shape[len(traced.centers.shape) - 1 :]
-        value = value.reshape(-1, *own)[source.ids]
+        row_shape = value.shape[len(traced.centers.shape) - 1 :]
+        value = value.reshape(-1, *row_shape)[source.packed_ids]
     if name in traced.v_row and source.carrier is not None:
-        row: Tensor = apply(_Row, traced, name, source.ids, value, source.carrier)
+        row: Tensor = apply(_Row, traced, name, source.packed_ids, value, source.carrier)
         return row
     return value
 
 
-def _description(name: str, source: Source) -> Any:
-    return LATER[name](_rendered(source))
+def _description(name: str, source: MetaSource) -> Any:
+    return LAZY[name](_meta_inputs(source))
 
 
-def _packed_description(name: str, source: Source) -> Any:
-    assert source.ids is not None
-    return PACKED[name](_rendered(source), source.ids)
+def _packed_description(name: str, source: MetaSource) -> Any:
+    assert source.packed_ids is not None
+    return PACKED[name](_meta_inputs(source), source.packed_ids)
 
 
-def _rendered(source: Source) -> Rendered:
+def _meta_inputs(source: MetaSource) -> MetaInputs:
     """Returns what ``meta`` describes, with rows that are not packed."""
-    rendered: Rendered = map_bundle(source.traced.rendered, View, source.tensor)
-    return rendered._replace(intersections=_Lists(source, rendered.intersections))  # type: ignore[arg-type]
+    inputs: MetaInputs = map_bundle(source.traced.meta_inputs, View, source.tensor)
+    return inputs._replace(intersections=_ReplayedIntersections(source, inputs.intersections))  # type: ignore[arg-type]
 
 
-class _Lists:
-    """The intersections of a replayed call, with what ``meta`` reads of those that stages return."""
+class _ReplayedIntersections:
+    """The intersections of a replayed call, with what ``meta`` reads of :class:`.BandedIntersections`."""
 
-    def __init__(self, source: Source, whole: Any) -> None:
+    def __init__(self, source: MetaSource, whole: Any) -> None:
         self._whole: Intersections = whole
         self.bands, self.budget = source.traced.bands, copy.copy(source.traced.budget)
-        is_empty = source.ids is not None and not len(source.ids)
-        self._has_room = source.needed is None and not is_empty
-        spans, self.n_intersections, *_ = source.traced.room if self._has_room else source.needed or [0, 0]
+        is_empty = source.packed_ids is not None and not len(source.packed_ids)
+        self._has_capacity = source.needed is None and not is_empty
+        spans, self.n_intersections, *_ = source.traced.capacities if self._has_capacity else source.needed or [0, 0]
         self.budget.admit(spans, self.n_intersections)
 
-    def listed(self) -> Intersections:
-        return without_room(self._whole)
+    def trimmed(self) -> Intersections:
+        return trim_to_count(self._whole)
 
     def overflow(self) -> Tensor | None:
         assert self._whole.needed is not None
-        return self._whole.needed[-1] != 0 if self._has_room else None
+        return self._whole.needed[-1] != 0 if self._has_capacity else None
 
 
-def _rows_of(rendered: Rendered, ids: Tensor) -> Tensor:
+def _packed_rows(inputs: MetaInputs, packed_ids: Tensor) -> Tensor:
     """Returns the packed row of each row, [I N] int32; -1 where there is none."""
-    rows = torch.full((rendered.projected.depths.numel(),), -1, dtype=torch.int32, device=ids.device)
-    rows[ids] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+    rows = torch.full((inputs.projected.depths.numel(),), -1, dtype=torch.int32, device=packed_ids.device)
+    rows[packed_ids] = torch.arange(len(packed_ids), dtype=torch.int32, device=packed_ids.device)
     return rows
 
 
-PACKED: dict[str, Callable[[Rendered, Tensor], Any]] = {
-    "batch_ids": lambda r, ids: ids // max(r.projected.n_gaussians * r.projected.n_cameras, 1),
-    "camera_ids": lambda r, ids: ids // max(r.projected.n_gaussians, 1) % r.projected.n_cameras,
-    "gaussian_ids": lambda r, ids: ids % max(r.projected.n_gaussians, 1),
-    "flatten_ids": lambda r, ids: _rows_of(r, ids)[LATER["flatten_ids"](r)],
-    "tiles_per_gauss": lambda r, ids: LATER["tiles_per_gauss"](r).view(-1)[ids],
+PACKED: dict[str, Callable[[MetaInputs, Tensor], Any]] = {
+    "batch_ids": lambda m, ids: ids // max(m.projected.n_gaussians * m.projected.n_cameras, 1),
+    "camera_ids": lambda m, ids: ids // max(m.projected.n_gaussians, 1) % m.projected.n_cameras,
+    "gaussian_ids": lambda m, ids: ids % max(m.projected.n_gaussians, 1),
+    "flatten_ids": lambda m, ids: _packed_rows(m, ids)[LAZY["flatten_ids"](m)],
+    "tiles_per_gauss": lambda m, ids: LAZY["tiles_per_gauss"](m).view(-1)[ids],
 }
-"""Values of ``meta`` that depend on which rows are packed: functions of what was rendered, and of these rows."""
+"""Values of ``meta`` that depend on which rows are packed: functions of what it describes, and of these rows."""
 
 
 class _Row(torch.autograd.Function):
-    """A value of ``meta``. Its gradient becomes a part of that of what stands for all else that images depend on."""
+    """A value of ``meta``. Its gradient is a part of the carrier's."""
 
     @staticmethod
-    def forward(ctx: Any, traced: TracedCall, name: str, ids: Tensor | None, value: Tensor, _carrier: Tensor) -> Tensor:
-        ctx.traced, ctx.name, ctx.ids = traced, name, ids
+    def forward(
+        ctx: Any, traced: TracedCall, name: str, packed_ids: Tensor | None, value: Tensor, _carrier: Tensor
+    ) -> Tensor:
+        ctx.traced, ctx.name, ctx.packed_ids = traced, name, packed_ids
         return value.view_as(value)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v: Tensor) -> Gradients:
         v_carrier = ctx.traced.v_carrier.zeros(v.device)
-        own: View = ctx.traced.v_row[ctx.name]
-        target = own.of(v_carrier)
-        if ctx.ids is None:
+        view: View = ctx.traced.v_row[ctx.name]
+        target = view.of(v_carrier)
+        if ctx.packed_ids is None:
             target.copy_(v.reshape(target.shape))
         else:
-            target[ctx.ids] = v.reshape(-1, *target.shape[1:])
+            target[ctx.packed_ids] = v.reshape(-1, *target.shape[1:])
         return None, None, None, None, v_carrier

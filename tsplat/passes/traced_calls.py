@@ -17,26 +17,27 @@ from ..data import N_NEEDED
 from ..errors import UnsupportedError
 from ..output_maps import IN_META
 from ..precision import full_precision
-from ..runtime.tracing import Memory, Step, Trace, storage_of
+from ..runtime.tracing import Step, Trace, TracedTensor, storage_of
 from ..stages.capacity import deferred
 from ..stages.intersection import BandedIntersections
-from ..stages.meta import Rendered
+from ..stages.meta import MetaInputs
 from .arenas import (
     SPECIALIZED_ALIGNMENT,
+    Arena,
     Bases,
-    Life,
+    Lifetime,
     Output,
     Slots,
     View,
     add_arena,
-    add_arena_with_end,
+    add_arena_with_tail,
     add_output,
-    arrange,
+    assign_offsets,
     leaves,
-    lives_of,
-    marked,
+    lifetimes_of,
+    live_steps,
     tensors_of,
-    used_steps,
+    view_of_output,
 )
 from .replay import Pass, runs_on_gpu
 
@@ -44,7 +45,7 @@ ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_t
         "normals": "normals"}  # fmt: skip
 """Values of ``meta`` that have gradients of their own, and the fields of ``ProjectedGaussians`` that have them."""
 
-ALWAYS = 2**62
+FOREVER = 2**62
 """The last step of a storage that is needed after its pass."""
 
 ABSGRAD = -1
@@ -60,33 +61,33 @@ class BackwardPass(NamedTuple):
             ``gradient_2dgs``.
         gradients: The view of each gradient; None if images do not depend on the input.
         outputs: The bases that it allocates: of gradients, and of what the other pass reads.
-        cleared: The base of these that begins with zeros, and their number; None if there are none.
-        scratch: The base of the arena that does not leave it, and its size in bytes.
-        slots: The slots of compositing, at the end of this arena, of which a call uses a part only; or None.
+        zeroed: The base of these that begins with zeros, and their number; None if there are none.
+        scratch: The arena that does not leave it.
+        slots: The slots of compositing, at the tail of this arena, of which a call uses a part only; or None.
         saved: The bases of the forward pass that it reads, the first of those that its steps take.
-        given: The bases of gradients that it is given, which follow.
+        incoming: The bases of the gradients that it starts from, which follow.
     """
 
     steps: Pass
     inputs: list[int]
     gradients: list[View | None]
     outputs: list[Output]
-    cleared: tuple[int, int] | None
-    scratch: tuple[int, int]
+    zeroed: tuple[int, int] | None
+    scratch: Arena
     slots: Slots | None
     saved: list[int]
-    given: list[int]
+    incoming: list[int]
 
     @property
     def results(self) -> list[int]:
         """The bases that hold its results: its outputs, and others that gradients are in."""
-        own = [output.base for output in self.outputs]
-        return list(dict.fromkeys(own + [view.base for view in self.gradients if view is not None]))
+        outputs = [output.base for output in self.outputs]
+        return list(dict.fromkeys(outputs + [view.base for view in self.gradients if view is not None]))
 
     def clear(self, bases: dict[int, Tensor]) -> None:
-        """Sets those elements of its outputs to zero."""
-        if self.cleared is not None:
-            base, n = self.cleared
+        """Sets those elements of its outputs to zero that have to be."""
+        if self.zeroed is not None:
+            base, n = self.zeroed
             if torch.is_anomaly_enabled():  # which looks for values that are not finite
                 bases[base].zero_()
             elif n:
@@ -94,14 +95,14 @@ class BackwardPass(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """Tensors of packed rows, with room for all rows: which rows they are, [n] int64, and their centers, [n, 2]."""
+    """Tensors of packed rows, as long as all rows: which rows they are, [n] int64, and their centers, [n, 2]."""
 
     ids: Any
     centers: Any
 
 
-class _Record(NamedTuple):
-    """What happened in a traced call.
+class _CallTrace(NamedTuple):
+    """The trace of a call, and what the call returned.
 
     Attributes:
         steps: Of the forward pass, then of the backward pass from images to centers, then of that to the inputs.
@@ -111,8 +112,8 @@ class _Record(NamedTuple):
         n_images: The number of the former.
         in_meta: For each image in ``meta``, its number.
         values: The values of ``meta`` that are not computed when they are read.
-        rendered, banded: What the others are computed from, with the intersections in place of their bands.
-        needed: What lists needed.
+        meta_inputs, banded: What the others are computed from, with the intersections in place of their bands.
+        needed: The sizes that lists needed.
         v_images: The gradients of images.
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
         packed: The packed rows, or None.
@@ -120,7 +121,7 @@ class _Record(NamedTuple):
             returned, by its name.
         zeros: Gradients, by name, of what images do not depend on; that of ``means2d`` has all rows.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
-        used_slots: By storage of slots: how many of the first are used, and the bytes of each.
+        slot_usage: See :class:`.Trace`.
     """
 
     steps: list[Step]
@@ -131,7 +132,7 @@ class _Record(NamedTuple):
     n_images: int
     in_meta: dict[str, int]
     values: dict[str, Any]
-    rendered: Any
+    meta_inputs: Any
     banded: BandedIntersections
     needed: Tensor
     v_images: list[Tensor]
@@ -141,23 +142,23 @@ class _Record(NamedTuple):
     v_rows: dict[str, Tensor]
     zeros: dict[str, Tensor]
     on_gpu: bool
-    used_slots: dict[int, tuple[Memory, int]]
+    slot_usage: dict[int, tuple[TracedTensor, int]]
 
 
-def _record(
+def _trace_call(
     function: Callable[..., Any], arguments: dict[str, Any], v_strides: Mapping[int, tuple[int, ...]], is_packed: bool
-) -> _Record:
+) -> _CallTrace:
     """Traces a function, and the gradients of all its images."""
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
     on_gpu = runs_on_gpu(inputs[0])
-    trace = Trace(runs=False, counts_slots=on_gpu)
-    with deferred() as calls:
+    trace = Trace(runs_kernels=False, tracks_slots=on_gpu)
+    with deferred() as checks:
         *images, meta = trace.record(functools.partial(function, **arguments))
-    (call,) = calls
-    values, rendered, n_images = dict(dict.items(meta)), meta.source, len(images)
-    packed = _pack_rows(trace, values, call.needed) if is_packed else None
+    (check,) = checks
+    values, meta_inputs, n_images = dict(dict.items(meta)), meta.source, len(images)
+    packed = _pack_rows(trace, values, check.needed) if is_packed else None
     n_forward = len(trace.steps)
-    banded = rendered.intersections
+    banded = meta_inputs.intersections
     named = [output.meta for output in IN_META if output.meta in values]
     extra = {n: values[n] for n in named if values[n].shape[:-1] == images[0].shape[:-1]}  # or values of rows
     images += [image for image in extra.values() if all(image is not other for other in images)]
@@ -166,24 +167,24 @@ def _record(
     roots = list(differentiable.values())
     v_images = [_zeros_like(root, v_strides.get(i)) for i, root in differentiable.items()]
     centers = values["means2d"]
-    rows = {name: getattr(rendered.projected, name) for name in set(ROWS.values())} | {"means2d": centers}
+    rows = {name: getattr(meta_inputs.projected, name) for name in set(ROWS.values())} | {"means2d": centers}
     rows = {name: row for name, row in rows.items() if row is not None and row.requires_grad}
     targets: dict[Any, Tensor] = {
         i: t for i, t in enumerate([*inputs, values.get("gradient_2dgs")]) if t is not None and t.requires_grad
     }
     v_inputs: dict[Any, Tensor | None] = {}
     zeros: dict[str, Tensor] = {}
-    marks: list[int] = []
+    splits: list[int] = []
     v_packed: list[Tensor] = []
 
-    def leave(v_centers: Tensor) -> Tensor | None:
+    def split_at_centers(v_centers: Tensor) -> Tensor | None:
         """Ends the first backward pass with the gradient of centers, and begins the second one."""
         if packed is None:
-            marks.append(len(trace.steps))
+            splits.append(len(trace.steps))
             return None
-        v_packed.append(_gather_rows(packed, call.needed, v_centers, is_zero="means2d" in zeros))
-        marks.append(len(trace.steps))
-        return _scatter_rows(packed, call.needed, v_packed[0]).view_as(v_centers)
+        v_packed.append(_gather_rows(packed, check.needed, v_centers, is_zero="means2d" in zeros))
+        splits.append(len(trace.steps))
+        return _scatter_rows(packed, check.needed, v_packed[0]).view_as(v_centers)
 
     if roots:
         with torch.autograd.set_multithreading_enabled(False):
@@ -191,15 +192,15 @@ def _record(
             reached = _edges_from(roots)
             zeros = {n: torch.zeros_like(row) for n, row in rows.items() if get_gradient_edge(row)[:2] not in reached}
             if "means2d" in rows:
-                centers.register_hook(leave)
+                centers.register_hook(split_at_centers)
             targets |= {name: row for name, row in rows.items() if name not in zeros}
-            given, v_given = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
+            outputs, v_outputs = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
             sources = list(targets.values())
-            gradients = trace.record(lambda: torch.autograd.grad(given, sources, v_given, allow_unused=True))
+            gradients = trace.record(lambda: torch.autograd.grad(outputs, sources, v_outputs, allow_unused=True))
         v_inputs = dict(zip(targets, gradients, strict=True)) | zeros
         if any(v_inputs[name] is None for name in rows):
             raise UnsupportedError("a backward pass gives no gradient to what images depend on")
-    if not trace.others.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
+    if not trace.external.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
     v_centers = v_inputs.pop("means2d", None)
     if v_packed:
@@ -207,19 +208,19 @@ def _record(
     v_rows = {name: v for name in rows if (v := v_inputs.pop(name, None)) is not None}
     if (absgrad := getattr(centers, "absgrad", None)) is not None:
         v_inputs[ABSGRAD] = absgrad
-    rendered = rendered._replace(intersections=rendered.intersections.whole)
-    wanted = leaves(
-        (images, rendered, list(values.values()), call.needed, list(v_inputs.values()), v_centers, packed), Tensor
+    meta_inputs = meta_inputs._replace(intersections=meta_inputs.intersections.whole)
+    results = leaves(
+        (images, meta_inputs, list(values.values()), check.needed, list(v_inputs.values()), v_centers, packed), Tensor
     )
-    used = used_steps(
+    is_live = live_steps(
         trace.steps,
-        {storage_of(t) for t in (*wanted, *v_rows.values())} | {n.storage for n, _ in trace.used_slots.values()},
+        {storage_of(t) for t in (*results, *v_rows.values())} | {n.storage for n, _ in trace.slot_usage.values()},
     )
-    split = min(marks, default=len(trace.steps))
-    return _Record(
-        list(itertools.compress(trace.steps, used)), sum(used[:n_forward]), sum(used[:split]), inputs, images,
-        n_images, in_meta, values, rendered, banded, call.needed, v_images, v_inputs, packed, v_centers, v_rows, zeros,
-        on_gpu, trace.used_slots,
+    split = min(splits, default=len(trace.steps))
+    return _CallTrace(
+        list(itertools.compress(trace.steps, is_live)), sum(is_live[:n_forward]), sum(is_live[:split]), inputs, images,
+        n_images, in_meta, values, meta_inputs, banded, check.needed, v_images, v_inputs, packed, v_centers, v_rows,
+        zeros, on_gpu, trace.slot_usage,
     )  # fmt: skip
 
 
@@ -228,14 +229,14 @@ def _pack_rows(trace: Trace, values: Mapping[str, Any], needed: Tensor) -> Packe
     from ..kernels import packed_rows
 
     begin, radii = len(trace.steps), values["radii"].detach().view(-1, 2)
-    ends = trace.record(lambda: packed_rows.packed_ends(radii, _n_packed(needed)))
+    row_counts = trace.record(lambda: packed_rows.count_packed_rows(radii, _n_packed(needed)))
     n_counting = len(trace.steps) - begin
     centers = values["means2d"].detach().view(-1, 2)
-    packed = PackedRows(*trace.record(lambda: packed_rows.pack_rows(ends, centers)))
+    packed = PackedRows(*trace.record(lambda: packed_rows.pack_rows(row_counts, centers)))
     counting = trace.steps[begin : begin + n_counting]
     del trace.steps[begin : begin + n_counting]
-    place = _last_use(trace.steps, needed) + 1
-    trace.steps[place:place] = counting
+    index = _last_use(trace.steps, needed) + 1
+    trace.steps[index:index] = counting
     return packed
 
 
@@ -283,46 +284,46 @@ def _edges_from(roots: list[Tensor]) -> set[tuple[Any, int]]:
 
 
 class TracedCall:
-    """The passes of a kind of call, and the views of what it returns.
+    """The passes of a call, and the views of what it returns.
 
     Args:
         function: The rendering function, which runs the stages.
-        arguments: Of a call with room for its lists (``with_room``).
+        arguments: Of a call with capacities for its lists (``with_capacities``).
         v_strides: Strides of gradients of images, by their numbers; of others C order.
         is_exact: Whether the caller gave no capacity.
         is_packed: Whether the caller gets packed rows.
 
     Attributes:
-        room: What lists have room for.
+        capacities: Of its lists.
         is_exact: As given.
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
-        on_gpu: As in :class:`_Record`.
+        on_gpu: As in :class:`_CallTrace`.
         forward: The forward pass; on a GPU or if rows are packed in two parts, after the first of which it is known
             what lists need, and how many rows are packed.
         outputs: The bases that it allocates for images, centers and ``gradient_2dgs``; behind them, for packed rows.
         packed: The bases of these, or None.
-        kept, scratch: The bases of its arenas, and their sizes in bytes. The first is needed by backward passes and
-            ``meta``, the second not after the pass.
-        images, n_images, in_meta: As in :class:`_Record`, with views.
+        saved_arena, scratch: Its arenas. The first is needed by backward passes and ``meta``, the second not after the
+            pass.
+        images, n_images, in_meta: As in :class:`_CallTrace`, with views.
         differentiable: Which images are, by number.
         centers: The view of ``means2d``.
-        leaf: That of ``gradient_2dgs``, or None.
-        names: The values of ``meta`` that are not made when they are read, in their order.
-        constants: Those that are not tensors.
+        gradient_2dgs: That of ``gradient_2dgs``, or None.
+        meta_keys: The values of ``meta`` that are not made when they are read, in their order.
+        meta_constants: Those that are not tensors.
         rows: The views of those that are, by name.
-        rendered, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
-        needed: The view of what lists needed, [5] int64: see ``needed`` of :class:`tsplat.data.Intersections`.
-        counted: The same with the number of packed rows behind it, [6] int64.
-        described: The bases that ``meta`` reads.
-        of_images: From the gradients of images to those of centers, and of inputs that need no more.
-        of_centers: From there to the other inputs; None if these do not depend on centers.
+        meta_inputs, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
+        needed: The view of ``needed``, [5] int64, see :class:`tsplat.data.Intersections`.
+        counts: The same with the number of packed rows behind it, [6] int64.
+        meta_bases: The bases that ``meta`` reads.
+        images_backward: From the gradients of images to those of centers, and of inputs that need no more.
+        centers_backward: From there to the other inputs; None if these do not depend on centers.
         v_images, v_views: The bases of the gradients of images, and their views; None for those in C order.
         v_centers: The base of the gradient of centers, packed ones if there are any, and whether images depend on
             these.
-        v_carrier: That of all else that goes from one backward pass to the other, an arena of the dtype of centers. It
+        v_carrier: That of all else that one backward pass hands over to the other, an arena of the dtype of centers. It
             is the gradient of a tensor, the carrier.
-        crossing: The bases of both, or none.
+        handed_over: The bases of both, or none.
         v_row: For values of ``meta``, the view of their gradient in ``v_carrier``.
         zero: The carrier, before it is expanded. Its value does not matter.
     """
@@ -339,139 +340,148 @@ class TracedCall:
         self.is_exact = is_exact
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
-            own = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-            record = _record(function, own, v_strides, is_packed)
-        self.room: Capacities = record.rendered.options.capacity
+            copies = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
+            call = _trace_call(function, copies, v_strides, is_packed)
+        self.capacities: Capacities = call.meta_inputs.options.capacity
         bases = Bases()
-        self._place_forward(record, bases)
-        self._describe(record, bases)
-        self._place_backward(record, bases)
+        self._place_forward(call, bases)
+        self._place_meta(call, bases)
+        self._place_backward(call, bases)
 
-    def _place_forward(self, record: _Record, bases: Bases) -> None:
-        self.n_inputs = len(record.inputs)
-        for tensor in record.inputs:
-            bases.add(Memory.of(tensor))
-        centers, leaf = record.values["means2d"], record.values.get("gradient_2dgs")
-        leaving = [tensor for tensor in (*record.images, centers, leaf) if tensor is not None]
-        if any(bases.has(storage_of(tensor)) for tensor in leaving):
+    def _place_forward(self, call: _CallTrace, bases: Bases) -> None:
+        self.n_inputs = len(call.inputs)
+        for tensor in call.inputs:
+            bases.add(TracedTensor.of(tensor))
+        centers, gradient_2dgs = call.values["means2d"], call.values.get("gradient_2dgs")
+        outputs = [tensor for tensor in (*call.images, centers, gradient_2dgs) if tensor is not None]
+        if any(bases.has(storage_of(tensor)) for tensor in outputs):
             raise UnsupportedError("an image is a view of an input")
-        self.outputs = [add_output(bases, tensor) for tensor in leaving if not bases.has(storage_of(tensor))]
+        self.outputs = [add_output(bases, tensor) for tensor in outputs if not bases.has(storage_of(tensor))]
         self.packed: PackedRows | None = None
-        if record.packed is not None:
-            self.packed = PackedRows(*[add_output(bases, tensor, is_packed=True) for tensor in record.packed])
+        if call.packed is not None:
+            self.packed = PackedRows(*[add_output(bases, tensor, is_packed=True) for tensor in call.packed])
             self.outputs += self.packed
-        steps, rest = record.steps[: record.n_forward], record.steps[record.n_forward :]
-        lives = lives_of(steps, bases)
-        later = {tensor.storage for step in rest for tensor in tensors_of(step)}
-        later |= {storage_of(t) for t in leaves((record.rendered, *record.values.values(), record.needed), Tensor)}
-        later |= {n.storage for n, _ in record.used_slots.values()}
-        self.kept = add_arena(bases, [Life(s, life.size, 0, ALWAYS) for s, life in lives.items() if s in later])
-        self.scratch = add_arena(bases, [life for s, life in lives.items() if s not in later])
+        steps, rest = call.steps[: call.n_forward], call.steps[call.n_forward :]
+        lifetimes = lifetimes_of(steps, bases)
+        saved = {tensor.storage for step in rest for tensor in tensors_of(step)}
+        saved |= {storage_of(t) for t in leaves((call.meta_inputs, *call.values.values(), call.needed), Tensor)}
+        saved |= {n.storage for n, _ in call.slot_usage.values()}
+        self.saved_arena = add_arena(
+            bases, [Lifetime(s, life.size, 0, FOREVER) for s, life in lifetimes.items() if s in saved]
+        )
+        self.scratch = add_arena(bases, [life for s, life in lifetimes.items() if s not in saved])
         self.images = [
-            None if image is None else marked(bases.view(image.detach()), self.outputs) for image in record.images
+            None if image is None else view_of_output(bases, image.detach(), self.outputs) for image in call.images
         ]
-        self.n_images, self.in_meta = record.n_images, record.in_meta
-        self.differentiable = [i for i, t in enumerate(record.images) if t is not None and t.requires_grad]
-        self.centers = marked(bases.view(centers), self.outputs)
-        self.leaf = None if leaf is None else bases.view(leaf)
-        self.device, self.on_gpu = centers.device, record.on_gpu
+        self.n_images, self.in_meta = call.n_images, call.in_meta
+        self.differentiable = [i for i, t in enumerate(call.images) if t is not None and t.requires_grad]
+        self.centers = view_of_output(bases, centers, self.outputs)
+        self.gradient_2dgs = None if gradient_2dgs is None else bases.view(gradient_2dgs)
+        self.device, self.on_gpu = centers.device, call.on_gpu
         # On a GPU, a call reads what lists need as soon as the last ones are counted, before these are composited.
-        n = _last_use(steps, record.needed) + 1
+        n = _last_use(steps, call.needed) + 1
         parts = (steps[:n], steps[n:]) if self.on_gpu or self.packed is not None else (steps,)
         self.forward = [Pass(part, bases, range(bases.n), on_gpu=self.on_gpu) for part in parts]
 
-    def _describe(self, record: _Record, bases: Bases) -> None:
-        """Notes what ``meta`` has."""
-        values, special = record.values, {"means2d", "gradient_2dgs", *record.in_meta}
-        self.names = list(values)
-        self.constants = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
+    def _place_meta(self, call: _CallTrace, bases: Bases) -> None:
+        values, special = call.values, {"means2d", "gradient_2dgs", *call.in_meta}
+        self.meta_keys = list(values)
+        self.meta_constants = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
         self.rows = {n: bases.view(v) for n, v in values.items() if isinstance(v, Tensor) and n not in special}
-        self.budget, self.bands = copy.copy(record.banded.budget), record.banded.bands
+        self.budget, self.bands = copy.copy(call.banded.budget), call.banded.bands
         self.budget.limit, self.budget.peak_bytes = None, 0
-        self.rendered: Rendered = map_bundle(record.rendered, Tensor, bases.view)
-        self.needed = bases.view(record.needed)
-        self.counted = self.needed._replace(shape=torch.Size([N_NEEDED + 1]))
+        self.meta_inputs: MetaInputs = map_bundle(call.meta_inputs, Tensor, bases.view)
+        self.needed = bases.view(call.needed)
+        self.counts = self.needed._replace(shape=torch.Size([N_NEEDED + 1]))
         views: list[View] = [*self.rows.values(), self.needed, self.centers]
-        map_bundle(self.rendered, View, views.append)
-        self.described = sorted({view.base for view in views})
+        map_bundle(self.meta_inputs, View, views.append)
+        self.meta_bases = sorted({view.base for view in views})
 
-    def _place_backward(self, record: _Record, bases: Bases) -> None:
-        n_forward, dtype = bases.n, record.values["means2d"].dtype
-        first, second = record.steps[record.n_forward : record.split], record.steps[record.split :]
-        self.v_images = [add_output(bases, v) for v in record.v_images]
-        self.v_views = [None if v.is_contiguous() else bases.view(v) for v in record.v_images]
+    def _place_backward(self, call: _CallTrace, bases: Bases) -> None:
+        n_forward, dtype = bases.n, call.values["means2d"].dtype
+        first, second = call.steps[call.n_forward : call.split], call.steps[call.split :]
+        self.v_images = [add_output(bases, v) for v in call.v_images]
+        self.v_views = [None if v.is_contiguous() else bases.view(v) for v in call.v_images]
         self.v_centers: tuple[Output, bool] | None = None
-        if (v_centers := record.v_centers) is not None:
+        if (v_centers := call.v_centers) is not None:
             output = add_output(bases, v_centers, is_packed=self.packed is not None)
-            self.v_centers = output, "means2d" not in record.zeros
+            self.v_centers = output, "means2d" not in call.zeros
             if output.shape != (self.centers if self.packed is None else self.packed.centers).shape:
                 raise UnsupportedError("the gradient of centers is a part of another tensor")
-        if any(g is not None and bases.has(storage_of(g)) for g in record.gradients.values()):
+        if any(g is not None and bases.has(storage_of(g)) for g in call.gradients.values()):
             raise UnsupportedError("a gradient is a view of another tensor of the call")
-        zeros = [v for name, v in record.v_rows.items() if name in record.zeros]
-        lives, later = lives_of(first, bases), lives_of(second, bases)
-        crossing = [life for storage, life in lives.items() if storage in later]
-        if any(life.size % dtype.itemsize for life in crossing):
+        zeros = [v for name, v in call.v_rows.items() if name in call.zeros]
+        of_first, of_second = lifetimes_of(first, bases), lifetimes_of(second, bases)
+        handed_over = [life for storage, life in of_first.items() if storage in of_second]
+        if any(life.size % dtype.itemsize for life in handed_over):
             raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
-        v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, crossing)
+        v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, handed_over)
         self.v_carrier = Output(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
-        self.crossing = [] if self.v_centers is None else [self.v_centers[0].base, v_carrier]
-        self.v_row = {name: bases.view(record.v_rows[of]) for name, of in ROWS.items() if of in record.v_rows}
+        self.handed_over = [] if self.v_centers is None else [self.v_centers[0].base, v_carrier]
+        self.v_row = {name: bases.view(call.v_rows[row]) for name, row in ROWS.items() if row in call.v_rows}
         if any(view.base != v_carrier for view in self.v_row.values()):
             raise UnsupportedError("a gradient of rows does not go to the inputs")
-        self.zero = torch.zeros(1, dtype=dtype, device=record.values["means2d"].device)
+        self.zero = torch.zeros(1, dtype=dtype, device=call.values["means2d"].device)
         passes = []
-        for steps, own, is_second in ((first, lives, False), (second, later, True)):
-            mine = {
-                i: g for i, g in record.gradients.items() if (g is not None and storage_of(g) in later) == is_second
+        for steps, lifetimes, is_second in ((first, of_first, False), (second, of_second, True)):
+            gradients = {
+                i: g for i, g in call.gradients.items() if (g is not None and storage_of(g) in of_second) == is_second
             }
-            outputs = [add_output(bases, g) for g in mine.values() if g is not None and not bases.has(storage_of(g))]
-            cleared = None
+            outputs = [
+                add_output(bases, g) for g in gradients.values() if g is not None and not bases.has(storage_of(g))
+            ]
+            zeroed = None
             if self.v_centers is not None and not is_second:
                 outputs += [self.v_centers[0], self.v_carrier]
-                cleared = v_carrier, n_zeros // dtype.itemsize
-            inside = [life for storage, life in own.items() if not bases.has(storage)]
-            scratch, slots = _add_scratch(bases, inside, record.used_slots)
-            views = [None if g is None else marked(bases.view(g), outputs) for g in mine.values()]
+                zeroed = v_carrier, n_zeros // dtype.itemsize
+            inside = [life for storage, life in lifetimes.items() if not bases.has(storage)]
+            scratch, slots = _add_scratch(bases, inside, call.slot_usage)
+            views = [None if g is None else view_of_output(bases, g, outputs) for g in gradients.values()]
             used = {bases.view(tensor).base for step in steps for tensor in tensors_of(step)}
             saved = sorted(base for base in used if base < n_forward)
-            given = self.crossing if is_second else [output.base for output in self.v_images]
-            order = [*saved, *given, *(output.base for output in outputs), scratch[0]]
+            incoming = self.handed_over if is_second else [output.base for output in self.v_images]
+            order = [*saved, *incoming, *(output.base for output in outputs), scratch.base]
             replayed = Pass(steps, bases, order, on_gpu=self.on_gpu)
-            passes.append(BackwardPass(replayed, list(mine), views, outputs, cleared, scratch, slots, saved, given))
-        self.of_images, self.of_centers = passes[0], None if v_centers is None else passes[1]
+            passes.append(
+                BackwardPass(replayed, list(gradients), views, outputs, zeroed, scratch, slots, saved, incoming)
+            )
+        self.images_backward, self.centers_backward = passes[0], None if v_centers is None else passes[1]
 
 
 def _add_scratch(
-    bases: Bases, lives: list[Life], used_slots: dict[int, tuple[Memory, int]]
-) -> tuple[tuple[int, int], Slots | None]:
-    """Adds the arena of a backward pass. Returns its base and size in bytes, and the tensor at its end of which a call
-    uses a part only, if there is one."""
-    end = next((life for life in lives if life.storage in used_slots), None)
-    if end is None:
-        return add_arena(bases, lives), None
-    base, fixed, begin = add_arena_with_end(bases, [life for life in lives if life is not end], end)
-    n, size = used_slots[end.storage]
-    slots = Slots(bases.view(n), fixed, begin, size)
-    return (base, slots.bytes(-(-end.size // size))), slots
+    bases: Bases, lifetimes: list[Lifetime], slot_usage: dict[int, tuple[TracedTensor, int]]
+) -> tuple[Arena, Slots | None]:
+    """Adds the arena of a backward pass. Returns it, and the slots at its tail, of which a call uses a part only, if
+    there are any."""
+    tail = next((life for life in lifetimes if life.storage in slot_usage), None)
+    if tail is None:
+        return add_arena(bases, lifetimes), None
+    arena, offset = add_arena_with_tail(bases, [life for life in lifetimes if life is not tail], tail)
+    n_used, slot_size = slot_usage[tail.storage]
+    slots = Slots(bases.view(n_used), arena.size, offset, slot_size)
+    return Arena(arena.base, slots.arena_size(-(-tail.size // slot_size))), slots
 
 
-def _arena_after_zeros(bases: Bases, zeros: list[Tensor], crossing: list[Life]) -> tuple[int, int, int]:
+def _arena_after_zeros(bases: Bases, zeros: list[Tensor], handed_over: list[Lifetime]) -> tuple[int, int, int]:
     """Adds a base for some storages behind those of zeros. Returns its number, its size, and that of the zeros, in
     bytes."""
     base, begin = bases.add(), 0
     sizes: list[int] = []
-    for lives in ([Life(memory.storage, memory.size, 0, ALWAYS) for memory in map(Memory.of, zeros)], crossing):
-        offsets, size = arrange([life._replace(first=0, last=ALWAYS) for life in lives])
+    of_zeros = [Lifetime(traced.storage, traced.size, 0, FOREVER) for traced in map(TracedTensor.of, zeros)]
+    for lifetimes in (of_zeros, handed_over):
+        offsets, size = assign_offsets([life._replace(first=0, last=FOREVER) for life in lifetimes])
         for storage, offset in offsets.items():
-            bases.put(base, storage, begin + offset)
+            bases.place(base, storage, begin + offset)
         begin += size
         sizes.append(size)
     return base, sum(sizes), sizes[0]
 
 
 def copy_with_layout(tensor: Tensor, enabled: bool = False) -> Tensor:
-    """Returns a copy with the same strides and the same alignment, in a storage of its own."""
+    """Returns a copy with the same strides and the same alignment, in a storage of its own.
+
+    It needs a gradient if the tensor does and gradients are ``enabled``.
+    """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     offset = tensor.data_ptr() % SPECIALIZED_ALIGNMENT // tensor.itemsize
     with torch.no_grad():
@@ -481,11 +491,11 @@ def copy_with_layout(tensor: Tensor, enabled: bool = False) -> Tensor:
     return copied.requires_grad_(enabled and tensor.requires_grad)
 
 
-def map_bundle(tree: Any, kind: type[Any], function: Callable[[Any], Any]) -> Any:
-    """Returns a bundle with a function of each of its values of a kind in place of that."""
-    if isinstance(tree, kind):
+def map_bundle(tree: Any, leaf_type: type[Any], function: Callable[[Any], Any]) -> Any:
+    """Applies a function to each value of a type in a bundle."""
+    if isinstance(tree, leaf_type):
         return function(tree)
     if isinstance(tree, tuple):
-        values = [map_bundle(value, kind, function) for value in tree]
+        values = [map_bundle(value, leaf_type, function) for value in tree]
         return type(tree)(values) if type(tree) in (tuple, list, torch.Size) else tuple.__new__(type(tree), values)
     return tree

@@ -1,4 +1,4 @@
-"""A function of tensors that is traced while it runs, and replayed on other tensors of the same kind."""
+"""A function of tensors that is traced while it runs, and replayed on other tensors of the same layout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..runtime.tracing import Memory, Trace, storage_of, without_gradient
-from .arenas import Bases, View, add_arena, add_output, lives_of, marked, whole
+from ..runtime.tracing import Trace, TracedTensor, storage_of, without_gradient
+from .arenas import Bases, View, add_arena, add_output, lifetimes_of, tensor_of_view, view_of_output
 from .replay import Pass, runs_on_gpu
 
 
@@ -38,19 +38,19 @@ class TracedFunction:
         results = trace.record(traced)
         bases = Bases()
         for tensor in inputs:
-            bases.add(Memory.of(tensor))
-        self._constants = [tensor for storage, tensor in trace.others.items() if not bases.has(storage)]
+            bases.add(TracedTensor.of(tensor))
+        self._constants = [tensor for storage, tensor in trace.external.items() if not bases.has(storage)]
         for tensor in self._constants:
-            bases.add(Memory.of(tensor))
+            bases.add(TracedTensor.of(tensor))
         if any(result is not None and bases.has(storage_of(result)) for result in results):
             raise UnsupportedError("a result is a view of a tensor that the function does not make")
         self._outputs = []
         for result in results:
             if result is not None and not bases.has(storage_of(result)):
                 self._outputs.append(add_output(bases, result))
-        self._scratch = add_arena(bases, lives_of(trace.steps, bases).values())
+        self._scratch = add_arena(bases, lifetimes_of(trace.steps, bases).values())
         self._results: list[View | None] = [
-            None if result is None else marked(bases.view(result), self._outputs) for result in results
+            None if result is None else view_of_output(bases, result, self._outputs) for result in results
         ]
         self._pass = Pass(trace.steps, bases, range(bases.n), on_gpu=runs_on_gpu(inputs[0]))
         self._device = inputs[0].device
@@ -63,9 +63,9 @@ class TracedFunction:
         return first
 
     def bind(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor | None], Callable[[], None]]:
-        """Allocates memory. Returns results, and what computes them from inputs of the same kind."""
+        """Allocates memory. Returns results, and a function that computes them from inputs of the same layouts."""
         memory = [output.allocate(self._device) for output in self._outputs]
-        memory.append(torch.empty(self._scratch[1], dtype=torch.uint8, device=self._device))
+        memory.append(torch.empty(self._scratch.size, dtype=torch.uint8, device=self._device))
         bases = [*map(without_gradient, inputs), *self._constants, *memory]
-        results = [None if view is None else whole(view, bases) for view in self._results]
+        results = [None if view is None else tensor_of_view(view, bases) for view in self._results]
         return results, self._pass.bind(bases)

@@ -97,8 +97,8 @@ class MemoryBudget:
         self.device = device
         self._bytes_per_intersection = BYTES_PER_INTERSECTION + bytes_per_intersection
 
-    def room(self, n_spans: int) -> int:
-        """Returns a number of intersections that fits surely, next to as many spans."""
+    def surely_fits(self, n_spans: int) -> int:
+        """Returns a number of intersections that surely fits beside so many spans."""
         free = (UNCHECKED_BYTES if self.limit is None else self.limit) - n_spans * BYTES_PER_SPAN
         return 0 if n_spans > INDEX_MAX else min(max(free, 0) // self._bytes_per_intersection, INTERSECTIONS_MAX)
 

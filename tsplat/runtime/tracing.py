@@ -26,7 +26,7 @@ from .modes import restored_modes
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-READS = {
+DATA_DEPENDENT = {
     "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive",
     "bincount", "repeat_interleave", "tensor_split", "tolist", "numpy", "__array__", "__dlpack__",
 }  # fmt: skip
@@ -36,9 +36,14 @@ ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_s
 ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_"}
 
 
-class Memory(NamedTuple):
-    """Where a tensor of a trace is: its storage, by identity, and the size of that in bytes; and the tensor's offset in
-    it, in bytes. A trace keeps no tensor, so that memory is free again as soon as it is without a trace."""
+class TracedTensor(NamedTuple):
+    """A tensor of a trace, without its memory, which is freed as early as without a trace.
+
+    Attributes:
+        storage, size: The identity of its storage, and the size of that in bytes.
+        offset: Of the tensor in its storage, in bytes.
+        shape, strides, dtype: Of the tensor.
+    """
 
     storage: int
     size: int
@@ -48,14 +53,14 @@ class Memory(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Memory:
+    def of(cls, tensor: Tensor) -> TracedTensor:
         storage = tensor.untyped_storage()
         offset = int(tensor.storage_offset()) * tensor.itemsize
         return cls(storage._cdata, storage.nbytes(), offset, tensor.shape, tensor.stride(), tensor.dtype)
 
 
 class Launch(NamedTuple):
-    """A launch of a kernel: what launches it, the number of programs, and its tensors and numbers."""
+    """A launch of a kernel: the compiled kernel, the number of programs, and its tensors and numbers."""
 
     run: Any
     n_programs: int
@@ -68,73 +73,73 @@ class Operator(NamedTuple):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: list[Memory]
+    results: list[TracedTensor]
 
 
-class OnArrays(NamedTuple):
-    """A call of a function of NumPy arrays, with the tensors that have the memory of these and of its results."""
+class NumpyCall(NamedTuple):
+    """A call of a function of NumPy arrays, with the tensors whose memory its arguments and results share."""
 
     function: Callable[..., Any]
-    args: list[Memory]
-    results: list[Memory]
+    args: list[TracedTensor]
+    results: list[TracedTensor]
 
 
 class Zeros(NamedTuple):
     """A tensor that is filled with zeros."""
 
-    memory: Memory
+    tensor: TracedTensor
 
 
 class Constant(NamedTuple):
     """A tensor that Python made of numbers, and a copy of it."""
 
-    memory: Memory
+    tensor: TracedTensor
     values: Tensor
 
 
-Step = Launch | Operator | OnArrays | Zeros | Constant
+Step = Launch | Operator | NumpyCall | Zeros | Constant
 
 
 class Trace:
-    """The steps of what this thread computes in :meth:`recording`.
+    """The steps of what this thread computes in :meth:`record`.
 
     Args:
-        runs: Whether kernels run. Otherwise tensors have zeros where kernels would write, which takes less time.
-        counts_slots: Whether to find ``used_slots``.
+        runs_kernels: Whether kernels run. Otherwise their outputs are zeros, which takes less time.
+        tracks_slots: Whether to find ``slot_usage``.
 
     Attributes:
-        steps: The steps.
-        made: The storages that they make.
-        used_slots: By storage of slots: how many of the first are used, and the bytes of each.
-        others: A tensor of each other storage that they use.
+        steps: The steps, in their order.
+        allocated: The storages that the steps allocate.
+        external: A tensor of each other storage that the steps use.
+        slot_usage: By storage of slots: the number of slots in use, [] int64, and the bytes of a slot.
     """
 
-    def __init__(self, *, runs: bool = True, counts_slots: bool = False) -> None:
-        self.runs, self.counts_slots = runs, counts_slots
+    def __init__(self, *, runs_kernels: bool = True, tracks_slots: bool = False) -> None:
+        self.runs_kernels, self.tracks_slots = runs_kernels, tracks_slots
         self.steps: list[Step] = []
-        self.made: set[int] = set()
-        self.used_slots: dict[int, tuple[Memory, int]] = {}
-        self.others: dict[int, Tensor] = {}
+        self.allocated: set[int] = set()
+        self.external: dict[int, Tensor] = {}
+        self.slot_usage: dict[int, tuple[TracedTensor, int]] = {}
         self._identities: list[StorageWeakRef] = []
 
-    def make(self, tensor: Tensor) -> None:
-        """Notes that a storage is made. No other gets its identity, although its memory may be freed."""
+    def add_allocation(self, tensor: Tensor) -> None:
+        """Notes that a step allocates a storage. No other gets its identity, although its memory may be freed."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.made:
-            self.made.add(storage._cdata)
+        if storage._cdata not in self.allocated:
+            self.allocated.add(storage._cdata)
             self._identities.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
 
-    def use(self, tree: Any) -> Any:
-        """Returns arguments of a step with :class:`Memory` in place of tensors."""
+    def symbolic(self, tree: Any) -> Any:
+        """Returns arguments of a step with :class:`TracedTensor` in place of tensors."""
         if isinstance(tree, Tensor):
-            memory = Memory.of(tree)
-            if memory.storage not in self.made:
-                self.others.setdefault(memory.storage, without_gradient(tree))
-            return memory
+            traced = TracedTensor.of(tree)
+            if traced.storage not in self.allocated:
+                self.external.setdefault(traced.storage, without_gradient(tree))
+            return traced
         if isinstance(tree, dict):
-            return {name: self.use(value) for name, value in tree.items()}
+            return {name: self.symbolic(value) for name, value in tree.items()}
         if isinstance(tree, list | tuple):
-            return type(tree)([self.use(value) for value in tree])
+            return type(tree)([self.symbolic(value) for value in tree])
         return tree
 
     def record(self, function: Callable[[], Result]) -> Result:
@@ -160,11 +165,11 @@ class Trace:
                     finally:
                         signals.patience = math.inf
             finally:
-                launch.observer, launch.launched, launch.used_slots = observer, None, None
+                launch.observer, launch.launch_hook, launch.slots_hook = observer, None, None
                 _state.trace = outer
 
     def _observe_launches(self, observer: Callable[[Any, int, dict[str, Any]], None] | None) -> None:
-        """Records the launches of this thread from now on, besides what observes launches already."""
+        """Records the launches of this thread from now on, and still calls an observer of launches."""
         from ..kernels import launch
         from ..triton_cpu import leaves
 
@@ -177,63 +182,62 @@ class Trace:
             if threading.get_ident() == thread:
                 observed[:] = [(kernel, arguments)]
 
-        def launched(run: Any, n_programs: int, values: tuple[Any, ...]) -> bool:
+        def record_launch(run: Any, n_programs: int, values: tuple[Any, ...]) -> bool:
             if threading.get_ident() != thread:
                 return True
             kernel, arguments = observed.pop()
             names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
-            given = [leaf for name in names for leaf in leaves(arguments[name])]
-            resolved = [g if isinstance(g, Tensor) else value for g, value in zip(given, values, strict=True)]
+            flat = [leaf for name in names for leaf in leaves(arguments[name])]
+            flat = [leaf if isinstance(leaf, Tensor) else value for leaf, value in zip(flat, values, strict=True)]
             with torch._C.DisableTorchFunction():
-                self.steps.append(Launch(run, n_programs, self.use(tuple(resolved))))
-            return self.runs
+                self.steps.append(Launch(run, n_programs, self.symbolic(tuple(flat))))
+            return self.runs_kernels
 
-        def used_slots(tensor: Tensor, n: Tensor) -> None:
+        def record_slots(slots: Tensor, n_used: Tensor) -> None:
             if threading.get_ident() == thread:
-                self.used_slots[storage_of(tensor)] = self.use(n), tensor.stride(0) * tensor.itemsize
+                self.slot_usage[storage_of(slots)] = self.symbolic(n_used), slots.stride(0) * slots.itemsize
 
-        launch.observer, launch.launched = observe, launched
-        launch.used_slots = used_slots if self.counts_slots else None
+        launch.observer, launch.launch_hook = observe, record_launch
+        launch.slots_hook = record_slots if self.tracks_slots else None
 
 
 _lock = threading.Lock()
-
-_nothing = contextlib.nullcontext()
 
 _state = threading.local()
 """Of each thread, the ``trace`` that is recorded, or None."""
 
 
-def is_recorded() -> bool:
+def is_tracing() -> bool:
     """Returns whether a trace of this thread is recorded."""
     return getattr(_state, "trace", None) is not None
 
 
 @contextlib.contextmanager
-def _current(trace: Trace | None) -> Iterator[None]:
-    outer, _state.trace = getattr(_state, "trace", None), trace
+def _paused(trace: Trace | None) -> Iterator[None]:
+    """Does not record the body in a trace of this thread, or None."""
+    _state.trace = None
     try:
         yield
     finally:
-        _state.trace = outer
+        _state.trace = trace
 
 
-def on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of NumPy arrays, which returns new arrays of fixed sizes, to take and return CPU tensors.
+def numpy_step(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of NumPy arrays to take and return CPU tensors, and to be a single step of a trace.
 
-    It may read values: a trace takes it for one step.
+    It may read values, and returns new arrays, whose sizes do not depend on values.
     """
 
     @functools.wraps(function)
     def run(*tensors: Tensor) -> Any:
         trace: Trace | None = getattr(_state, "trace", None)
-        with _current(None) if trace is not None else _nothing:
+        with _paused(trace):
             arrays = function(*[tensor.numpy() for tensor in tensors])
             results = [torch.from_numpy(array) for array in (arrays if isinstance(arrays, tuple) else (arrays,))]
         if trace is not None:
             for result in results:
-                trace.make(result)
-            trace.steps.append(OnArrays(function, trace.use(list(tensors)), trace.use(results)))
+                trace.add_allocation(result)
+            trace.steps.append(NumpyCall(function, trace.symbolic(list(tensors)), trace.symbolic(results)))
         return tuple(results) if isinstance(arrays, tuple) else results[0]
 
     return run
@@ -248,50 +252,49 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not is_recorded():
+        if not is_tracing():
             return function(*args, **kwargs)
         name = function.overloadpacket.__name__
         by_mask = name == "index" and any(t.dtype == torch.bool for t in _tensors(args[1]))
-        _refuse_reads("masked_select" if by_mask else name)
+        _refuse_data_dependent("masked_select" if by_mask else name)
         result = function(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            self._note(function, name, args, kwargs, result)
+            self._add_step(function, name, args, kwargs, result)
         return result
 
-    def _note(self, function: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Adds the step of an operator."""
+    def _add_step(self, function: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         trace, results = self._trace, _tensors(result)
-        given = {storage_of(tensor) for tensor in _tensors((args, kwargs))}
-        is_new = not {storage_of(tensor) for tensor in results} <= given
+        symbolic, inputs = trace.symbolic, {storage_of(tensor) for tensor in _tensors((args, kwargs))}
+        is_new = not {storage_of(tensor) for tensor in results} <= inputs
         if is_new:
             for tensor in results:
-                trace.make(tensor)
+                trace.add_allocation(tensor)
         if name == "lift_fresh":  # of torch.tensor
-            trace.make(result)
-            trace.steps.append(Constant(trace.use(result), result.clone()))
+            trace.add_allocation(result)
+            trace.steps.append(Constant(symbolic(result), result.clone()))
         elif name in ZEROS:
-            trace.steps.append(Zeros(trace.use(result)))
+            trace.steps.append(Zeros(symbolic(result)))
         elif function._schema.is_mutable:
-            trace.steps.append(Operator(function, trace.use(args), trace.use(kwargs), []))
+            trace.steps.append(Operator(function, symbolic(args), symbolic(kwargs), []))
         elif name not in ALLOCATIONS and is_new:
-            trace.steps.append(Operator(function, trace.use(args), trace.use(kwargs), trace.use(results)))
-        elif is_new and not trace.runs:
+            trace.steps.append(Operator(function, symbolic(args), symbolic(kwargs), symbolic(results)))
+        elif is_new and not trace.runs_kernels:
             result.zero_()
 
 
 class _Methods(TorchFunctionMode):
-    """Refuses methods that read values and are not dispatched on a CPU, but inside of ``torch.autograd.grad``."""
+    """Refuses methods that read values without an operator, as ``numpy``; not inside of ``torch.autograd.grad``."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_recorded():
+        if is_tracing():
             name = getattr(function, "__name__", "")
             if not (name == "repeat_interleave" and len(args) > 1 and isinstance(args[1], int)):
-                _refuse_reads(name)
+                _refuse_data_dependent(name)
         return function(*args, **(kwargs or {}))
 
 
-def _refuse_reads(name: str) -> None:
-    if name in READS:
+def _refuse_data_dependent(name: str) -> None:
+    if name in DATA_DEPENDENT:
         raise UnsupportedError(f"{name}: what depends on values cannot be traced")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 RECORD_BYTES = 4096
-"""Fixed size of what a rank says about its call before anything depends on it."""
+"""Size of the description of its call that a rank sends before anything depends on it."""
 
 N_COUNTS = 5
 COUNTS = f"{N_COUNTS}q"
@@ -32,7 +32,7 @@ MESSAGE_LENGTH_MAX = 1200
 class Ranks(RankGroup):
     """The ranks that render together, and whether any needs gradients or has a capacity, as :func:`agreement` fills in.
 
-    `means`, which were not checked, tell the GPU of this rank: the current one may be that of another rank.
+    This rank's GPU is that of `means`, which were not checked: the current one may be that of another rank.
     """
 
     def __init__(self, group: ProcessGroup, means: object) -> None:
@@ -88,8 +88,8 @@ class Ranks(RankGroup):
         self.n_gaussians, self.n_cameras, *flags = (list(column) for column in zip(*counts))
         self.differentiable, self.differentiable_cameras, self.any_capacity = map(any, flags)
 
-    def tell(self, error: Exception | None) -> None:
-        """Tells all ranks of an error of this one, or of none. Raises PeerError if only other ranks have one."""
+    def share_error(self, error: Exception | None) -> None:
+        """Shares an error of this rank, or that it has none. Raises PeerError if only other ranks have one."""
         record = {}
         if error is not None:
             text = f"{type(error).__name__}: {error}"[:MESSAGE_LENGTH_MAX]
@@ -162,7 +162,7 @@ def agreement(ranks: Ranks | None, settings: dict[str, Any]) -> Iterator[dict[st
         yield record
     except Exception as error:
         if ranks is not None:
-            ranks.tell(error)
+            ranks.share_error(error)
         raise
     if ranks is not None:
         settings = {name: _encode(value) for name, value in record["settings"].items()}

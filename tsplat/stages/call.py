@@ -19,7 +19,7 @@ from ..arguments import (
     check_tensor,
     compute_dtype,
     is_per_camera,
-    kind_of,
+    tensor_key,
 )
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, Rays, Splats, TileGrid
 from ..errors import ArgumentError, UnsupportedError
@@ -32,7 +32,7 @@ from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import LensArguments, add_lens, given_intrinsics, turns_of_rows
 from .lidars import LidarLayout
-from .options import PLAIN, Options, Settings, check_options, unsupported
+from .options import IMMUTABLE_TYPES, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, mark_invalid, raise_if_invalid, warn_if_nothing_is_visible
 
@@ -265,9 +265,9 @@ def _check(call: Call) -> None:
     """
     options = call.options
     types, tensors = tuple(map(type, options)), flatten(_given(call))
-    kinds = [type(None) if t is None else kind_of(t) for t in tensors]
+    kinds = [type(None) if t is None else tensor_key(t) for t in tensors]
     key = (options, types, type(call.cameras), torch.is_grad_enabled(), *kinds)
-    is_known = None not in kinds and PLAIN.issuperset(types) and forward_ad._current_level < 0
+    is_known = None not in kinds and IMMUTABLE_TYPES.issuperset(types) and forward_ad._current_level < 0
     checked = _checked.get(key) if is_known else None
     # Without an address, a tensor's memory was freed: checks say so.
     if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):

@@ -1,8 +1,8 @@
 """Capacity: lists of a size chosen before the device knows what they need, so that a call does not wait for it.
 
-The device compares what lists need with their capacity, and leaves them empty if they do not fit. Python learns of it
-when the device is done: on a CPU in the same call, on a GPU in a later one of the same thread, or in
-:func:`check_overflow`. Ranks that render together tell each other in the same call.
+The device compares the sizes that lists need with their capacities, and leaves the lists empty if any is exceeded.
+Python checks that when the device is done: on a CPU in the same call, on a GPU in a later one of the same thread, or in
+:func:`check_overflow`. Ranks that render together check it together, in the same call.
 """
 
 import contextlib
@@ -27,8 +27,7 @@ HEADROOM = 1.5
 """Capacity that ``"auto"`` chooses, as a multiple of what calls needed."""
 
 PASS_HEADROOM = 1.25
-"""Room of each kind of list in a replayed call, as a multiple of what the traced call needed. If one does not fit, the
-stages run."""
+"""Capacities of a replayed call, as a multiple of what the traced call needed. If one is exceeded, the stages run."""
 
 UNCOUNTED = 2
 """Capacity as a multiple of the intersections, before the lists of parts have been counted: they may need twice as
@@ -40,193 +39,201 @@ FAILED = [-1, 0, 0, 0]
 FULL = 0.8
 """Share of its capacity from which a call makes ``"auto"`` choose a larger one."""
 
-Key = tuple[torch.device, TileGrid]
+AutoKey = tuple[torch.device, TileGrid]
 
-_automatic: dict[Key, int] = {}
+_automatic: dict[AutoKey, int] = {}
 """Capacities that ``"auto"`` has chosen."""
 
 
 @dataclasses.dataclass
-class _Call:
-    """A call whose need Python does not know yet: [5] int64, see :class:`Intersections`, valid once the event `done`
-    is, or at once if None.
+class _Check:
+    """The check of a call with capacities, which may wait for the device.
 
-    `key` is what ``"auto"`` learns from the call for, or None.
+    Attributes:
+        needed: [5] int64, see :class:`Intersections`.
+        copied: The event after which ``needed`` is valid; None if it is at once.
+        capacities: Of the lists.
+        auto_key: What ``"auto"`` learns from the call for, or None.
     """
 
     needed: Tensor
-    done: Any
-    room: Capacities
-    key: Key | None
+    copied: Any
+    capacities: Capacities
+    auto_key: AutoKey | None
 
 
-_orphans: list[_Call] = []
-"""Calls of threads that have ended, but for those that are known to have had room."""
+_orphans: list[_Check] = []
+"""Checks of threads that have ended, but for those that are known to have passed."""
 
 _lock = threading.RLock()
 """Of these, and of what ``"auto"`` learns."""
 
 
-def _leave(calls: list[_Call]) -> None:
-    """Adds the calls of a thread that ends to those without one."""
+def _orphan(checks: list[_Check]) -> None:
+    """Keeps the checks of a thread that ends for :func:`check_overflow`."""
     with _lock:
-        left = [*_orphans, *calls]
-        _orphans[:] = [call for call in left if not _is_done(call) or _settle(call)[-1]]
+        remaining = [*_orphans, *checks]
+        _orphans[:] = [check for check in remaining if not _is_ready(check) or _read(check)[-1]]
 
 
 class _Pending:
-    """The calls of a thread that the device may not be done with, in their order.
-
-    It ends with its thread. Then the calls are left to whoever calls :func:`check_overflow`.
-    """
+    """The checks of a thread that the device may not be done with, in their order. They become orphans with it."""
 
     def __init__(self) -> None:
-        self.calls: list[_Call] = []
-        weakref.finalize(self, _leave, self.calls).atexit = False
+        self.checks: list[_Check] = []
+        weakref.finalize(self, _orphan, self.checks).atexit = False
 
 
 class _Thread(threading.local):
-    """What belongs to a thread: its pending calls, and those that :func:`deferred` collects, or None."""
+    """State of a thread: its pending checks, and those that :func:`deferred` collects, or None."""
 
     def __init__(self) -> None:
         self.pending = _Pending()
-        self.deferred: list[_Call] | None = None
+        self.deferred: list[_Check] | None = None
 
 
 _thread = _Thread()
 
 
-def choose_room(requested: Capacity, device: torch.device, grid: TileGrid) -> Capacities | None:
-    """Returns what to have room for; None to count intersections first."""
+def choose_capacities(requested: Capacity, device: torch.device, grid: TileGrid) -> Capacities | None:
+    """Returns the capacities of lists; None to count intersections first."""
     if isinstance(requested, Capacities):
         return requested
     capacity = _automatic.get((device, grid)) if requested == "auto" else requested
     return None if capacity is None else Capacities(*[capacity] * 4)
 
 
-def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid, ranks: Ranks | None = None) -> None:
-    """Learns what calls needed, as far as the device is done with them. Call it once lists have been composited.
+def check_capacity(
+    whole: Intersections | None, requested: Capacity, grid: TileGrid, ranks: Ranks | None = None
+) -> None:
+    """Checks that the lists of a call did not exceed their capacities, as soon as the device is done with them.
 
-    `whole` are the intersections of a call; None if there are several bands. Ranks that render together wait for what
-    all of them needed if one has a capacity. Raises CapacityError if lists of this call, of any rank, or of an earlier
-    call of this thread did not fit.
+    Call it once lists have been composited. ``"auto"`` learns what calls needed. Ranks that render together wait for
+    what all of them needed if one has a capacity.
+
+    Args:
+        whole: The intersections of the call; None if there are several bands.
+
+    Raises:
+        CapacityError: Lists of this call, of any rank, or of an earlier call of this thread did not fit.
     """
     if ranks is not None and is_shared(ranks):
-        call = None if requested is None or whole is None else _note(whole, requested, grid, waits=True)
-        _raise_together(ranks, call)
-    elif requested is not None and whole is not None and (call := _note(whole, requested, grid)) is not None:
-        _learn(call)
+        check = None if requested is None or whole is None else _check_of(whole, requested, grid, waits=True)
+        _raise_together(ranks, check)
+    elif requested is not None and whole is not None and (check := _check_of(whole, requested, grid)) is not None:
+        _submit(check)
 
 
-def note_call(needed: Tensor, room: Capacities) -> None:
-    """Does what :func:`note_need` does for a call whose needs and room are these."""
-    if (call := _call(needed, room, None)) is not None:
-        _learn(call)
+def check_replayed(needed: Tensor, capacities: Capacities) -> None:
+    """Does what :func:`check_capacity` does, for a replayed call whose lists needed [5] int64."""
+    if (check := _copied_check(needed, capacities, None)) is not None:
+        _submit(check)
 
 
-def _learn(call: _Call) -> None:
+def _submit(check: _Check) -> None:
+    """Raises CapacityError now if a check fails; if the device is not done, a later call of the thread does."""
     if _thread.deferred is not None:
-        _thread.deferred.append(call)
-    elif call.done is None:
-        _raise_for(call)
+        _thread.deferred.append(check)
+    elif check.copied is None:
+        _raise_if_exceeded(check)
     else:
-        _thread.pending.calls.append(call)
-        _collect(_thread.pending.calls, wait=False)
+        _thread.pending.checks.append(check)
+        _finish_checks(_thread.pending.checks, wait=False)
 
 
 def is_shared(ranks: Ranks) -> bool:
-    """Returns whether :func:`note_need` shares what each rank needed, which a rank that fails has to tell."""
+    """Returns whether :func:`check_capacity` gathers what each rank needed, so that one that fails must take part."""
     return ranks.any_capacity and _thread.deferred is None
 
 
 def fail_together(ranks: Ranks, error: Exception) -> None:
-    """Tells ranks that wait in :func:`note_need` of an error of this one, for which they raise PeerError."""
+    """Sends an error of this rank to those that wait in :func:`check_capacity`, which raise PeerError."""
     with contextlib.suppress(RuntimeError):  # of a failure to send it
         ranks.gather(FAILED)
-        ranks.tell(error)
+        ranks.share_error(error)
 
 
-def _note(whole: Intersections, requested: Capacity, grid: TileGrid, *, waits: bool = False) -> _Call | None:
-    """Returns the call that lists are of, or None if its need is known. What it needed is copied, unless it waits."""
-    needed, room = whole.needed, whole.room
+def _check_of(whole: Intersections, requested: Capacity, grid: TileGrid, *, waits: bool = False) -> _Check | None:
+    """Returns the check of a call; None if it has no capacities. What it needed is copied, unless the caller waits."""
+    needed, capacities = whole.needed, whole.capacities
     key = (whole.flatten_ids.device, grid) if requested == "auto" else None
-    if needed is None or room is None:
+    if needed is None or capacities is None:
         if key is not None:
             _automatic.setdefault(key, UNCOUNTED * whole.flatten_ids.numel() + 1)
         return None
-    return _Call(needed, None, room, key) if waits else _call(needed, room, key)
+    return _Check(needed, None, capacities, key) if waits else _copied_check(needed, capacities, key)
 
 
-def _call(needed: Tensor, room: Capacities, key: Key | None) -> _Call | None:
-    """Returns a call whose need is copied from the device, without waiting for that."""
+def _copied_check(needed: Tensor, capacities: Capacities, key: AutoKey | None) -> _Check | None:
+    """Returns a check for which ``needed`` is copied from the device, without waiting for that."""
     if not needed.is_cuda:
-        return _Call(needed, None, room, key)
+        return _Check(needed, None, capacities, key)
     if torch.cuda.is_current_stream_capturing():
-        # Each replay updates it, and only who collects calls knows when.
-        return None if _thread.deferred is None else _Call(needed, None, room, None)
-    return _Call(*_copy_later(needed), room, key)
+        # Each replay updates it, and only who collects checks knows when.
+        return None if _thread.deferred is None else _Check(needed, None, capacities, None)
+    return _Check(*_copy_async(needed), capacities, key)
 
 
-def _copy_later(values: Tensor) -> tuple[Tensor, Any]:
+def _copy_async(values: Tensor) -> tuple[Tensor, Any]:
     """Returns a copy of values of a GPU, and the event after which it is valid."""
     pinned = torch.empty(values.shape, dtype=torch.int64, device="cpu", pin_memory=True)
-    copy, done = pinned.copy_(values, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(torch.cuda.current_stream(values.device))
-    return copy, done
+    copy, copied = pinned.copy_(values, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(values.device))
+    return copy, copied
 
 
-def read_later(value: Tensor) -> Callable[[], int]:
-    """Returns what waits for a value, [] int64, and returns it. Meanwhile the device copies it."""
+def read_async(value: Tensor) -> Callable[[], int]:
+    """Begins to copy a value, [] int64, from the device. Returns a function that waits for it and returns it."""
     if not value.is_cuda:
         return lambda: int(value)
-    copy, done = _copy_later(value)
+    copy, copied = _copy_async(value)
 
     def read() -> int:
-        done.synchronize()
+        copied.synchronize()
         return int(copy)
 
     return read
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[list[_Call]]:
-    """Collects the calls of this thread for :func:`any_overflow`, which then do not raise :class:`CapacityError`."""
-    calls: list[_Call] = []
-    outer, _thread.deferred = _thread.deferred, calls
+def deferred() -> Iterator[list[_Check]]:
+    """Collects the checks of this thread for :func:`any_overflow`, which then do not raise :class:`CapacityError`."""
+    checks: list[_Check] = []
+    outer, _thread.deferred = _thread.deferred, checks
     try:
-        yield calls
+        yield checks
     finally:
         _thread.deferred = outer
 
 
-def is_collected() -> bool:
-    """Returns whether :func:`deferred` collects the calls of this thread."""
+def are_checks_deferred() -> bool:
+    """Returns whether :func:`deferred` collects the checks of this thread."""
     return _thread.deferred is not None
 
 
-def any_overflow(calls: Iterable[_Call]) -> bool:
-    """Waits for calls, and returns whether the lists of any did not fit."""
-    return any([_settle(call)[-1] for call in calls])
+def any_overflow(checks: Iterable[_Check]) -> bool:
+    """Waits for the calls of checks, and returns whether the lists of any did not fit."""
+    return any([_read(check)[-1] for check in checks])
 
 
-def needed_by(calls: Iterable[_Call]) -> Capacities:
-    """Waits for calls, and returns the most that any needed, or more than it had where lists did not fit."""
-    return Capacities(*map(max, zip(*([0] * 4, *(_settle(call)[:-1] for call in calls)))))
+def max_needed(checks: Iterable[_Check]) -> Capacities:
+    """Waits for the calls of checks, and returns the most that any needed; a lower bound where lists did not fit."""
+    return Capacities(*map(max, zip(*([0] * 4, *(_read(check)[:-1] for check in checks)))))
 
 
-def room_for(needed: Capacities, least: Capacities | None = None) -> Capacities:
-    """Returns what passes have room for, of calls that needed so much; not less than the passes before had.
+def capacities_for(needed: Capacities, least: Capacities | None = None) -> Capacities:
+    """Returns the capacities of passes, given what calls needed; not less than those of the passes before.
 
-    If no list was cut into chunks, it has none, and no kernels for them.
+    If no list was cut into chunks, they have none, and no kernels for them.
     """
-    room = [int(PASS_HEADROOM * n) + 1 for n in needed]
+    capacities = [int(PASS_HEADROOM * n) + 1 for n in needed]
     if needed.chunks == 0:
-        room[-1] = 0
-    return Capacities(*(room if least is None else map(max, room, least)))
+        capacities[-1] = 0
+    return Capacities(*(capacities if least is None else map(max, capacities, least)))
 
 
 def check_overflow() -> None:
-    """Waits for calls of :func:`tsplat.rasterization` with a ``capacity``, and checks that they had room.
+    """Waits for calls of :func:`tsplat.rasterization` with a ``capacity``, and checks that their lists fitted.
 
     These are the calls of this thread, and of threads that have ended. Call it where waiting does not matter, such as
     before a checkpoint. Calls that were captured in a CUDA graph are not known here; ``meta["overflow"]`` of the
@@ -250,61 +257,62 @@ def check_overflow() -> None:
         check_overflow()
         assert not meta["overflow"]
     """
-    _collect(_thread.pending.calls, wait=True)
+    _finish_checks(_thread.pending.checks, wait=True)
     with _lock:
-        _collect(_orphans, wait=True)
+        _finish_checks(_orphans, wait=True)
 
 
-def _collect(calls: list[_Call], *, wait: bool) -> None:
-    """Removes the calls that the device is done with; raises CapacityError at the first without room."""
-    while calls and (wait or _is_done(calls[0])):
-        _raise_for(calls.pop(0))
+def _finish_checks(checks: list[_Check], *, wait: bool) -> None:
+    """Removes the checks that the device is done with; raises CapacityError at the first that fails."""
+    while checks and (wait or _is_ready(checks[0])):
+        _raise_if_exceeded(checks.pop(0))
 
 
-def _is_done(call: _Call) -> bool:
-    return call.done is None or bool(call.done.query())
+def _is_ready(check: _Check) -> bool:
+    return check.copied is None or bool(check.copied.query())
 
 
-def _raise_for(call: _Call) -> None:
-    """Waits for a call, and raises CapacityError if its lists did not fit."""
-    *counts, overflow = _settle(call)
+def _raise_if_exceeded(check: _Check) -> None:
+    """Waits for the call of a check, and raises CapacityError if its lists did not fit."""
+    *sizes, overflow = _read(check)
     if overflow:
-        raise CapacityError("capacity: " + _describe(max(counts), call.room.intersections, call.key is not None))
+        message = _describe(max(sizes), check.capacities.intersections, check.auto_key is not None)
+        raise CapacityError("capacity: " + message)
 
 
-def _raise_together(ranks: Ranks, call: _Call | None) -> None:
-    """Raises CapacityError on all ranks if lists of any did not fit. `call` is that of this rank, if it has any."""
-    own = [0, 0, 0, 0]
-    if call is not None:
-        *counts, overflow = _settle(call)
-        own = [overflow, max(counts), call.room.intersections, int(call.key is not None)]
-    outcomes = ranks.gather(own)
+def _raise_together(ranks: Ranks, check: _Check | None) -> None:
+    """Raises CapacityError on all ranks if lists of any did not fit. `check` is that of this rank, if it has one."""
+    outcome = [0, 0, 0, 0]
+    if check is not None:
+        *sizes, overflow = _read(check)
+        outcome = [overflow, max(sizes), check.capacities.intersections, int(check.auto_key is not None)]
+    outcomes = ranks.gather(outcome)
     if FAILED in outcomes:
-        ranks.tell(None)
+        ranks.share_error(None)
     texts = [
-        f"rank {rank}: {_describe(needed, room, bool(automatic))}"
-        for rank, (overflow, needed, room, automatic) in enumerate(outcomes)
+        f"rank {rank}: {_describe(needed, capacity, bool(automatic))}"
+        for rank, (overflow, needed, capacity, automatic) in enumerate(outcomes)
         if overflow
     ]
     if texts:
         raise CapacityError(f"capacity: {'; '.join(texts)}. All ranks raise this, and have to render again together")
 
 
-def _describe(needed: int, room: int, automatic: bool) -> str:
+def _describe(needed: int, capacity: int, automatic: bool) -> str:
     retry = 'as "auto" has learned from it' if automatic else f"with capacity={needed}"
     return (
-        f"at least {needed:,} intersections needed, room for {room:,}, so that an image shows the background only; "
+        f"at least {needed:,} intersections needed, room for {capacity:,}, so that an image shows the background only; "
         f"render it again, {retry}"
     )
 
 
-def _settle(call: _Call) -> list[int]:
-    """Waits for a call, lets ``"auto"`` learn from it, and returns what it ``needed``, or more than it had."""
-    if call.done is not None:
-        call.done.synchronize()
-    counts: list[int] = call.needed.tolist()
-    needed = max(counts[:-1])
-    if call.key is not None and needed > FULL * call.room.intersections:
+def _read(check: _Check) -> list[int]:
+    """Waits for the call of a check, lets ``"auto"`` learn from it, and returns what it ``needed``."""
+    if check.copied is not None:
+        check.copied.synchronize()
+    sizes: list[int] = check.needed.tolist()
+    needed = max(sizes[:-1])
+    if check.auto_key is not None and needed > FULL * check.capacities.intersections:
         with _lock:
-            _automatic[call.key] = max(int(HEADROOM * needed), _automatic.get(call.key, 1))
-    return counts
+            _automatic[check.auto_key] = max(int(HEADROOM * needed), _automatic.get(check.auto_key, 1))
+    return sizes

@@ -183,11 +183,11 @@ def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
     """Orders intersections of which only the rows are known: those of a row count as one span."""
     rows, order = flatten_ids.sort(stable=True)
-    places = torch.empty_like(rows)
-    places[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
-    starts = torch.arange(n_rows + 1, dtype=torch.int32, device=order.device)
-    place_starts = torch.searchsorted(rows, starts, out_int32=True)
-    return GaussianMajor(places, place_starts, starts, starts[:-1], starts[:-1])
+    indices = torch.empty_like(rows)
+    indices[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
+    span_starts = torch.arange(n_rows + 1, dtype=torch.int32, device=order.device)
+    isect_starts = torch.searchsorted(rows, span_starts, out_int32=True)
+    return GaussianMajor(indices, isect_starts, span_starts, span_starts[:-1], span_starts[:-1])
 
 
 def composite(

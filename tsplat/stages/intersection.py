@@ -13,8 +13,8 @@ from ..data import Intersections, IntersectionSettings, ProjectedGaussians, Scre
 from ..errors import MemoryBudgetError
 from ..runtime.memory import MemoryBudget, OverBudgetError
 from .agreement import Ranks
-from .capacity import choose_room, fail_together, is_shared
-from .listing import TileRows, depth_order, find_spans, list_intersections, list_within
+from .capacity import choose_capacities, fail_together, is_shared
+from .listing import TileRows, depth_order, find_spans, list_intersections, list_with_capacities
 
 
 def intersect(
@@ -57,27 +57,29 @@ def intersect(
             image_ids,
             turns,
         )
-        room = choose_room(settings.capacity, screen.order.device, grid) if screen.order.numel() else None
+        capacities = None
+        if screen.depth_order.numel():
+            capacities = choose_capacities(settings.capacity, screen.depth_order.device, grid)
         if ranks is None:
-            return BandedIntersections(screen, grid, settings, budget, explain, room)
-        totals = None if ranks.any_capacity else _Totals(ranks, budget)
+            return BandedIntersections(screen, grid, settings, budget, explain, capacities)
+        totals = None if ranks.any_capacity else _RankTotals(ranks, budget)
         try:
-            intersections = BandedIntersections(screen, grid, settings, budget, explain, room, totals)
+            intersections = BandedIntersections(screen, grid, settings, budget, explain, capacities, totals)
         except Exception as error:
             if totals is not None:
-                totals.share(error)
+                totals.share_error(error)
             elif is_shared(ranks):
                 fail_together(ranks, error)
             raise
         if totals is not None:
-            totals.share(None)
+            totals.share_error(None)
         return intersections
 
 
-class _Totals:
+class _RankTotals:
     """The numbers of intersections of all ranks, which each reads with its own, so that it waits no longer.
 
-    Nearly always, all fit surely. If not, the ranks tell each other who failed.
+    Nearly always, all surely fit into memory. If not, the ranks share their errors.
     """
 
     def __init__(self, ranks: Ranks, budget: MemoryBudget) -> None:
@@ -85,23 +87,23 @@ class _Totals:
         self._all_fit: bool | None = None
 
     def read(self, total: Tensor, n_spans: int) -> int:
-        """Returns a number of intersections, and the first time learns of those of the other ranks."""
+        """Returns this rank's number of intersections [] from the device. The first time, all ranks exchange theirs."""
         if self._all_fit is not None:
             return int(total)
         total = total.to(torch.int64)
-        return self._exchange(torch.stack([total, total.new_full((), self._budget.room(n_spans))]))
+        return self._exchange(torch.stack([total, total.new_full((), self._budget.surely_fits(n_spans))]))
 
-    def _exchange(self, own: Tensor) -> int:
-        counts: list[list[int]] = self._ranks.all_gather_stacked(own).tolist()
-        self._all_fit = all(total <= room for total, room in counts)
-        return counts[self._ranks.rank][0]
+    def _exchange(self, total_and_bound: Tensor) -> int:
+        totals: list[list[int]] = self._ranks.all_gather_stacked(total_and_bound).tolist()
+        self._all_fit = all(total <= bound for total, bound in totals)
+        return totals[self._ranks.rank][0]
 
-    def share(self, error: Exception | None) -> None:
-        """Tells the other ranks of an error of this one. Raises PeerError if only others have one."""
+    def share_error(self, error: Exception | None) -> None:
+        """Shares an error of this rank, or that it has none. Raises PeerError if only other ranks have one."""
         if self._all_fit is None:
             self._exchange(torch.tensor([1, 0], device=self._budget.device))
         if not self._all_fit:
-            self._ranks.tell(error)
+            self._ranks.share_error(error)
 
 
 class BandedIntersections:
@@ -125,8 +127,8 @@ class BandedIntersections:
         settings: IntersectionSettings,
         budget: MemoryBudget,
         explain: Callable[[], str],
-        room: Capacities | None = None,
-        totals: _Totals | None = None,
+        capacities: Capacities | None = None,
+        totals: _RankTotals | None = None,
     ) -> None:
         self.whole: Intersections | None = None
         self.bands: list[TileRows] = []
@@ -134,15 +136,15 @@ class BandedIntersections:
         self.budget = budget
         self._screen, self._grid, self._settings = screen, grid, settings
         todo = [(0, grid.n_tile_rows)]
-        if room is not None:
-            self.bands, self.n_intersections = todo, room.intersections
-            self.whole = list_within(room, screen, grid, settings, budget)
+        if capacities is not None:
+            self.bands, self.n_intersections = todo, capacities.intersections
+            self.whole = list_with_capacities(capacities, screen, grid, settings, budget)
             return
         while todo:
             begin, end = todo.pop()
             try:
                 read = None if totals is None else totals.read
-                spans = find_spans(screen, grid, (begin, end), settings, budget, read_total=read)
+                spans = find_spans(screen, grid, (begin, end), settings, budget, read_n_intersections=read)
             except OverBudgetError as error:
                 if end - begin == 1:
                     raise MemoryBudgetError(f"{error}, in one row of tiles; {explain()}") from None
@@ -154,12 +156,12 @@ class BandedIntersections:
             if not todo and len(self.bands) == 1:
                 self.whole = list_intersections(screen, grid, (begin, end), spans, settings)
 
-    def listed(self) -> Intersections | None:
-        """The intersections of a single band. With a capacity, waits for their number and leaves out what is beyond."""
-        return None if self.whole is None else without_room(self.whole)
+    def trimmed(self) -> Intersections | None:
+        """Returns the intersections of a single band, see :func:`trim_to_count`; None if there are several."""
+        return None if self.whole is None else trim_to_count(self.whole)
 
     def overflow(self) -> Tensor | None:
-        """Whether more intersections were needed than a capacity has room for, bool []; None without a capacity."""
+        """Returns whether lists exceeded a capacity, bool []; None without a capacity."""
         if self.whole is None or self.whole.needed is None:
             return None
         return self.whole.needed[-1] != 0
@@ -173,22 +175,23 @@ class BandedIntersections:
             yield list_intersections(self._screen, self._grid, band, spans, self._settings)
 
 
-def without_room(whole: Intersections) -> Intersections:
-    """Returns intersections without the room for more. Waits for their number."""
+def trim_to_count(whole: Intersections) -> Intersections:
+    """Returns intersections without the elements of a capacity that are not used. Waits for their number."""
     if whole.needed is None:
         return whole
     assert whole.keys is not None and whole.gaussian_major is not None
     n = int(whole.isect_offsets[-1])
-    order = whole.gaussian_major._replace(places=whole.gaussian_major.places[:n])
-    return whole._replace(flatten_ids=whole.flatten_ids[:n], keys=whole.keys[:n], gaussian_major=order)
+    gaussian_major = whole.gaussian_major._replace(indices=whole.gaussian_major.indices[:n])
+    return whole._replace(flatten_ids=whole.flatten_ids[:n], keys=whole.keys[:n], gaussian_major=gaussian_major)
 
 
 def count_tiles(intersections: Intersections) -> Tensor:
     """Counts the intersections of each row. [nnz] int32"""
-    order = intersections.gaussian_major
-    assert order is not None
-    counts = torch.empty(order.rows.numel(), dtype=torch.int32, device=order.places.device)
-    counts[order.rows] = order.place_starts[order.span_starts].diff()
+    gaussian_major = intersections.gaussian_major
+    assert gaussian_major is not None
+    rows, isect_starts = gaussian_major.rows, gaussian_major.isect_starts
+    counts = torch.empty(rows.numel(), dtype=torch.int32, device=rows.device)
+    counts[rows] = isect_starts[gaussian_major.span_starts].diff()
     return counts
 
 

@@ -51,7 +51,7 @@ from ..kernels_torch.lenses import LENSES
 from ..kernels_torch.lenses.interface import N_COEFFICIENTS
 from ..kernels_torch.shutters import Path, path_of
 from ..kernels_torch.validation import camera_centers
-from ..runtime.tracing import is_recorded
+from ..runtime.tracing import is_tracing
 
 NEGLIGIBLE = 1e-30
 """Smaller coefficients of an f-theta polynomial show in no image, and are taken for 0 where its domain is searched."""
@@ -279,7 +279,7 @@ def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.devi
 
     A trace gets a copy of its own, which it knows to be constant.
     """
-    make = _on_device_once.__wrapped__ if is_recorded() else _on_device_once
+    make = _on_device_once.__wrapped__ if is_tracing() else _on_device_once
     tensor: Tensor = make(values, dtype, device)
     return tensor
 

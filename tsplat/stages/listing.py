@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +18,13 @@ from ..data import N_NEEDED, GaussianMajor, Intersections, IntersectionSettings,
 from ..errors import ArgumentError, MemoryBudgetError
 from ..runtime.backend import launchers
 from ..runtime.memory import INDEX_MAX, MemoryBudget, OverBudgetError
-from ..runtime.tracing import on_arrays
+from ..runtime.tracing import numpy_step
 
 TileRows = tuple[int, int]
 """A band: its first flat tile row, and the one after its last."""
+
+SPANS, INTERSECTIONS = Capacities._fields.index("spans"), Capacities._fields.index("intersections")
+"""Elements of ``Capacities``."""
 
 RADIX_MIN = 32_768
 """Number of integers from which PyTorch sorts by radix."""
@@ -55,33 +57,31 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
     return torch.cat([rows[stable_argsort(depths[rows])] for rows in images])
 
 
-class Room(NamedTuple):
-    """What there is room for, and where the device notes what is needed, see :class:`Intersections`."""
-
-    capacities: Capacities
-    needed: Tensor
-
-
 def find_spans(
     screen: ScreenGaussians,
     grid: TileGrid,
     band: TileRows,
     settings: IntersectionSettings,
     budget: MemoryBudget | None = None,
-    room: Room | None = None,
-    read_total: Callable[[Tensor, int], int] | None = None,
+    capacities: Capacities | None = None,
+    needed: Tensor | None = None,
+    read_n_intersections: Callable[[Tensor, int], int] | None = None,
 ) -> Spans:
     """Finds the spans of a band: what each Gaussian intersects of each tile row.
 
-    Without a room, waits for the number of intersections, and for that of spans unless there cannot be many. With one,
-    waits for neither: there are as many of each as it holds, and none in any tile if they do not fit. ``read_total``
-    reads the number of intersections, given that of spans, in another way.
+    Without capacities, waits for the number of intersections, and for that of spans unless there cannot be many. With
+    them, waits for neither: there are as many of each as the capacities, and none in any tile if they do not fit.
+
+    Args:
+        capacities, needed: See :class:`Intersections`; or None.
+        read_n_intersections: Reads the number of intersections [] from the device, given that of spans; None for
+            ``int``.
 
     Raises:
         ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
         OverBudgetError: The spans or their intersections exceed the budget; raised before they are allocated.
     """
-    n_rows = screen.order.numel()
+    n_rows = screen.depth_order.numel()
     if max(n_rows, grid.n_tiles) > INDEX_MAX:
         raise ArgumentError(
             f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
@@ -89,51 +89,63 @@ def find_spans(
         )
     kernels = launchers(screen.means2d.device, settings.backend)
 
-    def starts(counts: Tensor, bound: int, kind: int, unread: int = 0) -> tuple[Tensor, int]:
-        """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and for how many there is to be room:
-        the total; or, without waiting for it, the ``bound`` if it is at most ``unread``, or what ``room`` says."""
-        if room is not None:
-            capacity = room.capacities[kind]
-            return kernels.prefix_sums(counts, limit=Limit(room.needed, kind, capacity)), capacity
+    def prefix_sum(counts: Tensor, bound: int, element: int) -> tuple[Tensor, Tensor]:
+        """Returns the prefix sum [1 + n] int32 of counts, which begin with 0, and its total, at most the bound."""
+        if capacities is not None:
+            sums = kernels.prefix_sums(counts, limit=Limit(needed, element, capacities[element]))
+            return sums, sums[-1]
         sums = kernels.prefix_sums(counts, torch.int32 if bound <= INDEX_MAX else torch.int64)
-        if kind == 1 and read_total is not None:
-            total = read_total(sums[-1], n_spans)
-        else:
-            total = bound if bound <= unread else int(sums[-1])
-        return sums.to(torch.int32), total
+        return sums.to(torch.int32), sums[-1]
 
-    unread = kernels.unread_spans(screen.order) if budget is None or budget.limit is None else 0
     rows, first_tile_rows, n_tile_rows = kernels.tile_rows(screen, grid, band, settings)
-    span_starts, n_spans = starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]), 0, unread)
+    spans_bound = n_rows * min(grid.tile_height, band[1] - band[0])
+    span_starts, total = prefix_sum(n_tile_rows, spans_bound, SPANS)
+    unread_max = kernels.max_unread_spans(screen.depth_order) if budget is None or budget.limit is None else 0
+    if capacities is not None:
+        n_spans = capacities.spans
+    elif spans_bound <= unread_max:
+        n_spans = spans_bound
+    else:
+        n_spans = int(total)
     _admit(n_spans, 0, budget)
     positions, first_columns, n_columns = kernels.tile_columns(
         screen, grid, rows, first_tile_rows, span_starts, n_spans, settings
     )
-    place_starts, n_intersections = starts(n_columns, n_spans * grid.tile_width, 1)
+    isect_starts, total = prefix_sum(n_columns, n_spans * grid.tile_width, INTERSECTIONS)
+    if capacities is not None:
+        n_intersections = capacities.intersections
+    elif read_n_intersections is None:
+        n_intersections = int(total)
+    else:
+        n_intersections = read_n_intersections(total, n_spans)
     _admit(n_spans, n_intersections, budget)
-    return Spans(rows, first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
+    return Spans(rows, first_tile_rows, span_starts, positions, first_columns, isect_starts, n_intersections)
 
 
-def list_within(
-    room: Capacities, screen: ScreenGaussians, grid: TileGrid, settings: IntersectionSettings, budget: MemoryBudget
+def list_with_capacities(
+    capacities: Capacities,
+    screen: ScreenGaussians,
+    grid: TileGrid,
+    settings: IntersectionSettings,
+    budget: MemoryBudget,
 ) -> Intersections:
-    """Lists all intersections without waiting for their number, if there is room for them.
+    """Lists all intersections without waiting for their number.
 
-    Otherwise lists are empty, see ``needed`` of :class:`Intersections`.
+    If a capacity is exceeded, lists are empty, see ``needed`` of :class:`Intersections`.
 
     Raises:
         ArgumentError: There are more rows or tiles than 32-bit indices hold.
         MemoryBudgetError: The capacity exceeds the budget.
     """
     try:
-        budget.admit(room.spans, max(room.intersections, room.lists))
+        budget.admit(capacities.spans, max(capacities.intersections, capacities.entries))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
-    # Those of ``needed``, and one behind them in which passes count packed rows.
-    needed = torch.zeros(N_NEEDED + 1, dtype=torch.int64, device=screen.order.device)[:N_NEEDED]
+    # One more element, behind those of ``needed``, in which passes count packed rows.
+    needed = torch.zeros(N_NEEDED + 1, dtype=torch.int64, device=screen.depth_order.device)[:N_NEEDED]
     band = (0, grid.n_tile_rows)
-    spans = find_spans(screen, grid, band, settings, budget, Room(room, needed))
-    return list_intersections(screen, grid, band, spans, settings)._replace(room=room, needed=needed)
+    spans = find_spans(screen, grid, band, settings, budget, capacities, needed)
+    return list_intersections(screen, grid, band, spans, settings)._replace(capacities=capacities, needed=needed)
 
 
 def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:
@@ -167,24 +179,24 @@ def list_intersections(
     keys, flatten_ids = kernels.tile_intersections(screen, grid, spans, key_dtype, key_bias, last_key)
     if sort:
         keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
-        flatten_ids, places, isect_offsets = kernels.tile_lists(
+        flatten_ids, unsorted_indices, isect_offsets = kernels.tile_lists(
             keys, indices, flatten_ids, n_tiles, first_tile - key_bias
         )
     else:
-        places = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
-        isect_offsets = places[:0]
-    gaussian_major = GaussianMajor(places, spans.place_starts, spans.span_starts, spans.rows, spans.positions)
+        unsorted_indices = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
+        isect_offsets = unsorted_indices[:0]
+    gaussian_major = GaussianMajor(unsorted_indices, spans.isect_starts, spans.span_starts, spans.rows, spans.positions)
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
 
 def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int]:
-    """First intersection of each image, whose rows follow each other, and M: I + 1 ints."""
-    images = torch.arange(grid.n_images + 1, device=screen.order.device)
+    """Returns the first intersection of each image, whose rows are side by side, and M: I + 1 ints."""
+    images = torch.arange(grid.n_images + 1, device=screen.depth_order.device)
     if screen.image_ids is None:
-        starts = images * (screen.order.numel() // max(grid.n_images, 1))
+        starts = images * (screen.depth_order.numel() // max(grid.n_images, 1))
     else:
-        starts = torch.searchsorted(screen.image_ids[screen.order], images)
-    bounds: list[int] = spans.place_starts[spans.span_starts[starts]].tolist()
+        starts = torch.searchsorted(screen.image_ids[screen.depth_order], images)
+    bounds: list[int] = spans.isect_starts[spans.span_starts[starts]].tolist()
     return bounds
 
 
@@ -201,19 +213,19 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     need a gradient."""
     if values.device.type != "cpu" or values.dtype not in SORTED_BY_NUMPY:
         return values.sort(stable=True)
-    values_and_order: tuple[Tensor, Tensor] = _sort(values)
-    return values_and_order
+    values_and_indices: tuple[Tensor, Tensor] = _sort(values)
+    return values_and_indices
 
 
 def stable_argsort(values: Tensor) -> Tensor:
     """Returns the indices of values [n] without NaN in ascending order, of equal ones by index. [n] int64"""
     if values.device.type != "cpu" or values.dtype not in SORTED_BY_NUMPY:
         return values.argsort(stable=True)
-    order: Tensor = _argsort(values.detach())
-    return order
+    indices: Tensor = _argsort(values.detach())
+    return indices
 
 
-def _order(keys: np.ndarray) -> np.ndarray:
+def _argsort_array(keys: np.ndarray) -> np.ndarray:
     """Returns what :func:`stable_argsort` does."""
     if keys.size <= COMPARED_MAX or keys.dtype not in (np.float32, np.int32, np.int16):
         return keys.argsort(kind="stable")
@@ -228,13 +240,13 @@ def _order(keys: np.ndarray) -> np.ndarray:
     return by_low[high[by_low].argsort(kind="stable")]
 
 
-@on_arrays
+@numpy_step
 def _sort(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = _order(keys)
-    return keys.take(order), order
+    indices = _argsort_array(keys)
+    return keys.take(indices), indices
 
 
-_argsort = on_arrays(_order)
+_argsort = numpy_step(_argsort_array)
 
 
 def _ordered_bits(values: np.ndarray) -> np.ndarray:

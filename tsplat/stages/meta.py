@@ -22,20 +22,21 @@ class Meta(dict[str, Any]):
 
     Args:
         values: The other values.
-        later: Functions that compute values of ``source``. None of these is differentiable, as reading may happen in
-            any grad mode.
-        first: The first keys, in their order.
+        lazy: By key, functions of ``source`` that compute values. None of these is differentiable, as reading may
+            happen in any grad mode.
+        source: What they are computed from.
+        first_keys: The first keys, in their order.
     """
 
     def __init__(
         self,
         values: dict[str, Any],
-        later: Mapping[str, Callable[[Any], Any]],
+        lazy: Mapping[str, Callable[[Any], Any]],
         source: Any,
-        first: Iterable[str] = (),
+        first_keys: Iterable[str] = (),
     ) -> None:
         super().__init__(values)
-        self._later, self._source, self._first = later, source, first
+        self._lazy, self._source, self._first_keys = lazy, source, first_keys
 
     @property
     def source(self) -> Any:
@@ -43,11 +44,11 @@ class Meta(dict[str, Any]):
         return self._source
 
     def __missing__(self, key: str) -> Any:
-        value = self[key] = self._later[key](self._source)
+        value = self[key] = self._lazy[key](self._source)
         return value
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self._later
+        return super().__contains__(key) or key in self._lazy
 
     def get(self, key: str, default: Any = None) -> Any:
         try:
@@ -63,12 +64,12 @@ class Meta(dict[str, Any]):
 
     def _plain(self) -> dict[str, Any]:
         """Computes all values, and returns them in a plain dictionary."""
-        for key in self._later:
+        for key in self._lazy:
             self[key]
-        values = {**dict.fromkeys(self._first), **dict(super().items())}
+        values = {**dict.fromkeys(self._first_keys), **dict(super().items())}
         super().clear()
         super().update(values)
-        self._later, self._source, self._first = {}, None, ()
+        self._lazy, self._source, self._first_keys = {}, None, ()
         return values
 
 
@@ -150,16 +151,22 @@ def describe_render(
         assert projected.normals is not None
         values["normals"] = projected.normals.view(*projected.means2d.shape[:-1], 3)
     return Meta(
-        values, LATER, Rendered(call.options, grid, call.image_shape[:-2], valid, projected, received, intersections)
+        values, LAZY, MetaInputs(call.options, grid, call.image_shape[:-2], valid, projected, received, intersections)
     )
 
 
-class Rendered(NamedTuple):
-    """What :func:`describe_render` describes, for images of these leading dimensions [..., C]."""
+class MetaInputs(NamedTuple):
+    """What lazy values of ``meta`` are computed from; see :func:`describe_render`.
+
+    Attributes:
+        options: Of the call.
+        grid: The tiles of this rank's images.
+        leading: The leading dimensions [..., C] of images.
+    """
 
     options: Options
     grid: TileGrid
-    images: tuple[int, ...]
+    leading: tuple[int, ...]
     valid: Tensor | None
     projected: ProjectedGaussians
     received: ProjectedGaussians
@@ -167,11 +174,11 @@ class Rendered(NamedTuple):
 
     def gaussian_ids(self) -> Tensor | None:
         """Those of ``projected.ids()``, in one operation."""
-        rows, n = self.projected.dense_ids, self.projected.n_gaussians
-        return None if rows is None else rows % max(n, 1)
+        dense_ids, n = self.projected.dense_ids, self.projected.n_gaussians
+        return None if dense_ids is None else dense_ids % max(n, 1)
 
     def memory(self) -> dict[str, int | None]:
-        lists = self.intersections.listed()
+        lists = self.intersections.trimmed()
         return {
             "n_intersections": self.intersections.n_intersections if lists is None else lists.flatten_ids.numel(),
             "bands": len(self.intersections.bands),
@@ -181,30 +188,30 @@ class Rendered(NamedTuple):
 
     def offsets(self, lists: Intersections) -> Tensor:
         """First intersection of each tile. [..., C, tile_height, tile_width]"""
-        return lists.isect_offsets[:-1].view(*self.images, self.grid.tile_height, self.grid.tile_width)
+        return lists.isect_offsets[:-1].view(*self.leading, self.grid.tile_height, self.grid.tile_width)
 
 
-def _of_tiles(function: Callable[[Rendered, Intersections], Tensor]) -> Callable[[Rendered], Tensor | None]:
-    """A value of the lists of tiles, which is None if there are several bands."""
+def _of_tiles(function: Callable[[MetaInputs, Intersections], Tensor]) -> Callable[[MetaInputs], Tensor | None]:
+    """Returns the function of a value of the lists of tiles, which is None if there are several bands."""
 
-    def compute(rendered: Rendered) -> Tensor | None:
-        lists = rendered.intersections.listed()
-        return None if lists is None else function(rendered, lists)
+    def compute(inputs: MetaInputs) -> Tensor | None:
+        lists = inputs.intersections.trimmed()
+        return None if lists is None else function(inputs, lists)
 
     return compute
 
 
-LATER: dict[str, Callable[[Rendered], Any]] = {
-    "batch_ids": lambda r: r.projected.ids()[0],
-    "camera_ids": lambda r: r.projected.ids()[1],
-    "gaussian_ids": Rendered.gaussian_ids,
-    "n_invalid": lambda r: None if r.valid is None else (~r.valid).sum(),
-    "memory": Rendered.memory,
-    "overflow": lambda r: r.intersections.overflow(),
+LAZY: dict[str, Callable[[MetaInputs], Any]] = {
+    "batch_ids": lambda m: m.projected.ids()[0],
+    "camera_ids": lambda m: m.projected.ids()[1],
+    "gaussian_ids": MetaInputs.gaussian_ids,
+    "n_invalid": lambda m: None if m.valid is None else (~m.valid).sum(),
+    "memory": MetaInputs.memory,
+    "overflow": lambda m: m.intersections.overflow(),
     "flatten_ids": _of_tiles(lambda _, lists: lists.flatten_ids),
-    "tiles_per_gauss": _of_tiles(lambda r, lists: count_tiles(lists).view(r.received.means2d.shape[:-1])),
-    "isect_ids": _of_tiles(lambda r, lists: encode_ids(lists, r.received.depths, r.grid)),
-    "isect_offsets": _of_tiles(Rendered.offsets),
+    "tiles_per_gauss": _of_tiles(lambda m, lists: count_tiles(lists).view(m.received.means2d.shape[:-1])),
+    "isect_ids": _of_tiles(lambda m, lists: encode_ids(lists, m.received.depths, m.grid)),
+    "isect_offsets": _of_tiles(MetaInputs.offsets),
 }
 """Functions of the values of ``meta`` that are computed when they are read."""
 

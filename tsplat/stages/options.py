@@ -285,9 +285,9 @@ def _footprint(o: Options, numerics: config.Numerics) -> str:
     return "wrapped ellipse" if wraps else "ellipse"
 
 
-def with_room(arguments: Mapping[str, Any], room: config.Capacities) -> dict[str, Any]:
-    """Returns the arguments of the same call, with room for lists and without packing: no size depends on values."""
-    return {**arguments, "capacity": room, "packed": False}
+def with_capacities(arguments: Mapping[str, Any], capacities: config.Capacities) -> dict[str, Any]:
+    """Returns the arguments of the same call with capacities and without packing, so that no size depends on values."""
+    return {**arguments, "capacity": capacities, "packed": False}
 
 
 def check_renderer_config(given: object, *, with_eval3d: bool) -> None:
@@ -307,7 +307,7 @@ def check_renderer_config(given: object, *, with_eval3d: bool) -> None:
         raise ArgumentError("renderer_config: RendererConfig_ParallelBatch requires with_eval3d=True, found False")
 
 
-PLAIN = {bool, int, float, str, type(None), config.RollingShutterType, config.FThetaPolynomialType}
+IMMUTABLE_TYPES = {bool, int, float, str, type(None), config.RollingShutterType, config.FThetaPolynomialType}
 """Types whose values cannot change, so that what follows from them is kept."""
 
 

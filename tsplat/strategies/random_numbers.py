@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..runtime.process_group import RankGroup
-from ..runtime.tracing import on_arrays
+from ..runtime.tracing import numpy_step
 from .sharding import count, select_smallest
 
 STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
@@ -84,7 +84,7 @@ def _polar(key: Any, counters: Any, offsets: Any, like: Any) -> tuple[Any, Any]:
     return radii, angles
 
 
-_polar_of_arrays = on_arrays(_polar)
+_polar_of_arrays = numpy_step(_polar)
 """Computes :func:`_polar` of tensors on a CPU, where NumPy takes a tenth of the time for few numbers."""
 
 

@@ -18,7 +18,7 @@ from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
-from ..stages.capacity import Capacity, any_overflow, deferred, needed_by
+from ..stages.capacity import Capacity, any_overflow, deferred, max_needed
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points
@@ -391,7 +391,7 @@ class ViewGradients:
 def _needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:
     """Returns what the lists of calls needed, given those with a capacity and the ``meta`` of all. Waits for them."""
     if calls:
-        return needed_by(calls)
+        return max_needed(calls)
     return Capacities(*[max(meta["memory"]["n_intersections"] for meta in metas)] * 4)
 
 

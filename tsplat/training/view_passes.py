@@ -21,7 +21,7 @@ from ..passes.traced_functions import TracedFunction
 from ..runtime.compilation import is_plain_call
 from ..runtime.cuda_graphs import GraphRecorder
 from ..scene.cameras import Camera
-from ..stages.capacity import room_for
+from ..stages.capacity import capacities_for
 from .update_pass import Capture, UpdatePass
 
 KINDS_MAX = 32
@@ -182,7 +182,7 @@ class ViewPasses:
         *needed, overflow = results.needed.tolist()
         if not overflow:
             return results
-        self._kinds[kind] = _TracedKind(room_for(Capacities(*needed), known.room))
+        self._kinds[kind] = _TracedKind(capacities_for(Capacities(*needed), known.room))
         self._last = None
         return None
 
@@ -239,4 +239,4 @@ class ViewPasses:
         if self._works and kind not in self._kinds:
             while len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[kind] = _TracedKind(room_for(needed()))
+            self._kinds[kind] = _TracedKind(capacities_for(needed()))

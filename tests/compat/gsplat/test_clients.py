@@ -120,8 +120,8 @@ def trained(name):
 def test_simple_trainer_with_graphed_calls(name, monkeypatch):
     expected = trained(name)
     monkeypatch.setitem(graphed_calls.RECORDERS, "cpu", FakeRecorder)
-    replays, forward = [], captured_calls.CapturedCall.forward
-    monkeypatch.setattr(captured_calls.CapturedCall, "forward", lambda *given: replays.append(None) or forward(*given))
+    replays, forward = [], captured_calls.GraphRunner.forward
+    monkeypatch.setattr(captured_calls.GraphRunner, "forward", lambda *given: replays.append(None) or forward(*given))
     for function in ("rasterization", "rasterization_2dgs"):
         monkeypatch.setattr(clients, function, graphed(getattr(clients, function)))
     found = trained(name)

@@ -193,13 +193,13 @@ def test_boxes_hold_the_rays_of_their_parts_and_no_more(kind, readout, tile_size
 
     rays = rays_of(make(kind, readout, width=WIDTH, height=HEIGHT, cameras=1))
     band = _band(rays, tile_size)
-    frames, boxes = find_beams(band).split([FRAME.value, BOX.value * band.parts], 1)
-    boxes = boxes.unflatten(1, (band.parts, 2, 4))
+    frames, boxes = find_beams(band).split([FRAME.value, BOX.value * band.parts_per_tile], 1)
+    boxes = boxes.unflatten(1, (band.parts_per_tile, 2, 4))
     values = rays.per_pixel[0]
     if rays.origins is not None:
         values = torch.cat([rays.origins[0][:, None, None].expand_as(values), values])
     across = tile_size // 8
-    for tile, part in itertools.product(range(band.tiles), range(band.parts)):
+    for tile, part in itertools.product(range(band.n_tiles), range(band.parts_per_tile)):
         o, d, e, spread = frames[tile].split([3, 3, 3, 1])
         axes = torch.stack([e, torch.linalg.cross(d, e)])
         top, left = ((tile + 1) // band.grid.tile_width * tile_size, (tile + 1) % band.grid.tile_width * tile_size)

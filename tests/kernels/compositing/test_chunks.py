@@ -14,7 +14,7 @@ from tests.support.cases import draw, draw_for_tests
 from tests.support.closeness import assert_run_fp32, assert_same_bits, compare, run, run_reference
 from tests.support.slow import slow_after
 from tsplat import reference
-from tsplat.passes import kinds
+from tsplat.passes import replay_cache
 
 pytestmark = pytest.mark.triton
 
@@ -209,7 +209,7 @@ def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channe
         monkeypatch.setattr(slots, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments))
     shared, _ = _assert_exact(scene, **options)
     monkeypatch.setattr(slots, "is_compiled_for_cpu", lambda tensor: False)
-    kinds.forget()
+    replay_cache.clear_caches()
     own, _ = _assert_exact(scene, **options)
     assert used == ["_shared_entries", "_entries"]
     for name, expected in shared.items():

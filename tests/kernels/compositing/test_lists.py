@@ -68,8 +68,8 @@ def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT, unread=
     records = pack_records(splats, settings)
     band = Band(intersections, grid, shape, settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists, "UNREAD", unread)
-        return lists.list_parts(records, band, splats.n_features, has_ends=True)
+        patch.setattr(lists, "UNREAD_MAX", unread)
+        return lists.list_parts(records, band, splats.n_features, has_walk_ends=True)
 
 
 def _edge_minimum(a, b, c, fixed, low, high):
@@ -149,7 +149,7 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
 @pytest.mark.parametrize("unread", [0, 83 * 8])
 def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, monkeypatch):
     """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
-    from tsplat.kernels.compositing.lists import MARGIN
+    from tsplat.kernels.compositing.lists import PADDING
     from tsplat.kernels.compositing.slots import _entries, _shared_entries
 
     def filled(tensor, *size, **options):
@@ -168,7 +168,7 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
     if lists.bitmasks is not None:
         entries.append(_shared_entries(lists, intersections, order))
     for listed in (lists.ids, *entries):
-        n, margin = listed.numel(), MARGIN.value
+        n, margin = listed.numel(), PADDING.value
         assert n == lists.n_entries == (83 * tile_size**2 // (width * height) if unread else used)
         assert listed.is_contiguous()
         whole = listed.as_strided((n + 2 * margin,), (1,), listed.storage_offset() - margin)
@@ -180,20 +180,20 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
 
 @pytest.mark.parametrize(("width", "height"), [(8, 8), (4, 4)])
 def test_margin_follows_the_last_entry_of_a_capacity(width, height):
-    from tsplat.kernels.compositing.lists import MARGIN
+    from tsplat.kernels.compositing.lists import PADDING
 
     splats, grid = _splats(50, 1), TileGrid.cover(1, WIDTH, HEIGHT, 8)
     exact = _intersections(splats, 0, [50, 0, 33], 1)
-    more = torch.cat([exact.flatten_ids, torch.full((MARGIN.value + 9,), 7, dtype=torch.int32)])
+    more = torch.cat([exact.flatten_ids, torch.full((PADDING.value + 9,), 7, dtype=torch.int32)])
     padded = exact._replace(
-        flatten_ids=more, room=Capacities(1, 1, 2 * len(more), 0), needed=torch.zeros(5, dtype=torch.int64)
+        flatten_ids=more, capacities=Capacities(1, 1, 2 * len(more), 0), needed=torch.zeros(5, dtype=torch.int64)
     )
     expected, lists = (_list_parts(splats, each, grid, width, height) for each in (exact, padded))
     used = int(expected.offsets[-1])
     assert lists.n_entries == (len(more) if width == 8 else 2 * len(more) * 2)  # one part, or four
     assert torch.equal(lists.offsets, expected.offsets)
     assert torch.equal(lists.ids[:used], expected.ids)
-    assert not lists.ids[used : used + MARGIN.value].any()
+    assert not lists.ids[used : used + PADDING.value].any()
 
 
 @pytest.mark.parametrize("tile_size", [8, 16])
@@ -296,7 +296,11 @@ def test_the_longest_lists_come_first_on_a_gpu(monkeypatch):
         lists = _list_parts(_splats(60, 2), _intersections(_splats(60, 2), 0, counts, 4), grid, 8, 4, 4)
         length_steps = (lists.offsets.diff() // 5).clamp_max(4).tolist()
         expected = sorted(range(len(length_steps)), key=lambda i: -length_steps[i])
-        assert lists.order.tolist() == expected != sorted(expected) if len(counts) == 5 else lists.order is None
+        assert (
+            lists.launch_order.tolist() == expected != sorted(expected)
+            if len(counts) == 5
+            else lists.launch_order is None
+        )
 
 
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 4), (16, 16, 4), (16, 8, 4), (16, 8, 8)])

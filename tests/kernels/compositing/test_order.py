@@ -25,7 +25,7 @@ def test_order_of_tiles_does_not_change_bits(banded, gpu, monkeypatch):
 
     def recorded(*arguments, **options):
         found = original(*arguments, **options)
-        runs[-1].append(found.order)
+        runs[-1].append(found.launch_order)
         return found
 
     monkeypatch.setattr(compositing, "list_parts", recorded)

@@ -10,7 +10,7 @@ from tests.kernels.compositing.test_lists import HEIGHT, WIDTH, _intersections, 
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
 from tsplat.data import TileGrid
-from tsplat.passes import kinds
+from tsplat.passes import replay_cache
 from tsplat.stages.compositing import _gaussian_major
 
 pytestmark = pytest.mark.triton
@@ -90,7 +90,7 @@ def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monke
     monkeypatch.setattr(compositing, "sum_slots", recorded)
     expected, _ = run(scene, **options)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda tensor, *size, **more: tensor.new_full(*_size(size), **more))
-    kinds.forget()
+    replay_cache.clear_caches()
     found, _ = run(scene, **options)
     assert_same_bits(expected, found)
     (used, allocated), again = counts
@@ -172,7 +172,7 @@ def test_layers_give_the_same_bits(case, in_layers, monkeypatch):
         whole.setattr(slots, "LAYERS_MAX", 1)
         expected = _images_and_gradients(function, scene, **options)
         assert not in_layers
-    kinds.forget()
+    replay_cache.clear_caches()
     for _ in range(3):  # by the stages, traced, and replayed
         assert_same_bits(expected, _images_and_gradients(function, scene, **options))
     assert len(in_layers) == 2

@@ -41,8 +41,8 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     entry       an element of a list; in the backward pass, a row and a slot
     walk        the loop of a program over a list or a chunk
     chunk       piece of a long list, composited by a program of its own
-    order       the sequence in which programs take the lists
-    Gaussian-major  order of intersections: by Gaussian, then by span; an index in it, or in a list, is a place
+    launch order    in which programs take the lists
+    Gaussian-major  order of intersections: by Gaussian, then by span
     span        what a Gaussian intersects of one tile row
     slot        where the backward pass writes the sums of an entry over the part's pixels
     moment      one of the ellipse's sums over pixels of g
@@ -69,7 +69,7 @@ from .matrices_backward import features_bwd
 from .matrices_forward import features_fwd
 from .records import pack_records
 from .slots import assign_slots, sum_slots
-from .walk_steps import Band, Chunks, ImageGradients, PixelEnds, Ranges
+from .walk_steps import Band, Chunks, FinalPixels, ImageGradients, Ranges
 from .walks_backward import walk_bwd
 from .walks_forward import pass_channels, walk_fwd
 
@@ -119,14 +119,14 @@ def composite_fwd(
     band = _band(splats, intersections, buffers.colors.shape[0], settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     if by_matrices:
-        splats = splats.with_own_colors()
-    walked = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
+        splats = splats.gather_colors()
+    first_pass = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
     # The backward pass reads the same records if there is one pass over all channels.
-    is_kept = walked is splats and buffers.last_ids is not None
-    large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if is_kept else None
-    records = pack_records(walked, settings, large)
-    lists = list_parts(records, band, buffers.colors.shape[3], has_ends=buffers.last_ids is not None)
-    ranges = Ranges.of(lists, lists.order, lists.ends)
+    saves_records = first_pass is splats and buffers.last_ids is not None
+    large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if saves_records else None
+    records = pack_records(first_pass, settings, large)
+    lists = list_parts(records, band, buffers.colors.shape[3], has_walk_ends=buffers.last_ids is not None)
+    ranges = Ranges.of(lists, lists.launch_order, lists.walk_ends)
     products = chunk_products(records, lists, band)
     last_ids, median_rows = (
         None if products is None or t is None else torch.empty_like(products, dtype=torch.int32)
@@ -137,10 +137,10 @@ def composite_fwd(
     forward = features_fwd if by_matrices else walk_fwd
     forward(splats, records, lists.ids, ranges, chunks, backgrounds, masks, buffers, band)
     combine_chunks(ranges, chunks, backgrounds, buffers, band)
-    n_passed = None
-    if launch.used_slots is not None and lists.ends is not None and lists.n_entries > launch.UNREAD:
-        n_passed = (lists.ends - lists.offsets[:-1]).sum()
-    return lists._replace(ids=None, records=records if is_kept else None, large=large, n_passed=n_passed)
+    n_walked = None
+    if launch.slots_hook is not None and lists.walk_ends is not None and lists.n_entries > launch.UNREAD_MAX:
+        n_walked = (lists.walk_ends - lists.offsets[:-1]).sum()
+    return lists._replace(ids=None, records=records if saves_records else None, large=large, n_walked=n_walked)
 
 
 def composite_bwd(
@@ -164,9 +164,9 @@ def composite_bwd(
         transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
         v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W, 1] or None
             for zero.
-        v_splats: Those due to bands before, added to and returned; or None.
+        v_splats: Those due to earlier bands, added to and returned; or None.
         lists: What :func:`composite_fwd` returned for the only band; None to make them again, if there may be more.
-        rays: As for :func:`composite_fwd`, with room for their gradients.
+        rays: As for :func:`composite_fwd`, with ``v_per_pixel``, which is added to.
         depth_sums: [I, H, W], the rendered channel of the last feature; only with distortion.
     """
     gaussian_major = intersections.gaussian_major
@@ -181,7 +181,7 @@ def composite_bwd(
         lists = _list_again(splats, band, v_render_colors)
     by_matrices = n_features >= FEATURES_MIN
     if by_matrices:
-        splats = splats.with_own_colors()
+        splats = splats.gather_colors()
     records, large = lists.records, lists.large
     if records is None or large is None:
         large = torch.empty_like(splats.opacities, dtype=torch.bool)
@@ -190,18 +190,18 @@ def composite_bwd(
     # Matrix products, and the gradients of rays, are not computed in layers.
     is_layered = not by_matrices and (rays is None or rays.v_per_pixel is None)
     slots = assign_slots(lists, band, records, columns, 2 + settings.distortion if is_layered else None)
-    ranges = Ranges.of(lists, slots.order)
+    ranges = Ranges.of(lists, slots.launch_order)
     v_rays = None if rays is None else rays.v_per_pixel
     chunk_v_rays = None
     if v_rays is not None and lists.chunk_transmittances is not None:
         chunk_v_rays = v_rays.new_empty(lists.n_chunks, 6, band.shape.width * band.shape.height)
     chunks = Chunks(transmittances=lists.chunk_transmittances, colors=lists.chunk_colors, v_rays=chunk_v_rays)
-    pixel_ends = PixelEnds(transmittances, last_ids, depth_sums)
+    final_pixels = FinalPixels(transmittances, last_ids, depth_sums)
     v_images = ImageGradients.of(v_render_colors, v_render_alphas)
     for layer in slots.back_to_front():
         backward = features_bwd if by_matrices else walk_bwd
-        backward(splats, records, ranges, chunks, slots, layer, backgrounds, pixel_ends, v_images, band)
-        sum_slots(slots, layer, gaussian_major, large, v_splats, splats, band, add=not is_first)
+        backward(splats, records, ranges, chunks, slots, layer, backgrounds, final_pixels, v_images, band)
+        sum_slots(slots, layer, gaussian_major, large, v_splats, splats, band, accumulate=not is_first)
     if v_rays is not None:
         combine_rays(ranges, chunk_v_rays, v_rays, band)
     return v_splats
@@ -241,7 +241,7 @@ def _list_again(splats: Splats, band: Band, image: Tensor) -> PartLists:
         image: Of the shape and dtype of the pixels [I, H, W, D].
     """
     records = pack_records(_without_features(splats), band.settings)
-    lists = list_parts(records, band, image.shape[3], has_ends=False)
+    lists = list_parts(records, band, image.shape[3], has_walk_ends=False)
     if lists.n_chunks == 0:
         return lists
     medians = image.new_empty(image.shape[:3], dtype=torch.int32) if band.settings.distortion else None

@@ -129,10 +129,10 @@ def find_beams(band: Band) -> Tensor | None:
     if not band.footprint.BEAMS:
         return None
     assert band.rays is not None
-    beams = band.rays.per_pixel.new_empty(band.tiles, FRAME.value + BOX.value * band.parts)
+    beams = band.rays.per_pixel.new_empty(band.n_tiles, FRAME.value + BOX.value * band.parts_per_tile)
     size = band.settings.tile_size
     _beams_kernel.launch(
-        programs(band.tiles, 1),
+        programs(band.n_tiles, 1),
         rays=band.rays_to_read(),
         part_grid=band.part_grid(),
         beams=beams,

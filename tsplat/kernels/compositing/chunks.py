@@ -168,7 +168,7 @@ def _combine_kernel(
         if DISTORTION:
             tl.store(images.median_rows + pixel, median, mask=inside & is_first)
         start = tl.load(ranges.offsets + index)
-        store_list(images, ranges.ends, pixel, index, start, transmittance, last, inside & is_first, is_first)
+        store_list(images, ranges.walk_ends, pixel, index, start, transmittance, last, inside & is_first, is_first)
 
 
 @kernel

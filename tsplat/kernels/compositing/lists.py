@@ -5,7 +5,7 @@ pixels, front to back as in the tile, so nothing is sorted again. A Gaussian tha
 1/255 on all of its pixels, so images keep their bits.
 
 Two or three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
-intersections. From the prefix sum of the set bits of words, each intersection finds its place in a list. The last
+intersections. From the prefix sum of the set bits of words, each intersection finds its index in a list. The last
 kernel writes where lists begin and what they hold. If lists may be cut, one between them writes where lists begin, and
 into how many chunks long ones are cut. Indices are int32, as a band has at most 2^28 intersections.
 """
@@ -21,7 +21,7 @@ from ...config import ALPHA_MIN, Capacities
 from ...data import NO_LIMIT, Intersections, Limit, PartLists
 from .. import launch
 from ..device_math import popcount, search_starts
-from ..launch import UNREAD, Int, approximate, has_ptx, is_compiled_for_cpu, kernel
+from ..launch import UNREAD_MAX, Int, approximate, has_ptx, is_compiled_for_cpu, kernel
 from ..scans import prefix_sums
 from .beams import find_beams, load_box, load_frame
 from .records import load_record
@@ -39,11 +39,12 @@ CUT = 1.5
 ROUNDED_UP = 1 + 1 / CUT
 """The most chunks that the entries of one are cut into: each list that is cut may round one up."""
 
-LISTS, CHUNKS = Capacities._fields.index("lists"), Capacities._fields.index("chunks")
+ENTRIES, CHUNKS = Capacities._fields.index("entries"), Capacities._fields.index("chunks")
+"""Elements of ``Capacities``."""
 
-MARGIN = tl.constexpr(4)
+PADDING = tl.constexpr(4)
 """Entries of row 0 before the first list and after the last one. Walks load up to two of them ahead and do not
-composite them; four of int32 take 16 bytes, so lists stay aligned."""
+composite them. Four of int32 take 16 bytes, so lists stay aligned."""
 
 
 @kernel
@@ -55,7 +56,7 @@ def _part_bits_kernel(
     bitmasks,  # [parts, n_words] int32, output
     counts,  # [parts n_words] int32, output
     beams,  # [tiles, values], see `beams`, or None
-    n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int", tiles: "Int",
+    n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", tiles_per_image: "Int", n_tiles: "Int",
     FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -69,10 +70,10 @@ def _part_bits_kernel(
     ACROSS: tl.constexpr = TILE // WIDTH
     PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < tl.minimum(tl.load(isect_offsets + tiles), n)
+    mask = index < tl.minimum(tl.load(isect_offsets + n_tiles), n)
     row = tl.load(flatten_ids + index, mask=mask, other=0)
     key = tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias
-    tile = key % n_tiles
+    tile = key % tiles_per_image
     record = load_record(records, row, RECORD_WIDTH, FOOTPRINT.VALUES + OPACITY, APPROX)
     if FOOTPRINT.BEAMS:
         bound = FOOTPRINT.bound(record, load_frame(beams, key, mask, PARTS), LOG2_ALPHA_MIN)
@@ -88,32 +89,31 @@ def _part_bits_kernel(
         else:
             reached = FOOTPRINT.reaches(bound, part % ACROSS * WIDTH, part // ACROSS * HEIGHT, WIDTH, HEIGHT)
         reached = mask & reached
-        bits = tl.reshape(reached.to(tl.int32), [BLOCK // WORD, WORD]) << lane
-        found = tl.sum(bits, 1)
-        tl.store(bitmasks + part * n_words + word, found, mask=word < n_words)
-        tl.store(counts + part * n_words + word, popcount(found, PTX), mask=word < n_words)
+        bits = tl.sum(tl.reshape(reached.to(tl.int32), [BLOCK // WORD, WORD]) << lane, 1)
+        tl.store(bitmasks + part * n_words + word, bits, mask=word < n_words)
+        tl.store(counts + part * n_words + word, popcount(bits, PTX), mask=word < n_words)
 
 
 @triton.jit
-def place_in_list(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
-    """Place of an intersection among the entries of all lists, for a part, and whether it is listed there (0 or 1).
+def entry_index(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
+    """Index of an intersection's entry for a part among those of all lists, and whether it has one (0 or 1).
 
-    One that is not has the place of the next one that is.
+    Without one, the index is that of the next intersection that has.
     """
-    at = part * n_words + (index >> LOG2_WORD)
-    word = tl.load(bitmasks + at).to(tl.uint32, bitcast=True)
+    word_index = part * n_words + (index >> LOG2_WORD)
+    word = tl.load(bitmasks + word_index).to(tl.uint32, bitcast=True)
     following = (word >> (index & (WORD - 1)).to(tl.uint32)).to(tl.int32, bitcast=True)
-    return tl.load(bit_counts + at) - popcount(following, PTX), following & 1
+    return tl.load(bit_counts + word_index) - popcount(following, PTX), following & 1
 
 
 @triton.jit
-def _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, tiles, PTX: tl.constexpr):
+def _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, n_tiles, PTX: tl.constexpr):
     """First entry of a list; for the end of the last list, the number of entries."""
     index = tl.minimum(index, n_lists)
-    part = tl.minimum(index, n_lists - 1) // tiles
-    first = tl.load(isect_offsets + index - part * tiles)
+    part = tl.minimum(index, n_lists - 1) // n_tiles
+    first = tl.load(isect_offsets + index - part * n_tiles)
     if bitmasks is not None:
-        first, _ = place_in_list(bitmasks, bit_counts, part, n_words, first, PTX)
+        first, _ = entry_index(bitmasks, bit_counts, part, n_words, first, PTX)
     return first
 
 
@@ -123,23 +123,23 @@ def _list_sizes_kernel(
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
     offsets,  # [lists + 1] int32, output, or None if they are isect_offsets
-    counts,  # [1 + lists + 1] int32, output
+    counts,  # [1 + lists + 1] int32, output: 0, chunks of each list, number of entries
     length_steps,  # [lists] int16, length of each in steps of LENGTH_STEP, output, or None
-    n_lists: "Int", n_words: "Int", tiles: "Int",
-    CHUNK: tl.constexpr, LONGEST: tl.constexpr, LENGTH_STEP: tl.constexpr, LENGTH_STEPS_MAX: tl.constexpr,
+    n_lists: "Int", n_words: "Int", n_tiles: "Int",
+    CHUNK: tl.constexpr, UNCUT_MAX: tl.constexpr, LENGTH_STEP: tl.constexpr, LENGTH_STEPS_MAX: tl.constexpr,
     BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Finds where lists begin, and counts the chunks of each, of which lists of up to LONGEST entries have none.
+    """Finds where lists begin, and counts the chunks of each, of which lists of up to UNCUT_MAX entries have none.
 
     A zero precedes the counts, and the number of entries follows them, for their prefix sum. One lane per list, and one
     for the end of the last.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, tiles, PTX)
+    first = _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, n_tiles, PTX)
     if offsets is not None:
         tl.store(offsets + index, first, mask=index <= n_lists)
-    length = _first_entry(isect_offsets, bitmasks, bit_counts, index + 1, n_lists, n_words, tiles, PTX) - first
-    count = tl.where(length > LONGEST, (length + (CHUNK - 1)) // CHUNK, 0)
+    length = _first_entry(isect_offsets, bitmasks, bit_counts, index + 1, n_lists, n_words, n_tiles, PTX) - first
+    count = tl.where(length > UNCUT_MAX, (length + (CHUNK - 1)) // CHUNK, 0)
     tl.store(counts + 1 + index, tl.where(index < n_lists, count, first), mask=index <= n_lists)
     tl.store(counts + index, index * 0, mask=index == 0)
     if length_steps is not None:
@@ -149,55 +149,56 @@ def _list_sizes_kernel(
 
 
 @triton.jit
-def places_in_lists(bitmasks, bit_counts, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
-    """What ``place_in_list`` returns, for each part. A tile that is one part lists all, and has no ``bitmasks``.
+def entry_indices(bitmasks, bit_counts, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
+    """What ``entry_index`` returns, for each part. A tile that is one part lists all, and has no ``bitmasks``.
 
     Computed before anything is stored, so that the loads of all parts overlap.
     """
     if bitmasks is None:
         return (index,), (tl.full(index.shape, 1, tl.int32),)
     else:
-        places = ()
-        reached = ()
+        indices = ()
+        is_listed = ()
         for part in tl.static_range(PARTS):
-            place, is_listed = place_in_list(bitmasks, bit_counts, part, n_words, index, PTX)
-            places = places + (place,)
-            reached = reached + (is_listed,)
-        return places, reached
+            entry, has_entry = entry_index(bitmasks, bit_counts, part, n_words, index, PTX)
+            indices = indices + (entry,)
+            is_listed = is_listed + (has_entry,)
+        return indices, is_listed
 
 
 @triton.jit
-def number_of_entries(isect_offsets, bit_counts, n_words, tiles, PARTS: tl.constexpr):
+def number_of_entries(isect_offsets, bit_counts, n_words, n_tiles, PARTS: tl.constexpr):
     """Number of entries of all lists."""
     if bit_counts is None:
-        return tl.load(isect_offsets + tiles)
+        return tl.load(isect_offsets + n_tiles)
     else:
         return tl.load(bit_counts + (PARTS * n_words - 1))
 
 
 @triton.jit
-def store_margins(entries, index, n_entries):
+def store_padding(entries, index, n_entries):
     """Stores the entries of row 0 around all lists, in the first program."""
     if tl.program_id(0) == 0:
-        place = tl.where(index < MARGIN, index, n_entries + index)
-        tl.store(entries + place, tl.zeros_like(place).to(entries.dtype.element_ty), mask=index < 2 * MARGIN)
+        padding = tl.where(index < PADDING, index, n_entries + index)
+        tl.store(entries + padding, tl.zeros_like(padding).to(entries.dtype.element_ty), mask=index < 2 * PADDING)
 
 
 @kernel
 def _part_lists_kernel(
     values,  # [M] int32
-    places_by_gaussian,  # [M] int32, see ``GaussianMajor``, or None
+    gaussian_major_indices,  # [M] int32, see ``GaussianMajor``, or None
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
-    listed,  # [MARGIN + n_entries + MARGIN] int32, or with places int64, output
+    entries,  # [PADDING + n_entries + PADDING] int32, or int64 with gaussian_major_indices, output
     isect_offsets,  # [tiles + 1] int32
     offsets,  # [lists + 1] int32, output, or None if they are known
     chunk_starts,  # [lists + 1] int32, or None if no list is cut
     chunk_lists,  # [n_chunks] int32, output, or None
-    n: "Int", n_words: "Int", n_lists: "Int", n_chunks: "Int", tiles: "Int", steps: "Int",
+    n: "Int", n_words: "Int", n_lists: "Int", n_chunks: "Int", n_tiles: "Int", search_steps: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Writes a value of each intersection to the list of each part that it reaches, with places in the high 32 bits.
+    """Writes a value of each intersection to the list of each part that it reaches, below its Gaussian-major index in
+    the high 32 bits.
 
     One lane per intersection. The first lanes also find where a list begins, and which list a chunk is of, each: the
     last list beyond the last chunk.
@@ -205,57 +206,57 @@ def _part_lists_kernel(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     safe = tl.minimum(index, n - 1)  # loads need no mask
     value = tl.load(values + safe)
-    if places_by_gaussian is not None:
-        value = tl.load(places_by_gaussian + safe).to(tl.int64) << 32 | value.to(tl.int64)
-    places, reached = places_in_lists(bitmasks, bit_counts, n_words, safe, PARTS, PTX)
-    n_entries = number_of_entries(isect_offsets, bit_counts, n_words, tiles, PARTS)
-    is_listed = index < (n if bitmasks is not None else n_entries)
+    if gaussian_major_indices is not None:
+        value = tl.load(gaussian_major_indices + safe).to(tl.int64) << 32 | value.to(tl.int64)
+    indices, is_listed = entry_indices(bitmasks, bit_counts, n_words, safe, PARTS, PTX)
+    n_entries = number_of_entries(isect_offsets, bit_counts, n_words, n_tiles, PARTS)
+    mask = index < (n if bitmasks is not None else n_entries)
     for part in tl.static_range(PARTS):
-        tl.store(listed + MARGIN + places[part], value, mask=is_listed & (reached[part] != 0))
-    store_margins(listed, index, n_entries)
+        tl.store(entries + PADDING + indices[part], value, mask=mask & (is_listed[part] != 0))
+    store_padding(entries, index, n_entries)
     if offsets is not None:
         if tl.program_id(0) * BLOCK <= n_lists:
-            first = _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, tiles, PTX)
+            first = _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, n_tiles, PTX)
             tl.store(offsets + index, first, mask=index <= n_lists)
     if chunk_lists is not None:
         if tl.program_id(0) * BLOCK < n_chunks:
-            found = search_starts(chunk_starts, n_lists, tl.minimum(index, n_chunks - 1), steps)
-            tl.store(chunk_lists + index, found, mask=index < n_chunks)
+            list_index = search_starts(chunk_starts, n_lists, tl.minimum(index, n_chunks - 1), search_steps)
+            tl.store(chunk_lists + index, list_index, mask=index < n_chunks)
 
 
-def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> PartLists:
+def list_parts(records: Tensor, band: Band, n_features: int, has_walk_ends: bool) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band.
 
-    Reads the number of entries from the device if it may exceed ``UNREAD``, but not with a capacity: then there is room
-    for ``entries_per_intersection`` times ``room.lists``, and if that is too little, all lists are empty. If there is
-    too little room for chunks, no list is cut.
+    Reads the number of entries from the device if it may exceed ``UNREAD_MAX``, but not with a capacity, which is
+    ``entries_per_intersection`` times ``capacities.entries``. If that is exceeded, all lists are empty. If the capacity
+    of chunks is exceeded, no list is cut.
 
     Args:
         records: [nnz, width] of ``pack_records``.
         band: Its lists longer than ``CUT`` chunks are cut.
         n_features: D, for the size of ``chunk_colors``.
-        has_ends: Whether ``ends`` is allocated, for the forward pass to write.
+        has_walk_ends: Whether ``walk_ends`` is allocated, for the forward pass to write.
     """
     intersections = band.intersections
     offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
-    room, needed = intersections.room, intersections.needed
+    capacities, needed = intersections.capacities, intersections.needed
     n, chunk = flatten_ids.numel(), band.shape.chunk
     if n == 0:
-        offsets = offsets.new_zeros(band.parts * band.tiles + 1)
-        return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
-    bitmasks, bit_counts = _part_bits(records, band) if band.parts > 1 else (None, None)
-    counts, n_lists, is_known = None, band.parts * band.tiles, bitmasks is None
-    order = launch.part_order(band.parts, offsets) if is_compiled_for_cpu(records) else None
+        offsets = offsets.new_zeros(band.parts_per_tile * band.n_tiles + 1)
+        return PartLists(0, flatten_ids, offsets, walk_ends=torch.zeros_like(offsets[1:]) if has_walk_ends else None)
+    bitmasks, bit_counts = _part_bits(records, band) if band.parts_per_tile > 1 else (None, None)
+    counts, n_lists, offsets_known = None, band.parts_per_tile * band.n_tiles, bitmasks is None
+    launch_order = launch.part_order(band.parts_per_tile, offsets) if is_compiled_for_cpu(records) else None
     if n > CUT * chunk:
         offsets, counts, length_steps = _list_sizes(offsets, bitmasks, bit_counts, band)
-        order = order if length_steps is None else launch.order_by_length(length_steps)
-        is_known = True
+        launch_order = launch_order if length_steps is None else launch.order_by_length(length_steps)
+        offsets_known = True
     elif bitmasks is not None:
         offsets = offsets.new_empty(n_lists + 1)
-    chunk_starts, n_chunks, n_entries = None, 0, n * band.parts
-    if room is not None and bitmasks is not None:
-        n_entries = room.lists * entries_per_intersection(band.parts)
-    is_read = room is None and n_entries > UNREAD
+    chunk_starts, n_chunks, n_entries = None, 0, n * band.parts_per_tile
+    if capacities is not None and bitmasks is not None:
+        n_entries = capacities.entries * entries_per_intersection(band.parts_per_tile)
+    is_read = capacities is None and n_entries > UNREAD_MAX
     if counts is None:
         n_entries = int(bit_counts[-1]) if is_read and bit_counts is not None else n_entries
     elif is_read:
@@ -263,10 +264,10 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         n_chunks, total = sums[-2:].tolist()
         chunk_starts, n_entries = sums[:-1], (total - n_chunks) % 2**32  # the total may exceed int32
     else:
-        n_chunks = most_chunks(n_entries, chunk)
-        if room is not None:
-            n_chunks = min(n_chunks, room.chunks)
-        limit = NO_LIMIT if room is None else Limit(needed, CHUNKS, n_chunks)
+        n_chunks = max_chunks(n_entries, chunk)
+        if capacities is not None:
+            n_chunks = min(n_chunks, capacities.chunks)
+        limit = NO_LIMIT if capacities is None else Limit(needed, CHUNKS, n_chunks)
         chunk_starts = prefix_sums(counts[:-1], limit=limit)
     chunks: dict[str, Tensor] = {}
     if chunk_starts is not None and n_chunks > 0:
@@ -274,26 +275,33 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         chunks["chunk_starts"], chunks["chunk_lists"] = chunk_starts, chunk_starts.new_empty(n_chunks)
         chunks["chunk_transmittances"] = records.new_empty(n_chunks, pixels)
         chunks["chunk_colors"] = records.new_empty(n_chunks, n_features, pixels)
-    ends = None
-    if has_ends:
+    walk_ends = None
+    if has_walk_ends:
         # Elements beyond the last intersection are in a tile beyond the last one, whose end is read and not used.
-        ends = offsets.new_empty(n_lists) if room is None else torch.zeros_like(offsets)[:-1]
-    lists = PartLists(n_entries, None, offsets, bitmasks, bit_counts, ends, **chunks, order=order)
-    return lists._replace(ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, is_known=is_known))
+        walk_ends = offsets.new_empty(n_lists) if capacities is None else torch.zeros_like(offsets)[:-1]
+    lists = PartLists(n_entries, None, offsets, bitmasks, bit_counts, walk_ends, **chunks, launch_order=launch_order)
+    return lists._replace(
+        ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, offsets_known=offsets_known)
+    )
 
 
-def most_chunks(n_entries: int, chunk: int) -> int:
+def max_chunks(n_entries: int, chunk: int) -> int:
     """Returns the most chunks that lists with ``n_entries`` in total are cut into."""
     return int(n_entries / chunk * ROUNDED_UP)
 
 
 def entries_per_intersection(parts: int) -> int:
-    """Returns the entries of lists that there is room for per intersection of a capacity."""
+    """Returns the entries of lists that memory is allocated for, per intersection of a capacity."""
     return max(parts // 2, 1)
 
 
 def list_values(
-    values: Tensor, places: Tensor | None, lists: PartLists, isect_offsets: Tensor, *, is_known: bool = True
+    values: Tensor,
+    gaussian_major_indices: Tensor | None,
+    lists: PartLists,
+    isect_offsets: Tensor,
+    *,
+    offsets_known: bool = True,
 ) -> Tensor:
     """Returns the entries of all lists, made of a value of each intersection, such as its row. [n_entries] int32
 
@@ -301,36 +309,36 @@ def list_values(
 
     Args:
         values: [M] int32, not negative.
-        places: [M] int32 for the high 32 bits of entries, which are int64 then; or None.
+        gaussian_major_indices: [M] int32, for the high 32 bits of entries, which are int64 then; or None.
         lists: Without ``ids``.
         isect_offsets: See :class:`Intersections`.
-        is_known: Whether ``offsets`` are known.
+        offsets_known: Whether ``lists.offsets`` are known.
     """
-    dtype, n_lists = torch.int32 if places is None else torch.int64, lists.offsets.numel() - 1
-    listed = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
+    dtype, n_lists = torch.int32 if gaussian_major_indices is None else torch.int64, lists.offsets.numel() - 1
+    entries = torch.empty(lists.n_entries + 2 * PADDING.value, dtype=dtype, device=values.device)
     n_parts, n_words = (1, 0) if lists.bitmasks is None else lists.bitmasks.shape
     _part_lists_kernel.launch_elementwise(
-        max(values.numel(), lists.n_chunks, 0 if is_known else n_lists + 1),
+        max(values.numel(), lists.n_chunks, 0 if offsets_known else n_lists + 1),
         BLOCK,
         values=values,
-        places_by_gaussian=places,
+        gaussian_major_indices=gaussian_major_indices,
         bitmasks=lists.bitmasks,
         bit_counts=lists.bit_counts,
-        listed=listed,
+        entries=entries,
         isect_offsets=isect_offsets,
-        offsets=None if is_known else lists.offsets,
+        offsets=None if offsets_known else lists.offsets,
         chunk_starts=lists.chunk_starts,
         chunk_lists=lists.chunk_lists,
         n=values.numel(),
         n_words=n_words,
         n_lists=n_lists,
         n_chunks=lists.n_chunks,
-        tiles=n_lists // n_parts,
-        steps=n_lists.bit_length(),
+        n_tiles=n_lists // n_parts,
+        search_steps=n_lists.bit_length(),
         PARTS=n_parts,
         PTX=has_ptx(values),
     )
-    return listed[MARGIN.value : -MARGIN.value]
+    return entries[PADDING.value : -PADDING.value]
 
 
 def tile_keys(intersections: Intersections) -> Tensor:
@@ -349,8 +357,8 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     flatten_ids = intersections.flatten_ids
     n = flatten_ids.numel()
     n_words = n // WORD.value + 1  # one more than needed, as the end of the last list is looked up, too
-    bitmasks = flatten_ids.new_empty(band.parts, n_words)
-    counts = flatten_ids.new_empty(band.parts * n_words)
+    bitmasks = flatten_ids.new_empty(band.parts_per_tile, n_words)
+    counts = flatten_ids.new_empty(band.parts_per_tile * n_words)
     beams = find_beams(band)
     _part_bits_kernel.launch_elementwise(
         n_words * WORD.value,
@@ -367,8 +375,8 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         n_words=n_words,
         key_bias=intersections.key_bias - (0 if beams is None else intersections.first_tile),
         tile_width=band.grid.tile_width,
-        n_tiles=band.grid.tiles_per_image,
-        tiles=band.tiles,
+        tiles_per_image=band.grid.tiles_per_image,
+        n_tiles=band.n_tiles,
         FOOTPRINT=band.footprint,
         RECORD_WIDTH=records.shape[1],
         PART=band.part,
@@ -377,9 +385,9 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         PTX=has_ptx(records),
     )
     limit = NO_LIMIT
-    if intersections.room is not None:
-        entries = entries_per_intersection(band.parts)
-        limit = Limit(intersections.needed, LISTS, intersections.room.lists * entries, entries)
+    if intersections.capacities is not None:
+        entries = entries_per_intersection(band.parts_per_tile)
+        limit = Limit(intersections.needed, ENTRIES, intersections.capacities.entries * entries, entries)
     return bitmasks, prefix_sums(counts, limit=limit, bitmasks=bitmasks)
 
 
@@ -388,7 +396,7 @@ def _list_sizes(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """``offsets`` of :class:`PartLists`; the ``counts`` of ``_list_sizes_kernel``; and the lengths of lists, see
     ``order_by_length``, or None if their order does not depend on them."""
-    n_lists, chunk = band.parts * band.tiles, band.shape.chunk
+    n_lists, chunk = band.parts_per_tile * band.n_tiles, band.shape.chunk
     offsets = isect_offsets if bitmasks is None else isect_offsets.new_empty(n_lists + 1)
     counts, length_steps = isect_offsets.new_empty(n_lists + 2), None
     if n_lists > launch.RESIDENT and not is_compiled_for_cpu(isect_offsets):
@@ -404,9 +412,9 @@ def _list_sizes(
         length_steps=length_steps,
         n_lists=n_lists,
         n_words=0 if bitmasks is None else bitmasks.shape[1],
-        tiles=band.tiles,
+        n_tiles=band.n_tiles,
         CHUNK=chunk,
-        LONGEST=int(CUT * chunk),
+        UNCUT_MAX=int(CUT * chunk),
         LENGTH_STEP=launch.LENGTH_STEP,
         LENGTH_STEPS_MAX=launch.LENGTH_STEPS_MAX,
         PTX=has_ptx(isect_offsets),

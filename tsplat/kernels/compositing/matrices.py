@@ -31,7 +31,7 @@ GROUP = tl.constexpr(16)
 
 
 @triton.jit
-def put(group, k: tl.constexpr, values):
+def set_kth(group, k: tl.constexpr, values):
     """Replaces the k-th of group [GROUP, HEIGHT, WIDTH] by values. Free if a thread holds all values of a pixel."""
     return tl.where(tl.arange(0, GROUP)[:, None, None] == k, values[None], group)
 
@@ -42,7 +42,7 @@ def _either(a, b):
 
 
 @triton.jit
-def take(group, k: tl.constexpr):
+def kth(group, k: tl.constexpr):
     """The k-th of group [GROUP, HEIGHT, WIDTH], by a bitwise or that compilers remove, as k is constant."""
     kind: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
     bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(kind, bitcast=True), 0)

@@ -13,16 +13,16 @@ from torch import Tensor
 from ...data import Rays, Splats
 from ..device_math import constant, load_tuple
 from ..launch import FEATURES_MIN, Int, group_options, kernel
-from .matrices import GROUP, Products, lanes_last, load_features, product, put, take
+from .matrices import GROUP, Products, kth, lanes_last, load_features, product, set_kth
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .slots import Layer, PartSlots
 from .walk_steps import (
     NO_RAYS,
     Band,
     Chunks,
+    FinalPixels,
     ImageGradients,
     PartGrid,
-    PixelEnds,
     Ranges,
     absorb_vjp,
     clamped_alpha,
@@ -37,9 +37,9 @@ from .walk_steps import (
 @triton.jit
 def _load_group(records, rows, in_range, WIDTH: tl.constexpr, VALUES: tl.constexpr):
     """Records of rows [GROUP], as values [GROUP, 1, 1]. Gaussians that are out of range have no opacity."""
-    at = records + rows[:, None, None] * WIDTH
-    log2_opacity = tl.load(at + VALUES, mask=in_range[:, None, None], other=-1e4)
-    return load_tuple(at, 1, VALUES) + (log2_opacity, tl.load(at + VALUES + 1))
+    pointer = records + rows[:, None, None] * WIDTH
+    log2_opacity = tl.load(pointer + VALUES, mask=in_range[:, None, None], other=-1e4)
+    return load_tuple(pointer, 1, VALUES) + (log2_opacity, tl.load(pointer + VALUES + 1))
 
 
 @triton.jit
@@ -67,9 +67,9 @@ def _of_group(pixel):
 
 
 @triton.jit
-def _add_to_slots(address, values, mask, TOGETHER: tl.constexpr):
+def _add_to_slots(address, values, mask, PARTS_PER_PROGRAM: tl.constexpr):
     """Stores values, or adds them if the parts of a tile share slots."""
-    if TOGETHER > 1:
+    if PARTS_PER_PROGRAM > 1:
         values += tl.load(address, mask=mask, other=0.0)
     tl.store(address, values, mask=mask)
 
@@ -82,7 +82,7 @@ def _features_bwd_kernel(
     backgrounds,  # [I, n_colors] or None
     ranges: "Ranges",
     entries,  # [n_entries] int64, see ``PartSlots``
-    ends: "PixelEnds",
+    final: "FinalPixels",
     chunks: "Chunks",
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width], or None for zero
@@ -90,11 +90,11 @@ def _features_bwd_kernel(
     rays: "Rays",  # and output
     part_grid: "PartGrid",
     n_colors: "Int",
-    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr, PRODUCTS: tl.constexpr,
+    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, PARTS_PER_PROGRAM: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """The pixels of each of WARPS warps are summed separately before they are added.
 
-    A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
+    A program composites PARTS_PER_PROGRAM parts of a tile one after the other. Several add to the same slots.
     """
     PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
@@ -114,16 +114,16 @@ def _features_bwd_kernel(
     column = tl.arange(0, GROUP)
     pixel_in_part = tl.arange(0, PIXELS)[:, None]
     program = tl.program_id(0)
-    for part in range(TOGETHER):
+    for part in range(PARTS_PER_PROGRAM):
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
-            program, ranges, PART.CHUNK, part * part_grid.tiles
+            program, ranges, PART.CHUNK, part * part_grid.n_tiles
         )
         image, center, inside, pixel, part_pixel = part_pixels(
             index, 0, part_grid, rays, PART, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
-        transmittance = tl.load(ends.transmittances + pixel, mask=inside, other=1.0)
+        transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
         behind = tl.zeros_like(transmittance)
         if v_render_alphas is not None:
             behind = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
@@ -147,7 +147,7 @@ def _features_bwd_kernel(
                         color += tl.load(address, mask=channel < n_features, other=0.0)
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
                 behind *= inverse_transmittance(transmittance, PRODUCTS.APPROX)
-        last = tl.load(ends.last_ids + pixel, mask=inside, other=0)
+        last = tl.load(final.last_ids + pixel, mask=inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
         if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
@@ -167,40 +167,40 @@ def _features_bwd_kernel(
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
             record = _load_group(records, rows, in_range, PRODUCTS.RECORD_WIDTH, VALUES)
-            at = FOOTPRINT.locate(record, _of_group(center))
-            e = FOOTPRINT.log2_alpha(record, at)
+            local = FOOTPRINT.locate(record, _of_group(center))
+            e = FOOTPRINT.log2_alpha(record, local)
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
             alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.APPROX), 0.0)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
                 transmittance, behind, weight, v_alpha = absorb_vjp(
-                    transmittance, take(alphas, k), behind, take(v_weights, k), PRODUCTS.APPROX
+                    transmittance, kth(alphas, k), behind, kth(v_weights, k), PRODUCTS.APPROX
                 )
-                weights = put(weights, k, weight)
-                e_k = take(e, k)
-                g = put(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
+                weights = set_kth(weights, k, weight)
+                e_k = kth(e, k)
+                g = set_kth(g, k, tl.where(e_k <= constant(PRODUCTS.LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
             if rays.v_per_pixel is not None:
-                v_pixels = add_pixel_gradients(v_pixels, record, g, at, FOOTPRINT, GROUPED=True)
+                v_pixels = add_pixel_gradients(v_pixels, record, g, local, FOOTPRINT, GROUPED=True)
             sums = ()
-            added = FOOTPRINT.add_gradients(sums, g, at)
+            added = FOOTPRINT.add_gradients(sums, g, local)
             for k in tl.static_range(len(added)):
                 sums = sums + (lanes_last(tl.sum(added[k], 1)),)
-            sums = FOOTPRINT.expand(sums, _by_column(at))
+            sums = FOOTPRINT.expand(sums, _by_column(local))
             for k in tl.static_range(SUMS):
-                _add_to_slots(out + k, tl.sum(sums[k], 1), in_range, TOGETHER)
+                _add_to_slots(out + k, tl.sum(sums[k], 1), in_range, PARTS_PER_PROGRAM)
             if ABSGRAD:
-                slopes = FOOTPRINT.slopes(record, g, at)
+                slopes = FOOTPRINT.slopes(record, g, local)
                 for k in tl.static_range(2):
                     slope = tl.sum(lanes_last(tl.sum(slopes[k], 1)), 1)
-                    _add_to_slots(out + SUMS + n_features + k, slope, in_range, TOGETHER)
+                    _add_to_slots(out + SUMS + n_features + k, slope, in_range, PARTS_PER_PROGRAM)
             weights = tl.permute(tl.reshape(weights, [GROUP, WARPS, PIXELS // WARPS]), (1, 0, 2))
             for block in range(blocks):
                 channel = block * CHANNELS + channels
                 v = tl.reshape(tl.load(v_part + block * PIXELS * CHANNELS), [WARPS, PIXELS // WARPS, CHANNELS])
                 v_features = tl.sum(product(weights, v, dtype, PRODUCTS.SPLIT, False), 0)
                 in_slot = in_range[:, None] & (channel < n_features)
-                _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, TOGETHER)
+                _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, PARTS_PER_PROGRAM)
         if rays.v_per_pixel is not None:
             store_ray_gradients(
                 rays, chunks, v_pixels, program, image, pixel, part_pixel, inside, is_chunk,
@@ -216,14 +216,14 @@ def features_bwd(
     slots: PartSlots,
     _layer: Layer,
     backgrounds: Tensor | None,
-    ends: PixelEnds,
+    final: FinalPixels,
     v_images: ImageGradients,
     band: Band,
 ) -> None:
     """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     options = group_options(records, band.shape)
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
-    v_colors = torch.where(ends.transmittances[..., None] < 1, v_images.colors, 0.0)
+    v_colors = torch.where(final.transmittances[..., None] < 1, v_images.colors, 0.0)
     _features_bwd_kernel.launch(
         slots.n_programs,
         records=records,
@@ -232,7 +232,7 @@ def features_bwd(
         backgrounds=backgrounds,
         ranges=ranges,
         entries=slots.entries,
-        ends=ends._replace(depth_sums=None),
+        final=final._replace(depth_sums=None),
         chunks=chunks,
         v_parts=_by_part(v_colors, band),
         v_render_alphas=v_images.alphas,
@@ -242,7 +242,7 @@ def features_bwd(
         n_colors=splats.n_colors,
         WARPS=options["num_warps"],
         ABSGRAD=band.settings.absgrad,
-        TOGETHER=slots.together,
+        PARTS_PER_PROGRAM=slots.parts_per_program,
         PRODUCTS=Products.of(records, splats, band),
         **options,
     )
@@ -254,7 +254,7 @@ def _by_part(image: Tensor, band: Band) -> Tensor:
     height, width, channels = image.shape[1:]
     size, blocks = grid.tile_size, -(-channels // FEATURES_MIN)
     first_image = first_tile // grid.tiles_per_image
-    image = image[first_image : (first_tile + band.tiles - 1) // grid.tiles_per_image + 1]
+    image = image[first_image : (first_tile + band.n_tiles - 1) // grid.tiles_per_image + 1]
     margins = (blocks * FEATURES_MIN - channels, grid.tile_width * size - width, grid.tile_height * size - height)
     if any(margins):
         image = torch.nn.functional.pad(image, (0, margins[0], 0, margins[1], 0, margins[2]))
@@ -268,4 +268,4 @@ def _by_part(image: Tensor, band: Band) -> Tensor:
         part_x=size // band.shape.width,
         c=FEATURES_MIN,
     )
-    return tiles[:, first_tile : first_tile + band.tiles].flatten(0, 1).contiguous()
+    return tiles[:, first_tile : first_tile + band.n_tiles].flatten(0, 1).contiguous()

@@ -6,7 +6,7 @@ from torch import Tensor
 from ...data import Rays, RenderBuffers, Splats
 from ..device_math import constant, load_tuple
 from ..launch import FEATURES_MIN, Int, group_options, kernel, programs
-from .matrices import GROUP, Products, load_features, product, put
+from .matrices import GROUP, Products, load_features, product, set_kth
 from .walk_steps import (
     OPACITY,
     Band,
@@ -32,7 +32,7 @@ def _features_fwd_kernel(
     colors,  # [nnz, n_colors], any float dtype, or None
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
-    masks,  # [I, n_tiles] bool or None
+    masks,  # [I, tiles_per_image] bool or None
     ranges: "Ranges",
     ids,  # [n_entries] int32
     images: "RenderBuffers",  # output, with n_colors + depth channels
@@ -75,7 +75,7 @@ def _features_fwd_kernel(
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (done + k < end)
             alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], PRODUCTS.APPROX), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, PRODUCTS.TRANSMITTANCE_MIN)
-            weights = put(weights, k, tl.where(added, weight, 0.0))
+            weights = set_kth(weights, k, tl.where(added, weight, 0.0))
             if images.last_ids is not None:
                 last = tl.where(added, tl.minimum(done + k + 1, end), last)
         weights = tl.trans(tl.reshape(weights, [GROUP, PIXELS]))
@@ -115,7 +115,7 @@ def _features_fwd_kernel(
         tl.store(images.colors + pixel_in_images * n_features + channel, value, mask=stored)
     inside = inside & first_stored
     is_whole = is_whole & first_stored
-    store_list(images, ranges.ends, pixel, index, start, transmittance, last, inside, is_whole)
+    store_list(images, ranges.walk_ends, pixel, index, start, transmittance, last, inside, is_whole)
 
 
 def features_fwd(

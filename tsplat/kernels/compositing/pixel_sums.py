@@ -18,7 +18,7 @@ CAN_REORDER = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < 
 
 
 @triton.jit
-def add_features(sums, record, weight, g, at, v_color, FOOTPRINT: tl.constexpr, ABSGRAD: tl.constexpr):
+def add_features(sums, record, weight, g, local, v_color, FOOTPRINT: tl.constexpr, ABSGRAD: tl.constexpr):
     """Adds the pixels of a block to sums of weights times v and of slopes, which are () before the first block."""
     added = ()
     for k in tl.static_range(len(v_color)):
@@ -27,13 +27,13 @@ def add_features(sums, record, weight, g, at, v_color, FOOTPRINT: tl.constexpr, 
         else:
             added = added + (tl.fma(weight, v_color[k], sums[k]),)
     if ABSGRAD:
-        slopes = FOOTPRINT.slopes(record, g, at)
+        slopes = FOOTPRINT.slopes(record, g, local)
         added = added + (slopes if len(sums) == 0 else add(sums[len(v_color) :], slopes))
     return added
 
 
 @triton.jit
-def sum_block(sums, others, at, FOOTPRINT: tl.constexpr):
+def sum_block(sums, feature_sums, local, FOOTPRINT: tl.constexpr):
     """The columns of a slot, summed over a block; see ``Footprint.BY_COLUMN``."""
     by_column = ()
     for k in tl.static_range(len(sums)):
@@ -41,7 +41,7 @@ def sum_block(sums, others, at, FOOTPRINT: tl.constexpr):
             by_column = by_column + (tl.sum(sums[k], 0, keep_dims=True),)
         else:
             by_column = by_column + (sums[k],)
-    columns = FOOTPRINT.expand(by_column, at) + others
+    columns = FOOTPRINT.expand(by_column, local) + feature_sums
     totals = ()
     for k in tl.static_range(len(columns)):
         totals = totals + (tl.sum(columns[k]),)

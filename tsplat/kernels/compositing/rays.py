@@ -33,9 +33,9 @@ def no_gradients(like):
 
 
 @triton.jit
-def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: tl.constexpr):
+def add_pixel_gradients(total, record, g, local, FOOTPRINT: tl.constexpr, GROUPED: tl.constexpr):
     """Adds a Gaussian, or a group of them along the first dimension, to the gradients of rays."""
-    v = FOOTPRINT.pixel_gradients(record, g, at)
+    v = FOOTPRINT.pixel_gradients(record, g, local)
     added = ()
     for k in tl.static_range(len(v)):
         value = v[k]

@@ -73,14 +73,14 @@ def _pack_kernel(
 @triton.jit
 def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
     """The first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
-    at = element(records, row, WIDTH, WIDE)
+    pointer = element(records, row, WIDTH, WIDE)
     if WIDE:
         values = ()
         for k in tl.static_range(0, VALUES, 4):
-            values = values + load4(at + k)
+            values = values + load4(pointer + k)
         return values
     else:
-        return load_tuple(at, 1, VALUES)
+        return load_tuple(pointer, 1, VALUES)
 
 
 def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from ..device_math import load_tuple, store_tuple
 from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, programs
 from ..scans import prefix_sums
 from .footprints.ellipse import LARGE
-from .lists import BLOCK, MARGIN, list_values, number_of_entries, places_in_lists, store_margins, tile_keys
+from .lists import BLOCK, PADDING, entry_indices, list_values, number_of_entries, store_padding, tile_keys
 from .walk_steps import Band
 
 LN_2 = tl.constexpr(math.log(2.0))
@@ -43,60 +43,60 @@ to double the time of the backward pass."""
 
 @triton.jit
 def _find_slots(
-    keys, bitmasks, bit_counts, ends, n_words, first_key, tiles, index, PARTS: tl.constexpr, PTX: tl.constexpr
+    keys, bitmasks, bit_counts, walk_ends, n_words, first_key, n_tiles, index, PARTS: tl.constexpr, PTX: tl.constexpr
 ):
     """Finds which entries of intersections have a slot.
 
     Returns:
-        What ``places_in_lists`` does; for each part, whether the entry there has a slot (as 0 or 1); their number.
+        What ``entry_indices`` does; for each part, whether the entry there has a slot (as 0 or 1); their number.
     """
     list_index = tl.load(keys + index).to(tl.int32) - first_key
-    places, reached = places_in_lists(bitmasks, bit_counts, n_words, index, PARTS, PTX)
+    entry_index, is_listed = entry_indices(bitmasks, bit_counts, n_words, index, PARTS, PTX)
     has_slot = ()
     count = tl.zeros_like(list_index)
     for part in tl.static_range(PARTS):
-        is_added = places[part] < tl.load(ends + list_index)
-        has_slot = has_slot + (reached[part] & is_added.to(tl.int32),)
+        is_walked = entry_index[part] < tl.load(walk_ends + list_index)
+        has_slot = has_slot + (is_listed[part] & is_walked.to(tl.int32),)
         count += has_slot[part]
-        list_index += tiles
-    return places, reached, has_slot, count
+        list_index += n_tiles
+    return entry_index, is_listed, has_slot, count
 
 
 @kernel
 def _slot_counts_kernel(
-    places_by_gaussian,  # [M] int32, see ``GaussianMajor``
+    gaussian_major_indices,  # [M] int32, see ``GaussianMajor``
     keys,  # [M] int16 or int32
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
-    ends,  # [parts * tiles] int32
+    walk_ends,  # [lists] int32
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections, at most n
     counts,  # [1 + M] int32, output
-    n: "Int", n_words: "Int", first_key: "Int", tiles: "Int",
+    n: "Int", n_words: "Int", first_key: "Int", n_tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Counts the slots of each intersection, in Gaussian-major order, after a zero. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place, n_listed = tl.load(places_by_gaussian + tl.minimum(index, n - 1)), tl.load(isect_offsets + tiles)
+    major_index, n_listed = tl.load(gaussian_major_indices + tl.minimum(index, n - 1)), tl.load(isect_offsets + n_tiles)
     safe = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
-    _, _, _, count = _find_slots(keys, bitmasks, bit_counts, ends, n_words, first_key, tiles, safe, PARTS, PTX)
-    tl.store(counts + 1 + place, tl.where(index < n_listed, count, 0), mask=index < n)
+    _, _, _, count = _find_slots(keys, bitmasks, bit_counts, walk_ends, n_words, first_key, n_tiles, safe, PARTS, PTX)
+    tl.store(counts + 1 + major_index, tl.where(index < n_listed, count, 0), mask=index < n)
     tl.store(counts + index, index * 0, mask=index == 0)
 
 
 @kernel
 def _part_entries_kernel(
     flatten_ids,  # [M] int32
-    places_by_gaussian,  # [M] int32, see ``GaussianMajor``
+    gaussian_major_indices,  # [M] int32, see ``GaussianMajor``
     starts,  # [M + 1] int32, first slot of each intersection in Gaussian-major order
     keys,  # [M] int16 or int32
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
-    ends,  # [parts * tiles] int32
+    walk_ends,  # [lists] int32
     isect_offsets,  # [tiles + 1] int32, the last is the number of intersections
-    place_starts,  # [S + 1] int32, see ``GaussianMajor``
-    entries,  # [MARGIN + n_entries + MARGIN] int64, output
+    isect_starts,  # [S + 1] int32, see ``GaussianMajor``
+    entries,  # [PADDING + n_entries + PADDING] int64, output
     slot_starts,  # [S + 1] int32, output, first slot of each span
-    n: "Int", n_words: "Int", first_key: "Int", tiles: "Int", n_spans: "Int",
+    n: "Int", n_words: "Int", first_key: "Int", n_tiles: "Int", n_spans: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Writes row and slot of each entry of each list, and where the slots of spans begin.
@@ -107,19 +107,19 @@ def _part_entries_kernel(
     first_index = tl.program_id(0) * BLOCK
     index = first_index + tl.arange(0, BLOCK)
     if first_index < n:
-        n_listed = tl.load(isect_offsets + tiles)
+        n_listed = tl.load(isect_offsets + n_tiles)
         safe = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
-        places, reached, has_slot, count = _find_slots(
-            keys, bitmasks, bit_counts, ends, n_words, first_key, tiles, safe, PARTS, PTX
+        entry_index, is_listed, has_slot, count = _find_slots(
+            keys, bitmasks, bit_counts, walk_ends, n_words, first_key, n_tiles, safe, PARTS, PTX
         )
-        slot = tl.load(starts + tl.load(places_by_gaussian + safe), mask=count > 0, other=0)
+        slot = tl.load(starts + tl.load(gaussian_major_indices + safe), mask=count > 0, other=0)
         entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + safe).to(tl.int64)
         for part in tl.static_range(PARTS):
-            tl.store(entries + MARGIN + places[part], entry, mask=(index < n_listed) & (reached[part] != 0))
+            tl.store(entries + PADDING + entry_index[part], entry, mask=(index < n_listed) & (is_listed[part] != 0))
             entry += has_slot[part].to(tl.int64) << 32
-        store_margins(entries, index, number_of_entries(isect_offsets, bit_counts, n_words, tiles, PARTS))
+        store_padding(entries, index, number_of_entries(isect_offsets, bit_counts, n_words, n_tiles, PARTS))
     is_span = index <= n_spans
-    first = tl.load(place_starts + index, mask=is_span, other=0)
+    first = tl.load(isect_starts + index, mask=is_span, other=0)
     tl.store(slot_starts + index, tl.load(starts + first, mask=is_span, other=0), mask=is_span)
 
 
@@ -129,9 +129,10 @@ def _layers_kernel(
     span_starts,  # [nnz + 1] int32
     entries,  # [n_entries] int64, see ``PartSlots``
     offsets,  # [lists + 1] int32
-    layer_rows,  # [layers + 1] int32, output
-    splits,  # [layers + 1, lists] int32, output
-    n_rows: "Int", n_lists: "Int", n_layers: "Int", layer_size: "Int", row_steps: "Int", entry_steps: "Int",
+    first_positions,  # [layers + 1] int32, output
+    entry_starts,  # [layers + 1, lists] int32, output
+    n_rows: "Int", n_lists: "Int", n_layers: "Int", layer_size: "Int",
+    row_search_steps: "Int", entry_search_steps: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Finds the first Gaussian of each layer, and where it begins in each list, see ``Layers``. One lane for each.
@@ -142,23 +143,23 @@ def _layers_kernel(
     layer, list_index = index // n_lists, index % n_lists
     mask = layer <= n_layers
     low, high = layer * 0, layer * 0 + n_rows
-    for _ in range(row_steps):
+    for _ in range(row_search_steps):
         middle = (low + high) // 2
         start = tl.load(slot_starts + tl.load(span_starts + middle, mask=mask, other=0), mask=mask, other=0)
         is_before = (start < layer * layer_size) & (middle < n_rows)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
     low = tl.where(layer == n_layers, n_rows, low)  # the last layer also has those without a slot behind all others
-    tl.store(layer_rows + layer, low, mask=mask & (list_index == 0))
+    tl.store(first_positions + layer, low, mask=mask & (list_index == 0))
     start = tl.load(slot_starts + tl.load(span_starts + low, mask=mask, other=0), mask=mask, other=0)
     first = tl.load(offsets + list_index)
     low, high = first, tl.load(offsets + list_index + 1)
     end = high
-    for _ in range(entry_steps):
+    for _ in range(entry_search_steps):
         middle = (low + high) // 2
         slot = (tl.load(entries + middle) >> 32).to(tl.int32)
         is_before = (slot < start) & (middle < end)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
-    tl.store(splits + index, low - first, mask=mask)
+    tl.store(entry_starts + index, low - first, mask=mask)
 
 
 @triton.jit
@@ -170,8 +171,8 @@ def _large_spans(slot_starts, positions, rows, large, layer, span, n_spans):
     end = tl.load(slot_starts + span + 1, mask=mask, other=0)
     position = tl.load(positions + span, mask=mask, other=0)
     is_summed = tl.load(large + tl.load(rows + position, mask=mask, other=0), mask=mask, other=0) != 0
-    if layer.rows is not None:
-        first = layer.rows + layer.number
+    if layer.first_positions is not None:
+        first = layer.first_positions + layer.number
         is_summed &= (position >= tl.load(first)) & (position < tl.load(first + 1))
     return start.to(tl.int64), tl.where(is_summed, end - start, 0)
 
@@ -197,7 +198,7 @@ def _span_sum_kernel(
         start, length = _large_spans(slot_starts, positions, rows, large, layer, span[:, None], n_spans)
         column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         remaining = tl.where(column < width, length, 0)
-        if layer.rows is not None:
+        if layer.first_positions is not None:
             start -= layer.first_slot
         address = v_slots + start * width + column
         total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
@@ -217,14 +218,15 @@ def _row_sum_kernel(
     shapes,  # [nnz, FOOTPRINT.SHAPE]
     opacities,  # [nnz]
     layer: "Layer",
-    v_splats: "SplatGradients",  # output; sums are added to if ADD
+    v_splats: "SplatGradients",  # output; sums are added to if ACCUMULATE
     n_rows: "Int", blocks: "Int",
     FOOTPRINT: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr, LANES: tl.constexpr, FINISHED: tl.constexpr, ADD: tl.constexpr, SPANS_SUMMED: tl.constexpr,
+    UNROLL: tl.constexpr, LANES: tl.constexpr, FINISH_LANES: tl.constexpr, ACCUMULATE: tl.constexpr,
+    SPANS_SUMMED: tl.constexpr,
 ):  # fmt: skip
     """Sums the slots of the Gaussians of a layer, COLUMNS columns of them, and makes gradients of the sums.
 
-    One lane per Gaussian and column; then FINISHED lanes, one per Gaussian, for mean, shape and opacity.
+    One lane per Gaussian and column; then FINISH_LANES lanes, one per Gaussian, for mean, shape and opacity.
     """
     GROUP: tl.constexpr = LANES // COLUMNS
     SHAPE: tl.constexpr = FOOTPRINT.SHAPE
@@ -232,10 +234,10 @@ def _row_sum_kernel(
     SUMS_WIDTH: tl.constexpr = (WIDTH + 3) // 4 * 4
     program, lane = tl.program_id(0), tl.arange(0, LANES)
     group = (program // blocks).to(tl.int64) * GROUP
-    if layer.rows is not None:
+    if layer.first_positions is not None:
         v_slots += tl.cast(layer.first_slot, tl.int64) * -WIDTH
-        group += tl.load(layer.rows + layer.number)
-        n_rows = tl.load(layer.rows + layer.number + 1)
+        group += tl.load(layer.first_positions + layer.number)
+        n_rows = tl.load(layer.first_positions + layer.number + 1)
     if group < n_rows:  # a layer has fewer Gaussians than there are programs for
         index = group + lane // COLUMNS
         column = program % blocks * COLUMNS + lane % COLUMNS
@@ -247,7 +249,7 @@ def _row_sum_kernel(
         start = tl.load(slot_starts + first, mask=mask, other=0)
         end = tl.load(slot_starts + last, mask=mask, other=0)
         total = tl.zeros([LANES], v_slots.dtype.element_ty)
-        if ADD:
+        if ACCUMULATE:
             total = tl.load(v_splats.sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
         length = tl.where(is_large, 0, end - start)
         address = v_slots + start.to(tl.int64) * WIDTH + column
@@ -258,10 +260,10 @@ def _row_sum_kernel(
         if SPANS_SUMMED:
             for base in range(0, tl.max(count), UNROLL):
                 for k in tl.static_range(UNROLL):
-                    here = base + k < count
-                    end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
+                    in_range = base + k < count
+                    end = tl.load(slot_starts + first + base + k + 1, mask=in_range, other=0)
                     total += tl.load(
-                        v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0
+                        v_slots + start.to(tl.int64) * WIDTH + column, mask=in_range & (start < end), other=0.0
                     )
                     start = end
         else:
@@ -285,18 +287,18 @@ def _row_sum_kernel(
             axis = column - (WIDTH - 2)
             tl.store(v_splats.absgrad + row * 2 + axis, total * LN_2, mask=mask & (axis >= 0))
         if program % blocks == 0:
-            position, found = group + tl.arange(0, FINISHED), ()
+            position, sums = group + tl.arange(0, FINISH_LANES), ()
             exists = (position < group + GROUP) & (position < n_rows)
             for k in tl.static_range(SUMS):
-                lanes = tl.minimum(tl.arange(0, FINISHED) * COLUMNS + k, LANES - 1)
-                found = found + (tl.gather(total, lanes, 0),)
-            row_of_lane = tl.load(rows + position, mask=exists, other=0).to(tl.int64)
-            shape = load_tuple(shapes + row_of_lane * SHAPE, 1, SHAPE, exists)
-            opacity = tl.load(opacities + row_of_lane, mask=exists, other=1.0)
-            v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
-            store_tuple(v_splats.v_means2d + row_of_lane * 2, 1, v_mean, exists)
-            store_tuple(v_splats.v_conics + row_of_lane * SHAPE, 1, v_shape, exists)
-            tl.store(v_splats.v_opacities + row_of_lane, v_opacity, mask=exists)
+                lanes = tl.minimum(tl.arange(0, FINISH_LANES) * COLUMNS + k, LANES - 1)
+                sums = sums + (tl.gather(total, lanes, 0),)
+            finished_row = tl.load(rows + position, mask=exists, other=0).to(tl.int64)
+            shape = load_tuple(shapes + finished_row * SHAPE, 1, SHAPE, exists)
+            opacity = tl.load(opacities + finished_row, mask=exists, other=1.0)
+            v_mean, v_shape, v_opacity = FOOTPRINT.finish(sums, shape, opacity)
+            store_tuple(v_splats.v_means2d + finished_row * 2, 1, v_mean, exists)
+            store_tuple(v_splats.v_conics + finished_row * SHAPE, 1, v_shape, exists)
+            tl.store(v_splats.v_opacities + finished_row, v_opacity, mask=exists)
 
 
 class Layers(NamedTuple):
@@ -304,16 +306,16 @@ class Layers(NamedTuple):
 
     Attributes:
         n, size: Their number, and about how many slots each has. The memory of a layer begins with slot layer * size.
-        rows: [layers + 1] int32, the first Gaussian of each, by its position in ``GaussianMajor``, and nnz.
-        splits: [layers + 1, lists] int32, first entry of each in each list, counted from the list's first.
-        carried: [I, height, width, values], where a walk leaves the state of pixels to the next one.
+        first_positions: [layers + 1] int32, position of the first Gaussian of each in depth order, and nnz.
+        entry_starts: [layers + 1, lists] int32, first entry of each in each list, counted from the list's first.
+        carry: [I, height, width, values], where the walk of a layer leaves the state of pixels to that in front.
     """
 
     n: int
     size: int
-    rows: Tensor
-    splits: Tensor
-    carried: Tensor
+    first_positions: Tensor
+    entry_starts: Tensor
+    carry: Tensor
 
 
 class Layer(NamedTuple):
@@ -321,14 +323,14 @@ class Layer(NamedTuple):
 
     Attributes:
         number, first_slot: Which one, and the slot that its memory begins with.
-        rows, splits, carried: Of all layers.
+        first_positions, entry_starts, carry: Of all layers.
     """
 
     number: int = 0
     first_slot: int = 0
-    rows: Tensor | None = None
-    splits: Tensor | None = None
-    carried: Tensor | None = None
+    first_positions: Tensor | None = None
+    entry_starts: Tensor | None = None
+    carry: Tensor | None = None
 
 
 class PartSlots(NamedTuple):
@@ -339,16 +341,16 @@ class PartSlots(NamedTuple):
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
         v_slots: [slots, columns] of all entries or of a layer, uninitialized if programs write each slot once,
             otherwise zero.
-        order: The order in which programs take lists, or tiles if they composite whole tiles, int64; or None.
-        together, n_programs: Number of parts of a tile that a program composites, and of programs.
+        launch_order: In which programs take lists, or tiles if they composite whole tiles, int64; or None.
+        parts_per_program, n_programs: Number of parts of a tile that a program composites, and of programs.
         layers: See :class:`Layers`; None if there is one layer.
     """
 
     entries: Tensor
     slot_starts: Tensor
     v_slots: Tensor
-    order: Tensor | None
-    together: int
+    launch_order: Tensor | None
+    parts_per_program: int
     n_programs: int
     layers: Layers | None = None
 
@@ -360,43 +362,49 @@ class PartSlots(NamedTuple):
         return [Layer(k, k * size, *tensors) for k in reversed(range(n))]
 
 
-def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_carried: int | None) -> PartSlots:
+def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_carry: int | None) -> PartSlots:
     """Assigns a slot to each entry that needs one, and allocates slots; intersections must have ``gaussian_major``.
 
-    If ``lists.ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile, which
-    share a slot for each intersection.
+    If ``lists.walk_ends`` is unknown, every entry gets a slot. On a CPU, one program composites all parts of a tile,
+    which share a slot for each intersection.
 
     Args:
-        n_carried: Number of values of a pixel that a walk leaves to that of the layer in front; None for one layer.
+        n_carry: Number of values of a pixel that a walk leaves to that of the layer in front; None for one layer.
     """
     intersections = band.intersections
     isect_offsets, gaussian_major = intersections.isect_offsets, intersections.gaussian_major
     assert gaussian_major is not None
     n_lists = lists.offsets.numel() - 1
-    together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
+    parts_per_program = (
+        n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
+    )
     layers = None
-    if together > 1:
-        entries, slot_starts = _shared_entries(lists, intersections, gaussian_major), gaussian_major.place_starts
-        order, allocate, n_slots = longest_first(isect_offsets), records.new_zeros, intersections.flatten_ids.numel()
+    if parts_per_program > 1:
+        entries, slot_starts = _shared_entries(lists, intersections, gaussian_major), gaussian_major.isect_starts
+        launch_order, allocate, n_slots = (
+            longest_first(isect_offsets),
+            records.new_zeros,
+            intersections.flatten_ids.numel(),
+        )
         n_layers = min(-(-n_slots * columns * records.itemsize // LAYER_BYTES), LAYERS_MAX)
-        most = band.grid.tiles_per_image
+        slack = band.grid.tiles_per_image  # a layer ends with a whole Gaussian
         size = -(-n_slots // max(n_layers, 1))
         # Only lists that were made by depth have known keys.
-        if n_carried is not None and intersections.keys is not None and n_slots > size + most:
+        if n_carry is not None and intersections.keys is not None and n_slots > size + slack:
             camera = band.settings.camera
-            carried = records.new_empty(band.grid.n_images, camera.height, camera.width, n_carried)
-            layers = _find_layers(n_layers, size, lists, entries, gaussian_major, carried)
-            n_slots = size + most
+            carry = records.new_empty(band.grid.n_images, camera.height, camera.width, n_carry)
+            layers = _find_layers(n_layers, size, lists, entries, gaussian_major, carry)
+            n_slots = size + slack
     else:
-        ends, order = lists.offsets[1:] if lists.ends is None else lists.ends, lists.order
-        entries, slot_starts = _entries(lists, intersections, gaussian_major, ends)
-        allocate = records.new_zeros if lists.ends is None else records.new_empty
+        walk_ends, launch_order = lists.offsets[1:] if lists.walk_ends is None else lists.walk_ends, lists.launch_order
+        entries, slot_starts = _entries(lists, intersections, gaussian_major, walk_ends)
+        allocate = records.new_zeros if lists.walk_ends is None else records.new_empty
         n_slots = lists.n_entries  # fewer may do, but only the device knows how many
-    n_programs = programs(lists.n_chunks + n_lists // together, 1)
+    n_programs = programs(lists.n_chunks + n_lists // parts_per_program, 1)
     v_slots = allocate(n_slots, columns)
-    if launch.used_slots is not None and together == 1 and lists.n_passed is not None:
-        launch.used_slots(v_slots, lists.n_passed)
-    return PartSlots(entries, slot_starts, v_slots, order, together, n_programs, layers)
+    if launch.slots_hook is not None and parts_per_program == 1 and lists.n_walked is not None:
+        launch.slots_hook(v_slots, lists.n_walked)
+    return PartSlots(entries, slot_starts, v_slots, launch_order, parts_per_program, n_programs, layers)
 
 
 def _find_layers(
@@ -405,77 +413,81 @@ def _find_layers(
     lists: PartLists,
     entries: Tensor,
     gaussian_major: GaussianMajor,
-    carried: Tensor,
+    carry: Tensor,
 ) -> Layers:
-    """Finds where layers begin if the place of an intersection is its slot."""
+    """Finds where layers begin if the slot of an intersection is its Gaussian-major index."""
     n_lists, span_starts = lists.offsets.numel() - 1, gaussian_major.span_starts
-    layer_rows, splits = lists.offsets.new_empty(n_layers + 1), lists.offsets.new_empty(n_layers + 1, n_lists)
+    first_positions, entry_starts = (
+        lists.offsets.new_empty(n_layers + 1),
+        lists.offsets.new_empty(n_layers + 1, n_lists),
+    )
     _layers_kernel.launch_elementwise(
-        splits.numel(),
+        entry_starts.numel(),
         BLOCK,
-        slot_starts=gaussian_major.place_starts,
+        slot_starts=gaussian_major.isect_starts,
         span_starts=span_starts,
         entries=entries,
         offsets=lists.offsets,
-        layer_rows=layer_rows,
-        splits=splits,
+        first_positions=first_positions,
+        entry_starts=entry_starts,
         n_rows=span_starts.numel() - 1,
         n_lists=n_lists,
         n_layers=n_layers,
         layer_size=size,
-        row_steps=span_starts.numel().bit_length(),
-        entry_steps=lists.n_entries.bit_length(),
+        row_search_steps=span_starts.numel().bit_length(),
+        entry_search_steps=lists.n_entries.bit_length(),
     )
-    return Layers(n_layers, size, layer_rows, splits, carried)
+    return Layers(n_layers, size, first_positions, entry_starts, carry)
 
 
 def _shared_entries(lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor) -> Tensor:
-    """Rows and slots of the entries [n_entries], see ``PartSlots``. The place of an intersection is their slot."""
-    return list_values(intersections.flatten_ids, gaussian_major.places, lists, intersections.isect_offsets)
+    """Returns the rows and slots of entries [n_entries], see ``PartSlots``. The Gaussian-major index of an intersection
+    is the slot of its entries."""
+    return list_values(intersections.flatten_ids, gaussian_major.indices, lists, intersections.isect_offsets)
 
 
 def _entries(
-    lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor, ends: Tensor
+    lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor, walk_ends: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Assigns slots to the entries before ``ends``, those of a Gaussian one after the other.
+    """Assigns slots to the entries before ``walk_ends``, side by side to those of a Gaussian.
 
     Returns:
         Rows and slots of the entries [n_entries], see ``PartSlots``, and the first slot of each span [S + 1].
     """
     parts, n_words = (1, 0) if lists.bitmasks is None else lists.bitmasks.shape
-    n = gaussian_major.places.numel()
-    counts = ends.new_empty(n + 1)
+    n = gaussian_major.indices.numel()
+    counts = walk_ends.new_empty(n + 1)
     arguments = {
         "n": n,
-        "places_by_gaussian": gaussian_major.places,
+        "gaussian_major_indices": gaussian_major.indices,
         "keys": tile_keys(intersections),
         "bitmasks": lists.bitmasks,
         "bit_counts": lists.bit_counts,
-        "ends": ends,
+        "walk_ends": walk_ends,
         "isect_offsets": intersections.isect_offsets,
         "n_words": n_words,
         "first_key": intersections.first_tile - intersections.key_bias,
-        "tiles": intersections.isect_offsets.numel() - 1,
+        "n_tiles": intersections.isect_offsets.numel() - 1,
         "PARTS": parts,
-        "PTX": has_ptx(ends),
+        "PTX": has_ptx(walk_ends),
     }
     _slot_counts_kernel.launch_elementwise(n, BLOCK, counts=counts, **arguments)
     starts = prefix_sums(counts)
-    entries = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
-    place_starts = gaussian_major.place_starts
-    slot_starts, n_spans = torch.empty_like(place_starts), place_starts.numel() - 1
+    entries = torch.empty(lists.n_entries + 2 * PADDING.value, dtype=torch.int64, device=walk_ends.device)
+    isect_starts = gaussian_major.isect_starts
+    slot_starts, n_spans = torch.empty_like(isect_starts), isect_starts.numel() - 1
     _part_entries_kernel.launch_elementwise(
         max(n, n_spans + 1),
         BLOCK,
         flatten_ids=intersections.flatten_ids,
         starts=starts,
-        place_starts=place_starts,
+        isect_starts=isect_starts,
         entries=entries,
         slot_starts=slot_starts,
         n_spans=n_spans,
         **arguments,
     )
-    return entries[MARGIN.value : -MARGIN.value], slot_starts
+    return entries[PADDING.value : -PADDING.value], slot_starts
 
 
 def sum_slots(
@@ -487,7 +499,7 @@ def sum_slots(
     splats: Splats,
     band: Band,
     *,
-    add: bool,
+    accumulate: bool,
 ) -> None:
     """Writes the gradients of the Gaussians of a layer, which follow from the sums of their slots.
 
@@ -503,7 +515,7 @@ def sum_slots(
         "slot_starts": slots.slot_starts,
         "rows": rows,
         "large": large,
-        "layer": layer._replace(splits=None, carried=None),
+        "layer": layer._replace(entry_starts=None, carry=None),
     }
     spans_first = band.grid.tiles_per_image > LARGE.value
     if is_compiled_for_cpu(large) and spans_first:
@@ -540,8 +552,8 @@ def sum_slots(
         COLUMNS=columns,
         UNROLL=unroll,
         LANES=LANES,
-        FINISHED=triton.next_power_of_2(LANES // columns),
-        ADD=add,
+        FINISH_LANES=triton.next_power_of_2(LANES // columns),
+        ACCUMULATE=accumulate,
         SPANS_SUMMED=spans_first,
         num_warps=1,
     )

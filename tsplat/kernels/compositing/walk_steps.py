@@ -14,7 +14,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ...data import CompositingSettings, Intersections, PartLists, Rays, Splats, TileGrid
 from ..device_math import constant, exp2, reciprocal
-from ..launch import PartShape, approximate, is_amd, walk_ahead, walk_unroll
+from ..launch import PartShape, approximate, is_amd, prefetch_distance, walk_unroll
 from .distortion import distortion_vjp
 from .footprints import FOOTPRINTS, Footprint, find_footprint
 from .rays import has_ray, load_rays
@@ -29,22 +29,22 @@ class Ranges(NamedTuple):
 
     Attributes:
         offsets: [lists + 1] int32, first entry of each list, and their number.
-        order: [lists] int64, the order in which programs take the lists; None for theirs.
-        ends: [lists] int32, one past the last entry of each list that a pixel passed, output; or None.
+        launch_order: [lists] int64, in which programs take the lists; None for their own.
+        walk_ends: [lists] int32, one past the last entry of each list that a pixel passed, output; or None.
         chunk_starts, chunk_lists: [lists + 1] and [n_chunks] int32, see ``PartLists``; None if no list is cut.
         n_chunks: Number of chunks, or more.
     """
 
     offsets: Tensor
-    order: Tensor | None
-    ends: Tensor | None
+    launch_order: Tensor | None
+    walk_ends: Tensor | None
     chunk_starts: Tensor | None
     chunk_lists: Tensor | None
     n_chunks: int
 
     @classmethod
-    def of(cls, lists: PartLists, order: Tensor | None = None, ends: Tensor | None = None) -> "Ranges":
-        return cls(lists.offsets, order, ends, lists.chunk_starts, lists.chunk_lists, lists.n_chunks)
+    def of(cls, lists: PartLists, launch_order: Tensor | None = None, walk_ends: Tensor | None = None) -> "Ranges":
+        return cls(lists.offsets, launch_order, walk_ends, lists.chunk_starts, lists.chunk_lists, lists.n_chunks)
 
 
 class Chunks(NamedTuple):
@@ -67,8 +67,8 @@ class Chunks(NamedTuple):
     v_rays: Tensor | None = None
 
 
-class PixelEnds(NamedTuple):
-    """Where the forward pass ended at each pixel: an argument of kernels.
+class FinalPixels(NamedTuple):
+    """The state of pixels at the end of the forward pass: an argument of kernels.
 
     Attributes:
         transmittances, last_ids: [I, height, width], see ``RenderBuffers``.
@@ -104,17 +104,17 @@ class PartGrid(NamedTuple):
     """Which pixels the parts of a band have: an argument of kernels.
 
     Attributes:
-        tiles, first_tile: Number of tiles of the band, and flat index of its first tile.
+        n_tiles, first_tile: Number of tiles of the band, and flat index of its first tile.
         width, height: Of images in pixels.
-        tile_width, n_tiles: Tiles along a tile row of an image, and of an image.
+        tile_width, tiles_per_image: Number of tiles of a tile row, and of an image.
     """
 
-    tiles: int
+    n_tiles: int
     first_tile: int
     width: int
     height: int
     tile_width: int
-    n_tiles: int
+    tiles_per_image: int
 
 
 class Part(NamedTuple):
@@ -132,7 +132,7 @@ class Walk(NamedTuple):
     Attributes:
         FOOTPRINT, PART: What a splat is at a pixel; see :class:`Part`.
         RECORD_WIDTH, COLORS, FEATURES: Values of a record, and which of them are colors, and colors or depth.
-        UNROLL, AHEAD: How often the loop is unrolled, and by how many entries it prefetches.
+        UNROLL, PREFETCH: How often the loop is unrolled, and by how many entries it prefetches; 0 for none.
         LOG2_ALPHA_MIN, LOG2_ALPHA_MAX, TRANSMITTANCE_MIN: Bounds of alpha, and of T.
         APPROX, AMD: Whether NVIDIA's instructions may be used, approximate ones too, and whether the GPU is AMD's.
         DISTORTION: Whether the distortion of the last feature follows the features.
@@ -144,7 +144,7 @@ class Walk(NamedTuple):
     COLORS: int
     FEATURES: int
     UNROLL: int
-    AHEAD: int
+    PREFETCH: int
     LOG2_ALPHA_MIN: float
     LOG2_ALPHA_MAX: float
     TRANSMITTANCE_MIN: float
@@ -154,10 +154,10 @@ class Walk(NamedTuple):
 
 
 @triton.jit
-def _nth_list(n, order):
-    """The n-th list in an order [lists] int64; list n without an order."""
-    if order is not None:
-        return tl.load(order + n).to(tl.int32)
+def _nth_list(n, launch_order):
+    """The n-th list in the launch order [lists] int64; list n without one."""
+    if launch_order is not None:
+        return tl.load(launch_order + n).to(tl.int32)
     else:
         return n
 
@@ -176,13 +176,13 @@ def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
         chunk have no entries and store nothing: ``n_chunks`` may be a bound.
     """
     if ranges.chunk_lists is None:
-        index = _nth_list(program, ranges.order) + skipped
+        index = _nth_list(program, ranges.launch_order) + skipped
     else:
         is_chunk = program < ranges.n_chunks
         if is_chunk:
             index = tl.load(ranges.chunk_lists + program)
         else:
-            index = _nth_list(program - ranges.n_chunks, ranges.order)
+            index = _nth_list(program - ranges.n_chunks, ranges.launch_order)
     start = tl.load(ranges.offsets + index)
     count = tl.load(ranges.offsets + index + 1) - start
     start = start.to(tl.int64)
@@ -222,10 +222,10 @@ def part_coordinates(
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PARTS_ACROSS: tl.constexpr = TILE // WIDTH
-    tile = part_grid.first_tile + index % part_grid.tiles
-    part = index // part_grid.tiles
-    image = (tile // part_grid.n_tiles).to(tl.int64)
-    tile = tile % part_grid.n_tiles
+    tile = part_grid.first_tile + index % part_grid.n_tiles
+    part = index // part_grid.n_tiles
+    image = (tile // part_grid.tiles_per_image).to(tl.int64)
+    tile = tile % part_grid.tiles_per_image
     part_x = tl.arange(0, WIDTH)[None, :]
     part_y = block * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
     x = tile % part_grid.tile_width * TILE + part % PARTS_ACROSS * WIDTH + part_x
@@ -259,7 +259,7 @@ def begin_forward(
     """What a forward walk starts from.
 
     Args:
-        masks: [I, n_tiles] bool or None.
+        masks: [I, tiles_per_image] bool or None.
         products: [n_chunks, WIDTH HEIGHT], see ``chunk_products``; None if no list is cut.
 
     Returns:
@@ -272,7 +272,7 @@ def begin_forward(
     _, center, inside, _, part_pixel = pixels
     shown = True
     if masks is not None:
-        shown = tl.load(masks + (part_grid.first_tile + index % part_grid.tiles)) != 0
+        shown = tl.load(masks + (part_grid.first_tile + index % part_grid.n_tiles)) != 0
     transmittance = tl.where(has_ray(center, inside), 1.0, -1.0).to(dtype)
     if products is not None:
         if is_chunk & shown:
@@ -293,8 +293,8 @@ def store_chunk(chunks, chunk, part_pixel, transmittance, last, mask, PIXELS: tl
 
 
 @triton.jit
-def store_list(images, ends, pixel, index, start, transmittance, last, inside, is_whole):
-    """Stores where the walk of a whole list ended: T, alpha and the last entry of pixels, and the end of the list.
+def store_list(images, walk_ends, pixel, index, start, transmittance, last, inside, is_whole):
+    """Stores where the walk of a whole list ended: T, alpha and the last entry of pixels, and the list's ``walk_ends``.
 
     Args:
         images: See ``RenderBuffers``.
@@ -305,19 +305,19 @@ def store_list(images, ends, pixel, index, start, transmittance, last, inside, i
         tl.store(images.alphas + pixel, 1.0 - transmittance, mask=inside)
     if images.last_ids is not None:
         tl.store(images.last_ids + pixel, last, mask=inside)
-        tl.store(ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)
+        tl.store(walk_ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)
 
 
 @triton.jit
-def load_entry(at, PTX: tl.constexpr):
+def load_entry(pointer, PTX: tl.constexpr):
     """Row and slot of an entry of a list of the backward pass."""
     if PTX:
         return tl.inline_asm_elementwise(
-            "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [at.to(tl.int64)], dtype=(tl.int32, tl.int32),
+            "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [pointer.to(tl.int64)], dtype=(tl.int32, tl.int32),
             is_pure=True, pack=1,
         )  # fmt: skip
     else:
-        entry = tl.load(at)
+        entry = tl.load(pointer)
         return entry.to(tl.int32), (entry >> 32).to(tl.int32)
 
 
@@ -347,11 +347,11 @@ def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
 def alpha_at(
     record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr
 ):  # fmt: skip
-    """Alpha of a record at pixels, 0 below the threshold, and where they are in the splat."""
-    at = FOOTPRINT.locate(record, pixel)
-    e = FOOTPRINT.log2_alpha(record, at)
+    """Alpha of a record at pixels, 0 below the threshold, and their local coordinates in the splat."""
+    local = FOOTPRINT.locate(record, pixel)
+    e = FOOTPRINT.log2_alpha(record, local)
     limit = record[FOOTPRINT.VALUES + OPACITY - 1]
-    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0), at
+    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0), local
 
 
 @triton.jit
@@ -399,16 +399,16 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
     """One Gaussian at the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
 
     Returns:
-        T and ``behind`` in front of it, its weight, g, where the pixels are in the splat, the gradient of its features
+        T and ``behind`` in front of it, its weight, g, the local coordinates of pixels, the gradient of its features
         divided by the weight, and the state in front of it.
     """
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
-    at = FOOTPRINT.locate(record, pixel)
-    e = FOOTPRINT.log2_alpha(record, at)
+    local = FOOTPRINT.locate(record, pixel)
+    e = FOOTPRINT.log2_alpha(record, local)
     kept = (e >= constant(WALK.LOG2_ALPHA_MIN, e)) & (entry < last)
     alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], WALK.APPROX, WALK.AMD), 0.0)
-    features = FOOTPRINT.features(record, at, pixel, FIRST, len(v_color), FOOTPRINT)
+    features = FOOTPRINT.features(record, local, pixel, FIRST, len(v_color), FOOTPRINT)
     if len(state) > 0:
         front = transmittance * reciprocal(1.0 - alpha, WALK.APPROX)
         z = features[len(v_color) - 1]
@@ -420,8 +420,8 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
         v_weight += of_distortion
     transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, WALK.APPROX)
     g = tl.where(e <= constant(WALK.LOG2_ALPHA_MAX, e), g, 0.0)
-    v_color, at = FOOTPRINT.features_vjp(record, at, pixel, weight, v_color, FIRST, FOOTPRINT)
-    return transmittance, behind, weight, g, at, v_color, state
+    v_color, local = FOOTPRINT.features_vjp(record, local, pixel, weight, v_color, FIRST, FOOTPRINT)
+    return transmittance, behind, weight, g, local, v_color, state
 
 
 NO_RAYS = Rays(None, None)
@@ -442,12 +442,12 @@ class Band(NamedTuple):
         return FOOTPRINTS[self.settings.footprint]
 
     @property
-    def tiles(self) -> int:
+    def n_tiles(self) -> int:
         """Number of tiles of the band."""
         return self.intersections.isect_offsets.numel() - 1
 
     @property
-    def parts(self) -> int:
+    def parts_per_tile(self) -> int:
         """Number of parts of a tile."""
         return self.grid.tile_size**2 // (self.shape.width * self.shape.height)
 
@@ -463,7 +463,7 @@ class Band(NamedTuple):
         """Returns which pixels the parts have."""
         camera, grid = self.settings.camera, self.grid
         first_tile = self.intersections.first_tile
-        return PartGrid(self.tiles, first_tile, camera.width, camera.height, grid.tile_width, grid.tiles_per_image)
+        return PartGrid(self.n_tiles, first_tile, camera.width, camera.height, grid.tile_width, grid.tiles_per_image)
 
     def walk(
         self,
@@ -490,7 +490,7 @@ class Band(NamedTuple):
             COLORS=0 if splats is None else splats.n_colors,
             FEATURES=0 if splats is None else splats.n_features,
             UNROLL=walk_unroll(records) if unrolled else 1,
-            AHEAD=walk_ahead(records),
+            PREFETCH=prefetch_distance(records),
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
             LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,

@@ -17,9 +17,9 @@ from .walk_steps import (
     OPACITY,
     Band,
     Chunks,
+    FinalPixels,
     ImageGradients,
     PartGrid,
-    PixelEnds,
     Ranges,
     blend_vjp,
     inverse_transmittance,
@@ -31,7 +31,7 @@ from .walk_steps import (
 
 
 @triton.jit
-def _begin(entry_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, WALK: tl.constexpr):
+def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, chunks, part_grid, WALK: tl.constexpr):
     """The state of the pixels of a block behind the entries of a program.
 
     Returns:
@@ -43,7 +43,7 @@ def _begin(entry_range, pixels, program, ends, v_images, backgrounds, ranges, ch
     image, _, inside, pixel, part_pixel = pixels
     v_image = v_images.colors + image * v_images.image_stride
     v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
-    transmittance = tl.load(ends.transmittances + pixel, mask=inside, other=1.0)
+    transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
     v = load_tuple(v_pixel, tl.cast(v_images.channel_stride, tl.int64), VALUES, inside)
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
     covered = transmittance < 1.0
@@ -60,7 +60,7 @@ def _begin(entry_range, pixels, program, ends, v_images, backgrounds, ranges, ch
     state = ()
     if WALK.DISTORTION:
         v_distortion = tl.where(covered, v[FEATURES], 0.0)
-        state = begin_distortion(ends.depth_sums, pixel, inside, v_distortion, transmittance)
+        state = begin_distortion(final.depth_sums, pixel, inside, v_distortion, transmittance)
     # behind T_end, plus v . color of the chunks behind, over T behind this chunk
     if ranges.chunk_lists is not None:
         end_chunk, is_chunk = entry_range[5], entry_range[6]
@@ -82,29 +82,29 @@ def _begin(entry_range, pixels, program, ends, v_images, backgrounds, ranges, ch
                 state, added = distortion_of_chunks(state, z_behind, distortion_behind, transmittance)
                 behind += added
             behind *= inverse_transmittance(transmittance, WALK.APPROX)
-    last = tl.load(ends.last_ids + pixel, mask=inside, other=0)
+    last = tl.load(final.last_ids + pixel, mask=inside, other=0)
     return transmittance, behind, v_color, last, state
 
 
 @triton.jit
-def _load_state(carried, inside, pixel, state):
-    """What ``_begin`` returns of T, ``behind`` and the state of distortion, where the layer behind has left it."""
+def _load_state(carry, inside, pixel, state):
+    """T, ``behind`` and the state of distortion of pixels, as the layer behind has left them."""
     N: tl.constexpr = 2 + (len(state) > 0)
-    transmittance = tl.load(carried + pixel * N, mask=inside, other=1.0)
-    behind = tl.load(carried + pixel * N + 1, mask=inside, other=0.0)
+    transmittance = tl.load(carry + pixel * N, mask=inside, other=1.0)
+    behind = tl.load(carry + pixel * N + 1, mask=inside, other=0.0)
     if len(state) > 0:
-        state = state[:2] + (tl.load(carried + pixel * N + 2, mask=inside, other=0.0),)
+        state = state[:2] + (tl.load(carry + pixel * N + 2, mask=inside, other=0.0),)
     return transmittance, behind, state
 
 
 @triton.jit
-def _store_state(carried, inside, pixel, transmittance, behind, state):
-    """Leaves the state of pixels to the layer in front."""
+def _store_state(carry, inside, pixel, transmittance, behind, state):
+    """Leaves T, ``behind`` and the state of distortion of pixels to the layer in front."""
     N: tl.constexpr = 2 + (len(state) > 0)
-    tl.store(carried + pixel * N, transmittance, mask=inside)
-    tl.store(carried + pixel * N + 1, behind, mask=inside)
+    tl.store(carry + pixel * N, transmittance, mask=inside)
+    tl.store(carry + pixel * N + 1, behind, mask=inside)
     if len(state) > 0:
-        tl.store(carried + pixel * N + 2, state[2], mask=inside)
+        tl.store(carry + pixel * N + 2, state[2], mask=inside)
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def _step(
 
     Returns:
         T, ``behind``, the states of distortion and the gradients of rays in front of it, for each block; the sums of
-        the footprint, those of features and of slopes, and where the pixels of the last block are in the splat.
+        the footprint, those of features and of slopes, and the local coordinates of the pixels of the last block.
     """
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     new_transmittance = ()
@@ -124,34 +124,36 @@ def _step(
     new_states = ()
     new_v_pixels = ()
     sums = ()
-    others = ()
+    feature_sums = ()
     for b in tl.static_range(len(last)):
         block_state = states[b] if WALK.DISTORTION else ()
-        block_t, block_behind, weight, g, at, block_v, block_state = blend_vjp(
+        block_t, block_behind, weight, g, local, block_v, block_state = blend_vjp(
             record, centers[b], transmittance[b], behind[b], last[b], v_colors[b], block_state, entry, WALK
         )
         new_transmittance = new_transmittance + (block_t,)
         new_behind = new_behind + (block_behind,)
         if WALK.DISTORTION:
             new_states = new_states + (block_state,)
-        sums = FOOTPRINT.add_gradients(sums, g, at)
-        others = add_features(others, record, weight, g, at, block_v, FOOTPRINT, ABSGRAD)
+        sums = FOOTPRINT.add_gradients(sums, g, local)
+        feature_sums = add_features(feature_sums, record, weight, g, local, block_v, FOOTPRINT, ABSGRAD)
         if len(v_pixels) > 0:
-            added = add_pixel_gradients(v_pixels[b], record, g, at, FOOTPRINT, GROUPED=False)
+            added = add_pixel_gradients(v_pixels[b], record, g, local, FOOTPRINT, GROUPED=False)
             new_v_pixels = new_v_pixels + (added,)
-    return new_transmittance, new_behind, new_states, new_v_pixels, sums, others, at
+    return new_transmittance, new_behind, new_states, new_v_pixels, sums, feature_sums, local
 
 
 @triton.jit
-def _store(out, sums, others, at, is_first, FOLD: tl.constexpr, TOGETHER: tl.constexpr, WALK: tl.constexpr):
+def _store(
+    out, sums, feature_sums, local, is_first, FOLD: tl.constexpr, PARTS_PER_PROGRAM: tl.constexpr, WALK: tl.constexpr
+):
     """Stores the sums over the pixels of a part in a slot, or adds them if the parts of a tile share slots."""
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     if FOLD:
-        tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
+        tl.store(out, fold(FOOTPRINT.expand(sums, local) + feature_sums), mask=is_first)
     else:
-        columns = sum_block(sums, others, at, FOOTPRINT)
+        columns = sum_block(sums, feature_sums, local, FOOTPRINT)
         for k in tl.static_range(len(columns)):
-            if TOGETHER > 1:
+            if PARTS_PER_PROGRAM > 1:
                 tl.store(out + k, tl.load(out + k) + columns[k])
             else:
                 tl.store(out + k, columns[k])
@@ -163,7 +165,7 @@ def _composite_bwd_kernel(
     backgrounds,  # [I, COLORS] or None
     ranges: "Ranges",
     entries,  # [n_entries] int64, see ``PartSlots``
-    ends: "PixelEnds",
+    final: "FinalPixels",
     v_images: "ImageGradients",
     chunks: "Chunks",
     v_slots,  # [slots, COLUMNS], output
@@ -171,28 +173,28 @@ def _composite_bwd_kernel(
     rays: "Rays",  # and output
     part_grid: "PartGrid",
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
-    TOGETHER: tl.constexpr, CONTINUED: tl.constexpr, WALK: tl.constexpr,
+    PARTS_PER_PROGRAM: tl.constexpr, HAS_CARRY: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
 
-    A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
-    Walks a layer, from where the layer behind it has ended if CONTINUED.
+    A program composites PARTS_PER_PROGRAM parts of a tile one after the other. Several add to the same slots. It walks
+    a layer, if HAS_CARRY from the state of pixels that the layer behind has left.
     """
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = WALK.FOOTPRINT.VALUES + OPACITY + WALK.FEATURES
     BLOCKS: tl.constexpr = PART.HEIGHT // BLOCK_HEIGHT
     UNROLL: tl.constexpr = WALK.UNROLL
-    if layer.splits is not None:
+    if layer.entry_starts is not None:
         v_slots += tl.cast(layer.first_slot, tl.int64) * -COLUMNS
     program = tl.program_id(0)
-    for part in range(TOGETHER):
-        entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.tiles)
+    for part in range(PARTS_PER_PROGRAM):
+        entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.n_tiles)
         index, start, begin, range_end, first_chunk, end_chunk, is_chunk = entry_range
-        if layer.splits is not None:
-            n_lists = part_grid.tiles * ((PART.TILE // PART.WIDTH) * (PART.TILE // PART.HEIGHT))
-            split = layer.splits + layer.number.to(tl.int64) * n_lists + index
-            begin, range_end = tl.load(split), tl.load(split + n_lists)
+        if layer.entry_starts is not None:
+            n_lists = part_grid.n_tiles * ((PART.TILE // PART.WIDTH) * (PART.TILE // PART.HEIGHT))
+            entry_start = layer.entry_starts + layer.number.to(tl.int64) * n_lists + index
+            begin, range_end = tl.load(entry_start), tl.load(entry_start + n_lists)
         centers = ()
         transmittance = ()
         behind = ()
@@ -204,10 +206,10 @@ def _composite_bwd_kernel(
         for block in tl.static_range(BLOCKS):
             pixels = part_pixels(index, block, part_grid, rays, PART, BLOCK_HEIGHT, dtype)
             block_t, block_behind, v_color, block_last, state = _begin(
-                entry_range, pixels, program, ends, v_images, backgrounds, ranges, chunks, part_grid, WALK
+                entry_range, pixels, program, final, v_images, backgrounds, ranges, chunks, part_grid, WALK
             )
-            if CONTINUED:
-                block_t, block_behind, state = _load_state(layer.carried, pixels[2], pixels[3], state)
+            if HAS_CARRY:
+                block_t, block_behind, state = _load_state(layer.carry, pixels[2], pixels[3], state)
             centers = centers + (pixels[1],)
             transmittance = transmittance + (block_t,)
             behind = behind + (block_behind,)
@@ -238,23 +240,23 @@ def _composite_bwd_kernel(
                 slot = next_slot
                 next_row, next_slot = load_entry(entries + ahead, WALK.APPROX)
                 ahead -= 1
-                if WALK.AHEAD > 0:
+                if WALK.PREFETCH > 0:
                     later_row, later_slot = load_entry(
-                        list_entries + tl.maximum(entry - WALK.AHEAD, begin), WALK.APPROX
+                        list_entries + tl.maximum(entry - WALK.PREFETCH, begin), WALK.APPROX
                     )
                     prefetch(records + later_row.to(tl.int64) * WALK.RECORD_WIDTH, VALUES)
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
-                transmittance, behind, states, v_pixels, sums, others, at = _step(
+                transmittance, behind, states, v_pixels, sums, feature_sums, local = _step(
                     record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD, WALK
                 )
-                _store(out, sums, others, at, is_first, FOLD, TOGETHER, WALK)
+                _store(out, sums, feature_sums, local, is_first, FOLD, PARTS_PER_PROGRAM, WALK)
                 record = next_record
-        if layer.splits is not None:
+        if layer.entry_starts is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):
                     _, _, _, inside, pixel, _ = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
                     block_state = states[block] if WALK.DISTORTION else ()
-                    _store_state(layer.carried, inside, pixel, transmittance[block], behind[block], block_state)
+                    _store_state(layer.carry, inside, pixel, transmittance[block], behind[block], block_state)
         if rays.v_per_pixel is not None:
             for block in tl.static_range(BLOCKS):
                 image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
@@ -272,7 +274,7 @@ def walk_bwd(
     slots: PartSlots,
     layer: Layer,
     backgrounds: Tensor | None,
-    ends: PixelEnds,
+    final: FinalPixels,
     v_images: ImageGradients,
     band: Band,
 ) -> None:
@@ -286,7 +288,7 @@ def walk_bwd(
     """
     shape = band.shape
     is_last = slots.layers is None or layer.number == slots.layers.n - 1
-    if slots.together > 1 and not is_last:
+    if slots.parts_per_program > 1 and not is_last:
         slots.v_slots.zero_()
     folds = approximate(records) and shape.width * shape.height % 32 == 0
     _composite_bwd_kernel.launch(
@@ -295,19 +297,19 @@ def walk_bwd(
         backgrounds=backgrounds,
         ranges=ranges,
         entries=slots.entries,
-        ends=ends,
+        final=final,
         v_images=v_images,
         chunks=chunks,
         v_slots=slots.v_slots,
-        layer=layer._replace(rows=None),
+        layer=layer._replace(first_positions=None),
         rays=band.rays or NO_RAYS,
         part_grid=band.part_grid(),
         BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
         FOLD=folds,
         ABSGRAD=band.settings.absgrad,
         COLUMNS=slots.v_slots.shape[1],
-        TOGETHER=slots.together,
-        CONTINUED=not is_last,
+        PARTS_PER_PROGRAM=slots.parts_per_program,
+        HAS_CARRY=not is_last,
         WALK=band.walk(records, splats, normals=True, hits=True, distortion=True),
         **walk_options(records),
     )

@@ -34,7 +34,7 @@ PASS = 8
 def _composite_fwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, stride], from the first channel of this pass on; or None
-    masks,  # [I, n_tiles] bool or None
+    masks,  # [I, tiles_per_image] bool or None
     ranges: "Ranges",
     ids,  # [n_entries] int32
     images: "RenderBuffers",  # output; colors have the given stride, and begin with the first channel of this pass
@@ -83,13 +83,13 @@ def _composite_fwd_kernel(
                     ahead += 1
                 else:
                     next_row = tl.load(ids + entry + 2)
-                if WALK.AHEAD > 0:
-                    row = tl.load(ids + tl.minimum(entry + WALK.AHEAD, end - 1)).to(tl.int64)
+                if WALK.PREFETCH > 0:
+                    row = tl.load(ids + tl.minimum(entry + WALK.PREFETCH, end - 1)).to(tl.int64)
                     prefetch(records + row * WALK.RECORD_WIDTH, VALUES)
-                alpha, at = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)
+                alpha, local = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)
                 front = transmittance
                 weight, added, transmittance = absorb(front, alpha, WALK.TRANSMITTANCE_MIN, WALK.AMD)
-                features = FOOTPRINT.features(record, at, center, FIRST, FEATURES, FOOTPRINT)
+                features = FOOTPRINT.features(record, local, center, FIRST, FEATURES, FOOTPRINT)
                 blended = ()
                 for k in tl.static_range(FEATURES):
                     mixed = tl.fma(weight, features[k], color[k])
@@ -121,7 +121,7 @@ def _composite_fwd_kernel(
         if (backgrounds is not None) and (k < WALK.COLORS):
             value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
         tl.store(images.colors + pixel * stride + k, value, mask=inside)
-    store_list(images, ranges.ends, pixel, index, start, transmittance, last, inside, is_whole)
+    store_list(images, ranges.walk_ends, pixel, index, start, transmittance, last, inside, is_whole)
 
 
 def _pass_size(settings: CompositingSettings) -> int:
@@ -165,7 +165,7 @@ def walk_fwd(
         if first > 0:
             records = pack_records(passed, settings)
             backgrounds = None if backgrounds is None else backgrounds[:, _pass_size(settings) :]
-            ranges = ranges._replace(ends=None)
+            ranges = ranges._replace(walk_ends=None)
             images = buffers._replace(
                 colors=buffers.colors[..., first:],
                 transmittances=None,  # the first pass has written what follows

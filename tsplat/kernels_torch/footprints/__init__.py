@@ -1,13 +1,13 @@
 """Footprints in vectorized PyTorch: how a splat is evaluated at the pixels of a tile, one kind a file."""
 
 from .ellipse import Ellipse
-from .interface import At, Footprint, Pixels
+from .interface import Footprint, Local, Pixels
 from .ray import Ray
 from .shifted import Shifted
 from .surfel import Surfel, SurfelPlane
 from .wrapped import Wrapped
 
-__all__ = ["FOOTPRINTS", "At", "Footprint", "Pixels"]
+__all__ = ["FOOTPRINTS", "Footprint", "Local", "Pixels"]
 
 FOOTPRINTS: dict[str, Footprint] = {
     "ellipse": Ellipse(),

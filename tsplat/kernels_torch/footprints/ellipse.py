@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, Numerics
 from ...data import Splats
-from .interface import At, Footprint, Pixels, pack_rows
+from .interface import Footprint, Local, Pixels, pack_rows
 
 
 class Ellipse(Footprint):
-    """The ellipse at pixel centers. `at` are offsets dx [w, K] and dy [h, K] from the mean; sums are moments of g."""
+    """The ellipse at pixel centers. `local` are offsets dx [w, K], dy [h, K] from the mean; sums are moments of g."""
 
     SUMS: ClassVar[int] = 6
 
@@ -24,20 +24,22 @@ class Ellipse(Footprint):
         valid &= means2d.isfinite().all(-1) & splats.conics.isfinite().all(-1)
         return pack_rows(torch.stack([*means2d.unbind(-1), -0.5 * a, -b, -0.5 * c]), opacities, valid, numerics)
 
-    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
         x, y = pixels
         return self.locate_offsets(record, x[:, None] - record[0], y[:, None] - record[1])
 
-    def locate_offsets(self, record: Tensor, dx: Tensor, dy: Tensor) -> tuple[At, Tensor]:
+    def locate_offsets(self, record: Tensor, dx: Tensor, dy: Tensor) -> tuple[Local, Tensor]:
         """Does what ``locate`` does, given the offsets [w, K] and [h, K] of columns and lines from means."""
         _, _, a, b, c, log_opacity, _ = record
         slope = (b * dx)[None] + (c * dy)[:, None]
         exponent = torch.addcmul(log_opacity, a * dx, dx)[None]
         return (dx, dy), torch.addcmul(exponent, dy[:, None], slope, out=slope)
 
-    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+    def sums(
+        self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
+    ) -> list[Tensor]:
         """Sums over pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2; [K] each."""
-        dx, dy = at
+        dx, dy = local
         columns, columns_dy = g.sum(0), (g * dy[:, None]).sum(0)
         return [
             columns.sum(0),
@@ -48,9 +50,9 @@ class Ellipse(Footprint):
             (g.sum(1) * dy * dy).sum(0),
         ]
 
-    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+    def slopes(self, record: Tensor, g: Tensor, local: Local) -> list[Tensor]:
         _, _, a, b, c, _, _ = record
-        dx, dy = at
+        dx, dy = local
         return [
             (g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)),
             (g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)),

@@ -15,15 +15,15 @@ Pixels = tuple[Tensor, Tensor] | Tensor
 NOTHING = -1e4
 """Logarithm of the opacity of what is not rendered."""
 
-At = tuple[Tensor, ...]
-"""Where pixels are in Gaussians, as the footprint describes it."""
+Local = tuple[Tensor, ...]
+"""Local coordinates of pixels in Gaussians, as the footprint defines them."""
 
 
 class Footprint(ABC):
     """A kind of splat, at the P = h w pixels of a tile and for K Gaussians at a time, differentiated by hand.
 
-    A `record` [values, K] holds columns of what ``pack`` returns; `at` is what ``locate`` returned for it. g [h, w, K]
-    is alpha dL/d alpha at pixels.
+    A `record` [values, K] holds columns of what ``pack`` returns; `local` is what ``locate`` returned for it. At
+    pixels, g [h, w, K] is alpha dL/d alpha.
 
     Attributes:
         SUMS: Number of sums over pixels that gradients are made of.
@@ -36,12 +36,14 @@ class Footprint(ABC):
         """Packs what compositing reads of each row; the last value is the clamped opacity. [values, nnz]"""
 
     @abstractmethod
-    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
-        """Returns where pixels are in Gaussians, and ln of alpha before it is clamped, [h, w, K] or [P, K]."""
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
+        """Returns local coordinates of pixels, and ln of alpha before it is clamped, [h, w, K] or [P, K]."""
 
     @abstractmethod
-    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
-        """Returns the sums over pixels of g times functions of where they are; [K] each.
+    def sums(
+        self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
+    ) -> list[Tensor]:
+        """Returns the sums over pixels of g times functions of their local coordinates; [K] each.
 
         Args:
             v_hits: [P, K], gradients of the distances of hits, or of depths of planes, or None.
@@ -49,29 +51,31 @@ class Footprint(ABC):
         """
 
     @abstractmethod
-    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+    def slopes(self, record: Tensor, g: Tensor, local: Local) -> list[Tensor]:
         """Returns the sums over pixels of absolute gradients of means along x and y, [K] each."""
 
     @abstractmethod
     def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns gradients of means [nnz, 2], shapes and opacities [nnz], from sums [nnz, SUMS and more]."""
 
-    def hits(self, z: Tensor, at: At) -> Tensor:
+    def hits(self, z: Tensor, local: Local) -> Tensor:
         """Returns the last feature z [K] as pixels see it, [K], or [P, K] if it is where their rays hit."""
         return z
 
-    def v_centers(self, v_hits: Tensor, at: At) -> Tensor:
+    def v_centers(self, v_hits: Tensor, local: Local) -> Tensor:
         """Returns the part of gradients of hits [P, K] that is of the feature z itself. [P, K]"""
         return v_hits
 
-    def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
+    def pixel_features(
+        self, feature: Tensor, weight: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
+    ) -> Tensor:
         """Returns what features [D, K] that depend on the pixel add to its colors [D, P], beyond the features."""
         raise NotImplementedError
 
-    def see_vjp(
-        self, feature: Tensor, v_color: Tensor, at: At, pixels: Pixels, settings: CompositingSettings
+    def pixel_features_vjp(
+        self, feature: Tensor, v_color: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
     ) -> tuple[Tensor, Tensor]:
-        """Returns gradients of weights [P, K], and -2 where ``see`` negates normals, else 0, [P, K]."""
+        """Returns gradients of weights [P, K], and -2 where ``pixel_features`` negates normals, else 0, [P, K]."""
         raise NotImplementedError
 
 

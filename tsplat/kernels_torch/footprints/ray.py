@@ -9,7 +9,7 @@ from torch import Tensor
 from ...config import ALPHA_MIN, Numerics
 from ...data import CompositingSettings, Splats
 from ...formulas.rotations import rotation_rows
-from .interface import NOTHING, At, Footprint, Pixels, pack_rows
+from .interface import NOTHING, Footprint, Local, Pixels, pack_rows
 
 INVERSE_MAX = 1e12
 """Largest 1 / scale of a Gaussian that is rendered, and largest coordinate of its mean."""
@@ -26,8 +26,8 @@ def _rotations(quats: Tensor) -> Tensor:
 class Ray(Footprint):
     """The 3D Gaussian along rays.
 
-    `at` are the nearest points c [3, P, K] of rays, t [P, K] of these, and the directions u [3, P, K]; c and u are in
-    the frame in which the Gaussian has a standard deviation of 1.
+    `local` are the nearest points c [3, P, K] of rays, t [P, K] of these, and the directions u [3, P, K], with c and u
+    in the frame in which the Gaussian has a standard deviation of 1.
 
     Attributes:
         in_front: Whether Gaussians are not seen whose nearest point is behind the origin.
@@ -45,7 +45,7 @@ class Ray(Footprint):
         valid = (values.abs() <= INVERSE_MAX).all(0) & (opacities >= ALPHA_MIN)
         return pack_rows(values, opacities, valid, numerics)
 
-    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
         assert isinstance(pixels, Tensor)
         whitening = record[3:12].view(3, 3, -1)
         u = torch.einsum("ijk,jp->ipk", whitening, pixels[3:])
@@ -57,20 +57,22 @@ class Ray(Footprint):
             seen = seen & (t >= 0)
         return (c, t, u), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOTHING)
 
-    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+    def sums(
+        self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
+    ) -> list[Tensor]:
         """Sums over pixels of g, g c, and the upper triangle of g c c^T, with those of hits; [K] each."""
         g = g.flatten(0, 1)
-        c, _, u = at = _orthogonal(at)
-        q = None if v_hits is None else _hit_gradients(v_hits, at)
+        c, _, u = local = _orthogonal(local)
+        q = None if v_hits is None else _hit_gradients(v_hits, local)
         if v_rays is not None:
-            v_rays += _ray_gradients(record, g, at, q).view(v_rays.shape)
+            v_rays += _ray_gradients(record, g, local, q).view(v_rays.shape)
         weighted = g * c
         if q is None:
             return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j]).sum(0) for i, j in UPPER)]
         weighted, along = weighted + q * u, q * c
         return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j] + along[i] * u[j]).sum(0) for i, j in UPPER)]
 
-    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
+    def slopes(self, record: Tensor, g: Tensor, local: Local) -> list[Tensor]:
         raise NotImplementedError
 
     def finish(self, sums: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,25 +93,27 @@ class Ray(Footprint):
         v_opacities = torch.where(opacities > 0, sums[:, 0] / opacities, 0.0)
         return sums.new_zeros(len(sums), 2), torch.cat([v_means, v_quats, v_scales], -1), v_opacities
 
-    def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
+    def pixel_features(
+        self, feature: Tensor, weight: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
+    ) -> Tensor:
         """Returns what features add to colors [D, P], and sets the last feature of hits to zero."""
         added = feature.new_zeros(len(feature), len(weight))
         if settings.hits:
             feature[-1] = 0.0
-            added[-1] = (weight * at[1].abs()).sum(1)
+            added[-1] = (weight * local[1].abs()).sum(1)
         if settings.normals:
             added[:3] = feature[:3] @ (weight * _turned(feature[:3], pixels)).T
         return added
 
-    def see_vjp(
-        self, feature: Tensor, v_color: Tensor, at: At, pixels: Pixels, settings: CompositingSettings
+    def pixel_features_vjp(
+        self, feature: Tensor, v_color: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
     ) -> tuple[Tensor, Tensor]:
-        turned = torch.zeros_like(at[1])
+        turned = torch.zeros_like(local[1])
         if settings.hits:
             feature[-1] = 0.0
         v_weight = v_color @ feature
         if settings.hits:
-            v_weight += v_color[:, -1:] * at[1].abs()
+            v_weight += v_color[:, -1:] * local[1].abs()
         if settings.normals:
             turned = _turned(feature[:3], pixels)
             v_weight += turned * (v_color[:, :3] @ feature[:3])
@@ -122,21 +126,21 @@ def _turned(normals: Tensor, rays: Pixels) -> Tensor:
     return torch.where(rays[3:].T @ normals > 0, -2.0, 0.0).to(normals.dtype)
 
 
-def _orthogonal(at: At) -> At:
+def _orthogonal(local: Local) -> Local:
     """Takes the part along u from c that rounding left."""
-    c, t, u = at
+    c, t, u = local
     return torch.addcmul(c, (u * c).sum(0) / (u * u).sum(0).clamp_min(1e-30), u, value=-1), t, u
 
 
-def _hit_gradients(v: Tensor, at: At) -> Tensor:
+def _hit_gradients(v: Tensor, local: Local) -> Tensor:
     """The gradient of t over |u|^2 [P, K], from that of the distance |t| of hits."""
-    _, t, u = at
+    _, t, u = local
     return torch.where(t < 0, -v, v) / (u * u).sum(0).clamp_min(1e-30)
 
 
-def _ray_gradients(record: Tensor, g: Tensor, at: At, q: Tensor | None = None) -> Tensor:
+def _ray_gradients(record: Tensor, g: Tensor, local: Local, q: Tensor | None = None) -> Tensor:
     """Gradients of the origins and directions of rays, [6, P], with those of hits if there is a q."""
-    (c, t, u), whitening = at, record[3:12].view(3, 3, -1)
+    (c, t, u), whitening = local, record[3:12].view(3, 3, -1)
     v = -torch.einsum("ijk,ipk->jpk", whitening, g * c if q is None else g * c + q * u)
     v_directions = (t * v).sum(-1)
     if q is not None:

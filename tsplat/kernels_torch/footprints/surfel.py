@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN, DISC_EXTENT, FILTER_VARIANCE, Numerics
 from ...data import CompositingSettings, Splats
-from .interface import NOTHING, At, Footprint, Pixels, pack_rows
+from .interface import NOTHING, Footprint, Local, Pixels, pack_rows
 
 MAGNITUDE = 1e12
 """Largest value of the transform and the mean of a splat that is rendered."""
@@ -23,8 +23,8 @@ def _relative(transforms: Tensor) -> tuple[Tensor, Tensor]:
 class Surfel(Footprint):
     """The 2D Gaussian at pixel centers.
 
-    `at` are where pixels are on discs, s, and zeros, where that is nearer; else zeros and offsets from the mean. [2, P,
-    K] each.
+    `local` are where pixels are on discs, s, and zeros, where that is nearer; else zeros and offsets from the mean.
+    [2, P, K] each.
     """
 
     SUMS: ClassVar[int] = 10
@@ -45,11 +45,11 @@ class Surfel(Footprint):
         values = torch.cat([centers, scaled, area, transforms[:, 6:8] / z, means2d], -1).T
         return pack_rows(values, opacities, valid, numerics)
 
-    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
-        at, _, exponent = self._locate(record, pixels)
-        return at, exponent
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
+        local, _, exponent = self._locate(record, pixels)
+        return local, exponent
 
-    def _locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor, Tensor]:
+    def _locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor, Tensor]:
         """Returns what ``locate`` does, and between these where rays meet planes, s [2, P, K]."""
         columns, lines = pixels
         x, y, a, b, c, d, area, t0, t1, mean_x, mean_y, log_opacity, _ = record
@@ -66,16 +66,18 @@ class Surfel(Footprint):
         exponent = torch.where(w == 0, NOTHING, exponent)
         return (torch.where(is_nearer, s, 0.0), torch.where(is_nearer, 0.0, offsets)), s, exponent
 
-    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+    def sums(
+        self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
+    ) -> list[Tensor]:
         """Sums over pixels of g; of g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0 and |s|^2 s_1, and offsets."""
-        (s, offsets), g = at[:2], g.flatten(0, 1)
+        (s, offsets), g = local[:2], g.flatten(0, 1)
         x, y = weighted = g * s
         square = (s * s).sum(0)
         squares = [(x * s[0]).sum(0), (x * s[1]).sum(0), (y * s[1]).sum(0)]
         return [g.sum(0), *weighted.sum(1), *squares, *(weighted * square).sum(1), *(g * offsets).sum(1)]
 
-    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
-        return list((g.flatten(0, 1) * at[1] / FILTER_VARIANCE).abs().sum(1))
+    def slopes(self, record: Tensor, g: Tensor, local: Local) -> list[Tensor]:
+        return list((g.flatten(0, 1) * local[1] / FILTER_VARIANCE).abs().sum(1))
 
     def _third(self, sums: Tensor) -> Tensor:
         """The sum of (g e_2 + q) (s_0, s_1, 1), see the docstring in Triton. [nnz, 3]"""
@@ -104,7 +106,7 @@ class Surfel(Footprint):
 class SurfelPlane(Surfel):
     """The 2D Gaussian with the depth of its plane where the ray of the pixel meets it as the last feature.
 
-    `at` has three more tensors: s [2, P, K] where rays meet discs, else 0; by what the depth of the center is
+    `local` has three more tensors: s [2, P, K] where rays meet discs, else 0; by what the depth of the center is
     multiplied, [P, K]; and whether they meet them, [P, K].
     """
 
@@ -116,23 +118,25 @@ class SurfelPlane(Surfel):
         z = torch.where(rows[-1] > 0, splats.conics[:, 8], 0.0)
         return torch.cat([rows[:-2], z[None], rows[-2:]])
 
-    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
-        at, s, exponent = self._locate(torch.cat([record[:-3], record[-2:]]), pixels)
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
+        local, s, exponent = self._locate(torch.cat([record[:-3], record[-2:]]), pixels)
         ratio = 1 + (record[7:9, None] * s).sum(0)
         is_met = ((s * s).sum(0) <= DISC_EXTENT**2) & (ratio > 0)
-        return (*at, torch.where(is_met, s, 0.0), torch.where(is_met, ratio, 1.0), is_met), exponent
+        return (*local, torch.where(is_met, s, 0.0), torch.where(is_met, ratio, 1.0), is_met), exponent
 
-    def hits(self, z: Tensor, at: At) -> Tensor:
-        return z * at[3]
+    def hits(self, z: Tensor, local: Local) -> Tensor:
+        return z * local[3]
 
-    def v_centers(self, v_hits: Tensor, at: At) -> Tensor:
-        return torch.where(at[4], 0.0, v_hits)
+    def v_centers(self, v_hits: Tensor, local: Local) -> Tensor:
+        return torch.where(local[4], 0.0, v_hits)
 
-    def sums(self, record: Tensor, g: Tensor, at: At, v_hits: Tensor | None, v_rays: Tensor | None) -> list[Tensor]:
+    def sums(
+        self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
+    ) -> list[Tensor]:
         """Returns the sums of ``Surfel``, with q s_0 and q s_1 subtracted from the last two of s; and that of q."""
         assert v_hits is not None
-        _, _, s, ratio, is_met = at
-        sums = super().sums(record, g, at, v_hits, v_rays)
+        _, _, s, ratio, is_met = local
+        sums = super().sums(record, g, local, v_hits, v_rays)
         q = torch.where(is_met, v_hits * ratio * record[-3], 0.0)
         x, y = (q * s).sum(1)
         return [*sums[:6], sums[6] - x, sums[7] - y, *sums[8:], q.sum(0)]
@@ -140,15 +144,17 @@ class SurfelPlane(Surfel):
     def _third(self, sums: Tensor) -> Tensor:
         return super()._third(sums) + torch.nn.functional.pad(sums[:, 10:11], (2, 0))
 
-    def see(self, feature: Tensor, weight: Tensor, at: At, pixels: Pixels, settings: CompositingSettings) -> Tensor:
+    def pixel_features(
+        self, feature: Tensor, weight: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
+    ) -> Tensor:
         """Returns what depths add to colors [D, P], and sets the last feature to zero."""
         added = feature.new_zeros(len(feature), len(weight))
-        added[-1] = (weight * self.hits(feature[-1], at)).sum(1)
+        added[-1] = (weight * self.hits(feature[-1], local)).sum(1)
         feature[-1] = 0.0
         return added
 
-    def see_vjp(
-        self, feature: Tensor, v_color: Tensor, at: At, pixels: Pixels, settings: CompositingSettings
+    def pixel_features_vjp(
+        self, feature: Tensor, v_color: Tensor, local: Local, pixels: Pixels, settings: CompositingSettings
     ) -> tuple[Tensor, Tensor]:
-        v_weight = v_color[:, :-1] @ feature[:-1] + v_color[:, -1:] * self.hits(feature[-1], at)
-        return v_weight, torch.zeros_like(at[3])
+        v_weight = v_color[:, :-1] @ feature[:-1] + v_color[:, -1:] * self.hits(feature[-1], local)
+        return v_weight, torch.zeros_like(local[3])

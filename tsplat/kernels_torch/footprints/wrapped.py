@@ -6,7 +6,7 @@ from torch import Tensor
 from ...config import Numerics
 from ...data import Splats
 from .ellipse import Ellipse
-from .interface import At, Pixels
+from .interface import Local, Pixels
 
 
 class Wrapped(Ellipse):
@@ -17,14 +17,14 @@ class Wrapped(Ellipse):
         ellipses = splats._replace(conics=splats.conics[:, :3])
         return torch.cat([splats.conics[:, 3:].T, super().pack(ellipses, numerics)])
 
-    def locate(self, record: Tensor, pixels: Pixels) -> tuple[At, Tensor]:
+    def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
         x, y = pixels
         turn, mean_x, mean_y = record[:3]
         dx = x[:, None] - mean_x
         return self.locate_offsets(record[1:], dx - turn * (dx / turn + 0.5).floor(), y[:, None] - mean_y)
 
-    def slopes(self, record: Tensor, g: Tensor, at: At) -> list[Tensor]:
-        return super().slopes(record[1:], g, at)
+    def slopes(self, record: Tensor, g: Tensor, local: Local) -> list[Tensor]:
+        return super().slopes(record[1:], g, local)
 
     def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v_means, v_conics, v_opacities = super().finish(found, shapes[:, :3], opacities)

@@ -87,32 +87,32 @@ def _locate(record, pixel):
 
 
 @triton.jit
-def _log2_alpha(record, at):
-    along_x = tl.fma(record[2] * at[0], at[0], record[5])
-    return tl.fma(at[1], tl.fma(record[4], at[1], record[3] * at[0]), along_x)
+def _log2_alpha(record, local):
+    along_x = tl.fma(record[2] * local[0], local[0], record[5])
+    return tl.fma(local[1], tl.fma(record[4], local[1], record[3] * local[0]), along_x)
 
 
 @triton.jit
-def _add_gradients(sums, g, at):
+def _add_gradients(sums, g, local):
     """Sums of g, g dy and g dy^2. ``expand`` makes those with dx of them, as dx is one value per column."""
-    g_dy = g * at[1]
+    g_dy = g * local[1]
     if len(sums) == 0:
-        return g, g_dy, g_dy * at[1]
+        return g, g_dy, g_dy * local[1]
     else:
-        return sums[0] + g, sums[1] + g_dy, tl.fma(g_dy, at[1], sums[2])
+        return sums[0] + g, sums[1] + g_dy, tl.fma(g_dy, local[1], sums[2])
 
 
 @triton.jit
-def _expand(sums, at):
+def _expand(sums, local):
     """The six moments."""
-    g_dx = sums[0] * at[0]
-    return sums[0], g_dx, sums[1], g_dx * at[0], sums[1] * at[0], sums[2]
+    g_dx = sums[0] * local[0]
+    return sums[0], g_dx, sums[1], g_dx * local[0], sums[1] * local[0], sums[2]
 
 
 @triton.jit
-def _slopes(record, g, at):
-    slope_x = tl.fma(2.0 * record[2], at[0], record[3] * at[1])
-    slope_y = tl.fma(2.0 * record[4], at[1], record[3] * at[0])
+def _slopes(record, g, local):
+    slope_x = tl.fma(2.0 * record[2], local[0], record[3] * local[1])
+    slope_y = tl.fma(2.0 * record[4], local[1], record[3] * local[0])
     return tl.abs(g * slope_x), tl.abs(g * slope_y)
 
 

@@ -19,18 +19,18 @@ HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 
 
 @triton.jit
-def _features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
+def _features(record, local, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
     """The same for all pixels."""
     return record[FIRST : FIRST + N]
 
 
 @triton.jit
-def _features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
-    return v_features, at
+def _features_vjp(record, local, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
+    return v_features, local
 
 
 @triton.jit
-def keep_sums(sums, at):
+def keep_sums(sums, local):
     return sums
 
 
@@ -48,7 +48,7 @@ class Footprint(Contract):
     """A kind of splat, by device functions that are differentiated by hand.
 
     A `record` holds the values of ``pack``, log2 of the opacity, the opacity clamped to alpha_max, and features. A
-    `pixel` is its center (x, y), in pixels, or its ray (o, d), origin and unit direction in the world frame; `at` is
+    `pixel` is its center (x, y), in pixels, or its ray (o, d), origin and unit direction in the world frame; `local` is
     what ``locate`` returned for it. g is alpha dL/d alpha at pixels.
 
     Attributes:
@@ -64,17 +64,17 @@ class Footprint(Contract):
             Y pixels from its first. It may be true if alpha does not, but not false if alpha does.
         BEAMS: Whether tiles and parts are known by their rays, see `beams`: then ``bound`` is (record, frame,
             LOG2_ALPHA_MIN), and ``reaches`` (bound, box).
-        locate: (record, pixel) to where the pixel is in the splat: a tuple.
-        log2_alpha: (record, at) to log2 of alpha before it is clamped.
-        add_gradients: (sums, g, at) to the sums with those of a pixel added; the sums are () before the first pixel.
-        expand: (sums, at) to SUMS sums, linear in the sums. `at` is that of any pixel of the column.
-        slopes: (record, g, at) to absolute gradients of the mean, times log2(e); None if there is no absgrad.
+        locate: (record, pixel) to the local coordinates of the pixel in the splat: a tuple.
+        log2_alpha: (record, local) to log2 of alpha before it is clamped.
+        add_gradients: (sums, g, local) to the sums with those of a pixel added; the sums are () before the first pixel.
+        expand: (sums, local) to SUMS sums, linear in the sums. `local` is that of any pixel of the column.
+        slopes: (record, g, local) to absolute gradients of the mean, times log2(e); None if there is no absgrad.
         finish: (sums, shape, opacity) to gradients of the mean, the shape and the opacity: a tuple, a tuple, a value.
-        pixel_gradients: (record, g, at) to the gradients of a ray's values; None for centers.
-        features: (record, at, pixel, FIRST, N, the footprint) to the N features from a record's value FIRST on, as
+        pixel_gradients: (record, g, local) to the gradients of a ray's values; None for centers.
+        features: (record, local, pixel, FIRST, N, the footprint) to the N features from a record's value FIRST on, as
             pixels see them.
-        features_vjp: (record, at, pixel, weight, v_features, FIRST, the footprint) to the gradients of the record's
-            features, over the weight, and `at` with what ``add_gradients`` and ``pixel_gradients`` need of these.
+        features_vjp: (record, local, pixel, weight, v_features, FIRST, the footprint) to the gradients of the record's
+            features, over the weight, and `local` with what ``add_gradients`` and ``pixel_gradients`` need of these.
         NORMALS: Whether the first three features are a normal, which faces the pixel.
         HITS: Whether the last feature is the distance, or the depth, at which the pixel's ray hits the splat.
     """

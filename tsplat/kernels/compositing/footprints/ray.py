@@ -163,28 +163,28 @@ def _locate(record, pixel):
 
 
 @triton.jit
-def _orthogonal(at):
+def _orthogonal(local):
     """c without the component along u that rounding left."""
-    along = tl.fma(at[4], at[0], tl.fma(at[5], at[1], at[6] * at[2])) * -at[7]
-    return tl.fma(along, at[4], at[0]), tl.fma(along, at[5], at[1]), tl.fma(along, at[6], at[2])
+    along = tl.fma(local[4], local[0], tl.fma(local[5], local[1], local[6] * local[2])) * -local[7]
+    return tl.fma(along, local[4], local[0]), tl.fma(along, local[5], local[1]), tl.fma(along, local[6], local[2])
 
 
 @triton.jit
-def _log2_alpha(record, at):
-    square = tl.fma(at[0], at[0], tl.fma(at[1], at[1], at[2] * at[2]))
+def _log2_alpha(record, local):
+    square = tl.fma(local[0], local[0], tl.fma(local[1], local[1], local[2] * local[2]))
     return tl.fma(square, constant(-HALF_LOG2_E, square), record[12])
 
 
 @triton.jit
-def _log2_alpha_in_front(record, at):
+def _log2_alpha_in_front(record, local):
     """As ``_log2_alpha``, but nothing where the nearest point is behind the origin of the ray."""
-    return tl.where(at[3] >= 0.0, _log2_alpha(record, at), -1e4)
+    return tl.where(local[3] >= 0.0, _log2_alpha(record, local), -1e4)
 
 
 @triton.jit
-def _add_gradients(sums, g, at):
+def _add_gradients(sums, g, local):
     """Sums of g, g c, and the upper triangle of g c c^T."""
-    c = _orthogonal(at)
+    c = _orthogonal(local)
     x = g * c[0]
     y = g * c[1]
     z = g * c[2]
@@ -199,18 +199,18 @@ def _add_gradients(sums, g, at):
 
 
 @triton.jit
-def _add_hit_gradients(sums, g, at):
+def _add_hit_gradients(sums, g, local):
     """As ``_add_gradients``, with those of the hit."""
-    c = _orthogonal(at)
-    x = tl.fma(at[8], at[4], g * c[0])
-    y = tl.fma(at[8], at[5], g * c[1])
-    z = tl.fma(at[8], at[6], g * c[2])
-    qx = at[8] * c[0]
-    qy = at[8] * c[1]
-    qz = at[8] * c[2]
+    c = _orthogonal(local)
+    x = tl.fma(local[8], local[4], g * c[0])
+    y = tl.fma(local[8], local[5], g * c[1])
+    z = tl.fma(local[8], local[6], g * c[2])
+    qx = local[8] * c[0]
+    qy = local[8] * c[1]
+    qz = local[8] * c[2]
     added = (
-        g, x, y, z, tl.fma(x, c[0], qx * at[4]), tl.fma(x, c[1], qx * at[5]), tl.fma(x, c[2], qx * at[6]),
-        tl.fma(y, c[1], qy * at[5]), tl.fma(y, c[2], qy * at[6]), tl.fma(z, c[2], qz * at[6]),
+        g, x, y, z, tl.fma(x, c[0], qx * local[4]), tl.fma(x, c[1], qx * local[5]), tl.fma(x, c[2], qx * local[6]),
+        tl.fma(y, c[1], qy * local[5]), tl.fma(y, c[2], qy * local[6]), tl.fma(z, c[2], qz * local[6]),
     )  # fmt: skip
     if len(sums) == 0:
         return added
@@ -226,45 +226,45 @@ def _facing(record, pixel, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
+def _features(record, local, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
     features = record[FIRST : FIRST + N]
     if FOOTPRINT.NORMALS:
         features = times(features[:3], _facing(record, pixel, FIRST)) + features[3:]
     if FOOTPRINT.HITS:
-        features = features[: N - 1] + (tl.abs(at[3]),)
+        features = features[: N - 1] + (tl.abs(local[3]),)
     return features
 
 
 @triton.jit
-def _features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
+def _features_vjp(record, local, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
     if FOOTPRINT.NORMALS:
         v_features = times(v_features[:3], _facing(record, pixel, FIRST)) + v_features[3:]
     if FOOTPRINT.HITS:
-        q = weight * v_features[len(v_features) - 1] * at[7]
-        at = at + (tl.where(at[3] < 0.0, -q, q),)
-    return v_features, at
+        q = weight * v_features[len(v_features) - 1] * local[7]
+        local = local + (tl.where(local[3] < 0.0, -q, q),)
+    return v_features, local
 
 
 @triton.jit
-def _pixel_gradients(record, g, at):
+def _pixel_gradients(record, g, local):
     """Gradients of the ray's o and d: -g M^T c, and t times that."""
-    v = matvec3_transposed(record[3:12], _orthogonal(at))
+    v = matvec3_transposed(record[3:12], _orthogonal(local))
     x = -g * v[0]
     y = -g * v[1]
     z = -g * v[2]
-    return x, y, z, x * at[3], y * at[3], z * at[3]
+    return x, y, z, x * local[3], y * local[3], z * local[3]
 
 
 @triton.jit
-def _hit_pixel_gradients(record, g, at):
+def _hit_pixel_gradients(record, g, local):
     """Gradients of the ray's o and d: v_o = -M^T (g c + q u), and t v_o - q M^T c."""
-    c = matvec3_transposed(record[3:12], _orthogonal(at))
-    u = matvec3_transposed(record[3:12], at[4:7])
+    c = matvec3_transposed(record[3:12], _orthogonal(local))
+    u = matvec3_transposed(record[3:12], local[4:7])
     v = ()
     for k in tl.static_range(3):
-        v = v + (-tl.fma(at[8], u[k], g * c[k]),)
+        v = v + (-tl.fma(local[8], u[k], g * c[k]),)
     for k in tl.static_range(3):
-        v = v + (tl.fma(at[3], v[k], -at[8] * c[k]),)
+        v = v + (tl.fma(local[3], v[k], -local[8] * c[k]),)
     return v
 
 

@@ -31,16 +31,16 @@ def _locate(record, pixel):
 
 
 @triton.jit
-def _add_gradients(sums, g, at):
+def _add_gradients(sums, g, local):
     """The six moments."""
-    g_dx = g * at[0]
-    g_dy = g * at[1]
+    g_dx = g * local[0]
+    g_dy = g * local[1]
     if len(sums) == 0:
-        return g, g_dx, g_dy, g_dx * at[0], g_dx * at[1], g_dy * at[1]
+        return g, g_dx, g_dy, g_dx * local[0], g_dx * local[1], g_dy * local[1]
     else:
         return (
             sums[0] + g, sums[1] + g_dx, sums[2] + g_dy,
-            tl.fma(g_dx, at[0], sums[3]), tl.fma(g_dx, at[1], sums[4]), tl.fma(g_dy, at[1], sums[5]),
+            tl.fma(g_dx, local[0], sums[3]), tl.fma(g_dx, local[1], sums[4]), tl.fma(g_dy, local[1], sums[5]),
         )  # fmt: skip
 
 

@@ -193,31 +193,31 @@ def _locate(record, pixel):
 
 
 @triton.jit
-def _log2_alpha(record, at):
-    return tl.fma(at[4], constant(-HALF_LOG2_E, at[4]), record[11])
+def _log2_alpha(record, local):
+    return tl.fma(local[4], constant(-HALF_LOG2_E, local[4]), record[11])
 
 
 @triton.jit
-def _add_gradients(sums, g, at):
+def _add_gradients(sums, g, local):
     """Sums of g; of g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0 and |s|^2 s_1; of g times the offset."""
-    x = g * at[0]
-    y = g * at[1]
-    xx = x * at[0]
-    yy = y * at[1]
-    square = tl.fma(at[0], at[0], at[1] * at[1])
+    x = g * local[0]
+    y = g * local[1]
+    xx = x * local[0]
+    yy = y * local[1]
+    square = tl.fma(local[0], local[0], local[1] * local[1])
     if len(sums) == 0:
-        return g, x, y, xx, x * at[1], yy, x * square, y * square, g * at[2], g * at[3]
+        return g, x, y, xx, x * local[1], yy, x * square, y * square, g * local[2], g * local[3]
     else:
         return (
-            sums[0] + g, sums[1] + x, sums[2] + y, sums[3] + xx, tl.fma(x, at[1], sums[4]), sums[5] + yy,
+            sums[0] + g, sums[1] + x, sums[2] + y, sums[3] + xx, tl.fma(x, local[1], sums[4]), sums[5] + yy,
             tl.fma(x, square, sums[6]), tl.fma(y, square, sums[7]),
-            tl.fma(g, at[2], sums[8]), tl.fma(g, at[3], sums[9]),
+            tl.fma(g, local[2], sums[8]), tl.fma(g, local[3], sums[9]),
         )  # fmt: skip
 
 
 @triton.jit
-def _slopes(record, g, at):
-    return tl.abs(g * at[2]) * (SHARPNESS * LOG2_E), tl.abs(g * at[3]) * (SHARPNESS * LOG2_E)
+def _slopes(record, g, local):
+    return tl.abs(g * local[2]) * (SHARPNESS * LOG2_E), tl.abs(g * local[3]) * (SHARPNESS * LOG2_E)
 
 
 @triton.jit
@@ -279,26 +279,26 @@ def _plane_locate(record, pixel):
 
 
 @triton.jit
-def _plane_features(record, at, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
+def _plane_features(record, local, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
     """The last feature is a depth."""
-    return record[FIRST : FIRST + N - 1] + (record[FIRST + N - 1] * at[7],)
+    return record[FIRST : FIRST + N - 1] + (record[FIRST + N - 1] * local[7],)
 
 
 @triton.jit
-def _plane_features_vjp(record, at, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
-    """Adds q to `at`. The depth of the center has a gradient where it is the feature."""
+def _plane_features_vjp(record, local, pixel, weight, v_features, FIRST: tl.constexpr, FOOTPRINT: tl.constexpr):
+    """Adds q to `local`. The depth of the center has a gradient where it is the feature."""
     LAST: tl.constexpr = len(v_features) - 1
-    q = tl.where(at[8], weight * v_features[LAST] * (record[FIRST + LAST] * at[7]), 0.0)
-    return v_features[:LAST] + (tl.where(at[8], 0.0, v_features[LAST]),), at + (q,)
+    q = tl.where(local[8], weight * v_features[LAST] * (record[FIRST + LAST] * local[7]), 0.0)
+    return v_features[:LAST] + (tl.where(local[8], 0.0, v_features[LAST]),), local + (q,)
 
 
 @triton.jit
-def _add_plane_gradients(sums, g, at):
+def _add_plane_gradients(sums, g, local):
     """As ``_add_gradients``, with q s_0 and q s_1 subtracted from the last two of s; and a sum of q."""
-    q = at[9]
-    added = _add_gradients(sums[:10], g, at)
+    q = local[9]
+    added = _add_gradients(sums[:10], g, local)
     total = q if len(sums) == 0 else sums[10] + q
-    return added[:6] + (tl.fma(-q, at[5], added[6]), tl.fma(-q, at[6], added[7])) + added[8:] + (total,)
+    return added[:6] + (tl.fma(-q, local[5], added[6]), tl.fma(-q, local[6], added[7])) + added[8:] + (total,)
 
 
 SURFEL_PLANE = dataclasses.replace(

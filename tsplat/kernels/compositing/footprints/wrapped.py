@@ -62,13 +62,13 @@ def _locate(record, pixel):
 
 
 @triton.jit
-def _log2_alpha_of_copy(record, at):
-    return _log2_alpha(_of_ellipse(record), at)
+def _log2_alpha_of_copy(record, local):
+    return _log2_alpha(_of_ellipse(record), local)
 
 
 @triton.jit
-def _slopes_of_copy(record, g, at):
-    return _slopes(_of_ellipse(record), g, at)
+def _slopes_of_copy(record, g, local):
+    return _slopes(_of_ellipse(record), g, local)
 
 
 @triton.jit

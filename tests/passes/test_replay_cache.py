@@ -21,7 +21,7 @@ from tsplat import (
     rasterization,
     rasterization_2dgs,
 )
-from tsplat.passes import calls, kinds
+from tsplat.passes import calls, replay_cache
 from tsplat.runtime.backend import choose
 from tsplat.stages import capacity
 from tsplat.triton_cpu import launcher, set_num_threads
@@ -95,7 +95,7 @@ def test_replayed_calls_of_lenses_have_the_bits_of_the_stages(lens, readout, opt
     assert len(replays) >= 2
 
 
-def test_fields_of_objects_are_a_part_of_the_kind(replays):
+def test_cache_keys_include_fields_of_objects(replays):
     params = UnscentedTransformParameters()
     scene = make(covars=None, with_ut=True, ut_params=params)
     expected = render_thrice(scene)[0]
@@ -229,14 +229,14 @@ LAYOUTS = {
 @pytest.mark.parametrize("first", list(LAYOUTS))
 def test_gradients_of_images_of_any_strides(first, options, replays, monkeypatch):
     """Those of a kind that have the strides of its first call are not copied."""
-    copied, original = [], calls._memory_of
+    copied, original = [], calls._flat_with_strides
 
-    def memory_of(v, view):
+    def flat_with_strides(v, view):
         found = original(v, view)
         copied.append(found.data_ptr() != v.data_ptr())
         return found
 
-    monkeypatch.setattr(calls, "_memory_of", memory_of)
+    monkeypatch.setattr(calls, "_flat_with_strides", flat_with_strides)
     results = {}
     for function in (STAGES[rasterization], rasterization):
         for name in (first, first, first, *LAYOUTS):
@@ -269,32 +269,32 @@ def test_an_error_in_the_middle_of_a_call(replays):
 
     for i, launches in enumerate(replayed._launches):
         for n in range(len(launches)):
-            (words,) = replayed._free
-            words._launches[i][n] = fail
+            (buffer,) = replayed._free_buffers
+            buffer._launches[i][n] = fail
             with pytest.raises(KeyboardInterrupt):
                 rasterization(**scene)
-            assert not replayed._free  # threads may still read them
+            assert not replayed._free_buffers  # threads may still read them
             assert torch.equal(rasterization(**scene)[0], expected)
-    others = replayed._others
-    for n, original in enumerate(others):
-        others[n] = lambda *_: fail
+    steps = replayed._other_steps
+    for n, original in enumerate(steps):
+        steps[n] = lambda *_: fail
         with pytest.raises(KeyboardInterrupt):
             rasterization(**scene)
-        others[n] = original
+        steps[n] = original
         assert torch.equal(rasterization(**scene)[0], expected)
 
 
-def test_kinds_are_forgotten_when_there_are_many(monkeypatch):
-    monkeypatch.setattr(kinds, "KINDS_MAX", 3)
+def test_entries_are_evicted_when_there_are_many(monkeypatch):
+    monkeypatch.setattr(replay_cache, "ENTRIES_MAX", 3)
     scene = make()
     with torch.no_grad():
         for i in range(20):
             rasterization(**scene, near_plane=0.01 + 1e-4 * (i % 9))
-    (known,) = [found for found in kinds._all if found._function is STAGES[rasterization]]
-    assert len(known._kinds) == 3
+    (cache,) = [each for each in replay_cache._caches if each._function is STAGES[rasterization]]
+    assert len(cache) == 3
 
 
-def test_a_kind_includes_options_and_states(replays):
+def test_cache_keys_include_options_and_modes(replays):
     scene = make()
     with torch.no_grad():
         expected = render_thrice(scene)[0]
@@ -353,7 +353,7 @@ def test_an_interrupt_at_the_end_of_a_measurement_comes_after_it(monkeypatch):
             signal.raise_signal(signal.SIGINT)
             return self._inner.__exit__(*error)
 
-    monkeypatch.setattr(kinds, "deferred", Interrupted)
+    monkeypatch.setattr(replay_cache, "deferred", Interrupted)
     with pytest.raises(KeyboardInterrupt) as kept:  # as interactive sessions keep the last error
         render_thrice(make(), near_plane=0.0123)
     assert capacity._thread.deferred is None, kept

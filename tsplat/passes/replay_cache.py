@@ -1,0 +1,253 @@
+"""Which calls are replayed: a cache of passes, by all that they depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..arguments import tensor_key
+from ..config import Capacities
+from ..runtime.backend import launchers
+from ..runtime.compilation import is_plain_call
+from ..stages.capacity import (
+    UNCOUNTED,
+    any_overflow,
+    are_checks_deferred,
+    capacities_for,
+    check_replayed,
+    deferred,
+    max_needed,
+)
+from ..stages.options import IMMUTABLE_TYPES, Options, unsupported, with_capacities
+from ..support.interruption import DeferredSignals
+from .calls import ReplayedCall, ReplayRunner, Runner
+from .replay import specializations
+from .traced_calls import TracedCall
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+ENTRIES_MAX = 256
+"""Entries of a cache. Those that were used longest ago are evicted."""
+
+
+def replayed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorates a rendering function, which runs the stages, to replay passes of calls whose cache key is known.
+
+    The first call with a key runs the stages, the second is traced. Calls that are not plain ones run the stages as
+    well; see :func:`is_plain_call` and :meth:`ReplayCache.replay`.
+    """
+    cache = ReplayCache(function)
+    _caches.append(cache)
+
+    @functools.wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        rendered = cache.replay(args, kwargs) if is_plain_call() else None
+        return function(*args, **kwargs) if rendered is None else rendered
+
+    run.stages = function  # type: ignore[attr-defined]
+    return run
+
+
+def clear_caches() -> None:
+    """Forgets all passes: the next calls run the stages."""
+    for cache in _caches:
+        cache.clear()
+
+
+def _field_values(value: Any) -> tuple[Any, ...] | None:
+    """Returns the values of the fields of a dataclass, such as a lens; None if they, or tuples of them, can change."""
+    if not dataclasses.is_dataclass(value):
+        return None
+    fields = tuple(vars(value).values())
+    each = itertools.chain.from_iterable(field if type(field) is tuple else (field,) for field in fields)
+    return fields if IMMUTABLE_TYPES.issuperset(map(type, each)) else None
+
+
+class CacheEntry:
+    """What is known of the calls with a cache key.
+
+    Attributes:
+        is_replayable: Whether passes support them.
+        last_used: When one was called last: the number of calls before.
+        options: Their options; None before the first call.
+        capacities: Of the lists of their passes; None before the first call.
+        min_capacities: Those of the last trace, which were too small; the next one has no less. None at first.
+        v_strides: Strides of the gradients of images that the first call got, by their numbers; of others C order.
+        runner: Runs their passes; None before they are traced.
+        addresses: Where graphs read each tensor; None for those that are copied.
+    """
+
+    def __init__(self, is_replayable: bool) -> None:
+        self.is_replayable, self.last_used = is_replayable, 0
+        self.options: Options | None = None
+        self.capacities: Capacities | None = None
+        self.min_capacities: Capacities | None = None
+        self.v_strides: dict[int, tuple[int, ...]] = {}
+        self.runner: Runner | None = None
+        self.addresses: list[int | None] = []
+
+
+class ReplayCache:
+    """The passes of calls of a rendering function, by all that they depend on.
+
+    Args:
+        function: Runs the stages.
+        entries_max: How many entries it has; by default :data:`ENTRIES_MAX`.
+    """
+
+    def __init__(self, function: Callable[..., Any], entries_max: int | None = None) -> None:
+        self._function, self._entries_max = function, entries_max
+        parameters = inspect.signature(function).parameters
+        self._names = tuple(parameters)
+        self._tensors = {name for name, parameter in parameters.items() if "Tensor" in str(parameter.annotation)}
+        self._entries: dict[Hashable, CacheEntry] = {}
+        self._calls = itertools.count()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+
+    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Renders, by passes if the cache key is known; returns None for calls that the stages must run.
+
+        The first call with a key runs the stages here, as passes learn from it (``_render_first``). The stages must run
+        what is compiled, transformed or observed (``is_plain_call``, ``specializations``); arguments that may change
+        (below), and options that passes do not support (``OPTIONS`` of ``stages/options.py``); on another backend
+        than Triton and in several bands (``_render_first``); and for what cannot be traced (``_trace``), or has too
+        little memory.
+        """
+        arguments = dict(zip(self._names, args), **kwargs) if args else kwargs
+        if len(args) > len(self._names) or len(arguments) < len(args) + len(kwargs):
+            return None  # the function raises
+        key: list[Any] = []
+        tensors: list[Tensor] = []
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                described = tensor_key(value)
+                if described is None or not value.data_ptr() or name not in self._tensors:
+                    return None
+                tensors.append(value)
+                key += [name, described, value.is_contiguous() or value.stride()]
+            elif type(value) in IMMUTABLE_TYPES:
+                key += [name, type(value), value]
+            elif (fields := _field_values(value)) is not None:
+                key += [name, type(value), fields]
+            else:
+                return None
+        specialized = specializations(tensors) if tensors else None
+        if specialized is None:
+            return None
+        key += specialized + self._modes(tensors)
+        entry = self._entries.get(tuple(key)) or self._add(
+            tuple(key), CacheEntry(not any(unsupported("passes", arguments)))
+        )
+        entry.last_used = next(self._calls)
+        if not entry.is_replayable:
+            return None
+        if entry.capacities is None:
+            return self._render_first(entry, arguments, tensors)
+        try:
+            runner = self._runner(entry, arguments, tensors)
+            if runner is None:
+                return None
+            call = ReplayedCall(runner, tensors)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "memory" not in str(error):
+                raise
+            return None  # the stages may need less, or render in bands
+        traced = runner.traced
+        if not traced.is_exact:
+            # On a CPU, it is known at once whether lists fitted.
+            if traced.on_gpu or are_checks_deferred() or call.overflows():
+                check_replayed(call.tensor(traced.needed), traced.capacities)
+        elif call.needed is not None and call.needed[-1]:
+            needed, too_small = Capacities(*call.needed[:-1]), entry.capacities
+            entry.capacities, entry.min_capacities, entry.runner = capacities_for(needed, too_small), too_small, None
+            return None
+        return call.results()
+
+    def _modes(self, _tensors: list[Tensor]) -> list[Any]:
+        """Returns what passes depend on besides arguments."""
+        return [
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled()
+        ]  # fmt: skip
+
+    def _runner(self, entry: CacheEntry, arguments: dict[str, Any], _tensors: list[Tensor]) -> Runner | None:
+        """Returns the runner of an entry, which is traced if it was not; None if that fails."""
+        if entry.runner is None and (traced := self._trace(entry, arguments)) is not None:
+            entry.runner = ReplayRunner(traced)
+        return entry.runner
+
+    def _add(self, key: Hashable, entry: CacheEntry) -> CacheEntry:
+        with self._lock:
+            if len(self._entries) >= (self._entries_max or ENTRIES_MAX):
+                del self._entries[min(self._entries, key=lambda other: self._entries[other].last_used)]
+            self._entries[key] = entry
+        return entry
+
+    def _render_first(self, entry: CacheEntry, arguments: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """Renders by the stages, and learns how many intersections there are."""
+        rendered, device = self._function(**arguments), tensors[0].device
+        meta = rendered[-1].source
+        entry.options, capacity = meta.options, meta.options.capacity
+        by_kernels = launchers(device, entry.options.backend).__name__ == "tsplat.kernels"
+        entry.is_replayable = by_kernels and len(meta.intersections.bands) == 1
+        n = meta.intersections.n_intersections
+        counted = capacities_for(Capacities(n, n, UNCOUNTED * n, n))
+        entry.capacities = Capacities(*[capacity] * 4) if isinstance(capacity, int) else counted
+        self._observe_gradients(entry, rendered[:-1])
+        return rendered
+
+    def _observe_gradients(self, entry: CacheEntry, images: tuple[Tensor | None, ...]) -> None:
+        """Lets an entry learn the strides of the gradients of images, which are not copied then."""
+        for i, image in enumerate(images):
+            if image is not None and image.grad_fn is not None:
+                image.grad_fn.register_prehook(functools.partial(_note_strides, entry.v_strides, i, image.output_nr))
+
+    def _trace(self, entry: CacheEntry, arguments: dict[str, Any]) -> TracedCall | None:
+        """Traces a call, with capacities for what its lists need; returns None if that fails."""
+        assert entry.capacities is not None and entry.options is not None
+        is_exact, is_packed = entry.options.capacity is None, entry.options.packed
+        try:
+            with DeferredSignals():  # or checks after an interrupt would stay deferred
+                if is_exact:
+                    entry.capacities = capacities_for(self._measure(entry.capacities, arguments), entry.min_capacities)
+                arguments = with_capacities(arguments, entry.capacities)
+                return TracedCall(self._function, arguments, entry.v_strides, is_exact=is_exact, is_packed=is_packed)
+        except Exception as error:  # what cannot be traced runs the stages
+            entry.is_replayable = False
+            logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)
+            return None
+
+    @torch.no_grad()
+    def _measure(self, capacities: Capacities, arguments: dict[str, Any]) -> Capacities:
+        """Returns what lists need: renders with capacities, and with larger ones until nothing overflows."""
+        with deferred() as checks:
+            self._function(**with_capacities(arguments, capacities))
+        needed = max_needed(checks)
+        return self._measure(capacities_for(needed, capacities), arguments) if any_overflow(checks) else needed
+
+
+def _note_strides(
+    v_strides: dict[int, tuple[int, ...]], i: int, output: int, gradients: tuple[Tensor | None, ...]
+) -> None:
+    v = gradients[output]
+    if v is not None and torch.ops.aten.is_non_overlapping_and_dense(v):
+        v_strides[i] = v.stride()
+
+
+_caches: list[ReplayCache] = []
