@@ -14,7 +14,7 @@ VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0
 # the emulator knows; operators, torch.compile, autograd and process groups.
 VERSIONED := tests/triton_cpu tests/gpu_driver $(wildcard tests/kernels/test_*.py) tests/ops tests/test_torch_integration.py \
 	$(patsubst %,tests/runtime/test_%.py,autograd backend operators process_group) \
-	$(patsubst %,tests/stages/test_%.py,exchange sparse_gradients) \
+	$(patsubst %,tests/stages/test_%.py,exchange sparse_gradients) tests/passes \
 	tests/strategies/test_base.py tests/benchmarks/test_dynamic_cost.py tests/emulator/test_instructions.py
 EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass sm_90-sass gfx942-amdgcn gfx1100-amdgcn
 COUNT ?= 300

@@ -145,6 +145,8 @@ def random_kind(seed: int) -> CallKind:
         scene["backgrounds"] = None
     if r.random() < 0.2 and scene["means"].dtype == torch.float32:
         scene["colors"] = scene["colors"].half()
+    if sh_degree and not structure.per_camera_colors and seed % 4 == 1:
+        scene["colors"], scene["shN"] = scene["colors"].split([1, scene["colors"].shape[-2] - 1], -2)
     tensors = {name: value for name, value in scene.items() if isinstance(value, Tensor)}
     options |= {name: value for name, value in scene.items() if name not in tensors and name != "camera_model"}
     options |= {"camera_model": scene["camera_model"]} if "camera_model" in scene else {}
