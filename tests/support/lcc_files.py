@@ -20,16 +20,19 @@ def lcc_files(gaussians, cells=3, levels=2, around=0, **values):
     bounds = {}
     packed = [_pack(gaussians, ids, prefix, bounds) for ids, prefix in zip(rows, ("", "env"))]
     index, data, coefficients = b"", b"", b""
+    totals = [0] * levels
     for cell, ids in enumerate(np.array_split(np.arange(len(rows[0])), cells)):
         index += struct.pack("<HH", cell, 7)
         for level in range(levels):
             own = ids[: len(ids) >> level]
             index += struct.pack("<IQI", len(own), len(data), 32 * len(own))
+            totals[level] += len(own)
             data += b"".join(packed[0][0][i] for i in own)
             coefficients += b"".join(packed[0][1][i] for i in own)
     meta = {
         "version": "5.0", "totalSplats": len(data) // 32, "totalLevel": levels, "indexDataSize": 4 + 16 * levels,
         "offset": [0, 0, 0], "epsg": 0, "shift": [0, 0, 0], "scale": [1, 1, 1], "encoding": "COMPRESS",
+        "splats": totals,
         "fileType": "Quality" if degree else "Portable",
         "attributes": [{"name": name, "min": low, "max": high} for name, (low, high) in bounds.items()],
     }  # fmt: skip

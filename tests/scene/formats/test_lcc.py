@@ -116,3 +116,11 @@ def test_cells_that_name_more_than_there_is_are_errors(tmp_path):
     files = lcc_files(random_gaussians(50), cells=1, levels=1)
     with pytest.raises(FileError, match=r"index\.bin: .* damaged"):
         read_model(write(tmp_path, files | {"index.bin": 100_000 * files["index.bin"]}))
+
+
+def test_an_index_that_ends_early_is_an_error_but_data_after_the_end_is_not(tmp_path):
+    files = lcc_files(random_gaussians(50), levels=1)
+    assert len(read_model(write(tmp_path, files | {"data.bin": files["data.bin"] + bytes(40)}))) == 50
+    (tmp_path / "scene" / "index.bin").write_bytes(files["index.bin"][:-20])
+    with pytest.raises(FileError, match=r"index\.bin: names 1,\d+ of 1,\d+ bytes of .*, 34 Gaussians"):
+        read_model(tmp_path / "scene")

@@ -156,6 +156,12 @@ def _read_index(path: Path, meta: JsonObject, has_sh: bool) -> tuple[int, list[t
                 "is cut short or damaged"
             )
         end = offset + size if count else end
+    total, counts = sum(levels[0][0] for levels in cells), meta.values.get("splats", [None])
+    if end < available and (not isinstance(counts, list) or counts[:1] != [total]):
+        raise FileError(
+            f"{index}: names {end:,} of {available:,} bytes of {path.with_name('data.bin')}, {total:,} Gaussians of "
+            f"the finest level, not as many as {path.name}; it is cut short or damaged"
+        )
     return n_levels, [(count, offset) for (count, offset, _), *_ in cells]
 
 
