@@ -10,7 +10,7 @@ from tests.support.markdown import python_blocks
 from tests.support.paths import ROOT
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "packaging/README.md")),
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")

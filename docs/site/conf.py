@@ -23,8 +23,8 @@ html_title = f"tsplat {version}"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_pages", "example_runner"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "examples/README.md", "examples/*.py"]
-include_patterns += ["examples/notebooks/*.ipynb"]  # with stored outputs
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "packaging/README.md", "docs/**.md"]
+include_patterns += ["examples/README.md", "examples/*.py", "examples/notebooks/*.ipynb"]
 exclude_patterns = ["docs/_build"]
 
 # Markdown

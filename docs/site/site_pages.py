@@ -34,7 +34,7 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
 DRAWINGS = "docs/_build/drawings"
-SHOWN = {".py", ".sh", ".json", ".toml", ".cff", ".html"}
+SHOWN = {".py", ".sh", ".json", ".toml", ".cff", ".html", ".yaml", ".yml"}
 
 
 def adapt_markdown(app, docname, source):
