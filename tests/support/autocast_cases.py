@@ -790,6 +790,15 @@ for name, other, values in (
         (other,),
     )
 compat_case("compute_lidar_angles_to_columns_map", lambda: dict(lidar=lidars.lidar(dtype=torch.float32)))
+
+
+def tiled_lidar():
+    params = lidars.lidar(dtype=torch.float32)
+    tiling = find("tsplat.compat.gsplat", "compute_lidar_tiling")(params, max_pts_per_tile=16)
+    return gsplat.RowOffsetStructuredSpinningLidarModelParametersExt(params, torch.zeros(36, 160), tiling)
+
+
+compat_case("isect_tiles_lidar", lambda: dict(lidar=tiled_lidar(), **lidars.angular_boxes()), ("means2d", "depths"))
 case("gsplat.compute_lidar_tiling")(
     lambda _backend: (
         lambda **given: list(vars(find("tsplat.compat.gsplat", "compute_lidar_tiling")(**given)).values()),
@@ -942,7 +951,7 @@ EXEMPT = {
         "gsplat.distributed.cli",
     ),
     "raises an UnsupportedError": (
-        "gsplat.isect_tiles_lidar", "gsplat.experimental.GaussianInferenceRenderer",
+        "gsplat.experimental.GaussianInferenceRenderer",
         "gsplat.experimental.GaussianInferenceScene",
     ),
     "reads or writes data without arithmetic of PyTorch, or what a case with the same code reads": (

@@ -52,3 +52,13 @@ def make(seed=0, n=30, dtype=torch.float64, *, cameras=1, sweeps=False, size=1.0
     options = dict(Ks=None, width=1, height=1, camera_model="lidar", with_ut=True, with_eval3d=True)
     options["lidar_coeffs"] = lidar(seed, dtype=dtype, **angles)
     return {name: tensor.to(dtype) for name, tensor in scene.items()} | options
+
+
+def angular_boxes(seed=0, n=60):
+    """Gaussians [2, n] of all sizes around a lidar, 1,024 per radian; some are culled."""
+    generator = torch.Generator().manual_seed(seed)
+    angles = torch.rand(2, n, 2, generator=generator) * torch.tensor([2 * torch.pi, 2.0]) - torch.tensor([0, 1.0])
+    radii = (torch.rand(2, n, 2, generator=generator) * 6 - 7).exp() * torch.tensor([torch.pi, 1.0])
+    radii = (1024 * radii).ceil().int()
+    radii[:, ::7] = 0
+    return dict(means2d=1024 * angles, radii=radii, depths=torch.rand(2, n, generator=generator))

@@ -13,10 +13,8 @@ import tsplat.compat.gsplat
 from benchmarks.gpu_timing import gsplat_kernels
 from tests.compat.gsplat.signatures import SIGNATURES, SIGNATURES_1_6, describe, find, parameters
 from tests.support.paths import ROOT
-from tsplat import UnsupportedError
 
 PACKAGE = "tsplat.compat.gsplat"
-NOT_IMPLEMENTED_1_6 = ("isect_tiles_lidar",)
 FOLLOWS_NUMERICS = ("require_all_sigma_points_valid=True", "require_all_sigma_points_valid=None")
 """A default of gsplat 1.5.3, and ours, which stands for True, or with ``numerics="gsplat-1.6"`` for False, as there."""
 
@@ -61,20 +59,12 @@ def test_public_names():
     assert set(tsplat.compat.gsplat.__all__) == public | set(SIGNATURES_1_6) | {"AlreadyImportedError", "install"}
 
 
-@pytest.mark.parametrize("path", NOT_IMPLEMENTED_1_6)
-def test_what_is_not_implemented_names_itself(path):
-    function = find(PACKAGE, path)
-    required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-    with pytest.raises(UnsupportedError, match=f"^{path.rpartition('.')[2]}: not implemented; .*(use|write)"):
-        function(**{p.name: None for p in required})
-
-
 def test_documentation_states_what_is_implemented():
     rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|$", (ROOT / "docs" / "from_gsplat.md").read_text(), re.MULTILINE)
     states = {name: state for names, state in reversed(rows) for name in re.findall(r"`(\w+)`", names)}
     for path in [*SIGNATURES, *SIGNATURES_1_6]:
         if "." not in path:
-            assert states[path].startswith("raise") == (path in NOT_IMPLEMENTED_1_6), path
+            assert not states[path].startswith("raise"), path
 
 
 @pytest.mark.slow

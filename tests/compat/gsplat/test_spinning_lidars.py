@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 import tsplat
-from tests.support.lidars import lidar, make
+from tests.support.lidars import angular_boxes, lidar, make
 from tsplat.compat import gsplat
 from tsplat.compat.gsplat import losses
 
@@ -75,6 +75,72 @@ def test_the_map_names_the_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(tsplat.errors.MissingExtraError, match=r"scipy .* pip install 'tsplat\[train\]'"):
         gsplat.compute_lidar_angles_to_columns_map(lidar(0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lists_have_the_tiles_of_all_elements_in_boxes(seed):
+    """And of the others only those that a box overlaps."""
+    params = lidar(seed, rows=20, span=None if seed < 2 else 2.0, dtype=torch.float32)
+    tiling = gsplat.compute_lidar_tiling(params, n_bins_elevation=5, max_pts_per_tile=24, resolution_elevation=200)
+    given = gsplat.RowOffsetStructuredSpinningLidarModelParametersExt(params, torch.zeros(80, 160), tiling)
+    boxes = angular_boxes(seed)
+    counts, isect_ids, flatten_ids = gsplat.isect_tiles_lidar(given, **boxes)
+    n_columns, n_tiles = tiling.n_bins_azimuth, 5 * tiling.n_bins_azimuth
+    assert torch.equal(flatten_ids.long().bincount(minlength=120), counts.flatten().long())
+    assert (isect_ids.diff() >= 0).all() and not counts[:, ::7].any()
+    keys = boxes["depths"].flatten()[flatten_ids.long()].view(torch.int32)
+    assert torch.equal(isect_ids.int(), keys)
+    offsets = gsplat.isect_offset_encode(isect_ids, 2, n_columns, 5).flatten().long()
+    per_tile = torch.cat([offsets, torch.tensor([len(isect_ids)])]).diff()
+    tiles = torch.arange(2 * n_tiles).repeat_interleave(per_tile)
+    assert torch.equal(tiles // n_tiles, flatten_ids.long() // 60)
+    listed = torch.zeros(120, n_tiles, dtype=torch.bool)
+    listed[flatten_ids.long(), tiles % n_tiles] = True
+    assert listed.sum() == len(isect_ids)
+
+    def turned(azimuths):
+        behind = (-1) ** seed * (azimuths - params.fov_horiz_rad.start)
+        return behind.double().remainder(2 * torch.pi)
+
+    azimuths = turned(params.column_azimuths_rad + params.row_azimuth_offsets_rad[:, None]).flatten()
+    below = (params.fov_vert_rad.start - params.row_elevations_rad.double())[:, None].expand(20, 40).flatten()
+    middle, radii = boxes["means2d"].flatten(0, 1) / 1024, boxes["radii"].flatten(0, 1) / 1024
+    across = (azimuths - turned(middle[:, :1]) + torch.pi).remainder(2 * torch.pi) - torch.pi
+    along = below - (params.fov_vert_rad.start - middle[:, 1:])
+    shown = (radii > 0).all(-1, keepdim=True)
+    inside = shown & (across.abs() < radii[:, :1] - 1e-4) & (along.abs() < radii[:, 1:] - 1e-4)
+    columns, rows = tiling.tiles_to_elements_map.long().unbind(-1)
+    tile_of = torch.empty(800, dtype=torch.int64)
+    tile_of[rows * 40 + columns] = torch.arange(n_tiles).repeat_interleave(tiling.tiles_pack_info[:, 1].long())
+    assert inside.sum() > 50
+    gaussians, elements = inside.nonzero(as_tuple=True)
+    assert listed[gaussians, tile_of[elements]].all()
+    # The middles of tiles are at most half of a tile away from a box that overlaps them.
+    width = params.fov_horiz_rad.span / n_columns
+    centers = (torch.arange(n_columns) + 0.5) * width
+    apart = (centers - turned(middle[:, :1]) + torch.pi).remainder(2 * torch.pi) - torch.pi
+    near = (apart.abs() <= radii[:, :1] + 0.5 * width + 1e-4).repeat(1, 5)
+    assert near[listed].all() and not listed.all()
+
+
+def test_lists_of_packed_boxes_are_those_of_dense_ones():
+    params = lidar(1, dtype=torch.float32)
+    tiling = gsplat.compute_lidar_tiling(params, max_pts_per_tile=16, n_bins_elevation=4)
+    given = gsplat.RowOffsetStructuredSpinningLidarModelParametersExt(params, torch.zeros(36, 160), tiling)
+    boxes = angular_boxes(1)
+    counts, isect_ids, flatten_ids = gsplat.isect_tiles_lidar(given, **boxes)
+    packed = {name: tensor.flatten(0, 1) for name, tensor in boxes.items()} | dict(packed=True, n_images=2)
+    images = torch.arange(2).repeat_interleave(60)
+    found = gsplat.isect_tiles_lidar(given, **packed, image_ids=images)
+    for one, other in zip(found, (counts.flatten(), isect_ids, flatten_ids)):
+        assert torch.equal(one, other)
+    unsorted = gsplat.isect_tiles_lidar(given, **boxes, sort=False)
+    assert (unsorted[2].diff() >= 0).all()
+    assert torch.equal(unsorted[1].sort().values, isect_ids)
+    with pytest.raises(tsplat.ArgumentError, match="image_ids: required with n_images"):
+        gsplat.isect_tiles_lidar(given, **packed)
+    with pytest.raises(tsplat.UnsupportedError, match="segmented sort is not supported for packed inputs"):
+        gsplat.isect_tiles_lidar(given, **packed, image_ids=images, segmented=True)
 
 
 def test_losses():

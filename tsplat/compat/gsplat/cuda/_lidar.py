@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +15,10 @@ from torch import Tensor
 from .... import ArgumentError, UnsupportedError
 from .... import RowOffsetStructuredSpinningLidarModelParameters as RowOffsetStructuredSpinningLidarModelParameters
 from .... import SpinningDirection as SpinningDirection
+from ....arguments import INTEGERS, check_devices, check_ids, check_size, check_tensor, compute_dtype
+from ....runtime.compilation import with_plain_tensors
+from ....stages.intersection import tile_bits
+from ....stages.lidars import SCALE, TURN
 from ....support.extras import require
 
 USE_RASTERIZATION = (
@@ -34,7 +37,7 @@ def refuse_lidars(lidar_coeffs: object) -> None:
 
 @dataclasses.dataclass(eq=False)
 class LidarTiling:
-    """Tiles of angles that hold about as many elements each. tsplat does not read them.
+    """Tiles of angles that hold about as many elements each. :func:`tsplat.rasterization` does not read them.
 
     Attributes:
         n_bins_azimuth, n_bins_elevation: Numbers of tiles along both angles.
@@ -51,9 +54,19 @@ class LidarTiling:
     tiles_pack_info: Tensor
     tiles_to_elements_map: Tensor
 
+    @property
+    def cdf_resolution_elevation(self) -> int:
+        """Number of intervals of elevations, R."""
+        return len(self.cdf_elevation) - 1
+
+    @property
+    def cdf_resolution_azimuth(self) -> int:
+        """Number of cells along azimuths, S."""
+        return self.cdf_dense_ray_mask.shape[1] - 1
+
 
 class RowOffsetStructuredSpinningLidarModelParametersExt(RowOffsetStructuredSpinningLidarModelParameters):
-    """A lidar with the structures by which gsplat renders it, which tsplat does not read.
+    """A lidar with the structures by which gsplat renders it; :func:`tsplat.rasterization` does not read them.
 
     Attributes:
         angles_to_columns_map: See :func:`compute_lidar_angles_to_columns_map`.
@@ -182,10 +195,128 @@ def compute_tiling(
     )
 
 
+@torch.no_grad()
+@with_plain_tensors
 def isect_tiles_lidar(
-    lidar: object, means2d: Tensor, radii: Tensor, depths: Tensor,
+    lidar: RowOffsetStructuredSpinningLidarModelParametersExt, means2d: Tensor, radii: Tensor, depths: Tensor,
     sort: bool = True, segmented: bool = False, packed: bool = False, n_images: int | None = None,
     image_ids: Tensor | None = None, gaussian_ids: Tensor | None = None,
-) -> NoReturn:  # fmt: skip
-    """Raises `UnsupportedError`: use :func:`tsplat.rasterization`, whose lists of lidars are of other tiles."""
-    raise UnsupportedError(f"isect_tiles_lidar: {USE_RASTERIZATION}")
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Lists the tiles of a lidar that boxes around projected Gaussians overlap, if the part of the box in the field of
+    view holds an element. :func:`tsplat.rasterization` does not use it.
+
+    Args:
+        lidar: With a ``tiling``, such as that of :func:`compute_lidar_tiling`.
+        means2d: Azimuths and elevations, 1,024 per radian. [..., N, 2], or [nnz, 2] if packed
+        radii: Half the widths and heights of the boxes, 1,024 per radian; zero where culled. Integers as ``means2d``.
+        depths: [..., N] or [nnz].
+        sort: Whether to sort by image, tile and depth; otherwise intersections come Gaussian by Gaussian.
+        segmented: Unused: the result is the same. Not supported if packed.
+        packed: Whether inputs are packed; requires ``n_images`` and ``image_ids`` [nnz].
+        gaussian_ids: Unused, in gsplat as well.
+
+    Returns:
+        ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
+        int32 [M], indices into [I * N] or [nnz].
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        UnsupportedError: ``segmented`` with ``packed``.
+    """
+    check_tensor("depths", depths, [None] if packed else [...], "[nnz], as packed is True")
+    check_tensor("means2d", means2d, [*depths.shape, 2], "[..., N, 2] as depths")
+    check_tensor("radii", radii, means2d.shape, "[..., N, 2] as means2d", dtypes=INTEGERS)
+    if packed:
+        if segmented:
+            raise UnsupportedError("segmented: segmented sort is not supported for packed inputs; pass False")
+        if n_images is None or image_ids is None:
+            raise ArgumentError("image_ids: required with n_images if packed is True")
+        check_ids("image_ids", image_ids, check_size("n_images", n_images), depths.shape, "[nnz] as depths")
+    tiling = lidar.tiling
+    check_devices(
+        dict(means2d=means2d, radii=radii, depths=depths, image_ids=image_ids, tiling=tiling.cdf_dense_ray_mask)
+    )
+    azimuths, elevations = means2d.to(compute_dtype(means2d)).reshape(-1, 2).unbind(-1)
+    half_widths, half_heights = radii.reshape(-1, 2).unbind(-1)
+    rows = _Interval.of_elevations(lidar, elevations, half_heights)
+    # A box that leaves the circle at either end continues at the other.
+    parts = _Interval.of_azimuths(lidar, azimuths, half_widths)
+    overlapped = torch.zeros(len(azimuths), tiling.n_bins_azimuth, dtype=torch.bool, device=means2d.device)
+    tiles = torch.arange(tiling.n_bins_azimuth, device=means2d.device)
+    for part in parts:
+        first, end = part.bins(tiling.n_bins_azimuth)
+        held = part.holds_elements(rows, tiling) & (half_widths > 0) & (half_heights > 0)
+        overlapped |= held[:, None] & (tiles >= first[:, None]) & (tiles < end[:, None])
+    first_band, end_band = rows.bands(tiling)
+    gaussians, columns = overlapped.nonzero(as_tuple=True)
+    heights = end_band - first_band
+    counts = heights * overlapped.sum(-1)
+    each = heights[gaussians]
+    places = torch.arange(int(each.sum()), device=each.device) - (each.cumsum(0) - each).repeat_interleave(each)
+    gaussians, columns = gaussians.repeat_interleave(each), columns.repeat_interleave(each)
+    tile_ids = (first_band[gaussians] + places) * tiling.n_bins_azimuth + columns
+    images = gaussians // max(depths.shape[-1], 1) if image_ids is None else image_ids.long()[gaussians]
+    images = images << tile_bits(tiling.n_bins_azimuth * tiling.n_bins_elevation)
+    keys = depths.flatten().to(torch.float32).view(torch.int32)[gaussians]
+    isect_ids = torch.stack([keys, (images + tile_ids).int()], -1).view(torch.int64).flatten()
+    if sort:
+        isect_ids, order = isect_ids.sort(stable=True)
+        gaussians = gaussians[order]
+    return counts.int().view(depths.shape), isect_ids, gaussians.int()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Interval:
+    """Part of the field of view along one angle, in units of it: from ``first`` to ``end``. [R] each"""
+
+    first: Tensor
+    end: Tensor
+
+    @staticmethod
+    def of_elevations(
+        lidar: RowOffsetStructuredSpinningLidarModelParameters, angles: Tensor, radii: Tensor
+    ) -> _Interval:
+        below = SCALE * lidar.fov_vert_rad.start - angles
+        return _Interval._within(below - radii, below + radii, SCALE * lidar.fov_vert_rad.span)
+
+    @staticmethod
+    def of_azimuths(
+        lidar: RowOffsetStructuredSpinningLidarModelParameters, angles: Tensor, radii: Tensor
+    ) -> tuple[_Interval, _Interval]:
+        circle, span = TURN, SCALE * lidar.fov_horiz_rad.span
+        behind = angles - SCALE * lidar.fov_horiz_rad.start
+        if lidar.spinning_direction is SpinningDirection.CLOCKWISE:
+            behind = -behind
+        behind = behind.remainder(circle)
+        first, end = behind - radii, behind + radii
+        covers = (first <= 0) & (end >= span)
+        end = end.minimum(first + circle)
+        # Where the box continues: in front of the start, or after a whole turn.
+        others = torch.where(first < 0, first + circle, 0.0), torch.where(first < 0, circle, end - circle)
+        others = others[0], torch.where(covers, 0.0, others[1])
+        return (
+            _Interval._within(torch.where(covers, 0.0, first), torch.where(covers, span, end), span),
+            _Interval._within(*others, span),
+        )
+
+    @staticmethod
+    def _within(first: Tensor, end: Tensor, span: float) -> _Interval:
+        return _Interval(first.clamp(0, span) / span, end.clamp(0, span) / span)
+
+    def bins(self, n: int) -> tuple[Tensor, Tensor]:
+        """The first of n bins that the interval overlaps, and the one after the last. [R] int64 each"""
+        return (self.first * n).floor().long(), (self.end * n).ceil().long()
+
+    def bands(self, tiling: LidarTiling) -> tuple[Tensor, Tensor]:
+        """The same for tiles along elevations, which consist of whole cells."""
+        first, end = self.bins(tiling.cdf_resolution_elevation)
+        bands = tiling.cdf_elevation.long()
+        last = torch.where(end > 0, (bands[(end - 1).clamp_min(0)] + 1).clamp_max(tiling.n_bins_elevation), bands[0])
+        return bands[first], last
+
+    def holds_elements(self, rows: _Interval, tiling: LidarTiling) -> Tensor:
+        """Whether a cell within this interval of azimuths and that of ``rows`` holds an element; yes if it has all."""
+        corners, n_cells = tiling.cdf_dense_ray_mask, tiling.cdf_resolution_azimuth
+        (top, bottom), (first, end) = rows.bins(tiling.cdf_resolution_elevation), self.bins(n_cells)
+        held = corners[bottom, end] - corners[top, end] - corners[bottom, first] + corners[top, first]
+        return (held > 0) | ((first <= 0) & (end >= n_cells))

@@ -41,6 +41,7 @@ from ._distortion import (
 from ._lidar import (
     RowOffsetStructuredSpinningLidarModelParameters,
     RowOffsetStructuredSpinningLidarModelParametersExt,
+    SpinningDirection,
     isect_tiles_lidar,
 )
 from ._packed_projection import fully_fused_projection, fully_fused_projection_2dgs
