@@ -52,9 +52,25 @@ def lens_pixel(
     u, v = torch.where(front, fx * x + cx, 0.0), torch.where(front, fy * y + cy, 0.0)
     if model.wraps:
         u = torch.where(front, u - turns_of(u - 0.5 * camera.width, turn_of(fx)), 0.0)
+    return u, v, seen & shown & _inside(u, v, camera, margin)
+
+
+def pixel_offset(
+    p: Triple, d: Triple, pixel: tuple[Tensor, Tensor], intrinsics: tuple[Tensor, ...], camera: CameraSettings,
+    margin: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Pixel of p + d less the pixel of p, without the rounding errors of either; and whether p + d is seen."""
+    x, y, exists = LENSES[camera.model].offset(p, d)
+    dx, dy = intrinsics[0] * x, intrinsics[1] * y
+    u = pixel[0] + dx
+    u = u - turns_of(u - 0.5 * camera.width, turn_of(intrinsics[0]))
+    return dx, dy, exists & _inside(u, pixel[1] + dy, camera, margin)
+
+
+def _inside(u: Tensor, v: Tensor, camera: CameraSettings, margin: float) -> Tensor:
+    """Whether a pixel is within the image and a margin."""
     side, top = margin * camera.width, margin * camera.height
-    inside = (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
-    return u, v, seen & shown & inside
+    return (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
 
 
 def turn_of(fx: Tensor) -> Tensor:

@@ -26,9 +26,13 @@ def path_of(shutter: Tensor) -> Path:
     return Path(*torch.split(shutter, [4, 4, 3, 3, 1, 1, 3, 1], -1))
 
 
+def turned(vector: Triple, pose: Pose) -> Triple:
+    x, y, z = (w[0] * vector[0] + w[1] * vector[1] + w[2] * vector[2] for w in pose[0])
+    return x, y, z
+
+
 def to_camera(point: Triple, pose: Pose) -> Triple:
-    rows, translation = pose
-    x, y, z = (w[0] * point[0] + w[1] * point[1] + w[2] * point[2] + t for w, t in zip(rows, translation))
+    x, y, z = (value + t for value, t in zip(turned(point, pose), pose[1]))
     return x, y, z
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from ..config import BEHIND_POLE
 from ..data import ProjectionSettings
 from ..formulas.rotations import Triple
-from .lens_pixels import lens_pixel, turn_of, turns_of
+from .lens_pixels import lens_pixel, pixel_offset, turn_of, turns_of
 from .lenses import LENSES
-from .shutters import Pose, pixel_in_time, pose_at, to_camera
+from .shutters import Pose, pixel_in_time, pose_at, to_camera, turned
 
 
 def unscented(
@@ -44,18 +44,23 @@ def unscented(
 
     wraps = LENSES[camera.model].wraps
     x, y, valid = project(mean)
+    exact = wraps and shutter is None
+    origin = to_camera(mean, pose)
     offsets = []
     counts = valid.to(torch.int32)
     for axis in axes:
         for sign in (1, -1):
-            spread = sign * transform.spread
-            point = (mean[0] + spread * axis[0], mean[1] + spread * axis[1], mean[2] + spread * axis[2])
-            u, v, also = project(point)
+            step = sign * transform.spread
+            offset = (step * axis[0], step * axis[1], step * axis[2])
+            if exact:
+                dx, dy, also = pixel_offset(origin, turned(offset, pose), (x, y), intrinsics, camera, transform.margin)
+            else:
+                u, v, also = project((mean[0] + offset[0], mean[1] + offset[1], mean[2] + offset[2]))
+                dx, dy = u - x, v - y
+                if wraps:
+                    dx = dx - turns_of(dx, turn_of(intrinsics[0]))
             counts = counts + also
-            dx = u - x
-            if wraps:
-                dx = dx - turns_of(dx, turn_of(intrinsics[0]))
-            offsets.append((dx, v - y))
+            offsets.append((dx, dy))
     # The mean weights add to 1, so only differences from the center are weighted, which loses no precision.
     if wraps:
         shift_x = shift_y = torch.zeros_like(x)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ...config import AXIS_MIN
-from ..device_math import constant, dot, load_tuple
+from ..device_math import add, constant, dot, load_tuple
 from .windshield import refract, refract_vjp
 
 N_COEFFICIENTS = tl.constexpr(12)
@@ -67,6 +67,14 @@ def _in_front(p, k, LENS: tl.constexpr):
 
 
 @triton.jit
+def _inside(u, v, width, height, MARGIN: tl.constexpr):
+    """Whether a pixel is within the image and a margin."""
+    side = constant(MARGIN, u) * width
+    top = constant(MARGIN, u) * height
+    return (u >= -side) & (u < width + side) & (v >= -top) & (v < height + top)
+
+
+@triton.jit
 def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
     front, q = _in_front(p, k, LENS)
@@ -75,9 +83,18 @@ def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.c
     v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
     if LENS.WRAPS:
         u = tl.where(front, u - turns_of(u - 0.5 * width, turn_of(intrinsics)), 0.0)
-    side = constant(MARGIN, u) * width
-    top = constant(MARGIN, u) * height
-    return u, v, front & seen & (u >= -side) & (u < width + side) & (v >= -top) & (v < height + top)
+    return u, v, front & seen & _inside(u, v, width, height, MARGIN)
+
+
+@triton.jit
+def pixel_offset(p, d, pixel, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
+    """Pixel of p + d less the pixel of p, without the rounding errors of either; and whether p + d is seen."""
+    x, y = LENS.offset(p, d)
+    dx, dy = intrinsics[0] * x, intrinsics[1] * y
+    front, _ = _in_front(add(p, d), (), LENS)
+    u = pixel[0] + dx
+    u -= turns_of(u - 0.5 * width, turn_of(intrinsics))
+    return dx, dy, front & _inside(u, pixel[1] + dy, width, height, MARGIN)
 
 
 @triton.jit

@@ -14,7 +14,8 @@ covariance and the gradient v of the mean:
     v_u_i = weight (2 G (d_i - delta) + v_delta),  v_u_0 = v - sum v_u_i
 
 If the lens wraps, d_i is the shorter way around, and delta is 0: the mean of longitudes and latitudes around a pole is
-that of no direction, and would move a Gaussian there by many standard deviations.
+that of no direction, and would move a Gaussian there by many standard deviations. Where the shutter is global, too, d_i
+is computed without pixels, whose rounding errors grow with the width of the image.
 """
 
 import math
@@ -34,7 +35,7 @@ from ..device_math import (
     times,
 )
 from .covariances import blur, shape_of, shape_vjp
-from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, turn_of, turns_of
+from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, pixel_offset, turn_of, turns_of
 from .lenses.equirectangular import angle
 from .projector import Projector
 from .shutters import at_exposure_vjp, exposed_pixel, pose_at, pose_at_vjp, to_camera
@@ -45,14 +46,14 @@ PI = tl.constexpr(math.pi)
 
 
 @triton.jit
-def _sigma_point(mean, axes, i, spread):
-    """One of the six outer points, and its signed distance from the mean in units of the axis i // 2."""
+def _sigma_point(axes, i, spread):
+    """Offset of one of the six outer points from the mean, and the same in units of the axis i // 2."""
     step = tl.where(i % 2 == 0, spread, -spread)
-    point = ()
+    offset = ()
     for j in tl.static_range(3):
         along = tl.where(i < 2, axes[j], tl.where(i < 4, axes[3 + j], axes[6 + j]))
-        point = point + (mean[j] + step * along,)
-    return point, step
+        offset = offset + (step * along,)
+    return offset, step
 
 
 @triton.jit
@@ -81,23 +82,37 @@ def _pixel(point, camera, plane, CONSTANTS: tl.constexpr):
 
 
 @triton.jit
-def _across(u, u0, camera, CONSTANTS: tl.constexpr):
-    """Difference of the u of two sigma points, what it counts in its own variance, and the derivative of that.
+def _pixel_offset(mean, offset, pixel, camera, plane, CONSTANTS: tl.constexpr):
+    """Pixel of a sigma point less that of the mean, whether it is seen, and when it is exposed."""
+    if CONSTANTS.LENS.WRAPS and len(camera[4]) == 0:
+        w = camera[0]
+        dx, dy, seen = pixel_offset(
+            to_camera(mean, (w, camera[1])), matvec3(w, offset), pixel, camera[2], plane[0], plane[1],
+            CONSTANTS.LENS, CONSTANTS.UNSCENTED.margin,
+        )  # fmt: skip
+        return dx, dy, seen, dx
+    else:
+        u, v, seen, time = _pixel(add(mean, offset), camera, plane, CONSTANTS)
+        dx = u - pixel[0]
+        if CONSTANTS.LENS.WRAPS:
+            dx -= turns_of(dx, turn_of(camera[2]))
+        return dx, v - pixel[1], seen, time
+
+
+@triton.jit
+def _across(difference, camera, CONSTANTS: tl.constexpr):
+    """What a difference of the u of two sigma points counts in its own variance, and the derivative of that.
 
     With a pole between the points, it counts far more: a Gaussian that holds a pole covers all columns.
     """
-    difference = u - u0
     if CONSTANTS.LENS.WRAPS:
-        turn = turn_of(camera[2])
-        difference -= turns_of(difference, turn)
-        quarter = 0.25 * turn
+        quarter = 0.25 * turn_of(camera[2])
         beyond = tl.maximum(tl.abs(difference) - quarter, 0.0)
         steepness = BEYOND / quarter * beyond
         more = steepness * beyond
-        wide = difference + tl.where(difference < 0.0, -more, more)
-        return difference, wide, 1.0 + 2.0 * steepness
+        return difference + tl.where(difference < 0.0, -more, more), 1.0 + 2.0 * steepness
     else:
-        return difference, difference, 1.0
+        return difference, 1.0
 
 
 @triton.jit
@@ -159,14 +174,13 @@ def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     delta_x, delta_y, xx, xy, yy = zero, zero, zero, zero, zero
     # A loop, as code for each point would take minutes to compile.
     for i in range(6):
-        point, _ = _sigma_point(mean, axes, i, spread)
-        u, v, also, _ = _pixel(point, camera, plane, CONSTANTS)
+        offset, _ = _sigma_point(axes, i, spread)
+        dx, dy, also, _ = _pixel_offset(mean, offset, (u0, v0), camera, plane, CONSTANTS)
         if CONSTANTS.UNSCENTED.all_valid:
             seen = seen & also
         else:
             seen = seen | also
-        dx, wide, _ = _across(u, u0, camera, CONSTANTS)
-        dy = v - v0
+        wide, _ = _across(dx, camera, CONSTANTS)
         delta_x += dx
         delta_y += dy
         xx += wide * wide
@@ -214,11 +228,10 @@ def _unscented_vjp(
     v_u0 = v_mean2d[0] + zero
     v_v0 = v_mean2d[1] + zero
     for i in range(6):
-        point, step = _sigma_point(mean, axes, i, spread)
-        u, v, _, time = _pixel(point, camera, plane, CONSTANTS)
-        across, wide, slope = _across(u, u0, camera, CONSTANTS)
-        dx = across - delta_x
-        dy = v - v0 - delta_y
+        offset, step = _sigma_point(axes, i, spread)
+        dx, dy, _, time = _pixel_offset(mean, offset, (u0, v0), camera, plane, CONSTANTS)
+        wide, slope = _across(dx, camera, CONSTANTS)
+        dx, dy = dx - delta_x, dy - delta_y
         if CONSTANTS.LENS.WRAPS:
             v_u = weight * (2.0 * v_cov[0] * wide * slope + v_cov[1] * dy)
         else:
@@ -226,7 +239,7 @@ def _unscented_vjp(
         v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
         v_u0 -= v_u
         v_v0 -= v_v
-        v_point = _point_vjp(point, time, camera, plane, v_u, v_v, OF_LENS, OF_PATH, CONSTANTS)
+        v_point = _point_vjp(add(mean, offset), time, camera, plane, v_u, v_v, OF_LENS, OF_PATH, CONSTANTS)
         total = add(total, v_point)
         added = ()
         for k in tl.static_range(9):

@@ -23,6 +23,28 @@ class Equirectangular(Lens):
         across = torch.where(has_longitude, torch.where(has_longitude, square, 1.0).sqrt(), 0.0)
         return longitude, torch.atan2(y, across), torch.ones_like(has_longitude)
 
+    def offset(self, p: Triple, d: Triple) -> Triple:
+        sine, cosine, r = _direction(p[0], p[2])
+        dx, dz = cosine * d[0] - sine * d[2], sine * d[0] + cosine * d[2]
+        q = dx, p[1] + d[1], r + dz
+        exists = q[0] * q[0] + q[1] * q[1] + q[2] * q[2] > AXIS_MIN
+        longitude, _, _ = self.bend(q, None)
+        across = _direction(q[0], q[2])[2]
+        total = r + across
+        further = (dx * dx + dz * (2 * r + dz)) / torch.where(total > 0, total, 1.0)
+        sine, cosine, _ = _direction(p[1], r)
+        y, x = d[1] * cosine - further * sine, q[1] * sine + across * cosine
+        latitude = torch.atan2(torch.where(exists, y, 0.0), torch.where(exists, x, 1.0))
+        return torch.where(exists, longitude, 0.0), latitude, exists
+
     def unbend(self, x: Tensor, y: Tensor, k: None) -> Triple:
         across = torch.where(y.abs() <= 0.5 * math.pi, y.cos(), 0.0)
         return across * x.sin(), torch.where(across != 0, y.sin(), 0.0), across * x.cos()
+
+
+def _direction(x: Tensor, z: Tensor) -> Triple:
+    """Sine and cosine of the angle of (x, z) from the z axis, and its length; 0, 1 and 0 if that is too small."""
+    square = x * x + z * z
+    exists = square > AXIS_MIN
+    length = torch.where(exists, square, 1.0).sqrt()
+    return torch.where(exists, x / length, 0.0), torch.where(exists, z / length, 1.0), torch.where(exists, length, 0.0)

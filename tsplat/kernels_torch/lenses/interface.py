@@ -61,6 +61,13 @@ class Lens(ABC):
         """Returns where :meth:`bend` takes points even if they are behind the camera; None if it never does."""
         return None
 
+    def offset(self, p: Triple, d: Triple) -> Triple:
+        """Returns x and y of p + d less those of p, without the rounding errors of either; and whether p + d has any.
+
+        For lenses that wrap: x is the shorter way around.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def bend(self, p: Triple, k: Any) -> Triple:
         """Returns where a point in front of the camera, or anywhere if it wraps, is shown; and whether it is seen."""

@@ -7,6 +7,11 @@ the distance r from the y axis, r^2 = x^2 + z^2:
     d longitude = (z dx - x dz) / r^2,  d latitude = (r dy - y (x dx + z dz) / r) / |p|^2
 
 On the y axis, longitude is 0, and the gradients of x and z are 0.
+
+Longitudes of a point p + d from that of p are those in a frame that is turned by that of p, where p is (0, y, r), and
+latitudes b from that of p are those of (y, r) in a frame that is turned again:
+
+    sin(b' - b) = (d_y r - y (r' - r)) / (|p| |p + d|),  r' - r = (d_x^2 + d_z (2 r + d_z)) / (r' + r)
 """
 
 import math
@@ -15,6 +20,7 @@ import triton
 import triton.language as tl
 
 from ....config import AXIS_MIN
+from ...device_math import add, dot
 from .fisheye import fisheye_direction
 from .interface import Lens
 
@@ -50,4 +56,27 @@ def _bend_vjp(p, k, saved, v_x, v_y):
     return v_longitude * p[2] - v_across * p[0], v_latitude * across, -v_longitude * p[0] - v_across * p[2]
 
 
-EQUIRECTANGULAR = Lens(None, None, None, None, _bend, _bend_vjp, CULLS_BY_DISTANCE=True, WRAPS=True)
+@triton.jit
+def _offset(p, d):
+    square = p[0] * p[0] + p[2] * p[2]
+    has_longitude = square > SQUARE_MIN
+    inverse = tl.where(has_longitude, 1.0 / tl.sqrt(tl.where(has_longitude, square, 1.0)), 0.0)
+    sine, cosine = p[0] * inverse, tl.where(has_longitude, p[2] * inverse, 1.0)
+    r = square * inverse
+    dx, dz = cosine * d[0] - sine * d[2], sine * d[0] + cosine * d[2]
+    q = add((0.0, p[1], r), (dx, d[1], dz))
+    exists = dot(q, q) > SQUARE_MIN
+    longitude, _, _, saved = _bend((q[0], q[1], tl.where(exists, q[2], 1.0)), ())
+    across = saved[0]
+    total = r + across
+    further = (dx * dx + dz * (2.0 * r + dz)) / tl.where(total > 0.0, total, 1.0)
+    square = p[1] * p[1] + r * r
+    inverse = tl.where(square > SQUARE_MIN, 1.0 / tl.sqrt(tl.where(square > SQUARE_MIN, square, 1.0)), 0.0)
+    sine, cosine = p[1] * inverse, tl.where(square > SQUARE_MIN, r * inverse, 1.0)
+    latitude = angle(d[1] * cosine - further * sine, q[1] * sine + across * cosine)
+    return tl.where(exists, longitude, 0.0), tl.where(exists, latitude, 0.0)
+
+
+EQUIRECTANGULAR = Lens(
+    None, None, None, None, _bend, _bend_vjp, CULLS_BY_DISTANCE=True, WRAPS=True, offset=_offset
+)  # fmt: skip

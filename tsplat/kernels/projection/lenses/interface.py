@@ -30,6 +30,8 @@ class Lens(Contract):
             coefficient; None if coefficients have no gradients.
         CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera, where depth is that distance.
         WRAPS: Whether x is an angle of a full circle. Then ``bend`` gets points in any direction, and u has a period.
+        offset: (p, d) to x and y of p + d less those of p, without the rounding errors of either, for a lens that wraps
+            and has no values: x the shorter way around.
         shows_behind: (p, k) to whether ``bend`` takes a point even if it is behind the camera; None if it never does.
     """
 
@@ -42,4 +44,5 @@ class Lens(Contract):
     coefficients_vjp: Any = None
     CULLS_BY_DISTANCE: bool = False
     WRAPS: bool = False
+    offset: Any = None
     shows_behind: Any = None
