@@ -775,6 +775,32 @@ differentiable_case(
 )
 for name in ("l1_loss", "mse_loss"):
     compat_case(f"losses.{name}", lambda: dict(**dict(zip(("pred", "target"), images()))))
+for name in (
+    "huber_loss", "smooth_l1_loss", "bce_loss", "bce_with_logits_loss", "depth_inverse_mse", "log_l1"
+):  # fmt: skip
+    compat_case(f"losses.{name}", lambda: dict(pred=generated(5, 4), target=generated(5, 4, seed=1)))
+compat_case("losses.bce_clipped", lambda: dict(input=generated(5, 4), target=generated(5, 4, seed=1)))
+compat_case("losses.cross_entropy_loss", lambda: dict(pred=generated(5, 4), target=torch.tensor([0, 3, 1, 1, 2])))
+compat_case("losses.masked_l1", lambda: dict(pred=generated(5, 4), gt=generated(5, 4, seed=1), mask=torch.eye(5, 4)))
+compat_case(
+    "losses.masked_ssim",
+    lambda: dict(**dict(zip(("pred", "gt"), images(True))), mask=torch.ones(1, dtype=torch.bool)),
+    ("gt",),
+)
+for name in ("binocular_disparity_l1", "pearson_depth_loss"):
+    compat_case(f"losses.{name}", lambda: dict(pred_depth=generated(5, 4), gt_depth=generated(5, 4, seed=1)))
+for name, value in (
+    ("relu_sum", dict(eps=0.4)),
+    ("reduce_mean", {}),
+    ("reduce_quantile", dict(quantile=0.4)),
+    ("reduce_sum", {}),
+):
+    compat_case(f"losses.{name}", lambda value=value: dict(value=generated(5, 4)) | value)
+compat_case("losses.normal_cosine_loss", lambda: dict(pred_normal=generated(5, 3), gt_normal=generated(5, 3, seed=1)))
+compat_case("losses.weights_reg", lambda: dict(weights_list=[generated(5, 3), generated(2, 3, seed=1)]))
+compat_case("losses.identity_distance", lambda: dict(grid=generated(2, 12, 3)))
+compat_case("losses.bilateral_grid_drift_loss", lambda: dict(grids=[generated(2, 12, 3)]))
+compat_case("losses.total_variation_temporal", lambda: dict(x=generated(2, 3, 1, 2, 2), loss_mask=torch.ones(1)))
 compat_case("losses.ssim_loss", lambda: dict(**dict(zip(("img1", "img2"), images(True)))), ("img2",))
 compat_case("losses.depth_l1_loss", lambda: dict(pred_depth=generated(5, 4, low=-1), gt_depth=generated(5, 4, seed=1)))
 for name, other, values in (
@@ -942,7 +968,7 @@ EXEMPT = {
         "tsplat.training.RunStart", "tsplat.training.Score", "tsplat.training.ViewOptions", "tsplat.viewing.ScenePage",
         "tsplat.viewing.StartView", "gsplat.ExternalDistortionModelParameters", "tsplat.training.preset",
         "tsplat.training.read_config", "inria.GaussianRasterizationSettings", "tsplat.strategies.Strategy",
-        "gsplat.scene.Scene", "gsplat.stage.Stage",
+        "gsplat.scene.Scene", "gsplat.stage.Stage", "gsplat.losses.LinearLambdaScheduler",
         "gsplat.RendererConfig", "gsplat.RendererConfig_MixedBatch", "gsplat.RendererConfig_ParallelBatch",
     ),
     "says what there is, or installs names": (

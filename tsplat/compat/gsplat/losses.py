@@ -7,29 +7,74 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ... import ArgumentError, ShapeError, UnsupportedError, l1_and_ssim
 from ...arguments import check_tensor
 from ...config import SSIM_TAPS
 from ...precision import in_full_precision
+from ._loss_terms import (
+    LinearLambdaScheduler,
+    bce_clipped,
+    bce_loss,
+    bce_with_logits_loss,
+    bilateral_grid_drift_loss,
+    binocular_disparity_l1,
+    check_shapes,
+    cross_entropy_loss,
+    depth_inverse_mse,
+    huber_loss,
+    identity_distance,
+    log_l1,
+    masked_l1,
+    normal_cosine_loss,
+    pearson_depth_loss,
+    reduce_mean,
+    reduce_quantile,
+    reduce_sum,
+    relu_sum,
+    smooth_l1_loss,
+    total_variation_temporal,
+    weights_reg,
+)
 
 __all__ = [
+    "LinearLambdaScheduler",
+    "bce_clipped",
+    "bce_loss",
+    "bce_with_logits_loss",
+    "bilateral_grid_drift_loss",
+    "binocular_disparity_l1",
+    "cross_entropy_loss",
+    "depth_inverse_mse",
     "depth_l1_loss",
     "gaussian_density_reg",
     "gaussian_scale_reg",
     "gaussian_z_scale_reg",
+    "huber_loss",
+    "identity_distance",
     "l1_loss",
     "lidar_background_loss",
     "lidar_distance_loss",
     "lidar_intensity_loss",
     "lidar_raydrop_loss",
+    "log_l1",
+    "masked_l1",
+    "masked_ssim",
     "mse_loss",
+    "normal_cosine_loss",
     "opacity_reg_loss",
     "out_of_bound_loss",
+    "pearson_depth_loss",
+    "reduce_mean",
+    "reduce_quantile",
+    "reduce_sum",
+    "relu_sum",
     "scale_reg_loss",
+    "smooth_l1_loss",
     "ssim_loss",
     "total_variation_loss",
+    "total_variation_temporal",
+    "weights_reg",
 ]
 
 
@@ -61,6 +106,12 @@ def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> 
         for name, image in (("img1", img1), ("img2", img2))
     ]
     return 1 - l1_and_ssim(images[0], images[1], padding="valid")[1]
+
+
+def masked_ssim(pred: Tensor, gt: Tensor, mask: Tensor) -> Tensor:
+    """Computes :func:`ssim_loss` of images [B, C, H, W] times a mask, which is broadcast to them. []"""
+    check_shapes("gt", gt, "pred", pred)
+    return ssim_loss(pred * mask, gt * mask)
 
 
 def depth_l1_loss(pred_depth: Tensor, gt_depth: Tensor, scene_scale: float = 1.0) -> Tensor:
@@ -129,16 +180,14 @@ def out_of_bound_loss(positions: Tensor, cuboid_dims: Tensor) -> Tensor:
     return (positions.abs() - cuboid_dims / 2).relu()
 
 
-PER_ELEMENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+PER_ELEMENT: dict[str, Callable[..., Tensor]] = {
     "l1": l1_loss,
     "mse": mse_loss,
-    "huber": lambda pred, target: functional.huber_loss(pred, target, reduction="none"),
-    "smooth_l1": lambda pred, target: functional.smooth_l1_loss(pred, target, reduction="none"),
-    "bce": lambda pred, target: functional.binary_cross_entropy(pred, target, reduction="none"),
-    "bce_with_logits": lambda pred, target: functional.binary_cross_entropy_with_logits(pred, target, reduction="none"),
-    "bce_clipped": lambda pred, target: functional.binary_cross_entropy(
-        pred.float().clamp(1e-3, 1 - 1e-3), target.float(), reduction="none"
-    ),
+    "huber": huber_loss,
+    "smooth_l1": smooth_l1_loss,
+    "bce": bce_loss,
+    "bce_with_logits": bce_with_logits_loss,
+    "bce_clipped": bce_clipped,
 }
 """The names of ``loss_fn``. ``bce_clipped`` clamps probabilities to between 0.001 and 0.999."""
 

@@ -1,0 +1,192 @@
+"""Further names of ``gsplat.losses`` of gsplat 1.6: losses per element, masked losses, means, and a schedule.
+
+Functions whose docstring ends with [] return a scalar. The others return a value per element.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ... import ArgumentError, ShapeError
+from ...precision import in_full_precision
+
+
+@in_full_precision
+def huber_loss(pred: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
+    """Computes the Huber loss: half the square of a difference below `delta`, and a line beyond."""
+    return functional.huber_loss(pred, target, reduction="none", delta=delta)
+
+
+@in_full_precision
+def smooth_l1_loss(pred: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
+    """Computes the Huber loss over its threshold `beta`."""
+    return functional.smooth_l1_loss(pred, target, reduction="none", beta=beta)
+
+
+@in_full_precision
+def bce_loss(pred: Tensor, target: Tensor) -> Tensor:
+    """Computes the binary cross entropy of probabilities."""
+    return functional.binary_cross_entropy(pred, target, reduction="none")
+
+
+@in_full_precision
+def bce_with_logits_loss(pred: Tensor, target: Tensor) -> Tensor:
+    """Computes the binary cross entropy of logits."""
+    return functional.binary_cross_entropy_with_logits(pred, target, reduction="none")
+
+
+def bce_clipped(input: Tensor, target: Tensor, eps: float = 0.001) -> Tensor:
+    """Computes the binary cross entropy of probabilities that are clamped to between `eps` and 1 - `eps`."""
+    return bce_loss(input.float().clamp(eps, 1 - eps), target.float())
+
+
+@in_full_precision
+def cross_entropy_loss(pred: Tensor, target: Tensor) -> Tensor:
+    """Computes the cross entropy of logits [N, C] and classes [N]. [N]"""
+    return functional.cross_entropy(pred, target, reduction="none")
+
+
+def depth_inverse_mse(pred: Tensor, target: Tensor, eps: float = 1e-6) -> Tensor:
+    """Computes (1 / pred - 1 / target)^2 of depths, which are at least `eps`."""
+    return (1 / pred.clamp_min(eps) - 1 / target.clamp_min(eps)).square()
+
+
+def log_l1(pred: Tensor, target: Tensor) -> Tensor:
+    """Computes log(1 + ``|pred - target|``)."""
+    return (pred - target).abs().log1p()
+
+
+def normal_cosine_loss(pred_normal: Tensor, gt_normal: Tensor) -> Tensor:
+    """Computes 1 - cos of the angle between unit vectors [..., 3]. [...]"""
+    return 1 - (pred_normal * gt_normal).sum(-1)
+
+
+def relu_sum(value: Tensor, eps: float) -> Tensor:
+    """Computes the sum of how far values are above `eps`. []"""
+    return (value - eps).relu().sum()
+
+
+def weights_reg(weights_list: Sequence[Tensor], dim: int = 1) -> Tensor:
+    """Computes the mean of squared norms along `dim`, over all tensors. []"""
+    return torch.cat([weights.square().sum(dim) for weights in weights_list]).mean()
+
+
+def identity_distance(grid: Tensor, num_rows: int = 3, num_cols: int = 4) -> Tensor:
+    """Computes the norm of a matrix less the identity, for the matrices of a grid [B, rows * columns, ...]. [B, ...]"""
+    one = torch.eye(num_rows, num_cols, dtype=grid.dtype, device=grid.device).flatten()
+    distance: Tensor = (grid - one.view(-1, *[1] * (grid.dim() - 2))).norm(dim=1)
+    return distance
+
+
+def bilateral_grid_drift_loss(grids: Sequence[Tensor], num_rows: int = 3, num_cols: int = 4) -> Tensor:
+    """Computes :func:`identity_distance` of several grids, concatenated; empty without grids."""
+    distances = [identity_distance(grid, num_rows, num_cols).flatten() for grid in grids]
+    return torch.cat(distances) if distances else torch.empty(0)
+
+
+def total_variation_temporal(x: Tensor, loss_mask: Tensor) -> Tensor:
+    """Computes mean squares of differences between frames [B, C, D, H, W], times the mask. [B - 1], or [1] of zero"""
+    if len(x) <= 1:
+        return x.new_zeros(1)
+    return x.diff(dim=0).square().flatten(1).mean(1) * loss_mask
+
+
+def reduce_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Computes the mean of values, times a mask over its sum, which is at least 1. []
+
+    Raises:
+        ArgumentError: The mask has a floating-point type.
+    """
+    if mask is None:
+        return value.mean()
+    if mask.is_floating_point():
+        raise ArgumentError(f"mask: expected bool or integers, found {mask.dtype}; pass mask > 0")
+    return (value * mask).sum() / mask.sum().clamp_min(1)
+
+
+def reduce_quantile(value: Tensor, quantile: float) -> Tensor:
+    """Computes the mean of the smallest values, of which `quantile` is the share; 0 of none. []
+
+    Raises:
+        ArgumentError: The share is not in (0, 1].
+    """
+    if not 0 < quantile <= 1:
+        raise ArgumentError(f"quantile: expected a share in (0, 1], found {quantile}")
+    count = int(quantile * value.numel())
+    return value.flatten().topk(count, largest=False).values.sum() / max(count, 1)
+
+
+def reduce_sum(value: Tensor) -> Tensor:
+    """Computes the sum of values. []"""
+    return value.sum()
+
+
+def masked_l1(pred: Tensor, gt: Tensor, mask: Tensor) -> Tensor:
+    """Computes the mean absolute difference where a mask, broadcast to `pred`, is not 0; 0 where it is empty. []"""
+    check_shapes("gt", gt, "pred", pred)
+    chosen = (pred - gt).abs()[(mask != 0).expand_as(pred)]
+    return chosen.sum() / max(chosen.numel(), 1)
+
+
+def binocular_disparity_l1(
+    pred_depth: Tensor, gt_depth: Tensor, mask: Tensor | None = None, eps: float = 1e-7
+) -> Tensor:
+    """Computes the mean absolute difference of 1 / depth where the mask is not 0 and both depths are above `eps`. []"""
+    check_shapes("gt_depth", gt_depth, "pred_depth", pred_depth)
+    valid = (pred_depth.abs() > eps) & (gt_depth.abs() > eps)
+    pred, target = (1 / torch.where(valid, depth, 1.0) for depth in (pred_depth, gt_depth))
+    return masked_l1(pred, target, valid if mask is None else valid & (mask != 0))
+
+
+def pearson_depth_loss(pred_depth: Tensor, gt_depth: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Computes 1 - Pearson's correlation of depths where the mask is not 0; 0 of fewer than two. []"""
+    check_shapes("gt_depth", gt_depth, "pred_depth", pred_depth)
+    chosen = torch.ones_like(pred_depth, dtype=torch.bool) if mask is None else (mask != 0).expand_as(pred_depth)
+    pred, target = pred_depth[chosen], gt_depth[chosen]
+    if pred.numel() < 2:
+        return 0 * pred.sum()
+    pred, target = pred - pred.mean(), target - target.mean()
+    return 1 - (pred * target).sum() / (pred.square().sum() * target.square().sum()).clamp_min(1e-12).sqrt()
+
+
+def check_shapes(name: str, tensor: Tensor, other: str, expected: Tensor) -> None:
+    """Raises `ShapeError` unless shapes are equal."""
+    if tensor.shape != expected.shape:
+        raise ShapeError(f"{name}: expected the shape {list(expected.shape)} as {other}, found {list(tensor.shape)}")
+
+
+class LinearLambdaScheduler:
+    """A weight that changes in equal stages from `lambda_init` at `start` to `lambda_end` at `end`.
+
+    Args:
+        start, end: Steps, or epochs.
+        update_interval: ``"step"`` or ``"epoch"``.
+        update_frequency: Steps or epochs of a stage.
+
+    Raises:
+        ArgumentError: There is no stage.
+    """
+
+    def __init__(
+        self, start: int, end: int, lambda_init: float, lambda_end: float = 0.0, update_interval: str = "step",
+        update_frequency: int = 1,
+    ) -> None:  # fmt: skip
+        if update_frequency <= 0:
+            raise ArgumentError(f"update_frequency must be > 0, found {update_frequency}")
+        if end <= start:
+            raise ArgumentError(f"end must be > start, {start}, found {end}")
+        self.start, self.end, self.lambda_init, self.lambda_end = start, end, lambda_init, lambda_end
+        self.update_interval, self.update_frequency = update_interval, update_frequency
+        self.total_stages = (end - start) // update_frequency
+        if self.total_stages == 0:
+            raise ArgumentError(
+                f"total_stages must be > 0: update_frequency is {update_frequency}, more than all steps"
+            )
+
+    def __call__(self, epoch: int, global_step: int) -> float:
+        """Returns the weight at an epoch or a step."""
+        now = global_step if self.update_interval == "step" else epoch
+        share = min(max((now - self.start) // self.update_frequency / self.total_stages, 0.0), 1.0)
+        return self.lambda_init + share * (self.lambda_end - self.lambda_init)
