@@ -42,9 +42,9 @@ def render(call: Call) -> Rendering:
     """Renders the Gaussians of a checked call by the stages, in their order."""
     options, settings = call.options, call.settings
     gaussians = call.gaussians()  # means, quats, scales and opacities as given
-    cameras = gather_cameras(call.ranks, call.own_cameras(), call.means.device)
+    cameras = gather_cameras(call.ranks, call.local_cameras(), call.means.device)
     gaussians, cameras, centers = call.prepare_inputs(gaussians, cameras)
-    projected, shaded = project(gaussians, cameras, settings.projection, call.batch, call.find_harmonics(centers))
+    projected, shaded = project(gaussians, cameras, settings.projection, call.batch, call.fused_harmonics(centers))
     if call.sparse_gradients is not None:
         call.sparse_gradients.set_visible(projected)
     features = shade(call, gaussians.means, centers, projected, shaded)
@@ -52,7 +52,7 @@ def render(call: Call) -> Rendering:
     received, features = exchange(call.ranks, shaped, features, absgrad=options.absgrad)
     splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
     budget = call.memory_budget(splats)
-    boxes, turns = call.find_boxes(received, cameras)
+    boxes, turns = call.screen_bounds(received, cameras)
     intersections = intersect(boxes, call.grid, settings.intersection, budget, call.explain_memory, call.ranks, turns)
     maps = composite_maps(call, splats, intersections, cameras)
     check_capacity(intersections.whole, options.capacity, call.grid, call.ranks)

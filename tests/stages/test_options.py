@@ -7,12 +7,12 @@ import pytest
 import tsplat
 from tests.support.paths import ROOT
 from tsplat.data import Cameras
-from tsplat.stages.call import GIVEN
+from tsplat.stages.call import ARGUMENTS
 from tsplat.stages.lens_models import LensArguments
 from tsplat.stages.options import OPTIONS, WHERE, Options
 
 PAGE = ROOT / "docs" / "api" / "rasterization.md"
-TENSORS = {*GIVEN, *Cameras._fields[:2], *LensArguments._fields}
+TENSORS = {*ARGUMENTS, *Cameras._fields[:2], *LensArguments._fields}
 OWN_DEFAULTS = {"rasterization": {"tile_size": 16}, "rasterization_2dgs": {"packed": False}}
 """Defaults that differ from those of the table; ``tile_size=None`` of ``rasterization`` is that of the table, too."""
 
@@ -44,10 +44,10 @@ def test_options_that_ranks_may_differ_in():
 
 def test_documentation_has_what_is_supported():
     rows = [
-        f"| `{name}` | {words} | {only} | {only.why} |"
+        f"| `{name}` | {words} | {supported} | {supported.why} |"
         for where, words in WHERE.items()
         for name, option in OPTIONS.items()
-        if (only := option.only.get(where)) is not None
+        if (supported := option.supported.get(where)) is not None
     ]
     section = PAGE.read_text().split("## Options that are not supported everywhere\n")[1].split("\n## ")[0]
     found = [line for line in section.splitlines() if line.startswith("| `")]

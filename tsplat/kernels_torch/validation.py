@@ -38,11 +38,11 @@ def _valid_gaussians(gaussians: Gaussians3D, signals: dict[str, tuple[Tensor, bo
     return valid
 
 
-def exceeds(tensor: Tensor, n_own_dims: int) -> Tensor:
+def exceeds(tensor: Tensor, n_trailing_dims: int) -> Tensor:
     """Finds entries with a value that is not finite or beyond MAGNITUDE_MAX in their trailing dimensions."""
     # In fp16, MAGNITUDE_MAX would be infinity.
     invalid = ~(tensor.abs() <= min(MAGNITUDE_MAX, torch.finfo(tensor.dtype).max))
-    return invalid.flatten(invalid.dim() - n_own_dims).any(-1) if n_own_dims else invalid
+    return invalid.flatten(invalid.dim() - n_trailing_dims).any(-1) if n_trailing_dims else invalid
 
 
 def is_singular(viewmats: Tensor) -> Tensor:

@@ -161,8 +161,10 @@ def _addresses(tensors: list[Tensor]) -> list[int | None]:
 def _check_values(arguments: dict[str, Any]) -> None:
     """Raises if calls with an argument other than a tensor are never captured."""
     values = {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
-    for name, value, only in unsupported("passes", values):
-        raise UnsupportedError(f"{name}: must be {only} in a graphed call, found {value!r}; call the function itself")
+    for name, value, supported in unsupported("passes", values):
+        raise UnsupportedError(
+            f"{name}: must be {supported} in a graphed call, found {value!r}; call the function itself"
+        )
     for name, value in values.items():
         if type(value) not in IMMUTABLE_TYPES:
             raise UnsupportedError(

@@ -95,14 +95,14 @@ class Call:
 
     def signals(self) -> dict[str, tuple[Tensor, int | None]]:
         """Returns colors and extra signals, as far as there are any, with their degrees of spherical harmonics."""
-        o, given = self.options, {}
+        o, signals = self.options, {}
         if self.colors is not None:
-            given["colors"] = self.colors, o.sh_degree
+            signals["colors"] = self.colors, o.sh_degree
         if self.shN is not None:
-            given["shN"] = self.shN, o.sh_degree
+            signals["shN"] = self.shN, o.sh_degree
         if self.extra_signals is not None:
-            given["extra_signals"] = self.extra_signals, o.extra_signals_sh_degree
-        return given
+            signals["extra_signals"] = self.extra_signals, o.extra_signals_sh_degree
+        return signals
 
     def all_colors(self) -> Tensor:
         """Returns the colors, or all coefficients of spherical harmonics."""
@@ -120,7 +120,7 @@ class Call:
         upper = torch.cat([covars[..., i, i:] for i in range(3)], -1)
         return Gaussians3D(means, None, None, upper, self.opacities)
 
-    def own_cameras(self) -> Cameras:
+    def local_cameras(self) -> Cameras:
         """Returns this rank's cameras [B, C] in the compute dtype."""
         return flatten_batches(self.cameras, len(self.batch), self.dtype)
 
@@ -136,8 +136,9 @@ class Call:
         signals = {name: (t, is_per_camera(t, degree, len(self.batch))) for name, (t, degree) in self.signals().items()}
         return mark_invalid(gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
 
-    def find_harmonics(self, centers: Tensor | None) -> Harmonics:
-        """Returns the spherical harmonics that projection can evaluate: of three channels, the same for all cameras."""
+    def fused_harmonics(self, centers: Tensor | None) -> Harmonics:
+        """Returns the spherical harmonics that projection evaluates in its node: of three channels, the same for all
+        cameras."""
         o, colors = self.options, self.colors
         assert colors is not None
         # Evaluation in 3D adds to the gradients of means, too: separate, the order of that sum is that of the stages.
@@ -179,25 +180,25 @@ class Call:
             rays = flatten_batch(self.rays, len(self.batch), self.dtype).flatten(0, 1)
             return given_rays(rays if lidar is None else lidar.align(rays.movedim(-1, 1)).movedim(1, -1))
         if lidar is not None:
-            return lidar.rays(self.choose_own(cameras), settings.camera, unit=settings.hits)
-        return camera_rays(self.choose_own(cameras), settings.camera, unit=settings.hits)
+            return lidar.rays(self.select_local(cameras), settings.camera, unit=settings.hits)
+        return camera_rays(self.select_local(cameras), settings.camera, unit=settings.hits)
 
-    def find_boxes(self, received: ProjectedGaussians, cameras: Cameras) -> tuple[ProjectedGaussians, Tensor | None]:
+    def screen_bounds(self, received: ProjectedGaussians, cameras: Cameras) -> tuple[ProjectedGaussians, Tensor | None]:
         """Returns what lists of tiles are made of, given the cameras of all ranks: the Gaussians that this rank
         composites, of lidars as boxes of the image; and the pixels of a turn for each, None if cameras do not wrap."""
-        own = self.choose_own(cameras)
+        local = self.select_local(cameras)
         if self.lidar is not None:
-            return self.lidar.boxes(received, own, self.settings.numerics)
-        return received, turns_of_rows(received, own, self.options.camera_model)
+            return self.lidar.boxes(received, local, self.settings.numerics)
+        return received, turns_of_rows(received, local, self.options.camera_model)
 
-    def choose_own(self, cameras: Cameras) -> Cameras:
+    def select_local(self, cameras: Cameras) -> Cameras:
         """Returns this rank's cameras among those of all ranks."""
         if self.ranks is None:
             return cameras
         first = sum(self.ranks.n_cameras[: self.ranks.rank])
         rows = slice(first, first + self.n_cameras)
-        mine: Cameras = restore(structure(cameras), [None if t is None else t[:, rows] for t in flatten(cameras)])
-        return mine
+        local: Cameras = restore(structure(cameras), [None if t is None else t[:, rows] for t in flatten(cameras)])
+        return local
 
     def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Separates rendered channels: colors, with depth as the last channel, and extra signals."""
@@ -218,7 +219,7 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
         As :func:`tsplat.rasterization`.
     """
     options, group = Options.of(arguments, surfels=surfels), arguments["group"]
-    given: dict[str, Any] = {name: arguments.get(name) for name in GIVEN}
+    given: dict[str, Any] = {name: arguments.get(name) for name in ARGUMENTS}
     size, viewmats = (arguments["width"], arguments["height"]), arguments["viewmats"]
     given["cameras"] = Cameras(viewmats, given_intrinsics(arguments["Ks"], options.camera_model, viewmats, size))
     given["lens"] = LensArguments(*map(arguments.get, LensArguments._fields))
@@ -241,18 +242,18 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
     return call
 
 
-GIVEN = (
+ARGUMENTS = (
     "means", "quats", "scales", "opacities", "colors", "shN", "cameras", "lens", "covars", "backgrounds",
     "extra_signals", "rays",
 )  # fmt: skip
-"""Attributes of a call that hold what the caller passed."""
-_given = operator.attrgetter(*GIVEN)
+"""Attributes of a call that hold arguments of the caller."""
+_arguments_of = operator.attrgetter(*ARGUMENTS)
 
-FOUND = ("options", *(field.name for field in dataclasses.fields(Call) if not field.init))
+DERIVED = ("options", *(field.name for field in dataclasses.fields(Call) if not field.init))
 """Attributes that follow from the options, and from the shapes, dtypes and devices of tensors."""
 
 _checked: dict[Any, dict[str, Any]] = {}
-"""``FOUND`` of earlier calls, by all that it depends on."""
+"""``DERIVED`` of earlier calls, by all that it depends on."""
 
 CHECKED_MAX = 256
 
@@ -260,25 +261,25 @@ CHECKED_MAX = 256
 def _check(call: Call) -> None:
     """Checks tensors and options. Calls that differ from an earlier one in values only are looked up.
 
-    Afterwards, the call has the attributes ``FOUND``, and its tensors are plain. Colors that were None have a stand-in,
-    and cameras have the tensors of lenses. A call whose tensors this replaces is not looked up.
+    Afterwards, the call has the attributes ``DERIVED``, and its tensors are plain. Colors that were None have
+    placeholders, and cameras have the tensors of lenses. A call whose tensors this replaces is not looked up.
     """
     options = call.options
-    types, tensors = tuple(map(type, options)), flatten(_given(call))
-    kinds = [type(None) if t is None else tensor_key(t) for t in tensors]
-    key = (options, types, type(call.cameras), torch.is_grad_enabled(), *kinds)
-    is_known = None not in kinds and IMMUTABLE_TYPES.issuperset(types) and forward_ad._current_level < 0
-    checked = _checked.get(key) if is_known else None
+    types, tensors = tuple(map(type, options)), flatten(_arguments_of(call))
+    tensor_keys = [type(None) if t is None else tensor_key(t) for t in tensors]
+    key = (options, types, type(call.cameras), torch.is_grad_enabled(), *tensor_keys)
+    is_cacheable = None not in tensor_keys and IMMUTABLE_TYPES.issuperset(types) and forward_ad._current_level < 0
+    checked = _checked.get(key) if is_cacheable else None
     # Without an address, a tensor's memory was freed: checks say so.
     if checked is not None and all([t is None or t.data_ptr() or not t.numel() for t in tensors]):
         refuse_transforms()
         vars(call).update(checked)
     else:
         _check_all(call)
-        if is_known and all(map(operator.is_, flatten(_given(call)), tensors)):
+        if is_cacheable and all(map(operator.is_, flatten(_arguments_of(call)), tensors)):
             if len(_checked) >= CHECKED_MAX:
                 _checked.clear()
-            _checked[key] = {name: getattr(call, name) for name in FOUND}
+            _checked[key] = {name: getattr(call, name) for name in DERIVED}
     o = call.options
     camera = call.settings.compositing.camera
     check_images(call.means.device, call.grid.n_images, camera.width, camera.height, call.n_features, call.dtype)
@@ -296,7 +297,7 @@ def _check_all(call: Call) -> None:
     if call.lidar is not None:
         call.cameras = call.lidar.cameras(call.cameras)
         call.lens = call.lens._replace(viewmats_rs=call.lidar.camera_frame(call.lens.viewmats_rs))
-    vars(call).update(zip(GIVEN, plain_all(GIVEN, _given(call))))
+    vars(call).update(zip(ARGUMENTS, plain_all(ARGUMENTS, _arguments_of(call))))
     if call.opacities is None:
         raise ArgumentError("opacities: expected a tensor [..., N], found None")
     batch, n_gaussians, n_cameras = check_scene(
@@ -312,7 +313,7 @@ def _check_all(call: Call) -> None:
         call.rays = check_rays(call.rays, (*call.image_shape, 6))
     call.cameras = add_lens(call.cameras, call.lens, settings.projection, batch, n_cameras)
     if call.colors is None:
-        call.colors, call.backgrounds = _stand_in(call.means, options), None
+        call.colors, call.backgrounds = _placeholder_colors(call.means, options), None
     sizes = batch, n_cameras, n_gaussians
     call.colors, call.shN = (_per_batch(t, options.sh_degree, batch) for t in (call.colors, call.shN))
     call.extra_signals = _per_batch(call.extra_signals, options.extra_signals_sh_degree, batch)
@@ -334,11 +335,10 @@ def _check_all(call: Call) -> None:
     if options.distributed:
         per_camera = [name for name, (t, degree) in call.signals().items() if is_per_camera(t, degree, len(batch))]
         check_distributed(batch, per_camera)
-        for name, value, only in unsupported("distributed", options._asdict()):
+        for name, value, supported in unsupported("distributed", options._asdict()):
             found = f"={value!r}" if isinstance(value, str) else ""
-            raise UnsupportedError(
-                f"distributed: {name}{found} is not implemented with it; use {only.values[0]!r}, as {only.why}"
-            )
+            instead = f"use {supported.values[0]!r}, as {supported.why}"
+            raise UnsupportedError(f"distributed: {name}{found} is not implemented with it; {instead}")
     width = settings.compositing.camera.width
     call.grid = TileGrid.cover(math.prod(batch) * n_cameras, width, options.height, options.tile_size)
     call.bytes_per_intersection = {}
@@ -351,7 +351,7 @@ def _per_batch(values: Tensor | None, sh_degree: int | None, batch: torch.Size) 
     return values.expand(*batch, -1, -1, -1)
 
 
-def _stand_in(means: Tensor, options: Options) -> Tensor:
+def _placeholder_colors(means: Tensor, options: Options) -> Tensor:
     """Returns valid colors [..., N, 3] for a call without colors, which renders none."""
     if options.renders_color:
         raise ArgumentError(f"colors: found None, but render_mode is {options.render_mode!r}; pass colors, or use 'D'")

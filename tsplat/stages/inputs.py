@@ -1,4 +1,4 @@
-"""The Gaussians and cameras of a call: what is said at the fields of cameras, shapes, and batch dimensions."""
+"""The Gaussians and cameras of a call: the fields of cameras, checks of shapes, and batch dimensions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Bundle = TypeVar("Bundle", bound=tuple[Any, ...])
 
 
 def camera_fields(cameras: Cameras) -> dict[str, CameraField]:
-    """Returns what is said at each field of cameras."""
-    kind: Any = type(cameras)
-    return _fields_of(kind)
+    """Returns the :class:`.CameraField` of each field of cameras."""
+    cameras_type: Any = type(cameras)
+    return _fields_of(cameras_type)
 
 
 @functools.cache
-def _fields_of(kind: Any) -> dict[str, CameraField]:
-    hints = get_type_hints(kind, include_extras=True)
+def _fields_of(cameras_type: Any) -> dict[str, CameraField]:
+    hints = get_type_hints(cameras_type, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
@@ -43,8 +43,8 @@ def check_scene(
     batch, n_gaussians = means.shape[:-2], means.shape[-2]
     n_cameras = _check_cameras(cameras, batch)
     if covars is not None:
-        own = ", ".join(map(str, covars_shape))
-        check_tensor("covars", covars, [*batch, n_gaussians, *covars_shape], f"[..., N, {own}] as means")
+        shape = ", ".join(map(str, covars_shape))
+        check_tensor("covars", covars, [*batch, n_gaussians, *covars_shape], f"[..., N, {shape}] as means")
     else:
         for name, tensor, size in (("quats", quats, 4), ("scales", scales, 3)):
             if tensor is None:
@@ -52,9 +52,9 @@ def check_scene(
             check_tensor(name, tensor, [*batch, n_gaussians, size], f"[..., N, {size}] as means")
     if opacities is not None:
         check_tensor("opacities", opacities, [*batch, n_gaussians], "[..., N] as means")
-    given: dict[str, Tensor | None] = {"means": means, **cameras._asdict(), "opacities": opacities}
-    given.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
-    check_devices(given)
+    tensors: dict[str, Tensor | None] = {"means": means, **cameras._asdict(), "opacities": opacities}
+    tensors.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
+    check_devices(tensors)
     return batch, n_gaussians, n_cameras
 
 
@@ -69,8 +69,8 @@ def _check_cameras(cameras: Cameras, batch: torch.Size) -> int:
         meaning = f"[..., C, {', '.join(map(str, field.shape))}] {match}"
         remedy = ""
         if isinstance(tensor, Tensor) and tensor.dim() == len(batch) + len(field.shape):
-            own = ", :" * len(field.shape)
-            remedy = f"add a camera dimension: {name}[{f'..., None{own}' if batch else 'None'}]"
+            colons = ", :" * len(field.shape)
+            remedy = f"add a camera dimension: {name}[{f'..., None{colons}' if batch else 'None'}]"
         check_tensor(name, tensor, [*batch, n_cameras, *field.shape], meaning, remedy)
         if not field.differentiable:
             check_no_grad(name, tensor)
@@ -80,7 +80,7 @@ def _check_cameras(cameras: Cameras, batch: torch.Size) -> int:
 
 
 def flatten_batch(tensor: Tensor, n_batch_dims: int, dtype: torch.dtype) -> Tensor:
-    """Flattens the batch dimensions, [..., own] -> [B, own], and converts the dtype."""
+    """Flattens the batch dimensions, [*batch, ...] -> [B, ...], and converts the dtype."""
     tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
     return tensor.unsqueeze(0) if n_batch_dims == 0 else tensor.flatten(0, n_batch_dims - 1)
 
@@ -108,8 +108,8 @@ def gather_features(values: Tensor, ids: Tensor | None, projected: ProjectedGaus
 
 def contiguous(bundle: Bundle) -> Bundle:
     """Returns a bundle of contiguous tensors."""
-    made: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
-    return made
+    copied: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
+    return copied
 
 
 class Harmonics(NamedTuple):

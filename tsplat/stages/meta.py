@@ -239,7 +239,7 @@ ROWS = ("radii", "means2d", "depths", "conics", "opacities")
 
 def _fits(a: Arguments) -> bool:
     is_empty = any(isinstance(value, Tensor) and value.numel() == 0 for value in a.values())
-    return not is_empty and all(only.has(a[name]) for name, only in SUPPORTED["graphs"].items())
+    return not is_empty and all(supported.has(a[name]) for name, supported in SUPPORTED["graphs"].items())
 
 
 def _names(a: Arguments) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -23,7 +23,7 @@ from .lens_models import check_camera_model, check_unscented, name_of
 from .lidars import MARGIN, LidarLayout, check_lidar
 
 
-class Only(NamedTuple):
+class Supported(NamedTuple):
     """The values of an option that are supported, or their types, and why others are not."""
 
     values: tuple[Any, ...]
@@ -41,13 +41,13 @@ class Option(NamedTuple):
 
     Attributes:
         check: Checks a value, given the name, and returns it as the type of the option. The default returns it as it
-            is: then :func:`check_options` checks it, or ``only`` allows a single value.
-        only: What supports some values only, by the keys of ``WHERE``.
+            is: then :func:`check_options` checks it, or only a single value is ``supported``.
+        supported: Where only some values are supported, by the keys of ``WHERE``: these values.
         is_local: Whether ranks may pass different values.
     """
 
     check: Callable[[str, Any], Any]
-    only: Mapping[str, Only]
+    supported: Mapping[str, Supported]
     is_local: bool
 
 
@@ -62,10 +62,10 @@ WHERE = {
 
 
 def _option(
-    check: Callable[[str, Any], Any] = lambda _, value: value, *, is_local: bool = False, **only: Only
+    check: Callable[[str, Any], Any] = lambda _, value: value, *, is_local: bool = False, **supported: Supported
 ) -> Option:
-    assert only.keys() <= WHERE.keys()
-    return Option(check, only, is_local)
+    assert supported.keys() <= WHERE.keys()
+    return Option(check, supported, is_local)
 
 
 def _one_of(*choices: object) -> Callable[[str, Any], Any]:
@@ -91,14 +91,14 @@ def _check_capacity(name: str, value: Any) -> Capacity:
     return value if is_sized else _check_bytes(name, value)
 
 
-ALONE = Only((False,), "other ranks take part")
-PLAIN_ROWS = Only((False,), "the number of projected Gaussians depends on values")
-NO_WAIT = Only(("cull", "off"), "the call waits for values")
-DENSE = Only((False,), "gradients are those of autograd")
-SEGMENTS = Only((False,), "segments are counted first")
-NO_OBJECTS = Only((None,), "objects may change between calls")
-NOT_COMPARED = Only((None,), "ranks do not compare objects")
-NO_LISTS = Only((None,), "there are no lists of intersections")
+ALONE = Supported((False,), "other ranks take part")
+PLAIN_ROWS = Supported((False,), "the number of projected Gaussians depends on values")
+NO_WAIT = Supported(("cull", "off"), "the call waits for values")
+DENSE = Supported((False,), "gradients are those of autograd")
+SEGMENTS = Supported((False,), "segments are counted first")
+NO_OBJECTS = Supported((None,), "objects may change between calls")
+NOT_COMPARED = Supported((None,), "ranks do not compare objects")
+NO_LISTS = Supported((None,), "there are no lists of intersections")
 NO_SEGMENTS = NO_LISTS._replace(values=(False,))
 KERNELS = ("auto", "triton", "torch")
 
@@ -126,7 +126,7 @@ class Options(NamedTuple):
     ] = False
     absgrad: Annotated[
         bool,
-        _option(check_bool, reference=DENSE, graphs=Only((False,), "it is an attribute of a tensor")),
+        _option(check_bool, reference=DENSE, graphs=Supported((False,), "it is an attribute of a tensor")),
     ] = False
     channel_chunk: Annotated[int, _option(check_size, is_local=True)] = 32
     segmented: Annotated[bool, _option(check_bool, is_local=True, reference=NO_SEGMENTS, passes=SEGMENTS)] = False
@@ -143,15 +143,17 @@ class Options(NamedTuple):
         config.Backend,
         _option(
             _one_of(*config.BACKENDS),
-            surfels=Only(KERNELS, "the reference has no 2D Gaussians"),
-            distributed=Only(KERNELS, "the reference runs on one rank"),
-            passes=Only(("auto", "triton"), "passes consist of launches"),
-            graphs=Only(KERNELS, "the reference has no capacity"),
+            surfels=Supported(KERNELS, "the reference has no 2D Gaussians"),
+            distributed=Supported(KERNELS, "the reference runs on one rank"),
+            passes=Supported(("auto", "triton"), "passes consist of launches"),
+            graphs=Supported(KERNELS, "the reference has no capacity"),
         ),
     ] = "auto"
     memory_budget: Annotated[
         int | None,
-        _option(_check_bytes, is_local=True, reference=NO_LISTS, passes=Only((None,), "the call may render in bands")),
+        _option(
+            _check_bytes, is_local=True, reference=NO_LISTS, passes=Supported((None,), "the call may render in bands")
+        ),
     ] = None
     capacity: Annotated[
         Capacity,
@@ -159,8 +161,8 @@ class Options(NamedTuple):
             _check_capacity,
             is_local=True,
             reference=NO_LISTS,
-            passes=Only((int, None), "it changes between calls"),
-            graphs=Only((int,), "the number of intersections depends on values"),
+            passes=Supported((int, None), "it changes between calls"),
+            graphs=Supported((int,), "the number of intersections depends on values"),
         ),
     ] = None
     distributed: Annotated[bool, _option(check_bool, is_local=True, passes=ALONE, graphs=ALONE)] = False
@@ -219,16 +221,17 @@ OPTIONS: dict[str, Option] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()
 }
 SUPPORTED = {
-    where: {name: option.only[where] for name, option in OPTIONS.items() if where in option.only} for where in WHERE
+    where: {name: option.supported[where] for name, option in OPTIONS.items() if where in option.supported}
+    for where in WHERE
 }
 """For each key of ``WHERE``, the options of which only some values are supported there."""
 
 
-def unsupported(where: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any, Only]]:
+def unsupported(where: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any, Supported]]:
     """Yields the arguments of a call whose values are not supported: names, values, and what is supported."""
-    for name, only in SUPPORTED[where].items():
-        if name in arguments and not only.has(arguments[name]):
-            yield name, arguments[name], only
+    for name, supported in SUPPORTED[where].items():
+        if name in arguments and not supported.has(arguments[name]):
+            yield name, arguments[name], supported
 
 
 class Settings(NamedTuple):
@@ -334,8 +337,8 @@ def check_options(options: Options, *, sweeps: bool = False) -> tuple[Options, S
         for name, _, _ in unsupported("reference", options._asdict()):
             raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.surfels:
-        for name, only in SUPPORTED["surfels"].items():
-            check_choice(name, getattr(options, name), only.values)
+        for name, supported in SUPPORTED["surfels"].items():
+            check_choice(name, getattr(options, name), supported.values)
     if options.distloss and not options.renders_depth:
         raise ArgumentError(f"render_mode: expected one with depth, as distloss is True, found {options.render_mode!r}")
     if options.sparse_grad and not options.packed:

@@ -15,7 +15,7 @@ def arrange_images(call: Call, rendering: Rendering) -> tuple[Tensor, Tensor, Te
     options, maps, leading = call.options, rendering.maps, call.image_shape[:-2]
     colors = maps["colors"]
     assert rendering.cameras is not None
-    cameras = call.choose_own(rendering.cameras)
+    cameras = call.select_local(rendering.cameras)
     to_world = differentiable(inverse, cameras.viewmats).view(*leading, 4, 4)
     normals = product(maps["normals"], to_world[..., None, :3, :3].transpose(-1, -2))
     surface = None

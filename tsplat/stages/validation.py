@@ -135,9 +135,9 @@ def raise_if_invalid(
         ("opacities", opacities, 0, "Gaussian", AFTER_STEP),
         (colors_name, colors, 1 if sh_degree is None else 2, "Gaussian", AFTER_STEP),
     )
-    for name, tensor, n_own_dims, noun, cause in kinds:
+    for name, tensor, n_trailing_dims, noun, cause in kinds:
         if tensor is not None:
-            invalid = exceeds(tensor, n_own_dims)
+            invalid = exceeds(tensor, n_trailing_dims)
             if tensor is colors and per_camera:
                 invalid = invalid.any(-2)
             what = "are not finite" if not tensor.isfinite().all() else f"exceed {MAGNITUDE_MAX:g} in magnitude"
