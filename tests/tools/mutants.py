@@ -113,7 +113,7 @@ MUTANTS = [
         ("x * kernel.needs.cluster, y, z)", "x * kernel.needs.cluster, 1, 1)", "other axes of a grid ignored"),
         ("x * kernel.needs.cluster, y, z)", "x, y, z)", "programs of a cluster"),
         ("PACK_WORD(memory, begin + kernel.device.driver.STREAM, stream)", "pass", "launches on the default stream"),
-        ("for i, offset in enumerate([*given, *scratch])", "for i, offset in enumerate(given)",
+        ("for i, offset in enumerate([*present, *scratch])", "for i, offset in enumerate(present)",
          "no pointers to scratch memory"),
         ("struct.calcsize(\"@\" + formats[i])", "8", "arguments of 4 bytes"),
         ("x * y * z * self.needs.cluster * size", "x * y * z * size // 2", "too little scratch memory"),

@@ -159,9 +159,9 @@ class LoadedKernel:
             leave(launched)
 
     def _frame(self, values: Sequence[Any]) -> Frame:
-        template, _, own, _ = self._template(1, values)
+        template, _, internal_pointers, _ = self._template(1, values)
         memory = ctypes.create_string_buffer(template, len(template))
-        for word, offset in own.items():
+        for word, offset in internal_pointers.items():
             PACK_WORD(memory, 8 * word, ctypes.addressof(memory) + offset)
         return Frame(self, memory)
 
@@ -171,8 +171,8 @@ class LoadedKernel:
         """Returns the memory of a launch, in words of 8 bytes, for :meth:`bind`.
 
         Returns:
-            The memory; the word of each address among the values, None for others; the words that must become
-            addresses in this memory, with offsets from its start; and those that must become the current stream.
+            The memory; the word of each address among the values, None for others; the words that point into this
+            memory, with offsets from its start; and those that have the current stream.
 
         Raises:
             DriverError: The kernel needs scratch memory.
@@ -185,25 +185,25 @@ class LoadedKernel:
         self, n_programs: int, values: Sequence[Any]
     ) -> tuple[bytes, list[int | None], dict[int, int], list[int]]:
         offsets = iter(self.offsets)
-        places = [None if kind == "constexpr" else self.arguments + next(offsets) for kind in self.types]
+        value_offsets = [None if kind == "constexpr" else self.arguments + next(offsets) for kind in self.types]
         scratch = [self.arguments + 8 * (i - SCRATCH_POINTERS) for i in range(SCRATCH_POINTERS)]
         memory = bytearray(self._head).ljust(self.arguments, b"\0") + self.layout.pack(*values)
         memory += bytes(-len(memory) % 8)
         PACK_GRID(memory, 0, n_programs * self.needs.cluster, 1, 1)
-        words = [
-            place // 8 if place is not None and kind.startswith("*") else None
-            for place, kind in zip(places, self.types)
+        address_words = [
+            offset // 8 if offset is not None and kind.startswith("*") else None
+            for offset, kind in zip(value_offsets, self.types)
         ]
-        given = [place for place in places if place is not None]
-        pointers = {self.pointers // 8 + i: offset for i, offset in enumerate([*given, *scratch])}
-        return bytes(memory), words, pointers, [self.device.driver.STREAM // 8]
+        present = [offset for offset in value_offsets if offset is not None]
+        internal_pointers = {self.pointers // 8 + i: offset for i, offset in enumerate([*present, *scratch])}
+        return bytes(memory), address_words, internal_pointers, [self.device.driver.STREAM // 8]
 
     def bind(self, n_programs: int, memory: Any, begin: int) -> tuple[Callable[[], int], Callable[[int], bool]]:
-        """Returns what launches the kernel by the memory of :meth:`template`, from a byte of a ctypes array on.
+        """Binds launches of the kernel to the memory of :meth:`template`, from a byte of a ctypes array on.
 
         Returns:
-            The launch; and what is called with its result if that is not 0: it launches again or raises a DriverError,
-            and returns False, as a launch copies the memory.
+            A function that launches; and one that is called with its result if that is not 0: it launches again or
+            raises a DriverError, and returns False, as a launch copies the memory.
         """
         launch = Frame(self, memory, begin).launch
         return launch, functools.partial(self._launch_again, launch, n_programs)

@@ -47,18 +47,18 @@ CPU_ROWS = 4
 CPU_PREFETCH_DISTANCE = 8
 """Entries of a list by which a CPU prefetches what it will read and write."""
 
-SEVERAL, MANY = 700, 2500
+SEVERAL_TILES, MANY_TILES = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
 are more programs; larger parts share more of the work of a Gaussian."""
 
-FEW = 256
+FEW_TILES = 256
 """Number of tiles below which chunks are shortest."""
 
-CHUNKS = {FEW: 16, SEVERAL: 64, math.inf: 1024}
+CHUNKS = {FEW_TILES: 16, SEVERAL_TILES: 64, math.inf: 1024}
 """Entries of the chunks that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not
 fill a GPU, and chunks pay for that with a second walk over all but the last of them."""
 
-AMD_CHUNKS = {FEW: 192, SEVERAL: 384, math.inf: 1024}
+AMD_CHUNKS = {FEW_TILES: 192, SEVERAL_TILES: 384, math.inf: 1024}
 """The same on AMD GPUs: the shortest with which a forward pass executes no more than a walk of whole lists of tiles."""
 
 CPU_CHUNK = 2**30
@@ -151,12 +151,12 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
     """Launches a kernel on the device of its tensors, by what was prepared for its kind of launch."""
     arguments = {name: value for name, value in arguments.items() if OPTIONS.get(name, Ellipsis) is not value}
     tensor = _first_tensor(arguments)
-    made_by, gpu = vendor(tensor), None
-    if made_by != "none" and (gpu := current_gpu(tensor)) is None:
+    vendor_name, gpu = vendor(tensor), None
+    if vendor_name != "none" and (gpu := current_gpu(tensor)) is None:
         with torch.cuda.device(tensor.device):  # kernels are launched on the current device
             launch_on_device(kernel, n_programs, arguments)
         return
-    if made_by == "amd" and n_programs > AMD_PROGRAMS:
+    if vendor_name == "amd" and n_programs > AMD_PROGRAMS:
         check_threads(tensor, n_programs, arguments.get("num_warps", OPTIONS["num_warps"]))
     observe, hook = observer, launch_hook  # another thread may change them
     if observe is not None:
@@ -166,7 +166,7 @@ def launch_on_device(kernel: Any, n_programs: int, arguments: dict[str, Any]) ->
             _check_contiguous(kernel, name, argument)
         kernel[(n_programs,)](**arguments)
         return
-    key, values = _key_and_values(kernel, made_by, gpu, arguments)
+    key, values = _key_and_values(kernel, vendor_name, gpu, arguments)
     run = prepared.get(key)
     if run is None:
         if unknown := arguments.keys() - kernel.arg_names - OPTIONS.keys():
@@ -192,7 +192,7 @@ def _first_tensor(arguments: dict[str, Any]) -> Tensor:
 
 
 def _key_and_values(
-    kernel: Any, made_by: Vendor, gpu: int | None, arguments: dict[str, Any]
+    kernel: Any, vendor_name: Vendor, gpu: int | None, arguments: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Values]:
     """Returns all that compiled code depends on, and the values that it is passed.
 
@@ -216,7 +216,7 @@ def _key_and_values(
                 key.append(leaf.dtype)
                 if gpu is not None:
                     key.append(not address % 16)
-                if made_by == "amd":
+                if vendor_name == "amd":
                     key.append(leaf.untyped_storage().nbytes() <= SMALL_STORAGE)
                 values.append(address)
             elif leaf is None:
@@ -336,20 +336,20 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         tensor: On the device.
         n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
-    made_by = vendor(tensor)
-    if made_by == "none" and not INTERPRETED:
+    vendor_name = vendor(tensor)
+    if vendor_name == "none" and not INTERPRETED:
         return PartShape(tile_size, min(CPU_ROWS, tile_size), CPU_CHUNK)
-    chunks = AMD_CHUNKS if made_by == "amd" else CHUNKS
+    chunks = AMD_CHUNKS if vendor_name == "amd" else CHUNKS
     chunk = next(length for limit, length in chunks.items() if n_tiles < limit)
     if n_features > 2 * FEATURES_MIN:
         chunk *= 2  # each keeps the features of its pixels
     if n_features >= FEATURES_MIN:
         width, height = 8, 8
-    elif made_by == "amd" and n_features <= FEATURES_HELD and not FEW <= n_tiles <= MANY:
+    elif vendor_name == "amd" and n_features <= FEATURES_HELD and not FEW_TILES <= n_tiles <= MANY_TILES:
         width, height = 16, 16
-    elif made_by == "amd" or (n_tiles > MANY and n_features <= FEATURES_HELD):
+    elif vendor_name == "amd" or (n_tiles > MANY_TILES and n_features <= FEATURES_HELD):
         width, height = 16, 8
-    elif n_tiles < SEVERAL or n_features > FEATURES_HELD:
+    elif n_tiles < SEVERAL_TILES or n_features > FEATURES_HELD:
         width, height = 8, 4
     else:
         width, height = 8, 8
