@@ -1,19 +1,23 @@
 """Measures the viewer: the time until it prints its address, and until images arrive after the camera has moved.
 
-    python -m benchmarks.viewer [--model FILE] [--size WIDTH HEIGHT] [--repeat N]
+    python -m benchmarks.viewer [--model FILE] [--copies N] [--size WIDTH HEIGHT] [--repeat N]
 
 A client without a browser moves the camera on an orbit, 50 times a second, stops, and waits for the image at rest.
+`--copies 20` shows 20 of the model side by side, and also compares images of the largest Gaussians with those of all.
 Where other programs use the same cores, `chrt --fifo 10 python -m benchmarks.viewer` puts the viewer before them.
 Leave OMP_NUM_THREADS unset.
 """
 
 import argparse
 import contextlib
+import dataclasses
+import itertools
 import math
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +26,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from tests.support.paths import MODELS
 from tests.support.viewer_client import ViewerClient, decode
+from tsplat.scene import open_model, write_ply
 from tsplat.scene.cameras import centers
+from tsplat.scene.gaussians import concatenate
 from tsplat.viewing import orbit_around
 from tsplat.viewing.viewer import Pose, Settings, ViewedModel, open_viewed
+from tsplat.viewing.viewer.renderer import LARGE
 
 STEPS, RATE, DEGREES = 50, 50, 1.0
 """Movements of the camera, per second, and the angle of each."""
@@ -75,7 +83,43 @@ def psnr_while_moving(model: ViewedModel, viewmat: torch.Tensor, size: tuple[int
     full, small = (model.renderer.render(pose, Settings(), divisor_min=d).image for d in (1, divisor))
     jpeg = decode(cv2_imencode_with_fallback("jpeg", small, JPEG_QUALITY, channel_ordering="rgb"))
     enlarged = np.array(Image.fromarray(jpeg).resize(size, Image.Resampling.BILINEAR))
-    return 10 * math.log10(255**2 / max(float(((enlarged.astype(float) - full) ** 2).mean()), 1e-10))
+    return psnr(enlarged.astype(float) - full)
+
+
+def copies(model: Path, n: int, folder: Path) -> Path:
+    """Writes a model of n others side by side, in rows of five along the world's x and z axes."""
+    gaussians = open_model(model)
+    low, high = (gaussians.means.double().quantile(q, 0).float() for q in (0.01, 0.99))
+    steps = 1.05 * (high - low)
+    places = [torch.tensor([i % 5, 0, i // 5]) * steps for i in range(n)]
+    parts = [dataclasses.replace(gaussians, means=gaussians.means + place) for place in places]
+    path = folder / f"{n}_{model.name}"
+    write_ply(path, concatenate(parts))
+    return path
+
+
+def compare_largest(model: ViewedModel, viewmats: torch.Tensor, size: tuple[int, int]) -> None:
+    """Prints how images of the largest Gaussians along a slow path differ from those of all, and how both change."""
+    renderer, settings = model.renderer, Settings(near=model.near)
+    poses = [Pose(viewmat, math.radians(model.fov), *size) for viewmat in viewmats]
+    everything = [renderer.render(pose, settings).image.astype(float) for pose in poses]
+    for factor in (1, 2):
+        n = factor * LARGE
+        renderer._number = lambda *_, n=n: n  # type: ignore[method-assign]
+        images = [renderer.render(pose, settings, seconds=60.0).image.astype(float) for pose in poses]
+        pairs = list(zip(images, everything, strict=True))
+        steps = [[b - a for a, b in itertools.pairwise(sequence)] for sequence in (images, everything)]
+        jumps = [a - b for a, b in zip(*steps, strict=True)]
+        print(
+            f"{n:,} largest Gaussians: PSNR at least {min(psnr(a - b) for a, b in pairs):.1f} dB; consecutive images: "
+            f"{min(map(psnr, steps[0])):.1f} dB, of all Gaussians {min(map(psnr, steps[1])):.1f} dB, difference of "
+            f"both changes {min(map(psnr, jumps)):.1f} dB"
+        )
+
+
+def psnr(difference: NDArray[np.float64]) -> float:
+    """Returns the PSNR in dB of a difference of images in [0, 255]."""
+    return 10 * math.log10(255**2 / max(float((difference**2).mean()), 1e-10))
 
 
 def main() -> None:
@@ -84,10 +128,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODELS / "kettle.from_spz.ply")
     parser.add_argument("--size", type=int, nargs=2, default=(640, 480))
     parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--copies", type=int, default=1)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
+    folder = tempfile.TemporaryDirectory()
+    if arguments.copies > 1:
+        arguments.model = copies(arguments.model, arguments.copies, Path(folder.name))
     startups = []
-    for _ in range(5):
+    for _ in range(5 if arguments.copies == 1 else 1):
         with serve(arguments.model) as (_, seconds):
             startups.append(seconds)
     model = open_viewed(arguments.model, torch.device("cpu"), warn=print)
@@ -114,6 +162,10 @@ def main() -> None:
     for divisor in (1, 2, 3):
         found = psnr_while_moving(model, cameras[0], arguments.size, divisor)
         print(f"PSNR while moving at 1/{divisor} of the size: {found:.1f} dB")
+    if len(model.gaussians) > LARGE:
+        half_degrees = orbit_around(model.eye, model.target, model.up, 720)
+        compare_largest(model, half_degrees[:5], (arguments.size[0], arguments.size[1]))
+    folder.cleanup()
     print(f"{os.cpu_count()} cores, load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
 
 

@@ -132,9 +132,19 @@ def test_render_shows_the_same(source, tmp_path):
 def test_viewer_shows_what_fits(source, monkeypatch, capsys):
     pytest.importorskip("scipy")
     arguments = Namespace(memory=0.00012, model=None)
-    found = large_models.read_smaller(arguments, source)
+    found = large_models.read_to_view(arguments, source)
     assert len(found) == 100 and bool(found.valid.all())
-    assert large_models.read_smaller(Namespace(memory=1.0), source) is None
+    assert large_models.read_to_view(Namespace(memory=1.0), source) is None
+
+
+def test_viewer_shows_the_progress_of_reading(source, monkeypatch, capsys):
+    monkeypatch.setattr(large_models, "LARGE_FILE", 1)
+    gaussians = read_ply(source)
+    assert_same_tensors(large_models.read_to_view(Namespace(memory=1.0), source), gaussians)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("  ")[0] for line in lines] == [f"reading a.ply {n}/300" for n in (128, 192, 256, 300)]
+    described = large_models.describe_memory("a.ply", gaussians)
+    assert described == "a.ply: 300 Gaussians of SH degree 3, 0.00 GB in memory; up to 0.3 GB while images are rendered"
 
 
 def test_other_models_are_read_whole(source, tmp_path, capsys):

@@ -75,6 +75,26 @@ def test_chunks_hide_what_is_behind_the_camera():
     assert len(CulledModel(gaussians).seen_by(view)) < 1.01 * n_ahead
 
 
+@pytest.mark.parametrize("sample", [8, 1 << 15])
+@pytest.mark.parametrize("options", [dict(), dict(model="ortho"), dict(model="fisheye")], ids=str)
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_largest_are_chosen_by_opacity_and_area(sample, options, antialiased, monkeypatch):
+    monkeypatch.setattr(culling, "SAMPLE", sample)
+    gaussians = dataclasses.replace(model(300, 0), antialiased=antialiased)
+    view = dataclasses.replace(camera(0), **options)
+    culled = CulledModel(gaussians)
+    seen = culled.seen_by(view, near=0.5)
+    ids = (gaussians.means[:, None] == seen.means).all(-1).nonzero()[:, 0]
+    local = seen.means @ view.viewmat[:3, :3].T + view.viewmat[:3, 3]
+    distances = {"pinhole": local[:, 2].clamp_min(0.5), "ortho": 1.0, "fisheye": local.norm(dim=-1)}[view.model]
+    areas = seen.scales.sort(-1).values[:, 1:].prod(1) * view.K[0, 0] * view.K[1, 1] / distances**2
+    weights = seen.opacities * (areas + (0.0 if antialiased else 0.3))
+    for n in (1, 20, len(seen) - 1):
+        found = culled.seen_by(view, near=0.5, n_max=n)
+        assert torch.equal(found.means, gaussians.means[ids[weights.topk(n).indices].sort().values])
+    assert len(culled.seen_by(view, near=0.5, n_max=len(seen))) == len(seen)
+
+
 @pytest.mark.parametrize(
     "options",
     [dict(model="fisheye"), dict(model="ortho"), dict(distortion=torch.tensor([0.1, 0, 0, 0])),

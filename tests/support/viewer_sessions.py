@@ -33,7 +33,13 @@ def settled(client):
 
 
 def control(client, label):
-    return client.gui.controls[label]
+    """The control of a label, which may have a unit behind it."""
+    controls = client.gui.controls
+    return (
+        controls[label]
+        if label in controls
+        else next(controls[name] for name in controls if name.startswith(f"{label} ("))
+    )
 
 
 def described(client):

@@ -7,7 +7,7 @@ import torch
 
 from tsplat import ArgumentError
 from tsplat.scene import Gaussians, intrinsics, look_at
-from tsplat.viewing import guess_up, look_at_all, orbit_around, spiral_at
+from tsplat.viewing import framing, guess_up, look_at_all, orbit_around, spiral_at
 from tsplat.viewing.framing import cameras_around, place_cameras, weighted_quantile
 
 
@@ -48,6 +48,21 @@ def test_look_at_all_fills_the_image_and_ignores_floaters(width, height, up):
     extent = (pixels.amax(0) - pixels.amin(0)) / torch.tensor([width, height])
     assert extent.max() > 0.7
     assert (target - model.mean(0)).norm() < 0.2
+
+
+def test_large_models_are_framed_by_a_sample(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    model = cloud(torch.randn(4000, 3, generator=generator))
+    everything = look_at_all(model, 80, 60, 50)
+    monkeypatch.setattr(framing, "SAMPLE", 1000)
+    viewmat, center = look_at_all(model, 80, 60, 50)
+    assert (center - everything[1]).norm() < 0.2
+    assert (viewmat - everything[0]).norm() < 0.1 * everything[0].norm()
+    assert torch.equal(framing.visible_mass(model)[0], model.means[::4].double())
+    # Only one Gaussian is visible, and not one of the sample.
+    model.opacity_logits.fill_(-math.inf)
+    model.opacity_logits[1] = 1.0
+    assert look_at_all(model, 80, 60, 50)[1] == pytest.approx(model.means[1], abs=1e-3)
 
 
 def test_framing_needs_a_visible_gaussian():

@@ -32,7 +32,7 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
 from ..viewing.view_options import ViewOptions
 from .argument_types import COUNT, SIZE, VECTOR, model_path, number, path, port, seed, small_seed
-from .large_models import Task, open_large, read_smaller, warn_user
+from .large_models import Task, describe_memory, open_large, read_to_view, warn_user
 from .parsing import add_settings
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_memory, add_model
 
@@ -141,6 +141,7 @@ def add_view_options(parser: argparse.ArgumentParser) -> None:
 def view(arguments: Namespace) -> int:
     """Runs ``tsplat view``."""
     from ..viewing.viewer import ViewedModel, Viewer, open_viewed
+    from ..viewing.viewer.renderer import LARGE
     from ..viewing.viewer.server import MODULES, open_in_browser, print_address
 
     require(*MODULES)
@@ -153,7 +154,7 @@ def view(arguments: Namespace) -> int:
         path: str | os.PathLike[str], warn: Callable[[str], object], scene: str | None = None, **options: Any
     ) -> ViewedModel:
         views = _photographs(path, scene, warn)
-        gaussians = read_smaller(arguments, Path(path))
+        gaussians = read_to_view(arguments, Path(path))
         return open_viewed(
             path,
             device,
@@ -171,6 +172,8 @@ def view(arguments: Namespace) -> int:
     for given in arguments.models:
         checkpoint = arguments.checkpoint if given in runs else None
         models.append(read(given, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
+        if len(models[-1].gaussians) > LARGE:
+            print(describe_memory(given, models[-1].gaussians), flush=True)
     options = options_of(arguments, "address", "port", "host_name")
     viewer = Viewer(models, **options, open_model=read)
     try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -14,6 +15,7 @@ from ..scene import FileError, Gaussians, merge_models
 from ..scene.editing.levels import decimate_rows
 from ..scene.formats.ply import open_ply_rows
 from ..scene.formats.quantization import valid_bounds
+from ..scene.gaussians import concatenate
 from ..scene.model_rows import MemoryRows, Passes, Rows, gather
 from ..support.free_memory import available_bytes
 from ..support.progress import duration, stage_display
@@ -25,6 +27,9 @@ IN_MEMORY: dict[str, int] = {"decimate": 2500, "render": 1200, "view": 1200}
 IN_MEMORY_LEAST = 800
 LIBRARIES = 250 << 20
 """Bytes of memory without a model."""
+
+LARGE_FILE = 1 << 26
+"""Bytes of a PLY from which on the viewer shows the progress of reading it."""
 
 PASS_SECONDS = 10.0
 """Time of a pass over all rows after which its progress is printed, without a terminal."""
@@ -91,14 +96,14 @@ def warn_user(message: str) -> None:
     print(f"tsplat: {message}", file=sys.stderr)
 
 
-def read_smaller(arguments: Namespace, path: Path) -> Gaussians | None:
-    """Reads a model for the viewer that does not fit into memory, merged until it does; None if it fits.
+def read_to_view(arguments: Namespace, path: Path) -> Gaussians | None:
+    """Reads a large PLY for the viewer, and displays the progress; None for other models.
 
-    Raises as :func:`open_large`.
+    One that does not fit into memory is merged until it does. Raises as :func:`open_large`.
     """
     rows = open_large(arguments, "view", path)
     if rows is None:
-        return None
+        return _read_with_progress(path)
     limit = _limit(arguments)
     assert limit is not None
     edited = LargeEdit(rows, Path(tempfile.gettempdir()))
@@ -108,6 +113,30 @@ def read_smaller(arguments: Namespace, path: Path) -> Gaussians | None:
         return edited.rows.read(0, len(edited.rows))
     finally:
         edited.rows.close()
+
+
+def _read_with_progress(path: Path) -> Gaussians | None:
+    """Reads a binary PLY of 64 MiB or more; None for other models."""
+    if not path.is_file() or path.suffix.lower() != ".ply" or path.stat().st_size < LARGE_FILE:
+        return None
+    rows = open_ply_rows(path, warn=warn_user)
+    if rows is None:
+        return None
+    with rows, stage_display() as show:
+        parts = []
+        for start, stop in rows.ranges():
+            parts.append(rows.read(start, stop))
+            show(f"reading {path.name}", stop, len(rows))
+    return concatenate(parts)
+
+
+def describe_memory(path: str | os.PathLike[str], gaussians: Gaussians) -> str:
+    """Returns how many Gaussians a model in memory has, and how much memory the viewer may need for them."""
+    size = sum(tensor.nbytes for tensor in gaussians.tensors().values())
+    return (
+        f"{path}: {len(gaussians):,} Gaussians of SH degree {gaussians.sh_degree}, {size / 1e9:.2f} GB in memory; up "
+        f"to {(LIBRARIES + IN_MEMORY['view'] * len(gaussians)) / 1e9:.1f} GB while images are rendered"
+    )
 
 
 @contextlib.contextmanager

@@ -12,6 +12,9 @@ from .morton import morton_order
 CHUNK = 128
 """Number of Gaussians with a common box."""
 
+SAMPLE = 1 << 15
+"""Number of Gaussians that tell how large the largest are."""
+
 SIGMAS = 3.5
 """Standard deviations within which any Gaussian has an alpha of 1/255 or more; it needs 3.33 with an opacity of 1."""
 
@@ -34,10 +37,11 @@ class CulledModel:
         n_chunks = len(order) // CHUNK
         means = gaussians.means.detach()[order].view(n_chunks, CHUNK, 3)
         self._low, self._high = means.amin(1), means.amax(1)
+        self._masses: tuple[Tensor, Tensor] | None = None
         self._radii = SIGMAS * extents[order].view(n_chunks, CHUNK).amax(1).exp()
 
     @torch.no_grad()
-    def seen_by(self, camera: Camera, *, near: float = 0.01, eps2d: float = 0.3) -> Gaussians:
+    def seen_by(self, camera: Camera, *, near: float = 0.01, eps2d: float = 0.3, n_max: int | None = None) -> Gaussians:
         """Returns the Gaussians in chunks that a camera may see, in the order of the model; it may be the model itself.
 
         Images of them are those of the model, up to the rounding of vectorized activations, which depends on the row.
@@ -45,11 +49,47 @@ class CulledModel:
 
         Args:
             near, eps2d: ``near_plane`` and ``eps2d`` of :func:`tsplat.rasterization`.
+            n_max: If more may be seen, those that show most in the image are returned, by opacity times area in pixels.
         """
-        if camera.model != "pinhole" or camera.distortion is not None or camera.viewmat_end is not None:
+        is_plain = camera.model == "pinhole" and camera.distortion is None and camera.viewmat_end is None
+        seen = (~self._hidden(camera, near, eps2d))[self._chunks] if is_plain else None
+        n_seen = len(self.gaussians) if seen is None else int(seen.sum())
+        if n_max is not None and n_seen > n_max:
+            rows = self._largest(camera, seen, near, eps2d, n_max)
+            return self.gaussians.map(lambda tensor: tensor.index_select(0, rows))  # in half the time of tensor[rows]
+        if seen is None or 2 * n_seen > len(self.gaussians):
             return self.gaussians
-        rows = (~self._hidden(camera, near, eps2d))[self._chunks].nonzero().squeeze(1)
-        return self.gaussians if 2 * len(rows) > len(self.gaussians) else self.gaussians.select(rows)
+        return self.gaussians.select(seen.nonzero().squeeze(1))
+
+    def _largest(self, camera: Camera, seen: Tensor | None, near: float, eps2d: float, n: int) -> Tensor:
+        """Returns the ids [n], in order, of the seen Gaussians [N] with the largest opacity times area in pixels.
+
+        The area is that of the two longest axes, at its depth, widened by the filter. All are seen for None.
+        """
+        if self._masses is None:
+            opacities = self.gaussians.opacities.detach()
+            self._masses = opacities * self.gaussians.log_scales.detach().topk(2).values.sum(1).exp(), opacities
+        areas, opacities = self._masses
+        means, viewmat = self.gaussians.means.detach(), camera.viewmat.to(areas)
+        if camera.model == "pinhole":
+            depths = torch.addmv(viewmat[2, 3], means, viewmat[2, :3])
+            pixels = depths.clamp_(min=max(near, 1e-12)).reciprocal_().square_()
+        elif camera.model == "ortho":
+            pixels = torch.ones_like(areas)
+        else:
+            pixels = (means - camera.position.to(means)).square().sum(1).clamp_(min=near**2 + 1e-24).reciprocal_()
+        focal = float(camera.K[0, 0] * camera.K[1, 1])
+        floor = 0.0 if self.gaussians.antialiased else eps2d
+        weights = torch.add(floor * opacities, areas.mul(pixels), alpha=focal)
+        if seen is not None:
+            weights.masked_fill_(~seen, -1.0)
+        # Sorting all of them would take longer: a sample tells which may be among the largest.
+        sample = weights[:: max(1, len(weights) // SAMPLE)].sort(descending=True).values
+        ids = (weights > sample[min(len(sample) * 21 * n // (20 * len(weights)), len(sample) - 1)]).nonzero().squeeze(1)
+        if len(ids) < n:
+            ids = torch.arange(len(weights), device=weights.device)
+        candidates = weights[ids]
+        return ids[candidates >= candidates.kthvalue(len(ids) - n + 1).values][:n]
 
     @in_full_precision
     def _hidden(self, camera: Camera, near: float, eps2d: float) -> Tensor:

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def render_frames(
     cameras = with_near_planes(cameras, gaussians.means)
     model = CulledModel(gaussians) if len(cameras) > 1 else None  # boxes take as long as they save in one image
     for i, camera in enumerate(cameras):
-        near = {} if camera.near is None else {"near": camera.near}
+        near: dict[str, Any] = {} if camera.near is None else {"near": camera.near}
         seen = gaussians if model is None else model.seen_by(camera, **near)
         images, alphas, _ = render_views(
             as_normals(seen, camera.position) if show == "normals" else seen,

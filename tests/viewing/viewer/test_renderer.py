@@ -11,9 +11,11 @@ from tests.support.training_scenes import make_gaussians
 from tsplat import ArgumentError
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at
 from tsplat.scene.cameras import panorama_intrinsics
+from tsplat.scene.culling import CulledModel
 from tsplat.scene.images import to_bytes
 from tsplat.viewing import render
 from tsplat.viewing.colormaps import apply_colormap
+from tsplat.viewing.viewer import renderer as renderer_module
 from tsplat.viewing.viewer.renderer import COLORMAPS, DIVISOR_MAX, MODES, Pose, Renderer, Settings
 
 FOV = 50.0
@@ -128,6 +130,43 @@ def test_slower_images_are_noticed(renderer):
     pixels = POSE.width * POSE.height
     renderer._samples.extend([(pixels // 64, 0.01), *[(pixels, 0.07)] * 3, *[(pixels, 0.4)] * 2])
     assert renderer._divisor(POSE, 0.1) > 1
+
+
+def test_large_models_show_their_largest_gaussians_in_time(renderer, gaussians, monkeypatch):
+    monkeypatch.setattr(renderer_module, "LARGE", 20)
+    monkeypatch.setattr(renderer_module, "LARGE_SECONDS", 0.0)
+    frame = renderer.render(POSE, Settings(), seconds=1e-9)  # no time is known
+    assert (frame.n_largest, frame.divisor, frame.is_full) == (20, 1, False)
+    largest = CulledModel(gaussians).seen_by(POSE.camera(64, 48), n_max=20)
+    assert np.array_equal(frame.image, Renderer(largest).render(POSE, Settings()).image)
+    rest = renderer.render(POSE, Settings())
+    assert (rest.n_largest, rest.is_full, rest.visible) == (None, True, len(gaussians))
+    # So few are not enough: once their time is known, the image is smaller, too.
+    divisors = [renderer.render(POSE, Settings(), seconds=1e-9).divisor for _ in range(5)]
+    assert divisors[:4] == [1] * 4
+    assert divisors[4] > 1
+    assert renderer.render(POSE, Settings(), seconds=1e9).n_largest is None
+    # A box that leaves few needs no choice.
+    inside = Settings(crop=((1.0, -9.0, -9.0), (9.0, 9.0, 9.0)))
+    monkeypatch.setattr(renderer_module, "LARGE", 50)
+    assert renderer.render(POSE, inside, seconds=1e-9).is_full
+
+
+@pytest.mark.parametrize(
+    ("n_max", "taken", "expected"),
+    [
+        (None, 1.0, None), (None, 1.1, None), (None, 2.1, 28), (None, 100.0, 20), (28, 1.1, 28), (28, 0.7, 28),
+        (28, 1.5, 20), (28, 0.5, 40), (28, 0.1, None), (20, 5.0, 20), (40, 0.7, 40),
+    ],
+)  # fmt: skip
+def test_number_of_gaussians_is_chosen_by_measured_times(n_max, taken, expected, renderer, monkeypatch):
+    monkeypatch.setattr(renderer_module, "LARGE", 20)  # of 60
+    renderer._n_max, renderer._n_settled = n_max, renderer_module.SETTLED - 1
+    renderer._samples.extend([(POSE.width * POSE.height, taken)] * 3)
+    if n_max is not None:
+        assert renderer._number(POSE, 1.0) == n_max
+    renderer._n_settled += 1
+    assert renderer._number(POSE, 1.0) == expected
 
 
 def test_warm_renderer_knows_times(renderer):

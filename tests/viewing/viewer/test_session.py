@@ -12,6 +12,8 @@ import torch
 from tests.support.fake_viser import Client
 from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
+from tsplat.viewing.viewer import renderer as renderer_module
+from tsplat.viewing.viewer.poses import client_pose
 from tsplat.viewing.viewer.renderer import Pose, Renderer, Settings
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -28,6 +30,17 @@ def test_image_at_rest_is_that_of_the_renderer(client, models):
     expected = models[0].renderer.render(Pose(viewmat, 0.8, 64, 48), settings).image
     assert np.array_equal(image, expected)
     assert "60 Gaussians, 60 drawn" in client.status
+
+
+@pytest.mark.usefixtures("session")
+def test_status_tells_that_a_moving_image_shows_fewer(client, models, monkeypatch):
+    monkeypatch.setattr(renderer_module, "LARGE", 20)
+    monkeypatch.setattr(models[0].renderer, "_number", lambda *_: 20)
+    statuses = client.gui.controls["markdown 0"].contents
+    with settled(client):
+        client.camera.move((0.1, 0.0, -3.0))
+    assert any(status.startswith("moving: 20 of 60 Gaussians · 64×48 · ") for status in statuses)
+    assert statuses[-1].startswith("60 Gaussians, 60 drawn · 64×48")
 
 
 @pytest.mark.usefixtures("session")
@@ -176,6 +189,11 @@ def test_2d_gaussians_have_no_other_cameras(client, models):
 
 def test_reset_view(session, client, models):
     client.camera.move((5.0, 5.0, 5.0))
+    client.camera.up_direction = np.array([1.0, 0, 0])
+    control(client, "Up from this view").use()
+    up = client.camera.up_direction.copy()
+    assert np.allclose(up, -client_pose(client.camera).viewmat[1, :3]) and models[0].up == up.tolist()
+    assert f"tsplat view --up {up[0]:.4g} {up[1]:.4g} {up[2]:.4g}" in client.status
     client.camera.up_direction = np.array([1.0, 0, 0])
     control(client, "Reset up").use()
     assert np.allclose(client.camera.up_direction, models[0].up) and np.allclose(client.camera.position, 5)

@@ -19,6 +19,11 @@ Action = Callable[[], str | None]
 """Does something, and returns a message or None."""
 
 ON_SERVER = "On the computer that runs tsplat"
+UNITS = "(scene units)"
+"""Parts of hints and labels."""
+
+SECONDARY = "gray"
+"""Color of buttons beside the most important ones of a tab."""
 
 
 class Callbacks:

@@ -14,7 +14,7 @@ from ...scene.cropping import Box, crop_option, raise_if_empty
 from ...scene.formats.models import write_model
 from ..scene_pages import is_page, write_page
 from ..start_views import StartView
-from .callbacks import ON_SERVER, Page, name_in
+from .callbacks import ON_SERVER, SECONDARY, UNITS, Page, name_in
 from .viewed_models import ViewedModel
 
 BOX_COLOR = (255, 200, 40)
@@ -38,9 +38,9 @@ class CropTab:
         self._arrows: tuple[Any, ...] = ()
         gui, callbacks = page.client.gui, page.callbacks
         self._crop = gui.add_checkbox("Crop", False, hint="Show only Gaussians with centers in the box")
-        self._low = gui.add_vector3("Lower corner", (0.0, 0.0, 0.0), step=0.01)
-        self._high = gui.add_vector3("Upper corner", (0.0, 0.0, 0.0), step=0.01)
-        callbacks.on_click(gui.add_button("Whole model", hint="The box of all centers"), self._reset)
+        self._low = gui.add_vector3(f"Lower corner {UNITS}", (0.0, 0.0, 0.0), step=0.01)
+        self._high = gui.add_vector3(f"Upper corner {UNITS}", (0.0, 0.0, 0.0), step=0.01)
+        callbacks.on_click(gui.add_button("Whole model", color=SECONDARY, hint="The box of all centers"), self._reset)
         self._option = gui.add_markdown("", visible=False)
         for handle in (self._crop, self._low, self._high):
             callbacks.on_update(handle, page.change)

@@ -62,7 +62,11 @@ class LiveRenderer(Renderer):
             return super().cropped(box)
         return self._training.call(lambda: Renderer.cropped(self, box).map(lambda tensor: tensor.clone()))
 
-    def seen(self, camera: Camera, settings: Settings) -> Gaussians:
+    def is_large(self) -> bool:
+        """Returns False, as every step changes which Gaussians are the largest in an image."""
+        return False
+
+    def seen(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
         """Returns all Gaussians, as every step changes the boxes of those that could be culled."""
         return self.cropped(settings.crop)
 

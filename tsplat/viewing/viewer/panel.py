@@ -8,7 +8,7 @@ from typing import Any
 from ...config import MAGNITUDE_MAX
 from ..colormaps import color_bar
 from ..markup import escape
-from .callbacks import ON_SERVER, Action, Callbacks, escape_markdown, name_in
+from .callbacks import ON_SERVER, SECONDARY, UNITS, Action, Callbacks, escape_markdown, name_in
 from .folder import TRANSFER_MAX
 from .poses import FOV_RANGE
 from .renderer import CAMERA_MODELS, COLORMAPS, DEPTHS, MODES, Settings
@@ -17,13 +17,18 @@ from .viewed_models import ViewedModel
 RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
 FULL_SCREEN = (
     '<div style="padding: 0 0.6em 0.5em"><button type="button" style="width: 100%; height: 1.9em; border: 0; '
-    'border-radius: 2px; background: #1971c2; color: white; font: inherit; font-size: 0.875em; cursor: pointer" '
+    'border-radius: 2px; background: #343a40; color: white; font: inherit; font-size: 0.875em; cursor: pointer" '
     'onclick="document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen()"'
     ">Full screen</button></div>"
 )
 """A button of the page alone, as browsers show a page in full screen only while it is clicked."""
 
-MOVING = "Drag to turn, with the right button or two fingers to move, wheel to zoom; or W A S D, Q E and arrow keys."
+MOVING = (
+    '<div style="padding: 0 0.7em 0.5em; font-size: 0.875em">'
+    '<span class="tsplat-mouse">Drag to turn, with the right button to move; wheel to zoom. Keys: arrows turn, '
+    'W A S D, Q E move.</span><span class="tsplat-touch">One finger turns, two fingers move and zoom.</span></div>'
+)
+"""Both are there; the styles of the page show one of them."""
 
 
 @dataclasses.dataclass
@@ -40,6 +45,7 @@ class Actions:
     upload: Callable[[str, bytes], str] | None
     reset_view: Callable[[], None]
     reset_up: Callable[[], None]
+    set_up: Callable[[], str]
     screenshot: Callable[[], str]
     set_fov: Callable[[float], None]
 
@@ -58,7 +64,7 @@ class Panel:
         self._gui, self._models, self._actions, self._callbacks = gui, list(models), actions, callbacks
         self._status = gui.add_markdown("")
         self._message = gui.add_markdown("", visible=False)
-        self._dismiss = gui.add_button("Dismiss", color="gray", visible=False)
+        self._dismiss = gui.add_button("Dismiss", color=SECONDARY, visible=False)
         self._dismiss.on_click(lambda _: callbacks.dismiss())
         self._confirm = gui.add_button("Replace", color="red", visible=False)
         self._confirmed: Action = lambda: None
@@ -183,21 +189,25 @@ class Panel:
             path = gui.add_text("Model to open", "", hint=f"Anything that tsplat view shows. {ON_SERVER}")
             self._callbacks.on_long_click(gui.add_button("Open"), lambda: open_model(name_in(path)))
             hint = f"A model of this computer, up to {TRANSFER_MAX >> 30} GiB; or drop one on the page"
-            self._callbacks.on_upload(gui.add_upload_button("Upload a file", hint=hint), upload)
+            self._callbacks.on_upload(gui.add_upload_button("Upload a file", color=SECONDARY, hint=hint), upload)
 
     def _add_view(self) -> None:
         gui = self._gui
-        gui.add_markdown(MOVING)
+        gui.add_html(MOVING)
         self._callbacks.on_click(
             gui.add_button("Reset view", hint="Camera, field of view and up direction as at first"),
             self._actions.reset_view,
         )
         self._callbacks.on_click(
-            gui.add_button("Reset up", hint="Up direction as at first; the camera stays where it is"),
+            gui.add_button("Reset up", color=SECONDARY, hint="Turns the camera upright; it stays where it is"),
             self._actions.reset_up,
         )
+        self._callbacks.on_click(
+            gui.add_button("Up from this view", color=SECONDARY, hint="What points up in the image becomes up"),
+            self._actions.set_up,
+        )
         self._callbacks.on_long_click(
-            gui.add_button("Screenshot", hint="Downloads the image as PNG, without the controls"),
+            gui.add_button("Screenshot", color=SECONDARY, hint="Downloads the image as PNG, without the controls"),
             self._actions.screenshot,
         )
         gui.add_html(FULL_SCREEN)
@@ -209,24 +219,24 @@ class Panel:
         self._callbacks.on_update(self._fixed, self._fix_range)
         self._nearest, self._farthest = (
             self._control(gui.add_number(label, value, min=0.0, max=MAGNITUDE_MAX, visible=False))
-            for label, value in (("Nearest", 1.0), ("Farthest", 10.0))
+            for label, value in ((f"Nearest {UNITS}", 1.0), (f"Farthest {UNITS}", 10.0))
         )
         self._callbacks.on_update(self._show, self._show_range)
         self._sh_degree = self._control(gui.add_slider("SH degree", 0, 1, 1, 0))
         self._background = self._control(gui.add_rgb("Background", (0, 0, 0)))
         self._resolution = self._control(gui.add_dropdown("Resolution", list(RESOLUTIONS)))
-        self._fov = gui.add_slider("Field of view", *FOV_RANGE, 1, 50, hint="Vertical, in degrees")
+        self._fov = gui.add_slider("Field of view (°)", *FOV_RANGE, 1, 50, hint="Vertical")
         self._callbacks.on_update(self._fov, lambda: self._actions.set_fov(self._fov.value), by_client=True)
         self._camera_model = self._control(gui.add_dropdown("Camera model", list(CAMERA_MODELS)))
         self._antialiased = self._control(gui.add_checkbox("Antialiased", False, hint="rasterize_mode='antialiased'"))
         with gui.add_folder("Rasterization", expand_by_default=False):
             defaults = Settings()
-            self._near = self._control(gui.add_number("near_plane", defaults.near, min=0.0, max=MAGNITUDE_MAX))
-            self._far = self._control(gui.add_number("far_plane", defaults.far, min=0.0, max=MAGNITUDE_MAX))
+            self._near = self._control(gui.add_number(f"near_plane {UNITS}", defaults.near, min=0.0, max=MAGNITUDE_MAX))
+            self._far = self._control(gui.add_number(f"far_plane {UNITS}", defaults.far, min=0.0, max=MAGNITUDE_MAX))
             self._radius_clip = self._control(
-                gui.add_number("radius_clip", defaults.radius_clip, min=0.0, max=1e4, step=0.5)
+                gui.add_number("radius_clip (px)", defaults.radius_clip, min=0.0, max=1e4, step=0.5)
             )
-            self._eps2d = self._control(gui.add_number("eps2d", defaults.eps2d, min=0.0, max=100.0, step=0.05))
+            self._eps2d = self._control(gui.add_number("eps2d (px²)", defaults.eps2d, min=0.0, max=100.0, step=0.05))
 
     def _show_range(self) -> None:
         """Shows the controls of what is shown."""

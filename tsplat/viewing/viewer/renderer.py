@@ -40,6 +40,16 @@ DIVISOR_MAX = 8
 SLOWER_MAX = 1.25
 """Images are not made smaller to save less than this factor of their time."""
 
+LARGE, LARGE_SECONDS = 1 << 18, 0.15
+"""Number of Gaussians up to which all are rendered, and the least time budget of an image of more: they show those that
+matter most in it, and better the more there are."""
+
+LEVEL = math.sqrt(2)
+"""Factor between numbers of Gaussians. Images of one number are traced and replayed."""
+
+SLOW, FAST, SETTLED = 1.2, 0.6, 5
+"""Times relative to the budget above and below which the number changes, and how many images of a number come first."""
+
 SIDE_MAX, PIXELS_MAX = 16384, 1 << 24
 """Largest width or height of a canvas, and number of pixels of an image; larger ones are made smaller."""
 
@@ -142,9 +152,10 @@ class Frame:
     Attributes:
         image: [h, w, 3] uint8.
         divisor: Factor by which it is smaller than the canvas.
-        is_full: Whether it would be as large without a time budget.
+        is_full: Whether it would be the same without a time budget.
         seconds: Time it took.
         visible: Number of Gaussians in the image.
+        n_largest: Number of Gaussians that were chosen for the image to save time; None if all were rendered.
         note: What it shows, where it is not only the model.
         depths: Nearest and farthest depth of the colormap; None where there is none.
     """
@@ -156,6 +167,7 @@ class Frame:
     visible: int
     note: str = ""
     depths: tuple[float, float] | None = None
+    n_largest: int | None = None
 
 
 class Renderer:
@@ -171,6 +183,8 @@ class Renderer:
         self.backend = backend
         self._lock = threading.Lock()
         self._samples: deque[tuple[int, float]] = deque(maxlen=N_SAMPLES)
+        self._n_max: int | None = None
+        self._n_settled = 0
         self._cropped: tuple[Box | None, Gaussians] = (None, gaussians)
         self._culled: CulledModel | None = None
 
@@ -182,10 +196,14 @@ class Renderer:
         divisor_min: int = 1,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Frame:
-        """Renders an image, made smaller by a whole factor where the full size is predicted to take too long.
+        """Renders an image in less time where all of it is predicted to take too long.
+
+        Of more than 262,144 Gaussians, those that show most are rendered, at least so many. If that is not enough, the
+        image is made smaller by a whole factor.
 
         Args:
-            seconds: Time budget; None for the full size, of at most 16,777,216 pixels.
+            seconds: Time budget, of large models at least 0.15; None for all Gaussians at full size, of at most
+                16,777,216 pixels.
             divisor_min: Least factor by which to make the image smaller.
             is_wanted: Whether the image is still wanted when those before it are done.
 
@@ -197,13 +215,25 @@ class Renderer:
         with self._lock:
             if not is_wanted():
                 raise RuntimeError("nobody waits for the image")
-            divisor = divisor_min if seconds is None else max(divisor_min, self._divisor(pose, seconds))
+            divisor, n_max = divisor_min, None
+            if seconds is not None:
+                is_large = self.is_large()
+                if is_large:
+                    seconds = max(seconds, LARGE_SECONDS)
+                    n_max = self._number(pose, seconds)
+                if not is_large or (n_max == LARGE and self._n_settled >= SETTLED):
+                    divisor = max(divisor_min, self._divisor(pose, seconds))
             width, height = (max(1, round(size / divisor)) for size in (pose.width, pose.height))
             start = time.perf_counter()
-            image, visible, depths = self._rasterize(pose, settings, width, height)
+            gaussians = self.seen(pose.camera(width, height, settings.model), settings, n_max)
+            image, visible, depths = self._rasterize(gaussians, pose, settings, width, height)
             taken = time.perf_counter() - start
-            self._samples.append((width * height, taken))
-        return Frame(image, divisor, divisor == divisor_min, taken, visible, depths=depths)
+            if n_max == self._n_max:  # images at rest tell nothing about those of fewer Gaussians
+                self._samples.append((width * height, taken))
+                self._n_settled += 1
+        n_largest = n_max if n_max == len(gaussians) else None
+        is_full = divisor == divisor_min and n_largest is None
+        return Frame(image, divisor, is_full, taken, visible, depths=depths, n_largest=n_largest)
 
     def warm_up(self, pose: Pose, settings: Settings) -> None:
         """Renders small images, so that the next one finds kernels loaded and times to predict its own from.
@@ -217,6 +247,10 @@ class Renderer:
         for divisor in (DIVISOR_MAX, 2):
             self.render(pose, settings, divisor_min=divisor)
 
+    def is_large(self) -> bool:
+        """Returns whether fewer Gaussians may be rendered to save time."""
+        return len(self.gaussians) > LARGE
+
     def cropped(self, box: Box | None) -> Gaussians:
         """Returns the Gaussians whose centers lie in a box; all if it is None."""
         if box is None:
@@ -225,21 +259,20 @@ class Renderer:
             self._cropped = box, crop_gaussians(self.gaussians, box)
         return self._cropped[1]
 
-    def seen(self, camera: Camera, settings: Settings) -> Gaussians:
-        """Returns the Gaussians of the model that a camera may see."""
+    def seen(self, camera: Camera, settings: Settings, n_max: int | None = None) -> Gaussians:
+        """Returns the Gaussians of the model that a camera may see; at most `n_max`, those that show most in it."""
         gaussians = self.cropped(settings.crop)
-        if settings.show in ("centers", "ellipses"):  # which have other sizes
+        if n_max is None and settings.show in ("centers", "ellipses"):  # which have other sizes
             return gaussians
         if self._culled is None or self._culled.gaussians is not gaussians:
             self._culled = CulledModel(gaussians)
-        return self._culled.seen_by(camera, near=settings.near, eps2d=settings.eps2d)
+        return self._culled.seen_by(camera, near=settings.near, eps2d=settings.eps2d, n_max=n_max)
 
     @torch.no_grad()
     def _rasterize(
-        self, pose: Pose, settings: Settings, width: int, height: int
+        self, gaussians: Gaussians, pose: Pose, settings: Settings, width: int, height: int
     ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int, tuple[float, float] | None]:
         camera = pose.camera(width, height, settings.model)
-        gaussians = self.seen(camera, settings)
         if settings.show == "normals":
             gaussians = as_normals(gaussians, camera.position)
         degree = gaussians.sh_degree if settings.sh_degree is None else min(settings.sh_degree, gaussians.sh_degree)
@@ -273,6 +306,26 @@ class Renderer:
                 depths = (1 / float(limits[1]), 1 / float(limits[0]))
             image = color_depths_over_checks(depth, alpha, limits, settings.colormap, settings.inverted)
         return to_bytes(image).cpu().numpy(), visible, depths
+
+    def _number(self, pose: Pose, seconds: float) -> int | None:
+        """Returns how many Gaussians of a large model to render at most, None for all, at full size within a budget."""
+        if not self._samples:
+            self._change_number(LARGE)
+        elif self._n_max is None or self._n_settled >= SETTLED:
+            fixed, slope = self._predict()
+            taken = fixed + slope * pose.width * pose.height
+            if not FAST * seconds <= taken <= SLOW * seconds:
+                n = len(self.gaussians)
+                fitting = max(LARGE, (self._n_max or n) * seconds / max(taken, 1e-9))
+                number = round(LARGE * LEVEL ** math.floor(math.log(fitting / LARGE, LEVEL) + 0.01))
+                self._change_number(number if number < n else None)
+        return self._n_max
+
+    def _change_number(self, number: int | None) -> None:
+        """Renders another number of Gaussians from now on, whose images take other times."""
+        if number != self._n_max:
+            self._n_max, self._n_settled = number, 0
+            self._samples.clear()
 
     def _divisor(self, pose: Pose, seconds: float) -> int:
         """Returns the smallest factor whose predicted time is within a budget, or little more than that of the largest

@@ -81,6 +81,7 @@ class Session:
                 upload=open_model and partial(self._upload, open_model),
                 reset_view=self._reset_view,
                 reset_up=self._reset_up,
+                set_up=self._set_up,
                 screenshot=self._screenshot,
                 set_fov=self._set_fov,
             ),
@@ -176,7 +177,10 @@ class Session:
         self._callbacks.succeed(self._show)
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)
-        what = frame.note or f"{total:,} Gaussians, {frame.visible:,} drawn · {width}×{height}"
+        drawn = f"{total:,} Gaussians, {frame.visible:,} drawn"
+        if frame.n_largest is not None:
+            drawn = f"{'' if at_rest else 'moving: '}{frame.n_largest:,} of {total:,} Gaussians"
+        what = frame.note or f"{drawn} · {width}×{height}"
         if not self._closed.is_set():
             self._panel.show_depths(frame.depths)
             self._panel.show_status(f"{what} · {1e3 * frame.seconds:.0f} ms" if frame.seconds else what)
@@ -244,6 +248,13 @@ class Session:
         """Turns the camera upright, where it is."""
         self._client.camera.up_direction = np.array(self._panel.model.up)
         self._change()
+
+    def _set_up(self) -> str:
+        """Makes what points up in the image the up direction of the model, on all pages."""
+        up = self._panel.model.up = (-client_pose(self._client.camera).viewmat[1, :3]).tolist()
+        self._client.camera.up_direction = np.array(up)
+        self._change()
+        return f"Up is this direction now; for the next time: tsplat view --up {' '.join(f'{x:.4g}' for x in up)}"
 
     def _set_fov(self, degrees: float) -> None:
         self._client.camera.fov = math.radians(degrees)

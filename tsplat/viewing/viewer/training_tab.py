@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .callbacks import Callbacks, escape_markdown
+from .callbacks import SECONDARY, Callbacks, escape_markdown
 from .live_training import SHARE_MAX, LiveTraining
 from .training_state import TrainingState, format_speed
 
@@ -33,9 +33,9 @@ class TrainingTab:
         self._status = gui.add_markdown("")
         self._pause = gui.add_button("Pause")
         callbacks.on_click(self._pause, self._toggle)
-        self._step = gui.add_button("One step", hint="Take one step, and pause")
+        self._step = gui.add_button("One step", color=SECONDARY, hint="Take one step, and pause")
         callbacks.on_click(self._step, self._take_step)
-        self._save = gui.add_button("Save checkpoint")
+        self._save = gui.add_button("Save checkpoint", color=SECONDARY)
         callbacks.on_click(self._save, training.save_checkpoint)
         self._share = gui.add_slider(
             "Time for images (%)",

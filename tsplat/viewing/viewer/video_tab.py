@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import ArgumentError
 from ...scene.cameras import Camera
 from ..videos import default_video
-from .callbacks import ON_SERVER, Page, name_in
+from .callbacks import ON_SERVER, SECONDARY, Page, name_in
 from .comparison import Image
 from .keyframes import SECONDS, SECONDS_MAX, Keyframes, VideoOptions
 from .poses import FOV_RANGE, Frusta, client_pose, pose_of, vertical_fov
@@ -56,9 +56,9 @@ class VideoTab:
         self._step = gui.add_number("Seconds to it", SECONDS, min=0.1, max=float(SECONDS_MAX), step=0.1, visible=False,
                                     hint="From the keyframe before, or from the last one to the first")  # fmt: skip
         callbacks.on_update(self._step, self._set_step, by_client=True)
-        self._fov = gui.add_slider("Its field of view", *FOV_RANGE, 1, 50, visible=False, hint="Vertical, in degrees")
+        self._fov = gui.add_slider("Its field of view (°)", *FOV_RANGE, 1, 50, visible=False, hint="Vertical")
         callbacks.on_update(self._fov, self._set_fov, by_client=True)
-        self._remove = gui.add_button("Remove all", visible=False)
+        self._remove = gui.add_button("Remove all", color=SECONDARY, visible=False)
         callbacks.on_click(self._remove, self._ask)
         self._path = gui.add_checkbox("Show path", True)
         callbacks.on_update(self._path, self._draw, by_client=True)
@@ -66,9 +66,9 @@ class VideoTab:
         callbacks.on_update(self._loop, lambda: self._show(self._index()), by_client=True)
         self._seconds = gui.add_number("Seconds in all", SECONDS, min=0.1, max=float(SECONDS_MAX), visible=False)
         callbacks.on_update(self._seconds, self._scale, by_client=True)
-        callbacks.on_long_click(gui.add_button("Preview"), self._preview)
+        callbacks.on_long_click(gui.add_button("Preview", color=SECONDARY), self._preview)
         self._fps = gui.add_dropdown("Frames per second", [str(fps) for fps in FPS])
-        self._size = gui.add_dropdown("Size", list(SIZES))
+        self._size = gui.add_dropdown("Size (px)", list(SIZES))
         video = gui.add_text(
             "Video file",
             default_video(),
@@ -79,8 +79,12 @@ class VideoTab:
         )
         with gui.add_folder("Keyframes as a file", expand_by_default=False):
             file = gui.add_text("Keyframe file", "keyframes.json", hint=ON_SERVER)
-            callbacks.on_long_click(gui.add_button("Save keyframes"), lambda: page.write(name_in(file), self._save))
-            callbacks.on_long_click(gui.add_button("Load keyframes"), lambda: self._load(name_in(file)))
+            callbacks.on_long_click(
+                gui.add_button("Save keyframes", color=SECONDARY), lambda: page.write(name_in(file), self._save)
+            )
+            callbacks.on_long_click(
+                gui.add_button("Load keyframes", color=SECONDARY), lambda: self._load(name_in(file))
+            )
 
     def show_model(self, model: ViewedModel) -> None:
         """Shows the keyframes of a model."""
