@@ -74,6 +74,12 @@ def test_citation_file():
     assert "\t" not in text, "YAML is indented by spaces"
 
 
+def test_version_is_the_same_everywhere():
+    places = {"CHANGELOG.md": "## {} (", "README.md": "alpha ({})", "packaging/recipe.yaml": 'version: "{}"\n'}
+    for name, text in places.items():
+        assert text.format(tsplat.__version__) in (ROOT / name).read_text(), name
+
+
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "decisions").glob("0*.md")), ids=lambda p: p.stem)
 def test_decision_records_fit_on_a_page(record):
     text = record.read_text()

@@ -40,7 +40,7 @@ from .stages.capacity import check_overflow
 from .stages.lens_models import BivariateWindshieldModelParameters
 from .stages.lidars import RowOffsetStructuredSpinningLidarModelParameters, SpinningDirection
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArgumentError",
