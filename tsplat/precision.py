@@ -3,7 +3,8 @@
 Autocast computes products of matrices in half precision, also in the backward passes of PyTorch's operations, if these
 run inside of it. Code that is not differentiated only needs autocast off while it runs: :func:`full_precision` or
 :func:`in_full_precision`. Differentiable products are those of this module, or part of a ``torch.autograd.Function``
-that turns autocast off in its backward pass.
+that turns autocast off in its backward pass. :func:`fp64` and :func:`identity` do not depend on PyTorch's default dtype
+and device.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ def in_full_precision(function: Callable[Parameters, Result]) -> Callable[Parame
             return function(*args, **kwargs)
 
     return run
+
+
+def fp64(values: Any) -> Tensor:
+    """Returns numbers, or nested sequences of numbers, as a tensor in fp64 on the CPU."""
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def identity(n: int) -> Tensor:
+    """Returns the identity [n, n] in fp64 on the CPU."""
+    return torch.eye(n, dtype=torch.float64, device="cpu")
 
 
 def matrix_product(a: Tensor, b: Tensor) -> Tensor:

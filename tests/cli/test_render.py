@@ -14,7 +14,7 @@ from PIL import Image
 from tests.support.paths import MODELS
 from tsplat import cli
 from tsplat.scene import Camera, View, intrinsics, look_at, read_ply, write_ply
-from tsplat.scene.images import says_panorama
+from tsplat.scene.images import is_marked_panorama
 from tsplat.support.files import write_json
 from tsplat.training import Checkpoint, RunConfig, write_checkpoint
 from tsplat.viewing import framing
@@ -277,7 +277,7 @@ def test_render_writes_a_panorama(model, tmp_path):
     assert cli.main([*arguments, *size]) == 0
     image = read_pixels(out)
     assert image.shape == (48, 96, 3)
-    assert says_panorama(out)
+    assert is_marked_panorama(out)
     # The balls are on the horizon, though the camera looks up: at -45, 0 and 45 degrees of longitude.
     for column, channel in ((36, 0), (48, 1), (60, 2)):
         assert image[24, column].argmax() == channel

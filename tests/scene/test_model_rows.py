@@ -23,7 +23,7 @@ FORMATS = ["ply", "spz", "spz4", "sog", "streamed-sog"]
 def tiny(monkeypatch):
     """Ranges of a few rows, so that a small model has many."""
     monkeypatch.setattr(module, "CHUNK", 7)
-    monkeypatch.setattr(module, "PART", 32)
+    monkeypatch.setattr(module, "SORTED_ROWS", 32)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_files_are_those_of_the_model_in_memory(ply, tmp_path, monkeypatch, form
     monkeypatch.setattr(sog_writer, "EXACT_PALETTE", 64)  # clusters coefficients
     lost = write_model(tmp_path / "whole", read_model(ply), format=format)
     monkeypatch.setattr(module, "CHUNK", 7)
-    monkeypatch.setattr(module, "PART", 32)
+    monkeypatch.setattr(module, "SORTED_ROWS", 32)
     with open_ply_rows(ply) as rows:
         assert write_model(tmp_path / "parts", rows, format=format) == lost
     assert content(tmp_path / "parts") == content(tmp_path / "whole")

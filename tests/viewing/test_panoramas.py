@@ -9,7 +9,7 @@ from tests.support.panoramas import rays_of
 from tsplat import ArgumentError
 from tsplat.scene import Camera, intrinsics, look_at
 from tsplat.scene.cameras import panorama_intrinsics
-from tsplat.scene.images import read_image, says_panorama, write_jpeg, write_png
+from tsplat.scene.images import is_marked_panorama, read_image, write_jpeg, write_png
 from tsplat.viewing.panoramas import level_panoramas, panorama_metadata, panorama_size
 
 
@@ -60,8 +60,8 @@ def test_images_say_that_they_are_panoramas(tmp_path, write, suffix):
     camera = Camera(torch.eye(4), panorama_intrinsics(32, 16), 32, 16, "equirectangular")
     write(tmp_path / f"a{suffix}", image, panorama_metadata(camera))
     write(tmp_path / f"b{suffix}", image, panorama_metadata(Camera(torch.eye(4), torch.eye(3), 32, 16)))
-    assert says_panorama(tmp_path / f"a{suffix}")
-    assert not says_panorama(tmp_path / f"b{suffix}")
+    assert is_marked_panorama(tmp_path / f"a{suffix}")
+    assert not is_marked_panorama(tmp_path / f"b{suffix}")
     assert torch.equal(read_image(tmp_path / f"a{suffix}"), read_image(tmp_path / f"b{suffix}"))
     assert (read_image(tmp_path / f"a{suffix}") / 255 - image).abs().max() < 0.03
 

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         protect_output(full_disk=not is_result)
         if rest and not getattr(arguments, "takes_options", False):
             command = parser.commands[arguments.command]
-            command.commands.get(getattr(arguments, "part", ""), command).error(
+            command.commands.get(getattr(arguments, "subcommand", ""), command).error(
                 f"unrecognized arguments: {' '.join(rest)}"
             )
         command_name = f"{arguments.command} {getattr(arguments, 'part', '')}".strip()

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..scene.cropping import Box
 from ..support.files import raise_if_special
 
 SIZE_MAX = 16384
@@ -53,26 +54,34 @@ def channel(text: str) -> float:
     return value
 
 
-def integer(text: str, least: int, most: int) -> int:
-    """Parses an integer within limits."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
-        raise argparse.ArgumentTypeError(f"expected an integer from {least} to {most}, found {text!r}")
+def integer(text: str, low: int, high: int) -> int:
+    """Parses an integer from `low` to `high`."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
+        raise argparse.ArgumentTypeError(f"expected an integer from {low} to {high}, found {text!r}")
     return int(text)
 
 
 # Sizes of images in pixels, positive numbers of things, steps, ports, and seeds of 63 and 31 bits.
-size = partial(integer, least=1, most=SIZE_MAX)
-count = partial(integer, least=1, most=10**9)
-steps = partial(integer, least=0, most=10**9)
-port = partial(integer, least=1, most=65535)
-seed = partial(integer, least=0, most=2**63 - 1)
-small_seed = partial(integer, least=0, most=2**31 - 1)
+size = partial(integer, low=1, high=SIZE_MAX)
+count = partial(integer, low=1, high=10**9)
+steps = partial(integer, low=0, high=10**9)
+port = partial(integer, low=1, high=65535)
+seed = partial(integer, low=0, high=2**63 - 1)
+small_seed = partial(integer, low=0, high=2**31 - 1)
 
 
 COUNT: dict[str, Any] = {"type": count, "metavar": "N"}
 SIZE: dict[str, Any] = {"type": size, "metavar": "N"}
 VECTOR: dict[str, Any] = {"type": number, "nargs": 3, "metavar": ("X", "Y", "Z")}
 BOX: dict[str, Any] = {"type": number, "nargs": 6, "metavar": ("X0", "Y0", "Z0", "X1", "Y1", "Z1")}
+
+
+def box_of(numbers: list[float] | None) -> Box | None:
+    """Returns the two corners that an option of :data:`BOX` has; None if it is not given."""
+    if numbers is None:
+        return None
+    x0, y0, z0, x1, y1, z1 = numbers
+    return (x0, y0, z0), (x1, y1, z1)
 
 
 def amount(text: str) -> int | float:

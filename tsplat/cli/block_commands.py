@@ -15,7 +15,7 @@ from ..support.extras import require
 from ..support.files import output_folder
 from ..support.progress import stage_display
 from .argument_types import COUNT, count, number, path
-from .commands import launch, print_note
+from .commands import launch, print_steps_note
 from .large_models import warn_user
 from .model_commands import write
 from .parsing import Parser
@@ -23,21 +23,21 @@ from .shared_options import ENDINGS, FORMATS
 
 
 def add_blocks_options(parser: Parser) -> None:
-    steps = parser.add_subparsers(dest="part", required=True, metavar="{plan,train,merge}")
-    parser.commands = steps.choices
+    subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="{plan,train,merge}")
+    parser.commands = subparsers.choices
 
-    def part(name: str, run: Callable[[Namespace], int], help: str, **settings: Any) -> Any:
-        added = steps.add_parser(name, help=help, description=help, allow_abbrev=False, **settings)
+    def subcommand(name: str, run: Callable[[Namespace], int], help: str, **settings: Any) -> Any:
+        added = subparsers.add_parser(name, help=help, description=help, allow_abbrev=False, **settings)
         added.set_defaults(run=run)
         return added.add_argument
 
-    add = part("plan", plan, "divide a scene on the ground plane, and assign views to the blocks")
+    add = subcommand("plan", plan, "divide a scene on the ground plane, and assign views to the blocks")
     add("scene", type=path, metavar="SCENE", help="scene folder, as for tsplat train")
     add("--out", type=path, required=True, metavar="PLAN", help="folder to create: plan.json, and the image plan.png")
-    number_of = steps.choices["plan"].add_mutually_exclusive_group(required=True)
-    number_of.add_argument("--blocks", **COUNT, help="number of blocks, with about equal numbers of points")
+    layout = subparsers.choices["plan"].add_mutually_exclusive_group(required=True)
+    layout.add_argument("--blocks", **COUNT, help="number of blocks, with about equal numbers of points")
     grid: dict[str, Any] = {"type": count, "nargs": 2, "metavar": ("COLUMNS", "ROWS")}
-    number_of.add_argument("--grid", **grid, help="numbers of columns and of rows in each")
+    layout.add_argument("--grid", **grid, help="numbers of columns and of rows in each")
     margin = "by how much of its size a block is expanded on each side for training (0.2)"
     add("--margin", type=number, default=0.2, metavar="F", help=margin)
     share = "share of what a view shows from which it is assigned to a block, besides the one it shows most of (0.03)"
@@ -45,12 +45,12 @@ def add_blocks_options(parser: Parser) -> None:
 
     help = "train all blocks one after another, or those given; finished ones are skipped, stopped ones are resumed"
     usage = "tsplat blocks train [-h] [--scene SCENE] PLAN [K ...] [OPTIONS of tsplat train]"
-    add = part("train", train, help, usage=usage)
+    add = subcommand("train", train, help, usage=usage)
     add("plan", type=path, metavar="PLAN", help="folder of the plan; indices of blocks and options may follow")
     add("--scene", metavar="SCENE", help="scene folder, if it has moved since it was planned")
-    steps.choices["train"].set_defaults(takes_options=True)
+    subparsers.choices["train"].set_defaults(takes_options=True)
 
-    add = part("merge", merge, "write one model of what each block keeps inside of its borders")
+    add = subcommand("merge", merge, "write one model of what each block keeps inside of its borders")
     add("plan", type=path, metavar="PLAN", help="folder of the plan, with all blocks trained")
     add("--out", type=path, required=True, metavar="MODEL", help=f"output file, {ENDINGS}")
     add("--format", choices=FORMATS, help="format of the output (that of its name)")
@@ -87,14 +87,14 @@ def train(arguments: Namespace) -> int:
     from .train_options import parse
 
     rest = list(arguments.rest)
-    chosen = []
+    blocks = []
     while rest and rest[0].isdecimal():
-        chosen.append(int(rest.pop(0)))
+        blocks.append(int(rest.pop(0)))
     plan = read_plan(arguments.plan)
-    for k in chosen:
+    for k in blocks:
         plan.check_block(k)
 
-    def parsed(steps: int | None = None) -> Namespace:
+    def parse_options(steps: int | None = None) -> Namespace:
         if {"--resume", "--out", "--block", "--view", "--json"} & {word.partition("=")[0] for word in rest}:
             raise ArgumentError(
                 "--resume, --out, --block, --view, --json: not with tsplat blocks train; to train one block by itself: "
@@ -102,17 +102,17 @@ def train(arguments: Namespace) -> int:
             )
         return parse([arguments.scene or plan.scene, "--out", str(arguments.plan), *rest], steps)
 
-    options = parsed()
+    options = parse_options()
     require_extras(options.settings)
     status = launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
-    print_note(rest)
-    config = options.settings if options.minutes is None else lambda n: parsed(n).settings
+    print_steps_note(rest)
+    config = options.settings if options.minutes is None else lambda n: parse_options(n).settings
     train_blocks(
         arguments.plan,
         config,
-        chosen or None,
+        blocks or None,
         minutes=options.minutes,
         stop_after=options.stop_after,
         scene=arguments.scene,

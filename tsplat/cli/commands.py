@@ -28,6 +28,7 @@ from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
 from ..support.output import WarningsOnly
 from ..support.progress import stage_display
+from ..support.suggestions import list_names
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
 from ..viewing.view_options import ViewOptions
@@ -106,8 +107,7 @@ def prepare(arguments: Namespace) -> int:
     )
     for reason in dict.fromkeys(prepared.reasons.values()):
         names = [name for name, other in prepared.reasons.items() if other == reason]
-        more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-        print(f"not registered: {', '.join(names[:20])}{more}: {reason}")
+        print(f"not registered: {list_names(names, 20)}: {reason}")
     for note in prepared.notes:
         print(f"note: {note}")
     if prepared.n_models > 1:
@@ -167,13 +167,13 @@ def view(arguments: Namespace) -> int:
         )
 
     # Beside runs, other models need no checkpoint.
-    runs = [given for given in arguments.models if is_run(given)] or arguments.models
+    runs = [model for model in arguments.models if is_run(model)] or arguments.models
     models = []
-    for given in arguments.models:
-        checkpoint = arguments.checkpoint if given in runs else None
-        models.append(read(given, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
+    for model in arguments.models:
+        checkpoint = arguments.checkpoint if model in runs else None
+        models.append(read(model, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
         if len(models[-1].gaussians) > LARGE:
-            print(describe_memory(given, models[-1].gaussians), flush=True)
+            print(describe_memory(model, models[-1].gaussians), flush=True)
     options = options_of(arguments, "address", "port", "host_name")
     viewer = Viewer(models, **options, open_model=read)
     try:
@@ -223,7 +223,7 @@ def train(arguments: Namespace) -> int:
     else:
         config = options.settings if options.minutes is None else lambda n: parse(arguments.rest, n).settings
         with result_only(arguments, options.json):
-            print_note(arguments.rest)
+            print_steps_note(arguments.rest)
             metrics = run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
     if not options.json:
         print_next("view", options.out if options.resume is None else options.resume)
@@ -232,7 +232,7 @@ def train(arguments: Namespace) -> int:
     return 0
 
 
-def print_note(words: Sequence[str]) -> None:
+def print_steps_note(words: Sequence[str]) -> None:
     """Prints, on one rank, a note about the number of steps of `tsplat train` with these arguments, if there is one."""
     from .train_options import note_steps
 
@@ -336,13 +336,13 @@ def georeference_of(arguments: Namespace) -> Georeference | None:
         ArgumentError: Nothing tells, and ``--frame files`` is given.
     """
     model, crs = arguments.model, getattr(arguments, "crs", None)
-    found = read_georeference(model)
-    if found is None and arguments.frame == "files" and not is_run(model) and find_run(model) is None:
+    georeference = read_georeference(model)
+    if georeference is None and arguments.frame == "files" and not is_run(model) and find_run(model) is None:
         raise ArgumentError(
             f"--frame: nothing tells where {model} is in the frame of the files of its scene; expected a run, or "
             f"a model with a file {beside(model).name} beside it, as tsplat export writes"
         )
-    return found if crs is None else dataclasses.replace(found or Georeference(), crs=crs)
+    return georeference if crs is None else dataclasses.replace(georeference or Georeference(), crs=crs)
 
 
 def print_georeference(out: Path, georeference: Georeference | None, *, is_absolute: bool) -> None:
@@ -352,11 +352,11 @@ def print_georeference(out: Path, georeference: Georeference | None, *, is_absol
         print(f"note: {origin}{beside(out)} has the frame of the files of the scene")
 
 
-def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:
+def refuse(arguments: Namespace, names: Iterable[str], reason: str) -> None:
     """Raises ArgumentError if one of these options is given."""
     for name in names:
         if getattr(arguments, name) is not None:
-            raise ArgumentError(f"--{name.replace('_', '-')}: {why}")
+            raise ArgumentError(f"--{name.replace('_', '-')}: {reason}")
 
 
 def options_of(arguments: object, *names: str) -> dict[str, Any]:

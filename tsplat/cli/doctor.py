@@ -24,23 +24,23 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
 
 def doctor(arguments: Namespace) -> int:
     """Prints the report, line by line or as one JSON object; returns 0 if rendering works on some device, else 1."""
-    tell = (lambda _line: None) if arguments.json else print
-    tell(f"tsplat {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    packages = _find_packages(tell)
+    show = (lambda _line: None) if arguments.json else print
+    show(f"tsplat {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    packages = _find_packages(show)
     devices = [torch.device("cpu")]
     devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     devices += [torch.device("mps")] if torch.backends.mps.is_available() else []
     has_gpu = torch.cuda.is_available()
     driver, driver_problem = gpu_driver() if has_gpu else (None, None)
     if driver is not None:
-        tell(f"  GPU driver  {driver}")
-    checked = _check_devices(devices, tell)
+        show(f"  GPU driver  {driver}")
+    checked = _check_devices(devices, show)
     works = any(device["ok"] for device in checked)
     missing = [package for package, version in packages.items() if version is None]
     advice = _advice(missing, has_gpu=len(devices) > 1, driver_problem=driver_problem)
-    tell("what to do" if advice else "nothing is missing")
+    show("what to do" if advice else "nothing is missing")
     for line in advice:
-        tell(f"  {line}")
+        show(f"  {line}")
     if arguments.json:
         report = {
             "ok": works,
@@ -56,30 +56,30 @@ def doctor(arguments: Namespace) -> int:
     return 0 if works else 1
 
 
-def _find_packages(tell: Callable[[str], object]) -> dict[str, str | None]:
-    """Tells and returns the versions of packages; None for those that are not installed."""
+def _find_packages(show: Callable[[str], object]) -> dict[str, str | None]:
+    """Shows and returns the versions of packages; None for those that are not installed."""
     versions: dict[str, str | None] = {}
     for package in (*CORE, "llvmlite", *OPTIONAL):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-        tell(f"  {package:11} {versions[package] or 'missing'}")
+        show(f"  {package:11} {versions[package] or 'missing'}")
     return versions
 
 
-def _check_devices(devices: list[torch.device], tell: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Tells and returns, for each device, its backend, why that one, and whether it works (`ok`) or what fails."""
-    tell("devices")
+def _check_devices(devices: list[torch.device], show: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Shows and returns, for each device, its backend, why that one, and whether it works (`ok`) or what fails."""
+    show("devices")
     checked = []
     for device in devices:
         backend, reason = choose(device)
         problem = _find_problem(device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         title = f"{device} ({name})" if name else f"{device}"
-        tell(f"  {title}: backend {backend} ({reason}); {'works' if problem is None else f'FAILS: {problem}'}")
-        known = {"device": str(device), "name": name, "backend": backend, "reason": reason}
-        checked.append({**known, "ok": problem is None, "problem": problem})
+        show(f"  {title}: backend {backend} ({reason}); {'works' if problem is None else f'FAILS: {problem}'}")
+        report = {"device": str(device), "name": name, "backend": backend, "reason": reason}
+        checked.append({**report, "ok": problem is None, "problem": problem})
     return checked
 
 

@@ -23,8 +23,8 @@ from ..support.progress import duration, stage_display
 Task = Literal["info", "ply", "spz", "spz4", "sog", "streamed-sog", "decimate", "render", "view"]
 
 IN_MEMORY: dict[str, int] = {"decimate": 2500, "render": 1200, "view": 1200}
-"""Bytes of memory per Gaussian of a model in memory, for tasks that need more than :data:`IN_MEMORY_LEAST`."""
-IN_MEMORY_LEAST = 800
+"""Bytes of memory per Gaussian of a model in memory, for tasks that need more than :data:`IN_MEMORY_MIN`."""
+IN_MEMORY_MIN = 800
 LIBRARIES = 250 << 20
 """Bytes of memory without a model."""
 
@@ -45,8 +45,8 @@ class Cost:
     them."""
 
     memory: int
-    memory_each: int
-    disk_each: int
+    memory_per_gaussian: int
+    disk_per_gaussian: int
     seconds: float
 
 
@@ -81,11 +81,11 @@ def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Ro
     rows = open_ply_rows(path, warn=warn_user)
     if rows is None:
         return None
-    if LIBRARIES + IN_MEMORY.get(task, IN_MEMORY_LEAST) * len(rows) <= limit:
+    if LIBRARIES + IN_MEMORY.get(task, IN_MEMORY_MIN) * len(rows) <= limit:
         rows.close()
         return None
     try:
-        _tell(path, rows, task, limit)
+        _print_cost(path, rows, task, limit)
     except BaseException:
         rows.close()
         raise
@@ -155,10 +155,10 @@ def _limit(arguments: Namespace) -> int | None:
     return available_bytes() if arguments.memory is None else int(arguments.memory * 1e9)
 
 
-def _tell(path: Path, rows: Rows, task: Task, limit: int) -> None:
+def _print_cost(path: Path, rows: Rows, task: Task, limit: int) -> None:
     """Prints on stderr what a task is expected to need; raises FileError if that is more memory than `limit`."""
     cost = COSTS[task]
-    memory, disk = cost.memory + cost.memory_each * len(rows), cost.disk_each * len(rows)
+    memory, disk = cost.memory + cost.memory_per_gaussian * len(rows), cost.disk_per_gaussian * len(rows)
     if memory > limit:
         raise FileError(
             f"{path}: {len(rows):,} Gaussians need about {memory / 1e9:.1f} GB of memory even if they are read part by "
@@ -207,7 +207,7 @@ class LargeEdit:
         before = len(self.rows)
         self._replace(gather(edited(), self.rows, self._folder))
         for (option, _), count in zip(pending, counts):
-            raise_if_none_left(option, before, count)
+            report_counts(option, before, count)
             before = count
         return self.rows
 
@@ -218,7 +218,7 @@ class LargeEdit:
         parts = (merge_models([empty, part], warn=lambda _: None) for rows in (first, other) for part in rows.chunks())
         before = len(first)
         self._replace(gather(parts, first, self._folder))
-        raise_if_none_left("--merge", before, len(self.rows))
+        report_counts("--merge", before, len(self.rows))
 
     def decimate(self, amount: int | float, option: str = "--decimate") -> None:
         """Decimates to a count, or to a share if `amount` is a float; `option` is for messages."""
@@ -228,14 +228,14 @@ class LargeEdit:
         rows = self.finish()
         n = amount if isinstance(amount, int) else max(1, round(amount * before))
         self.rows = decimate_rows(rows, n, valid_bounds(rows), self._folder)
-        raise_if_none_left(option, before, len(self.rows))
+        report_counts(option, before, len(self.rows))
 
     def _replace(self, rows: Rows) -> None:
         self.rows.close()
         self.rows = rows
 
 
-def raise_if_none_left(option: str, before: int, after: int) -> None:
+def report_counts(option: str, before: int, after: int) -> None:
     """Prints the number of Gaussians before and after an operation; raises ArgumentError if none are left."""
     if after == 0:
         raise ArgumentError(f"{option}: leaves none of {before} Gaussians; choose other values")

@@ -23,7 +23,7 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
-from .argument_types import BOX, COUNT, SIZE, model_path, path, positive
+from .argument_types import BOX, COUNT, SIZE, box_of, model_path, path, positive
 from .commands import georeference_of, open_model_of, options_of, print_georeference
 from .shared_options import FORCE, MODEL, add_backend, add_checkpoint, add_frame
 
@@ -69,7 +69,6 @@ def mesh(arguments: Namespace) -> int:
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
     gaussians = drop_invalid(open_model_of(arguments), print)
-    box = arguments.bounds
     with output_folder(out.parent):
         with stage_display() as show:
             cameras, source = _find_cameras(arguments, gaussians, show)
@@ -78,7 +77,7 @@ def mesh(arguments: Namespace) -> int:
                 surface = extract_mesh(
                     gaussians.to(device),
                     cameras,
-                    bounds=None if box is None else (tuple(box[:3]), tuple(box[3:])),
+                    bounds=box_of(arguments.bounds),
                     on_progress=show,
                     tell=lambda message: print(message, flush=True),
                     **options_of(

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import ArgumentError
 from ..scene import FileError
 from ..scene.cameras import Camera, move_camera
-from ..scene.cropping import Box, crop_gaussians, crop_sphere, raise_if_empty
+from ..scene.cropping import crop_gaussians, crop_sphere, raise_if_empty
 from ..scene.editing.decimation import decimate_gaussians
 from ..scene.editing.joining import merge_models, set_sh_degree
 from ..scene.editing.pruning import prune_gaussians
@@ -36,7 +36,7 @@ from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
-from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
+from .argument_types import BOX, VECTOR, amount, box_of, channel, model_path, number, path, steps
 from .commands import (
     georeference_of,
     open_model_of,
@@ -46,7 +46,7 @@ from .commands import (
     print_next,
     refuse,
 )
-from .large_models import LargeEdit, Task, open_large, raise_if_none_left, show_passes, warn_user
+from .large_models import LargeEdit, Task, open_large, report_counts, show_passes, warn_user
 from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_frame, add_model
 
 MATRIX_BYTES_MAX = 1 << 16
@@ -97,13 +97,13 @@ def convert(arguments: Namespace) -> int:
                 "--frame: not files for an output that ends in .html, as its viewer has single precision"
             )
         return _export_page(arguments)
-    why = f"only for an output that ends in .html, found {str(arguments.out)!r}"
-    refuse(arguments, ("title", "view", "background"), why)
+    reason = f"only for an output that ends in .html, found {str(arguments.out)!r}"
+    refuse(arguments, ("title", "view", "background"), reason)
     check_output(arguments.out, arguments.model)
     georeference = georeference_of(arguments)
     if arguments.frame == "files":
         refuse(arguments, ("up",), "not with --frame files, whose axes are those of the files")
-    rows, box = open_rows_of(arguments, written_format(arguments)), _box(arguments)
+    rows, box = open_rows_of(arguments, written_format(arguments)), box_of(arguments.crop)
     with contextlib.ExitStack() as files:
         rows = files.enter_context(rows)
         files.enter_context(show_passes(rows))
@@ -120,9 +120,9 @@ def convert(arguments: Namespace) -> int:
 
 
 def written_format(arguments: Namespace) -> Task:
-    """Returns the format that a command writes, for what it needs."""
-    chosen = format_of(arguments.out, arguments.format)
-    return chosen if chosen in STREAMED else "ply"  # type: ignore[return-value]
+    """Returns the task whose cost is that of writing the format of a command's output."""
+    file_format = format_of(arguments.out, arguments.format)
+    return file_format if file_format in STREAMED else "ply"  # type: ignore[return-value]
 
 
 def existing_folder(out: Path) -> Path:
@@ -174,7 +174,7 @@ def _export_page(arguments: Namespace) -> int:
         arguments.model,
         arguments.out,
         format=arguments.format or "sog",
-        crop=_box(arguments),
+        crop=box_of(arguments.crop),
         warn=warn_user,
         **options,
     )
@@ -189,12 +189,6 @@ def _export_page(arguments: Namespace) -> int:
     else:
         print(f"next: open {out} in a web browser")
     return 0
-
-
-def _box(arguments: Namespace) -> Box | None:
-    """Returns the two corners of ``--crop``."""
-    crop = arguments.crop
-    return None if crop is None else (tuple(crop[:3]), tuple(crop[3:]))
 
 
 class Operation(argparse.Action):
@@ -261,31 +255,31 @@ def edit(arguments: Namespace) -> int:
             files.enter_context(show_passes(large))
             for option, values in operations:
                 _edit_large(edited_rows, option, values, arguments, georeference)
-                georeference = _moved_along(georeference, option, values)
+                georeference = _move_georeference(georeference, option, values)
             write(arguments, edited_rows.finish(), start, georeference)
             return 0
-        edited = _Edited(arguments)
+        edited = MemoryEdit(arguments)
         for option, values in operations:
             before = len(edited.gaussians)
             edited.apply(option, values, georeference)
-            georeference = _moved_along(georeference, option, values)
-            raise_if_none_left(option, before, len(edited.gaussians))
+            georeference = _move_georeference(georeference, option, values)
+            report_counts(option, before, len(edited.gaussians))
         write(arguments, as_rows(edited.gaussians), start, georeference)
     return 0
 
 
-def _moved_along(georeference: Georeference | None, option: str, values: Any) -> Georeference | None:
+def _move_georeference(georeference: Georeference | None, option: str, values: Any) -> Georeference | None:
     """Returns the georeference of a model after an operation, so that its place in the files of its scene stays."""
     return georeference if georeference is None or option not in MOVES else georeference.moved(_matrix(option, values))
 
 
-def _aligned(other: Model, path: Path, georeference: Georeference | None) -> Model:
+def _align_frames(other: Model, path: Path, georeference: Georeference | None) -> Model:
     """Moves a model that is merged to the frame of the edited one, if the georeferences of both are known."""
-    own = read_georeference(path)
-    if own is None or georeference is None or torch.equal(own.world, georeference.world):
+    other_georeference = read_georeference(path)
+    if other_georeference is None or georeference is None or torch.equal(other_georeference.world, georeference.world):
         return other
     print(f"note: {path}: moved from its frame to that of the edited model", flush=True)
-    return move_model(other, georeference.world @ torch.linalg.inv(own.world))
+    return move_model(other, georeference.world @ torch.linalg.inv(other_georeference.world))
 
 
 def _edit_large(
@@ -300,12 +294,12 @@ def _edit_large(
         large = open_large(arguments, "ply", values)
         model = open_model(values, force=arguments.force, warn=warn_user) if large is None else large
         with as_rows(model) as other:
-            edited.merge(_aligned(other, values, georeference), warn_user)
+            edited.merge(_align_frames(other, values, georeference), warn_user)
     else:
-        edited.add(option, lambda part: edit_each(part, option, values))
+        edited.add(option, lambda part: edit_independently(part, option, values))
 
 
-def edit_each(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
+def edit_independently(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
     """Applies an operation that depends on no other Gaussian; see ``tsplat edit --help``."""
     match option, values:
         case "--crop", _:
@@ -321,26 +315,26 @@ def edit_each(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
     return transform_gaussians(gaussians, _matrix(option, values))
 
 
-class _Edited:
-    """A model while it is edited."""
+class MemoryEdit:
+    """A model in memory while it is edited; :class:`LargeEdit` is for others."""
 
     def __init__(self, arguments: Namespace) -> None:
         self.arguments = arguments
         self.gaussians = open_model_of(arguments)
-        self.moved = similarity()
+        self.transform = similarity()
         """[4, 4] fp64, from the frame of the file to that of the model now."""
 
     def apply(self, option: str, values: Any, georeference: Georeference | None) -> None:
         if option == "--merge":
             other = open_model(values, force=self.arguments.force, warn=warn_user)
-            other = _aligned(other, values, georeference)
+            other = _align_frames(other, values, georeference)
             self.gaussians = merge_models([self.gaussians, other], warn=warn_user)
         elif option == "--decimate":
             self._decimate(values)
         else:
-            self.gaussians = edit_each(self.gaussians, option, values)
+            self.gaussians = edit_independently(self.gaussians, option, values)
             if option in MOVES:
-                self.moved = _matrix(option, values) @ self.moved
+                self.transform = _matrix(option, values) @ self.transform
 
     def _decimate(self, amount: int | float) -> None:
         """Decimates to a count, or to a share if `amount` is a float."""
@@ -362,7 +356,7 @@ class _Edited:
         """Returns the cameras of a file or of the run, moved as the model was; none for other models."""
         arguments = self.arguments
         cameras = read_cameras(arguments.cameras) if arguments.cameras else find_cameras(arguments.model)
-        return [move_camera(camera, self.moved) for camera in cameras if not camera.is_test]
+        return [move_camera(camera, self.transform) for camera in cameras if not camera.is_test]
 
 
 def _matrix(option: str, values: Any) -> Tensor:

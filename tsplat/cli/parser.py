@@ -30,7 +30,12 @@ def build_parser() -> Parser:
     subparsers = parser.add_subparsers(dest="command", required=True, title="commands, in order of use")
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], int], help: str, *examples: str, **settings: Any
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+        add_options: Callable[[Parser], object],
+        help: str,
+        *examples: str,
+        **settings: Any,
     ) -> Parser:
         added: Parser = subparsers.add_parser(
             name,
@@ -41,76 +46,72 @@ def build_parser() -> Parser:
             **{"allow_abbrev": False, **settings},
         )
         added.set_defaults(run=run)
+        add_options(added)
         return added
 
-    demo = command("demo", commands.demo, "train on a small scene that needs no data", "", "--out demo --steps 300")
-    commands.add_demo_options(demo)
-    prepare = command(
-        "prepare", commands.prepare, "make a scene from photographs or a video (COLMAP)",
+    command(
+        "demo", commands.demo, commands.add_demo_options, "train on a small scene that needs no data",
+        "", "--out demo --steps 300",
+    )  # fmt: skip
+    command(
+        "prepare", commands.prepare, commands.add_prepare_options, "make a scene from photographs or a video (COLMAP)",
         "photos --out scene", "walk.mp4 --out scene --frames 150",
     )  # fmt: skip
-    commands.add_prepare_options(prepare)
     train = command(
-        "train", commands.train, "train on photographs with cameras, or resume a run",
+        "train", commands.train, lambda parser: parser.set_defaults(takes_options=True),
+        "train on photographs with cameras, or resume a run",
         "scene --out run", "--resume run", add_help=False, allow_abbrev=True,
     )  # fmt: skip
-    train.set_defaults(takes_options=True)
-    view = command(
-        "view", commands.view, "show models, runs and scenes in a web browser", "run", "before.ply after.ply"
-    )
-    commands.add_view_options(view)
-    render = command(
-        "render", render_command.render, "render an image or a video of a model or a run",
+    command(
+        "view", commands.view, commands.add_view_options, "show models, runs and scenes in a web browser",
+        "run", "before.ply after.ply",
+    )  # fmt: skip
+    command(
+        "render", render_command.render, render_command.add_render_options,
+        "render an image or a video of a model or a run",
         "run --out view.png --view 8", "model.ply --out orbit.mp4 --trajectory orbit",
     )  # fmt: skip
-    render_command.add_render_options(render)
-    evaluate = command(
-        "eval", commands.evaluate, "compute metrics and images of a run", "run", "run --lpips alex", "run --json"
+    command(
+        "eval", commands.evaluate, commands.add_eval_options, "compute metrics and images of a run",
+        "run", "run --lpips alex", "run --json",
     )  # fmt: skip
-    commands.add_eval_options(evaluate)
-    report = command("report", commands.report, "write an HTML page about a run", "run", "run --out page.html")
-    commands.add_report_options(report)
-    export = command(
-        "export", model_commands.convert, "write the model of a run to a file",
+    command(
+        "report", commands.report, commands.add_report_options, "write an HTML page about a run",
+        "run", "run --out page.html",
+    )  # fmt: skip
+    command(
+        "export", model_commands.convert, model_commands.add_export_options, "write the model of a run to a file",
         "run --out scene.ply", "run --out scene.html",
     )  # fmt: skip
-    model_commands.add_export_options(export)
-    convert = command(
-        "convert", model_commands.convert, "convert a model to another format",
+    command(
+        "convert", model_commands.convert, model_commands.add_convert_options, "convert a model to another format",
         "model.ply model.spz", "model.ply model.sog",
     )  # fmt: skip
-    model_commands.add_convert_options(convert)
-    edit = command(
-        "edit", model_commands.edit, "crop, move, prune, merge or decimate models",
+    command(
+        "edit", model_commands.edit, model_commands.add_edit_options, "crop, move, prune, merge or decimate models",
         "model.ply small.ply --decimate 25%", "model.ply clean.ply --min-opacity 0.02 --drop-invalid",
     )  # fmt: skip
-    model_commands.add_edit_options(edit)
-    mesh = command(
-        "mesh", mesh_command.mesh, "extract a triangle mesh from a model",
+    command(
+        "mesh", mesh_command.mesh, mesh_command.add_mesh_options, "extract a triangle mesh from a model",
         "run --out mesh.glb", "model.ply --out mesh.ply --voxel 0.02",
     )  # fmt: skip
-    mesh_command.add_mesh_options(mesh)
-    blocks = command(
-        "blocks", commands.train, "train a large scene in blocks, and merge them",
+    command(
+        "blocks", commands.train, block_commands.add_blocks_options, "train a large scene in blocks, and merge them",
         "plan scene --out plan --blocks 4", "train plan", "merge plan --out town.ply",
     )  # fmt: skip
-    block_commands.add_blocks_options(blocks)
-    share = command(
-        "share", hub_commands.share, "upload a model to the Hugging Face Hub",
+    command(
+        "share", hub_commands.share, hub_commands.add_share_options, "upload a model to the Hugging Face Hub",
         "run user/kettle --license cc-by-4.0", "model.ply user/kettle --file scene.spz --private",
     )  # fmt: skip
-    hub_commands.add_share_options(share)
-    pull = command(
-        "pull",
-        hub_commands.pull,
-        "download a model from the Hugging Face Hub",
-        "user/kettle",
-        "user/kettle --out a.ply",
-    )
-    hub_commands.add_pull_options(pull)
-    info = command("info", commands.info, "print a summary of a model or a run", "model.ply", "run --json")
-    commands.add_info_options(info)
-    add_doctor_options(command("doctor", doctor, "check the installation and the devices", "", "--json"))
+    command(
+        "pull", hub_commands.pull, hub_commands.add_pull_options, "download a model from the Hugging Face Hub",
+        "user/kettle", "user/kettle --out a.ply",
+    )  # fmt: skip
+    command(
+        "info", commands.info, commands.add_info_options, "print a summary of a model or a run",
+        "model.ply", "run --json",
+    )  # fmt: skip
+    command("doctor", doctor, add_doctor_options, "check the installation and the devices", "", "--json")
     help = "print a script that completes commands and options in this shell, and exit"
     shells = f"{{{','.join(SHELLS)}}}"
     parser.add_argument("--print-completion", action=PrintCompletion, train=train, metavar=shells, help=help)

@@ -64,23 +64,24 @@ def add_settings(
         names: Fields with an option; None for all.
         changes: By the names of fields, other arguments of `add_argument`.
     """
-    kinds, texts = get_type_hints(type(settings)), _attributes(type(settings))
+    types, descriptions = get_type_hints(type(settings)), _attributes(type(settings))
     for field in dataclasses.fields(settings):
         name, value = prefix + field.name, getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
             add_settings(parser.add_argument_group(f"{field.name} options"), value, f"{name}.")
             continue
-        keywords = _keywords(kinds[field.name])
+        keywords = _argument_options(types[field.name])
         if keywords is None or (names is not None and field.name not in names):
             continue
         option = f"--{name.replace('_', '-')}"
         strings = [option]
-        if kinds[field.name] is bool:
+        if types[field.name] is bool:
             group, dot, last = option.removeprefix("--").rpartition(".")
             strings.append(f"--{group}{dot}no-{last}")
         default = "none" if value in ("", None, ()) else value
         repeatable = "repeatable; " if keywords.get("action") == "append" else ""
-        keywords["help"] = f"{texts.get(field.name, '')} ({repeatable}default: {default})".strip().replace("%", "%%")
+        description = f"{descriptions.get(field.name, '')} ({repeatable}default: {default})"
+        keywords["help"] = description.strip().replace("%", "%%")
         value = list(value) if isinstance(value, tuple) else value
         parser.add_argument(*strings, dest=name, default=value, **keywords | changes.get(field.name, {}))
 
@@ -93,10 +94,10 @@ def settings_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, 
         if dataclasses.is_dataclass(value):
             values[field.name] = settings_of(parser, arguments, value, f"{name}.")
         elif hasattr(arguments, name):
-            given = getattr(arguments, name)
-            if isinstance(given, list):
-                given = None if given and set(given) == {None} else tuple(given)
-            values[field.name] = given
+            option = getattr(arguments, name)
+            if isinstance(option, list):
+                option = None if option and set(option) == {None} else tuple(option)
+            values[field.name] = option
     try:
         return dataclasses.replace(settings, **values)  # type: ignore[type-var]
     except ArgumentError as error:
@@ -104,34 +105,34 @@ def settings_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, 
         parser.error(f"--{name.replace('_', '-')}{separator}{rest}")
 
 
-def _keywords(kind: Any) -> dict[str, Any] | None:
+def _argument_options(type_: Any) -> dict[str, Any] | None:
     """Returns the arguments of `add_argument` for a type, which may be optional; None for types without options."""
-    is_optional = NoneType in get_args(kind)
+    is_optional = NoneType in get_args(type_)
     if is_optional:
-        (kind,) = (other for other in get_args(kind) if other is not NoneType)
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is bool:
+        (type_,) = (other for other in get_args(type_) if other is not NoneType)
+    origin, inner = get_origin(type_), get_args(type_)
+    if type_ is bool:
         return {"action": Switch, "nargs": 0}
     if origin is Literal:
         return {"choices": inner}
     if origin is tuple and inner[-1] is Ellipsis:
-        keywords = _keywords(inner[0])
+        keywords = _argument_options(inner[0])
         return None if keywords is None else {"action": "append", **keywords}
     if origin is tuple:
-        return {"nargs": len(inner), "type": _reader(inner[0], is_optional), "metavar": inner[0].__name__.upper()}
-    return {"type": _reader(kind, is_optional), "metavar": kind.__name__.upper()} if kind in NOUNS else None
+        return {"nargs": len(inner), "type": _parser_of(inner[0], is_optional), "metavar": inner[0].__name__.upper()}
+    return {"type": _parser_of(type_, is_optional), "metavar": type_.__name__.upper()} if type_ in NOUNS else None
 
 
-def _reader(kind: Callable[[str], Any], is_optional: bool) -> Callable[[str], Any]:
-    """Returns what reads a value of a type, or the word None if it is optional."""
+def _parser_of(type_: Callable[[str], Any], is_optional: bool) -> Callable[[str], Any]:
+    """Returns a function that parses a value of a type, or the word None if it is optional."""
 
-    def read(text: str) -> Any:
+    def parse(text: str) -> Any:
         try:
-            return None if is_optional and text == "None" else kind(text)
+            return None if is_optional and text == "None" else type_(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"expected {NOUNS[kind]}, found {text!r}") from error  # type: ignore[index]
+            raise argparse.ArgumentTypeError(f"expected {NOUNS[type_]}, found {text!r}") from error  # type: ignore[index]
 
-    return read
+    return parse
 
 
 def _attributes(cls: type) -> dict[str, str]:

@@ -33,6 +33,9 @@ from .commands import georeference_of, open_model_of, options_of, refuse
 from .large_models import FRAMING, open_large
 from .shared_options import add_backend, add_background, add_model
 
+PLACEMENT = ("eye", "look_at", "up")
+"""Options that place cameras."""
+
 WRITERS = {".png": write_png, ".jpg": write_jpeg, ".jpeg": write_jpeg}
 """What writes an image, by the suffix of its file."""
 
@@ -69,12 +72,12 @@ def add_render_options(parser: argparse.ArgumentParser) -> None:
 
 def render(arguments: Namespace) -> int:
     """Runs ``tsplat render``."""
-    out, placing = arguments.out, ("eye", "look_at", "up")
+    out = arguments.out
     if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
         # Along the cameras of a run, unless they are placed.
-        placed = any(getattr(arguments, name) is not None for name in placing)
-        along = not placed and any(not camera.is_test for camera in find_cameras(arguments.model))
-        arguments.trajectory = "path" if along else "orbit"
+        is_placed = any(getattr(arguments, name) is not None for name in PLACEMENT)
+        has_path = not is_placed and any(not camera.is_test for camera in find_cameras(arguments.model))
+        arguments.trajectory = "path" if has_path else "orbit"
     trajectory = arguments.trajectory
     # With a trajectory, check_video_path() checks the other packages as well.
     needed = {
@@ -84,12 +87,12 @@ def render(arguments: Namespace) -> int:
     }
     require(*[module for module, is_needed in needed.items() if is_needed])
     if arguments.view is not None:
-        excluded = ("trajectory", *(("width", "height", "fov") if arguments.camera is None else ()), *placing)
+        excluded = ("trajectory", *(("width", "height", "fov") if arguments.camera is None else ()), *PLACEMENT)
         refuse(arguments, excluded, "not with --view, which uses the camera and the size of the view")
     if arguments.camera is not None:
         refuse(arguments, ("fov",), "not with --camera equirectangular, which shows everything")
         panorama_size(arguments.width, arguments.height)
-    world = _place(arguments)
+    world = _move_placement(arguments)
     if trajectory is not None:
         check_video_path(out)
     elif out.suffix.lower() not in WRITERS:
@@ -137,14 +140,16 @@ def render(arguments: Namespace) -> int:
     return 0
 
 
-def _place(arguments: Namespace) -> Tensor | None:
-    """Moves the places and directions of options to the frame of the model, and returns the transform [4, 4] fp64 from
-    the frame of the files to it; None if they are in that of the model."""
+def _move_placement(arguments: Namespace) -> Tensor | None:
+    """Moves the options of :data:`PLACEMENT` from the frame of the files to that of the model.
+
+    Returns the transform [4, 4] fp64; None if they are in the frame of the model.
+    """
     georeference = georeference_of(arguments)
     if arguments.frame == "local" or georeference is None:
         return None
     world = georeference.world
-    for name in ("eye", "look_at", "up"):
+    for name in PLACEMENT:
         values = getattr(arguments, name)
         if values is not None:
             vector = torch.tensor(values, dtype=torch.float64, device="cpu")
@@ -174,7 +179,7 @@ def _placed_cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | 
             raise ArgumentError(f"--view: {arguments.model} has no cameras.json of a run")
         return [choose_camera(cameras, arguments.view)]
     size = {name: getattr(arguments, name) for name in ("width", "height", "fov")}
-    if trajectory is None and cameras and not any(getattr(arguments, name) for name in ("eye", "look_at", "up")):
+    if trajectory is None and cameras and not any(getattr(arguments, name) for name in PLACEMENT):
         # The first photograph, in its own size unless another is given.
         first = cameras[0]
         if all(value is None for value in size.values()):
@@ -190,7 +195,7 @@ def _placed_cameras(arguments: Namespace, gaussians: Gaussians, world: Tensor | 
     if trajectory == "path":
         if not training:
             raise ArgumentError(f"--trajectory: {arguments.model} has no cameras.json of a run; use orbit")
-        refuse(arguments, ("eye", "look_at", "up"), "not with a path along cameras; use --trajectory orbit")
+        refuse(arguments, PLACEMENT, "not with a path along cameras; use --trajectory orbit")
         K = intrinsics(width, height, framing["fov"])
         return [Camera(viewmat, K, width, height) for viewmat in path_along(training, arguments.frames)]
     inside = [] if arguments.eye else training  # a place that is given may be anywhere

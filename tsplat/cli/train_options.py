@@ -41,9 +41,9 @@ def default_steps(device: DeviceType) -> int:
 
 def note_steps(arguments: Sequence[str]) -> str | None:
     """Returns a note about the default number of steps of a run without a GPU; None for other runs."""
-    known = _first_pass(arguments)
-    given = (known.steps, known.config, known.minutes, known.resume)
-    if any(value is not None for value in given) or default_steps(known.device) != CPU_STEPS:
+    known = _parse_known(arguments)
+    options = (known.steps, known.config, known.minutes, known.resume)
+    if any(value is not None for value in options) or default_steps(known.device) != CPU_STEPS:
         return None
     return (
         f"note: without a GPU, training takes {CPU_STEPS:,} steps; to train longer, use --steps {RunConfig.steps} or "
@@ -61,10 +61,10 @@ def parse(arguments: Sequence[str], steps_given: int | None = None) -> argparse.
         The options, with `resume`, the run to resume or None, and `view`, :class:`ViewOptions` or None; of a new run
         also with `settings`, its :class:`RunConfig`.
     """
-    known = _first_pass(arguments)
+    known = _parse_known(arguments)
     if known.resume is not None:
         return _resume(arguments)
-    words = list(_spelled(arguments))
+    words = list(_with_hyphens(arguments))
     steps = steps_given or default_steps(known.device)
     if known.steps is not None:
         steps = int(known.steps) if known.steps.isdecimal() and 0 < int(known.steps) < 10**9 else 1  # reported below
@@ -96,7 +96,7 @@ def list_options() -> dict[str, tuple[str, ...]]:
     return {name: tuple(map(str, action.choices or ())) for action in actions for name in action.option_strings}
 
 
-def _first_pass(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse_known(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments that decide on the defaults of others."""
     first = Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
     first.add_argument("--preset", choices=(*PRESETS, "default"))
@@ -114,7 +114,7 @@ def _first_pass(arguments: Sequence[str]) -> argparse.Namespace:
     return known
 
 
-def _spelled(words: Sequence[str]) -> Iterator[str]:
+def _with_hyphens(words: Sequence[str]) -> Iterator[str]:
     """Yields words with hyphens for underscores in the names of options, and None for each number of a color."""
     for before, word in zip(["", *words], words, strict=False):
         option, *value = word.split("=", 1) if word.startswith("--") else [word]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..config import CameraModel, RollingShutterType
 from ..errors import ArgumentError, UnsupportedError
 from ..formulas.panorama_angles import full_panorama, longitude_and_latitude
-from ..precision import product
+from ..precision import fp64, product
 
 UP = (0.0, -1.0, 0.0)
 """Default up direction in the world frame: structure-from-motion usually produces scenes with y down."""
@@ -248,10 +248,7 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
         viewmat = look_at(eye=(0, -1, -3), target=(0, 0, 0))  # y points down in the world
         K = intrinsics(width=160, height=120, fov=50)
     """
-    points = {
-        name: torch.tensor(p, dtype=torch.float64, device="cpu")
-        for name, p in (("eye", eye), ("target", target), ("up", up))
-    }
+    points = {name: fp64(p) for name, p in (("eye", eye), ("target", target), ("up", up))}
     for name, point in points.items():
         if point.shape != (3,) or not point.isfinite().all():
             raise ArgumentError(f"{name}: expected three finite numbers, found {list(point.tolist())}")
@@ -333,16 +330,14 @@ def orbit(
     Raises:
         ArgumentError: See :func:`look_at`.
     """
-    axis = torch.tensor(up, dtype=torch.float64, device="cpu")
+    axis = fp64(up)
     axis = axis / axis.norm()
     # Azimuth zero is -z, or -x if up is close to the z axis.
-    front = torch.tensor(
-        [0.0, 0.0, -1.0] if abs(float(axis[2])) < 0.9 else [-1.0, 0.0, 0.0], dtype=torch.float64, device="cpu"
-    )
+    front = fp64([0.0, 0.0, -1.0] if abs(float(axis[2])) < 0.9 else [-1.0, 0.0, 0.0])
     front = front - (front @ axis) * axis
     front = front / front.norm()
     side = axis.cross(front, -1)
-    center = torch.tensor(target, dtype=torch.float64, device="cpu")
+    center = fp64(target)
     matrices = []
     for azimuth, elevation in zip(azimuths, elevations, strict=True):
         a, e = math.radians(azimuth), math.radians(elevation)

@@ -20,7 +20,7 @@ NEIGHBORS = 8
 FLATNESS_MIN = 1e-3
 """Flatness below which points are on a line: rounding alone gives some."""
 
-POINTS_MOST, START_POINTS_MOST = 8192, 1024
+POINTS_MAX, START_POINTS_MAX = 8192, 1024
 """Number of points whose normals are used, and of those by which the start is found."""
 
 STARTS, START_STEPS = 48, 10
@@ -48,7 +48,7 @@ def dominant_axes(points: Tensor) -> list[float] | None:
     normals, weights = surface_normals(points.detach().double().cpu().numpy())
     if not weights.sum() > 0:
         return None
-    some = slice(None, None, 1 + len(normals) // START_POINTS_MOST)
+    some = slice(None, None, 1 + len(normals) // START_POINTS_MAX)
     axes = ascend(_starts(), normals[some], weights[some], POWERS[0], START_STEPS)
     axes = axes[[agreement(axes, normals[some], weights[some], POWERS[0]).argmax()]]
     axes = ascend(axes, normals, weights, POWERS[0], STEPS)
@@ -68,7 +68,7 @@ def surface_normals(points: Floats) -> tuple[Floats, Floats]:
     points = points[np.sort(np.unique(points, axis=0, return_index=True)[1])]
     if len(points) <= NEIGHBORS:
         return np.zeros((0, 3)), np.zeros(0)
-    _, nearest = cKDTree(points).query(points[:: 1 + len(points) // POINTS_MOST], k=NEIGHBORS + 1)
+    _, nearest = cKDTree(points).query(points[:: 1 + len(points) // POINTS_MAX], k=NEIGHBORS + 1)
     near = points[nearest] - points[nearest[:, :1]]
     near -= near.mean(1, keepdims=True)
     variances, directions = np.linalg.eigh(near.transpose(0, 2, 1) @ near)

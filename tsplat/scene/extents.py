@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..precision import identity
 from .cameras import Camera, centers, project_points
 
 FAR = 5.0
 """A camera is far from the others if it is farther from their median position than this many times the distance within
 which three quarters of them are."""
 
-CAMERAS_LEAST = 5
+CAMERAS_MIN = 5
 """Smallest number of cameras of which one can be far from the others."""
 
 EXTENT_FACTOR = 1.1
@@ -25,14 +26,14 @@ EXTENT_MIN = 0.01
 NEAR = 1 / 400
 """Distance of the near plane in median depths; 0.01 for the synthetic NeRF scenes."""
 
-CAMERAS_MOST, POINTS_MOST = 64, 4096
+CAMERAS_MAX, POINTS_MAX = 64, 4096
 """Number of cameras and points by which the median depth is found."""
 
 SHOWN_POINTS, SHOWN_SPREAD = 8, 0.01
 """A camera shows a scene if at least so many of its points are in the image, and their middle half has at least this
 part of the width or height of the image."""
 
-SHOWN_MOST = 65536
+SHOWN_MAX = 65536
 """Number of points by which it is found whether a camera shows a scene."""
 
 FAR_ORIGIN = 256.0
@@ -50,7 +51,7 @@ def are_inliers(positions: Tensor) -> Tensor:
     """Returns which camera positions [C, 3] are not far from the others. [C] bool"""
     distances = (positions - positions.median(0).values).norm(dim=-1)
     typical = distances.sort().values[3 * (len(distances) - 1) // 4]
-    if len(distances) < CAMERAS_LEAST or not typical > 0:
+    if len(distances) < CAMERAS_MIN or not typical > 0:
         return torch.ones_like(distances, dtype=torch.bool)
     close: Tensor = distances <= FAR * typical
     return close
@@ -82,7 +83,7 @@ def shows_points(camera: Camera, points: Tensor) -> bool:
 
     Photographs from the air show a scene that is far away. Those whose poses are wrong rarely do.
     """
-    points = points.detach()[:: 1 + len(points) // SHOWN_MOST]
+    points = points.detach()[:: 1 + len(points) // SHOWN_MAX]
     if len(points) < SHOWN_POINTS:
         return True
     u, v, _, inside = project_points(camera, points)
@@ -95,8 +96,8 @@ def shows_points(camera: Camera, points: Tensor) -> bool:
 
 def median_depth(cameras: Sequence[Camera], points: Tensor) -> float:
     """Returns the median depth of points [P, 3] in images of cameras, or else their distance; 0 if it is unknown."""
-    cameras = cameras[:: 1 + len(cameras) // CAMERAS_MOST]
-    points = points.detach()[:: 1 + len(points) // POINTS_MOST]
+    cameras = cameras[:: 1 + len(cameras) // CAMERAS_MAX]
+    points = points.detach()[:: 1 + len(points) // POINTS_MAX]
     points = points[points.isfinite().all(-1)]
     visible = []
     for camera in cameras:
@@ -149,7 +150,7 @@ def common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
 def closest_point(positions: Tensor, axes: Tensor) -> Tensor | None:
     """Returns the point [3] closest to lines through positions [C, 3] along unit vectors [C, 3], fp64; None if they
     are almost parallel."""
-    across = torch.eye(3, dtype=torch.float64, device="cpu") - axes[:, :, None] * axes[:, None, :]
+    across = identity(3) - axes[:, :, None] * axes[:, None, :]
     mean = across.mean(0)
     if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
         return None

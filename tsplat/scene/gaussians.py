@@ -23,14 +23,14 @@ GSPLAT_NAMES = dict(zip(PARAMETERS, ("means", "scales", "quats", "opacities", "s
 INITIAL_OPACITY = 0.1
 NEIGHBORS = 3
 
-SAME = 0.01
+DUPLICATE_RATIO = 0.01
 """Points count as one position if they are closer than this part of the mean spacing of a surface of as many."""
 
-CELLS_MOST = 1 << 20
-"""Half the number of cells along an axis; what is farther away is in the outermost."""
+CELLS_MAX = 1 << 20
+"""Half the number of cells along an axis; points that are farther away are in the outermost cells."""
 
-LONGEST, SPACING_SAMPLE = 10.0, 4096
-"""Longest spacing over that of nine tenths of the points, and the number of points that it is found by."""
+SPACING_RATIO_MAX, SPACING_SAMPLE = 10.0, 4096
+"""Largest spacing over the 90 % quantile of the spacings, and the number of points by which this is estimated."""
 
 FLAT = math.log(1e-6)
 """The third log scale of surfels, which is not read but by programs that draw them as 3D Gaussians."""
@@ -104,9 +104,9 @@ class Gaussians:
         return self.means.shape[0]
 
     def __repr__(self) -> str:
-        kinds = [name for name in ("antialiased", "surfels") if getattr(self, name)]
+        flags = [name for name in ("antialiased", "surfels") if getattr(self, name)]
         return (
-            f"Gaussians({', '.join([f'{len(self):,}', f'SH degree {self.sh_degree}', *kinds, str(self.means.device)])})"
+            f"Gaussians({', '.join([f'{len(self):,}', f'SH degree {self.sh_degree}', *flags, str(self.means.device)])})"
         )
 
     def _repr_png_(self) -> bytes | None:
@@ -299,9 +299,9 @@ def neighbor_distances(points: Tensor) -> Tensor:
 def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     """Returns the mean distance of points [N, 3] to the three nearest other positions, [N] fp64 on the CPU, positive.
 
-    Points much closer than they are on average are at one position. No distance is longer than LONGEST times the one
-    that nine tenths of the points have: those that are far from all others do not count. With `rows`, those of some
-    points.
+    Points much closer than they are on average are at one position. Spacings are clamped to
+    :data:`SPACING_RATIO_MAX` times their 90 % quantile, as those of points that are far from all others. With `rows`,
+    returns those of some points.
     """
     require("scipy")
     from scipy.spatial import cKDTree
@@ -311,39 +311,38 @@ def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     low, high = np.quantile(array, (0.05, 0.95), axis=0)
     extent = float((high - low).max()) or float(np.ptp(array, axis=0).max())
     if extent == 0:  # one position: the unit is anyone's guess
-        alike = SAME * (float(abs(array).max()) or 1.0)
-        return torch.full((len(array[rows]),), alike, dtype=torch.float64, device="cpu")
-    smallest = SAME * extent / math.sqrt(n)
-    cells = np.clip(np.rint((array - low) / smallest), -CELLS_MOST, CELLS_MOST - 1).astype(np.int64) + CELLS_MOST
-    keys = (cells[:, 0] * 2 * CELLS_MOST + cells[:, 1]) * 2 * CELLS_MOST + cells[:, 2]
+        spacing = DUPLICATE_RATIO * (float(abs(array).max()) or 1.0)
+        return torch.full((len(array[rows]),), spacing, dtype=torch.float64, device="cpu")
+    smallest = DUPLICATE_RATIO * extent / math.sqrt(n)
+    cells = np.clip(np.rint((array - low) / smallest), -CELLS_MAX, CELLS_MAX - 1).astype(np.int64) + CELLS_MAX
+    keys = (cells[:, 0] * 2 * CELLS_MAX + cells[:, 1]) * 2 * CELLS_MAX + cells[:, 2]
     positions = array[np.sort(np.unique(keys, return_index=True)[1])]
     tree = cKDTree(positions)
 
-    def spacing(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the mean distances to the nearest positions that are not the same; the cells beside may hold that one
-        again."""
-        means = np.zeros(len(places))
-        left = np.arange(len(places))
+    def neighbor_spacing(queries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the mean distances to the nearest other positions, of which adjacent cells may hold duplicates."""
+        means = np.zeros(len(queries))
+        unfinished = np.arange(len(queries))
         for k in (NEIGHBORS + 1, NEIGHBORS + 8):
-            distances, _ = tree.query(places[left], k=range(1, min(k, len(positions)) + 1))
+            distances, _ = tree.query(queries[unfinished], k=range(1, min(k, len(positions)) + 1))
             distances = np.where(distances < smallest, np.inf, distances)
             distances[:, 0] = np.inf
             distances = np.sort(distances, 1)[:, :NEIGHBORS]
             counts = np.isfinite(distances).sum(1)
-            means[left] = np.where(np.isfinite(distances), distances, 0).sum(1) / np.maximum(counts, 1)
-            left = left[counts < min(NEIGHBORS, len(positions) - 1)]
+            means[unfinished] = np.where(np.isfinite(distances), distances, 0).sum(1) / np.maximum(counts, 1)
+            unfinished = unfinished[counts < min(NEIGHBORS, len(positions) - 1)]
         return means
 
-    sample = np.sort(spacing(array[:: 1 + n // SPACING_SAMPLE]))
-    longest = LONGEST * float(sample[9 * (len(sample) - 1) // 10]) if len(positions) > 1 else smallest
-    found = spacing(array[rows]) if len(positions) > 1 else np.full(len(array[rows]), smallest)
-    return torch.from_numpy(found.clip(smallest, max(longest, smallest)))
+    sample = np.sort(neighbor_spacing(array[:: 1 + n // SPACING_SAMPLE]))
+    largest = SPACING_RATIO_MAX * float(sample[9 * (len(sample) - 1) // 10]) if len(positions) > 1 else smallest
+    spacings = neighbor_spacing(array[rows]) if len(positions) > 1 else np.full(len(array[rows]), smallest)
+    return torch.from_numpy(spacings.clip(smallest, max(largest, smallest)))
 
 
-def drop_invalid(gaussians: Gaussians, tell: Callable[[str], object]) -> Gaussians:
-    """Returns the valid Gaussians, after a message by `tell` if some are left out."""
+def drop_invalid(gaussians: Gaussians, warn: Callable[[str], object]) -> Gaussians:
+    """Returns the valid Gaussians; `warn` is called with a note if some are left out."""
     valid = gaussians.valid
     if bool(valid.all()):
         return gaussians
-    tell(f"left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
+    warn(f"left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
     return gaussians.select(valid)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..arguments import check_choice
 from ..errors import ArgumentError, FileError, ShapeError
+from ..precision import fp64
 from ..support.files import write_json
 from ..support.reading import read_json
 from .gaussians import Gaussians
@@ -170,7 +171,7 @@ def parse_georeference(path: str | os.PathLike[str]) -> Georeference:
     values: Any = read_json(path)
     try:
         crs = values.get("crs") if isinstance(values, dict) else None
-        world = torch.tensor(values["world"] if isinstance(values, dict) else values, dtype=torch.float64, device="cpu")
+        world = fp64(values["world"] if isinstance(values, dict) else values)
         if world.shape != (4, 4) or world[3].tolist() != [0, 0, 0, 1] or not (crs is None or isinstance(crs, str)):
             raise ValueError("expected a matrix of four rows, the last of them 0 0 0 1, and a string as crs")
         return Georeference(world, crs)

@@ -66,8 +66,8 @@ BITS_PER_SAMPLE = 258
 _warnings_lock = threading.Lock()
 """Filters of warnings belong to the process, and photographs are read in several threads."""
 
-Rows = Callable[[int, int], Tensor]
-"""Returns the rows from one index to before another, [rows, W, D] uint8."""
+ReadStrip = Callable[[int, int], Tensor]
+"""Returns the pixel rows from one index to before another, [rows, W, D] uint8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def read_image_info(path: str | os.PathLike[str], *, decoded: bool = False) -> I
         return info
 
 
-def says_panorama(path: str | os.PathLike[str]) -> bool:
+def is_marked_panorama(path: str | os.PathLike[str]) -> bool:
     """Returns whether the XMP metadata of an image says that it is an equirectangular panorama (Google's GPano)."""
     with _opened(path) as image:
         xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
@@ -158,7 +158,7 @@ def read_image(
             None if keep_alpha or background is None else torch.tensor(background, dtype=torch.float32, device="cpu")
         )
 
-        def rows(first: int, last: int) -> Tensor:
+        def read_strip(first: int, last: int) -> Tensor:
             strip = image.crop((0, first, image.width, last))
             if not composited:
                 return torch.from_numpy(np.array(_to_8_bit(strip, file).convert("RGB")))
@@ -169,7 +169,8 @@ def read_image(
                 return torch.cat([to_bytes(color), pixels[..., 3:]], -1)
             return to_bytes(color + (1 - alpha) * backdrop)
 
-        return _assemble(rows, image.width, image.height, 3 if backdrop is not None or not composited else 4, size)
+        channels = 3 if backdrop is not None or not composited else 4
+        return _assemble(read_strip, image.width, image.height, channels, size)
 
 
 def read_mask(path: str | os.PathLike[str]) -> Tensor:
@@ -177,11 +178,11 @@ def read_mask(path: str | os.PathLike[str]) -> Tensor:
     with _opened(path, verified=True) as file:
         image = _load(file, path)
 
-        def rows(first: int, last: int) -> Tensor:
+        def read_strip(first: int, last: int) -> Tensor:
             strip = image.crop((0, first, image.width, last))
             return torch.from_numpy(np.array(_to_8_bit(strip, file).convert("L")))[..., None]
 
-        mask = _assemble(rows, image.width, image.height, 1, None)[..., 0]
+        mask = _assemble(read_strip, image.width, image.height, 1, None)[..., 0]
         if image.mode == "L" and image.getextrema()[1] == 1:
             raise FileError(f"{path}: expected a mask that is white (255) for valid pixels, found values 0 and 1")
     return mask
@@ -215,12 +216,12 @@ def _has_metadata_behind_pixels(file: BinaryIO) -> bool:
     file.seek(len(PNG))
     try:
         while len(start := file.read(8)) == 8:
-            length, kind = struct.unpack(">I4s", start)
-            if kind == b"IEND":
+            length, chunk = struct.unpack(">I4s", start)
+            if chunk == b"IEND":
                 return False
-            if pixels and kind in PNG_METADATA:
+            if pixels and chunk in PNG_METADATA:
                 return True
-            pixels |= kind == b"IDAT"
+            pixels |= chunk == b"IDAT"
             file.seek(length + 4, io.SEEK_CUR)  # the checksum, too
         return True
     finally:
@@ -230,10 +231,10 @@ def _has_metadata_behind_pixels(file: BinaryIO) -> bool:
 def _load(image: Any, path: str | os.PathLike[str]) -> Any:
     """Decodes an opened image, as stored, after checking that its values have a known range."""
     if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT_FORMATS):
-        kind = "32-bit floats" if image.mode == "F" else "32-bit integers"
+        values = "32-bit floats" if image.mode == "F" else "32-bit integers"
         raise FileError(
-            f"{path}: expected an image of 8 or 16 bits per channel, found mode {image.mode} ({kind}), whose range is "
-            "unknown; convert it"
+            f"{path}: expected an image of 8 or 16 bits per channel, found mode {image.mode} ({values}), whose range "
+            "is unknown; convert it"
         )
     # Pillow stores up to 4 bytes per pixel, and the image that is returned has as many.
     width, height = image.size
@@ -278,15 +279,15 @@ def _with_alpha(strip: Any, image: Any) -> Any:
     return rgba
 
 
-def _assemble(rows: Rows, width: int, height: int, channels: int, size: tuple[int, int] | None) -> Tensor:
+def _assemble(read_strip: ReadStrip, width: int, height: int, channels: int, size: tuple[int, int] | None) -> Tensor:
     """Returns an image that is given in strips, [H, W, channels] uint8, downscaled to `size`."""
     if size is not None and size != (width, height):
-        return _downscale_rows(rows, (width, height), channels, size)
+        return _downscale_strips(read_strip, (width, height), channels, size)
     result = torch.empty(height, width, channels, dtype=torch.uint8, device="cpu")
     step = max(1, STRIP_PIXELS // width)
     for first in range(0, height, step):
         last = min(first + step, height)
-        result[first:last] = rows(first, last)
+        result[first:last] = read_strip(first, last)
     return result
 
 
@@ -384,10 +385,10 @@ def downscale(image: Tensor, width: int, height: int) -> Tensor:
     old_height, old_width, channels = image.shape
     if (old_width, old_height) == (width, height):
         return image
-    return _downscale_rows(lambda first, last: image[first:last], (old_width, old_height), channels, (width, height))
+    return _downscale_strips(lambda first, last: image[first:last], (old_width, old_height), channels, (width, height))
 
 
-def _downscale_rows(rows: Rows, old: tuple[int, int], channels: int, new: tuple[int, int]) -> Tensor:
+def _downscale_strips(read_strip: ReadStrip, old: tuple[int, int], channels: int, new: tuple[int, int]) -> Tensor:
     """Downscales an image of `old` width and height that is given in strips of rows."""
     vertical, horizontal = _coverage(old[1], new[1]), _coverage(old[0], new[0])
     result = torch.empty(new[1], new[0], channels, dtype=torch.uint8, device="cpu")
@@ -395,7 +396,7 @@ def _downscale_rows(rows: Rows, old: tuple[int, int], channels: int, new: tuple[
     for start in range(0, new[1], step):
         indices, weights = (part[start : start + step] for part in vertical)
         first = int(indices[0, 0])
-        strip = rows(first, int(indices.max()) + 1)
+        strip = read_strip(first, int(indices.max()) + 1)
         tall = _average(strip, indices - first, weights)
         mean = _average(tall.transpose(0, 1), *horizontal).transpose(0, 1)
         result[start : start + step] = mean.round_().clamp_(0, 255).to(torch.uint8)

@@ -24,11 +24,12 @@ from .morton import morton_codes
 CHUNK = 1 << 17
 """Rows that are read at a time."""
 
-PART = 1 << 18
+SORTED_ROWS = 1 << 18
 """Rows that are sorted at a time."""
 
 MeanRounding = Callable[[NDArray[np.float32]], NDArray[Any]]
-"""Rounds means [N, 3] as a format stores them, by an increasing function along each axis."""
+"""Rounds means [N, 3] as a format stores them, by an increasing function along each axis. Files are sorted by the
+result, so that one that is written again keeps its order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Rows:
     Attributes:
         count: Number of rows.
         properties: Those that all Gaussians of the model share.
-        passes: Told of passes over these rows, and those that are made of them; None for nothing.
+        passes: Reports the progress of passes over these rows, and over those that are made of them; None for nothing.
     """
 
     def __init__(self, count: int, properties: ModelProperties, passes: Passes | None = None) -> None:
@@ -127,15 +128,14 @@ class Rows:
         The rows are read once, in their order, and written to the part of the files in which they belong. Then each
         part is sorted. Takes 8 bytes per row of memory.
         """
-        places: NDArray[Any] = np.full(self.count, -1, np.int64 if self.count >= 1 << 31 else np.int32)
-        places[order] = np.arange(len(order), dtype=places.dtype)
+        ranks: NDArray[Any] = np.full(self.count, -1, np.int64 if self.count >= 1 << 31 else np.int32)
+        ranks[order] = np.arange(len(order), dtype=ranks.dtype)
         stored = StoredRows(self.properties, folder, len(order), self.passes)
         try:
-            ends = np.arange(0, len(order), PART)
+            ends = np.arange(0, len(order), SORTED_ROWS)
             for start, stop in self.ranges():
-                own = places[start:stop]
-                rows = np.flatnonzero(own >= 0)
-                parts = own[rows] // PART
+                rows = np.flatnonzero(ranks[start:stop] >= 0)
+                parts = ranks[start:stop][rows] // SORTED_ROWS
                 by_part = np.argsort(parts, kind="stable")
                 numbers, firsts = np.unique(parts[by_part], return_index=True)
                 bounds = [*firsts.tolist(), len(rows)]
@@ -144,8 +144,8 @@ class Rows:
                 for part, first, last in zip(numbers.tolist(), bounds, bounds[1:]):
                     stored.write(int(ends[part]), {name: tensor[first:last] for name, tensor in values.items()})
                     ends[part] += last - first
-            for first in range(0, len(order), PART):
-                ids = torch.from_numpy(np.ascontiguousarray(order[first : first + PART]))
+            for first in range(0, len(order), SORTED_ROWS):
+                ids = torch.from_numpy(np.ascontiguousarray(order[first : first + SORTED_ROWS]))
                 within = torch.searchsorted(ids.sort().values, ids)
                 values = stored.columns(PARAMETERS, first, first + len(ids))
                 stored.write(first, {name: tensor[within] for name, tensor in values.items()})
@@ -210,7 +210,7 @@ class StoredRows(Rows):
         return tensors
 
     def write(self, start: int, tensors: dict[str, Tensor]) -> None:
-        """Writes rows from one on."""
+        """Writes rows, of which the first has the index `start`."""
         for name, tensor in tensors.items():
             view = tensor.contiguous().numpy().reshape(-1).view(np.uint8).data
             self._files[name].seek(start * self._sizes[name])

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import spherical_harmonics
 from ..errors import ArgumentError
 from ..formulas import rotations as formulas
-from ..precision import differentiable, in_full_precision, product
+from ..precision import differentiable, fp64, identity, in_full_precision, product
 from .gaussians import Gaussians
 
 SIMILARITY_TOLERANCE = 1e-3
@@ -36,9 +36,9 @@ def similarity(
     rotation: Tensor | None = None, translation: Sequence[float] = (0.0, 0.0, 0.0), scale: float = 1.0
 ) -> Tensor:
     """Returns the matrix [4, 4] fp64 that rotates by [3, 3], scales, and then translates."""
-    matrix = torch.eye(4, dtype=torch.float64, device="cpu")
+    matrix = identity(4)
     matrix[:3, :3] = scale * (matrix[:3, :3] if rotation is None else rotation)
-    matrix[:3, 3] = torch.tensor(translation, dtype=torch.float64, device="cpu")
+    matrix[:3, 3] = fp64(translation)
     return matrix
 
 
@@ -58,7 +58,7 @@ def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
     Args:
         quat: [4] rotation wxyz, of any nonzero norm.
     """
-    unit = torch.nn.functional.normalize(torch.tensor(quat, dtype=torch.float64, device="cpu"), dim=0)
+    unit = torch.nn.functional.normalize(fp64(quat), dim=0)
     return transform_gaussians(gaussians, similarity(rotation_matrix(unit.tolist())))
 
 
@@ -92,7 +92,7 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     _check_range(gaussians, moved, scale)
     if gaussians.surfels:
         moved = moved.as_surfels()  # the third scale stays the constant that marks them
-    if torch.equal(rotation, torch.eye(3, dtype=torch.float64, device="cpu")):
+    if torch.equal(rotation, identity(3)):
         return moved
     # A mirrored ellipsoid is a rotated one, as its center is a point of symmetry.
     unit = quaternions(rotation * torch.linalg.det(rotation).sign())
@@ -206,13 +206,13 @@ def axis_rotations(degrees: Sequence[float]) -> Tensor:
 
 def is_rotation(matrix: Tensor) -> bool:
     """Returns whether a matrix [3, 3] fp64 is a rotation, up to the digits of files."""
-    skew = (matrix.T @ matrix - torch.eye(3, dtype=torch.float64, device="cpu")).abs().max()
+    skew = (matrix.T @ matrix - identity(3)).abs().max()
     return bool(skew <= SIMILARITY_TOLERANCE) and bool(torch.linalg.det(matrix) > 0)
 
 
 def rotation_matrix(quat: Sequence[float]) -> Tensor:
     """Returns the [3, 3] fp64 rotation matrix of a unit quaternion wxyz."""
-    return formulas.rotation_matrices(torch.tensor([*quat], dtype=torch.float64, device="cpu"))
+    return formulas.rotation_matrices(fp64([*quat]))
 
 
 def _left_product(unit: Tensor) -> Tensor:

@@ -83,8 +83,9 @@ def summarize(model: Gaussians | Rows) -> Summary:
     for chunk in rows.chunks():
         valid = chunk.select(chunk.valid)
         if len(valid):
-            own = slice(n, n + len(valid))
-            opacities[own], scales[own] = valid.opacities.numpy(), valid.scales[:, :n_scales].numpy()
+            rows_of_chunk = slice(n, n + len(valid))
+            opacities[rows_of_chunk] = valid.opacities.numpy()
+            scales[rows_of_chunk] = valid.scales[:, :n_scales].numpy()
             low = np.minimum(low, valid.means.amin(0).numpy())
             high = np.maximum(high, valid.means.amax(0).numpy())
             n += len(valid)

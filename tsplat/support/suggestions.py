@@ -1,7 +1,7 @@
-"""Suggests a known word for one that is not known."""
+"""Words of messages: suggestions for unknown words, and lists of names."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def suggest_option(words: Iterable[str], options: Iterable[str]) -> str:
@@ -16,3 +16,9 @@ def suggest(words: Iterable[str], known: list[str]) -> str:
         if word not in known and (close := difflib.get_close_matches(word, known, 1)):
             return f" (did you mean {close[0]} instead of {word}?)"
     return ""
+
+
+def list_names(names: Sequence[str], n_max: int) -> str:
+    """Returns the first few names, such as "a, b, c and 4 more"."""
+    more = f" and {len(names) - n_max} more" if len(names) > n_max else ""
+    return ", ".join(names[:n_max]) + more

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..precision import in_full_precision
+from ..precision import fp64, in_full_precision
 from ..scene.cameras import UP, Camera, intrinsics, look_at
 from ..scene.gaussians import Gaussians
 from .trajectories import orbit_around, spiral_at
@@ -94,7 +94,7 @@ def look_at_all(
     means, weights = visible_mass(gaussians)
     up = _guess_up(means, weights) if up is None else up
     upright = look_at((0.0, 0.0, 0.0), (0.0, 0.0, 1.0) if up[0] or up[1] else (1.0, 0.0, 0.0), up).double()[:3, :3]
-    direction = torch.tensor(VIEW_DIRECTION, dtype=torch.float64, device="cpu") @ upright
+    direction = fp64(VIEW_DIRECTION) @ upright
     direction = direction / direction.norm()
     rotation = look_at(direction.tolist(), (0.0, 0.0, 0.0), up).double()[:3, :3]
     K = intrinsics(width, height, fov).double()
@@ -109,7 +109,7 @@ def look_at_all(
     distance = 10 * size
     shift, edges = (
         torch.zeros(3, dtype=torch.float64, device="cpu"),
-        torch.tensor([TRIMMED, 1 - TRIMMED], dtype=torch.float64, device="cpu"),
+        fp64([TRIMMED, 1 - TRIMMED]),
     )
     # A fixed-point iteration, as the extent on the image depends on the distance.
     for _ in range(8):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..precision import fp64
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
 from ..scene.extents import common_point
@@ -111,7 +112,7 @@ def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequen
         center = _visible_point(gaussians, positions, axes)
     offsets = positions - center
     distances = offsets.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    direction = torch.tensor(up, dtype=torch.float64, device="cpu")
+    direction = fp64(up)
     elevations = offsets @ (direction / direction.norm()) / distances
     deviation = (elevations - elevations.median()).abs() + (distances / distances.median()).log().abs()
     best = int(deviation.argmin())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..arguments import check_choice, check_size
 from ..errors import ArgumentError, FileError
+from ..precision import fp64
 from ..scene.cameras import Camera, look_at, viewmat_from_pose
 from ..scene.capture.local_frame import LocalFrame, move_pose
 from ..scene.capture.views import View
@@ -44,9 +45,9 @@ def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[flo
         ArgumentError: As :func:`tsplat.scene.look_at`, or `frames` is not positive.
     """
     check_size("frames", frames)
-    axis, middle = (torch.tensor(v, dtype=torch.float64, device="cpu") for v in (up, target))
+    axis, middle = (fp64(v) for v in (up, target))
     axis = axis / axis.norm().clamp_min(1e-12)
-    offset = torch.tensor(eye, dtype=torch.float64, device="cpu") - middle
+    offset = fp64(eye) - middle
     along = (offset @ axis) * axis
     across = offset - along
     side = axis.cross(across, -1)
@@ -77,8 +78,8 @@ def spiral_at(
     """
     check_size("frames", frames)
     viewmat = look_at(eye, target, up).double()
-    start = torch.tensor(eye, dtype=torch.float64, device="cpu")
-    distance = float((start - torch.tensor(target, dtype=torch.float64, device="cpu")).norm())
+    start = fp64(eye)
+    distance = float((start - fp64(target)).norm())
     radii, middle = (
         distance * torch.tensor([SWING, SWING, DIVE], dtype=torch.float32, device="cpu").double(),
         torch.zeros(3, dtype=torch.float64, device="cpu"),
@@ -91,7 +92,7 @@ def spiral_at(
     matrices = []
     for i in range(frames):
         a = 2 * math.pi * i / frames
-        swing = torch.tensor([math.cos(TURNS * a), math.sin(TURNS * a), math.sin(a)], dtype=torch.float64, device="cpu")
+        swing = fp64([math.cos(TURNS * a), math.sin(TURNS * a), math.sin(a)])
         offset = (middle + radii * swing) @ viewmat[:3, :3]
         matrices.append(look_at((start + offset).tolist(), target, up))
     return torch.stack(matrices)
@@ -169,8 +170,8 @@ def _camera(camera: dict[str, Any], world: Tensor | None) -> Camera:
     width, height = camera["width"], camera["height"]
     check_size("width", width)
     check_size("height", height)
-    rotation = torch.tensor(camera["rotation"], dtype=torch.float64, device="cpu").reshape(3, 3)
-    position = torch.tensor(camera["position"], dtype=torch.float64, device="cpu").reshape(3)
+    rotation = fp64(camera["rotation"]).reshape(3, 3)
+    position = fp64(camera["position"]).reshape(3)
     fx, fy = float(camera["fx"]), float(camera["fy"])
     cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
     model = camera.get("camera_model", "pinhole")

@@ -8,7 +8,7 @@ import pytest
 
 from tsplat.errors import FileError, MissingExtraError
 from tsplat.scene.capture import colmap_pipeline
-from tsplat.scene.capture.colmap_pipeline import Model, Pipeline
+from tsplat.scene.capture.colmap_pipeline import Pipeline, Reconstruction
 
 START = """
 import json, os, signal, sys
@@ -48,7 +48,7 @@ assert request["stage"] == "cameras" and request["best"]
 answer({"result": [{"names": ["a", "b"], "points": 7, "error": 0.5}]})
 os.abort()  # what follows an answer does not matter
 """)
-    assert pipeline.reconstruct(tmp_path / "sparse") == [Model(("a", "b"), 7, 0.5)]
+    assert pipeline.reconstruct(tmp_path / "sparse") == [Reconstruction(("a", "b"), 7, 0.5)]
     assert pipeline.progress[-1] == ("cameras", 2, 2)
 
 
@@ -73,7 +73,7 @@ def test_end_without_a_result_is_an_error_in_words(pipeline, program, text, reas
         pipeline.match("exhaustive")
 
 
-@pytest.mark.parametrize("size", [60_000, colmap_pipeline.ROOM])
+@pytest.mark.parametrize("size", [60_000, colmap_pipeline.GROWTH_BYTES])
 def test_full_disk_is_told_whatever_colmap_says(pipeline, program, size):
     program('answer({"error": "No registered database factory succeeded.", "type": "RuntimeError"})')
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -124,17 +124,17 @@ answer({{"result": {{"names": {names}, "points": {points}, "error": 0.5}}}})
     folder = tmp_path / "sparse"
     folder.mkdir()
     (folder / "points3D.bin").write_text("old")
-    before = Model(("a", "b"), 53, 0.4)
+    before = Reconstruction(("a", "b"), 53, 0.4)
     found, problem = pipeline.add_points(before, folder)
     better = points > 53 and len(names) == 2
-    assert found == (Model(("a", "b"), points, 0.5) if better else before)
+    assert found == (Reconstruction(("a", "b"), points, 0.5) if better else before)
     assert (folder / "points3D.bin").read_text() == ("new" if better else "old")
     assert problem == ""
 
 
 def test_model_is_kept_where_adding_points_crashes(pipeline, program, tmp_path):
     program("os.abort()")
-    before = Model(("a", "b"), 53, 0.4)
+    before = Reconstruction(("a", "b"), 53, 0.4)
     found, problem = pipeline.add_points(before, tmp_path)
     assert found == before
     assert "added no points of two photographs: " in problem

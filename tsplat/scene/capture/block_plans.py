@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError
-from ...precision import in_full_precision
+from ...precision import fp64, in_full_precision
 from ...support.files import write_json
 from ...support.reading import read_json
 from ..cameras import Camera, project_points
@@ -29,7 +29,7 @@ from .views import Capture
 
 FORMAT, VERSION, PLAN = "tsplat blocks", 1, "plan.json"
 
-POINTS_MOST = 200_000
+POINTS_MAX = 200_000
 """Number of points by which borders, and views of blocks, are found."""
 
 CELLS = 16
@@ -87,9 +87,7 @@ class BlockPlan:
 
     def contains(self, block: int, points: Tensor, *, expanded: bool = False) -> Tensor:
         """Returns whether a block contains points [P, 3], world frame, with its margin if `expanded`. [P] bool"""
-        low, high = (
-            torch.tensor(corner, dtype=torch.float64, device="cpu") for corner in self.box(block, expanded=expanded)
-        )
+        low, high = (fp64(corner) for corner in self.box(block, expanded=expanded))
         places = self.ground(points)
         return ((places >= low.to(places)) & (places < high.to(places))).all(-1)
 
@@ -141,7 +139,7 @@ def plan_blocks(
     if not 0 < min_share <= 1:
         raise ArgumentError(f"min_share: expected a number above 0 and up to 1, found {min_share}")
     views = (*capture.train, *capture.test)
-    points = capture.points[:: 1 + len(capture.points) // POINTS_MOST].double().cpu()
+    points = capture.points[:: 1 + len(capture.points) // POINTS_MAX].double().cpu()
     n = blocks if isinstance(blocks, int) else blocks[0] * blocks[1]
     if len(points) < n:
         raise ArgumentError(f"blocks: expected at most as many as points, found {n} and {len(points)} points")

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
+from ...precision import fp64
 from ...support.extras import require
 from ...support.files import atomic_write
 from .block_plans import BlockPlan, Corner
 from .views import Capture
 
-POINTS_MOST = 30_000
+POINTS_MAX = 30_000
 
 REACH = 0.04
 """Length of the drawn viewing directions as a part of the extent."""
@@ -24,11 +25,11 @@ def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -
     from matplotlib.patches import Rectangle
 
     cameras = [view.camera for view in (*capture.train, *capture.test)]
-    chosen = slice(None, None, 1 + len(capture.points) // POINTS_MOST)
+    chosen = slice(None, None, 1 + len(capture.points) // POINTS_MAX)
     x, y = plan.ground(capture.points[chosen]).T.cpu()
     centers = torch.stack([camera.position.cpu() for camera in cameras])
     directions = plan.ground(torch.stack([camera.viewmat[2, :3].double().cpu() for camera in cameras]))
-    low, high = (torch.tensor(corner, dtype=torch.float64, device="cpu") for corner in plan.extent)
+    low, high = (fp64(corner) for corner in plan.extent)
     places, size = plan.ground(centers), float((high - low).max())
     low, high = torch.minimum(low, places.amin(0)), torch.maximum(high, places.amax(0))
 

@@ -12,7 +12,7 @@ from .colmap_model import ColmapCamera, ColmapImage, ColmapModel
 
 Array = npt.NDArray[np.float64]
 
-POINTS_MOST = 20_000
+POINTS_MAX = 20_000
 FRUSTUM_DEPTH = 0.06
 """Depth of the drawn cameras as a part of the extent of their centers and most points."""
 
@@ -28,7 +28,7 @@ def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
     from matplotlib.figure import Figure
 
     images = sorted(model.images, key=lambda image: image.name)
-    every = 1 + len(model.points) // POINTS_MOST
+    every = 1 + len(model.points) // POINTS_MAX
     places, colors = model.points[::every], model.colors[::every] / 255
     poses = np.array([_pose(image) for image in images])
     axes = view_axes(poses)

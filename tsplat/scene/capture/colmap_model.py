@@ -131,7 +131,7 @@ def read_model(folder: Path) -> ColmapModel:
         FileError: A file is missing, cut short or damaged, or has a value that no camera, pose or point can have.
     """
     suffix = _find_suffix(folder)
-    stated: dict[str, int] = {}
+    header_counts: dict[str, int] = {}
     paths = [folder / f"{name}{suffix}" for name in FILES]
     if not paths[2].is_file():
         paths[2] = next((path for s in SUFFIXES if (path := folder / f"{FILES[2]}{s}").is_file()), paths[2])
@@ -140,9 +140,9 @@ def read_model(folder: Path) -> ColmapModel:
             cameras = _binary_cameras(_Reader(paths[0]))
             images = _binary_images(_Reader(paths[1]))
         else:
-            cameras = _text_cameras(paths[0], stated)
-            images = list(_text_images(paths[1], stated))
-        ids, points, colors = _read_points(paths[2], stated)
+            cameras = _text_cameras(paths[0], header_counts)
+            images = list(_text_images(paths[1], header_counts))
+        ids, points, colors = _read_points(paths[2], header_counts)
     except OSError as error:
         raise FileError(f"{error.filename or folder}: {error.strerror or error}") from error
     image_ids: set[int] = set()
@@ -169,9 +169,9 @@ def read_model(folder: Path) -> ColmapModel:
             f"{len(points)} points are not (first: point {ids[invalid.argmax()]})"
         )
     notes = [
-        f"{path}: its header says {stated[path.stem]} {path.stem}, it has {found}; it may be cut short"
+        f"{path}: its header says {header_counts[path.stem]} {path.stem}, it has {found}; it may be cut short"
         for path, found in zip(paths, (len(cameras), len(images), len(ids)))
-        if stated.get(path.stem, found) != found
+        if header_counts.get(path.stem, found) != found
     ]
     return ColmapModel(paths[0], cameras, tuple(images), ids, points, colors, tuple(notes))
 
@@ -191,12 +191,12 @@ def _find_suffix(folder: Path) -> str:
 
 
 def _read_points(
-    path: Path, stated: dict[str, int]
+    path: Path, header_counts: dict[str, int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
     """Returns ids, positions and colors of the points; none if there is no file."""
     if not path.exists():
         return np.empty(0, np.int64), np.empty((0, 3)), np.empty((0, 3), np.uint8)
-    return _binary_points(_Reader(path)) if path.suffix == ".bin" else _text_points(path, stated)
+    return _binary_points(_Reader(path)) if path.suffix == ".bin" else _text_points(path, header_counts)
 
 
 class _Reader:
@@ -285,8 +285,8 @@ def _binary_points(reader: _Reader) -> tuple[npt.NDArray[np.int64], npt.NDArray[
     return ids, points, colors
 
 
-def _lines(path: Path, stated: dict[str, int]) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and content of each line that is not a comment; sets `stated` to the header's count."""
+def _lines(path: Path, header_counts: dict[str, int]) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and content of each line that is not a comment; sets `header_counts` to the header's count."""
     with open_file(path) as file:
         for number in range(1, 1 << 62):
             line = file.readline(LINE_BYTES_MAX)
@@ -298,14 +298,14 @@ def _lines(path: Path, stated: dict[str, int]) -> Iterator[tuple[int, bytes]]:
                 raise FileError(f"{path}: line {number}: expected at most {LINE_BYTES_MAX >> 20} MiB")
             if line.startswith(b"#"):
                 if count := re.match(rb"#\s*Number of (?:cameras|images|points): (\d{1,18})\b", line):
-                    stated[path.stem] = int(count[1])
+                    header_counts[path.stem] = int(count[1])
                 continue
             yield number, line.strip()
 
 
-def _each_line(path: Path, parse: Callable[[Sequence[bytes], Path], T], stated: dict[str, int]) -> Iterator[T]:
+def _parse_lines(path: Path, parse: Callable[[Sequence[bytes], Path], T], header_counts: dict[str, int]) -> Iterator[T]:
     """Parses every line that is not empty."""
-    for number, line in _lines(path, stated):
+    for number, line in _lines(path, header_counts):
         if line:
             try:
                 yield parse(line.split(None, 8 if path.stem == "points3D" else 20), path)
@@ -324,9 +324,9 @@ def _line_error(path: Path, number: int, line: bytes) -> FileError:
     return FileError(f"{path}: line {number}: expected {expected}, found {line[:60].decode('ascii', 'replace')!r}")
 
 
-def _text_cameras(path: Path, stated: dict[str, int]) -> dict[int, ColmapCamera]:
+def _text_cameras(path: Path, header_counts: dict[str, int]) -> dict[int, ColmapCamera]:
     cameras: dict[int, ColmapCamera] = {}
-    for camera_id, camera in _each_line(path, _text_camera, stated):
+    for camera_id, camera in _parse_lines(path, _text_camera, header_counts):
         if camera_id in cameras:
             raise FileError(f"{path}: expected cameras of different ids, found {camera_id} twice")
         cameras[camera_id] = camera
@@ -342,10 +342,10 @@ def _text_camera(words: Sequence[bytes], path: Path) -> tuple[int, ColmapCamera]
     return camera_id, ColmapCamera(model, width, height, params)
 
 
-def _text_images(path: Path, stated: dict[str, int]) -> Iterator[ColmapImage]:
+def _text_images(path: Path, header_counts: dict[str, int]) -> Iterator[ColmapImage]:
     header: list[bytes] = []
     # The last image may lack its line of observations.
-    for number, line in itertools.chain(_lines(path, stated), [(0, b"")]):
+    for number, line in itertools.chain(_lines(path, header_counts), [(0, b"")]):
         if not header:
             header = line.split(None, 9)
             if header and len(header) < 10:
@@ -366,7 +366,7 @@ def _text_images(path: Path, stated: dict[str, int]) -> Iterator[ColmapImage]:
 
 
 def _text_points(
-    path: Path, stated: dict[str, int]
+    path: Path, header_counts: dict[str, int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
     ids, points, colors = array.array("q"), array.array("d"), array.array("B")
 
@@ -377,7 +377,7 @@ def _text_points(
         if len(words) < 8:
             raise ValueError
 
-    for _ in _each_line(path, parse, stated):
+    for _ in _parse_lines(path, parse, header_counts):
         pass
     return (
         np.array(ids, np.int64),

@@ -64,7 +64,7 @@ POINTS_PER_IMAGE = 300
 POLL_SECONDS = 0.2
 """Interval of progress updates."""
 
-ROOM = 4 << 20
+GROWTH_BYTES = 4 << 20
 """Bytes by which the database must be able to grow where COLMAP fails, without which the disk is full."""
 
 LOG_LINES = 200
@@ -79,7 +79,7 @@ def choose_matching(n_images: int, in_order: bool) -> Matching:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Reconstruction:
     """A model that COLMAP found: the names of its photographs, its number of points, and their mean error in pixels."""
 
     names: tuple[str, ...]
@@ -131,27 +131,27 @@ class Pipeline:
         if self.matching == "exhaustive":
             block = MATCHING_BLOCK_SIZE
         elif self.matching == "vocabulary-tree":
-            pairings = [{"kind": "vocabulary-tree", "num_images": SIMILAR}]
+            pairings = [{"method": "vocabulary-tree", "num_images": SIMILAR}]
             n_pairs = min(n_pairs, n * SIMILAR)
         else:
-            far = {"overlap": 3 + len(gaps), "loop_detection": True, "loop_detection_period": LOOP_PERIOD,
-                   "loop_detection_num_images": LOOP_IMAGES}  # fmt: skip
+            loops = {"overlap": 3 + len(gaps), "loop_detection": True, "loop_detection_period": LOOP_PERIOD,
+                     "loop_detection_num_images": LOOP_IMAGES}  # fmt: skip
             pairings = [
-                {"kind": "sequential", "overlap": OVERLAP, "quadratic_overlap": False},
-                {"kind": "sequential", **far},
+                {"method": "sequential", "overlap": OVERLAP, "quadratic_overlap": False},
+                {"method": "sequential", **loops},
             ]
             n_pairs = n * (OVERLAP + len(gaps)) + n // LOOP_PERIOD * LOOP_IMAGES  # or fewer
         tree = {"words": TREE_WORDS, "features": TREE_FEATURES, "embedding": TREE_EMBEDDING} if pairings else None
         request = {"block": block, "pairings": pairings, "tree": tree}
         self.matches = self._run("matches", request, lambda _: self._count("two_view_geometries"), n_pairs)
 
-    def reconstruct(self, folder: Path) -> list[Model]:
+    def reconstruct(self, folder: Path) -> list[Reconstruction]:
         """Returns the models, the one with the most photographs first, which is written to a folder."""
         request = {"images": str(self.images), "models": str(self.models), "best": str(folder)}
         models = self._run("cameras", request, lambda registered: registered, self.n_images)
-        return [_model(entry) for entry in models]
+        return [_reconstruction(entry) for entry in models]
 
-    def add_points(self, model: Model, folder: Path) -> tuple[Model, str]:
+    def add_points(self, model: Reconstruction, folder: Path) -> tuple[Reconstruction, str]:
         """Adds the points to a model in a folder that COLMAP leaves out, as only two photographs show them, if it has
         few. Returns the model, and a note if that fails, which leaves it as it is.
 
@@ -162,7 +162,7 @@ class Pipeline:
         denser = self.models / "denser"
         request = {"images": str(self.images), "start": str(folder), "result": str(denser)}
         try:
-            extended = _model(self._run("points", request, lambda _: len(model.names), self.n_images))
+            extended = _reconstruction(self._run("points", request, lambda _: len(model.names), self.n_images))
         except FileError as error:
             return model, f"added no points of two photographs: {error}"
         # Where COLMAP finds fewer, even none, they were good enough before.
@@ -188,7 +188,7 @@ class Pipeline:
         """
         stage: Any = "cameras" if name == "points" else name
         command = [sys.executable, "-P", str(PROGRAM)]
-        with _Answers(command, {"stage": name, **self.common, **request}) as answers:
+        with _StageProcess(command, {"stage": name, **self.common, **request}) as answers:
             while not answers.wait(POLL_SECONDS):
                 self.on_progress(stage, min(done(answers.registered), total), total)
         answer = answers.answer
@@ -218,11 +218,11 @@ class Pipeline:
         return FileError(problem)
 
 
-class _Answers:
-    """A process that runs while the block does, and its answers.
+class _StageProcess:
+    """The process of a stage, which is killed at the end of the block, and its answers.
 
     Attributes:
-        registered: The number of registered photographs that it told last.
+        registered: The last number of registered photographs that it sent.
         answer: Its last answer; empty if it ended without one.
         log: The last lines that it printed.
     """
@@ -241,7 +241,7 @@ class _Answers:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
-    def __enter__(self) -> "_Answers":
+    def __enter__(self) -> "_StageProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -283,8 +283,8 @@ class _Answers:
             self.log.append(line.decode(errors="replace").strip())
 
 
-def _model(entry: dict[str, Any]) -> Model:
-    return Model(tuple(entry["names"]), entry["points"], entry["error"])
+def _reconstruction(entry: dict[str, Any]) -> Reconstruction:
+    return Reconstruction(tuple(entry["names"]), entry["points"], entry["error"])
 
 
 def _reason(log: Sequence[str]) -> str:
@@ -303,8 +303,8 @@ def _is_full(database: Path) -> bool:
     probe = database.with_name("probe")
     try:
         with open(probe, "wb") as file:
-            file.truncate(size + ROOM)  # the size of files may be limited
-            file.write(bytes(ROOM))
+            file.truncate(size + GROWTH_BYTES)  # the size of files may be limited
+            file.write(bytes(GROWTH_BYTES))
     except OSError as error:
         return error.errno in FULL
     finally:

@@ -53,7 +53,7 @@ def matches(
     """Matches all pairs in blocks of photographs, or the pairs of each pairing. Returns how many photographs each
     matches.
 
-    `pairings` have options of COLMAP and ``kind``: sequential or vocabulary-tree. `tree` are the numbers of words and
+    `pairings` have options of COLMAP and ``method``: sequential or vocabulary-tree. `tree` are the numbers of words and
     features and the length of an embedding of a tree that is built first, where one is needed.
     """
     import pycolmap
@@ -74,10 +74,10 @@ def matches(
     if tree is not None:
         build_tree(path, words, threads=threads, **tree)
     for pairing in pairings:
-        kind = pairing.pop("kind")
-        if kind == "vocabulary-tree" or pairing.get("loop_detection"):
+        method = pairing.pop("method")
+        if method == "vocabulary-tree" or pairing.get("loop_detection"):
             pairing |= {"vocab_tree_path": words, "num_threads": threads}
-        if kind == "sequential":
+        if method == "sequential":
             pycolmap.match_sequential(path, pairing_options=pycolmap.SequentialPairingOptions(**pairing), **common)
         else:
             pycolmap.match_vocabtree(path, pairing_options=pycolmap.VocabTreePairingOptions(**pairing), **common)

@@ -181,8 +181,8 @@ class Lens:
         return self.model == "pinhole" and not any(self.distortion) and self.colmap is None
 
     @property
-    def is_kept(self) -> bool:
-        """Returns whether images stay as they are, also where distorted ones are undistorted."""
+    def is_undistorted(self) -> bool:
+        """Whether the lens has no distortion: a pinhole lens or a panorama."""
         return self.is_pinhole or self.model == "equirectangular"
 
     @property
@@ -318,19 +318,18 @@ def undistorted_intrinsics(lens: Lens, width: int, height: int) -> Tensor:
     return _distortion_of(lens).undistorted.intrinsics(width, height)
 
 
-def _distortion_of(lens: Lens) -> "_Colmap | _Fisheye | _Radial":
-    """Returns the distortion of a lens."""
+def _distortion_of(lens: Lens) -> "_ColmapDistortion | _FisheyeDistortion | _RadialDistortion":
     values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
     if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
         raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
     if len(lens.distortion) == 8:
         lens = dataclasses.replace(lens.undistorted, colmap=("FULL_OPENCV", tuple(values)))
     if lens.colmap is not None:
-        return _colmap(lens)
-    return _Fisheye(lens) if lens.model == "fisheye" else _Radial(lens)
+        return _colmap_distortion(lens)
+    return _FisheyeDistortion(lens) if lens.model == "fisheye" else _RadialDistortion(lens)
 
 
-class _Radial:
+class _RadialDistortion:
     """OpenCV's radial and tangential distortion of a pinhole camera."""
 
     def __init__(self, lens: Lens) -> None:
@@ -345,7 +344,7 @@ class _Radial:
         return self._camera.img_from_cam(np.concatenate([points, np.ones((len(points), 1))], -1)), near
 
 
-class _Fisheye:
+class _FisheyeDistortion:
     """Distortion theta_d = theta + k1 theta^3 + k2 theta^5 + k3 theta^7 + k4 theta^9 of an equidistant fisheye."""
 
     def __init__(self, lens: Lens) -> None:
@@ -376,7 +375,7 @@ class _Fisheye:
         return sources, theta < self._max_theta
 
 
-class _Colmap:
+class _ColmapDistortion:
     """A lens of :data:`COLMAP_MODELS`, whose images become pinhole images or equidistant fisheye images."""
 
     def __init__(self, lens: Lens) -> None:
@@ -397,11 +396,8 @@ class _Colmap:
             self._reach = math.tan(colmap_lenses.reach(self._lens, math.atan(corner))[0])
 
     def _zooms(self, lens: Lens) -> tuple[float, float] | None:
-        """Returns the factor of :meth:`_Fisheye._zoom`, and that of an image of all pixels on the border.
-
-        Returns:
-            None if the lens does not reach the border.
-        """
+        """Returns the factor of :meth:`_FisheyeDistortion._zoom`, and that of an image of all pixels on the border.
+        None if the lens does not reach the border."""
         border, _ = _border(lens)
         angles, is_inverse = colmap_lenses.invert(self._lens, border)
         angles, border = angles[is_inverse], border[is_inverse] - (lens.cx, lens.cy)
@@ -419,7 +415,7 @@ class _Colmap:
         return colmap_lenses.project(self._lens, directions), np.hypot(points[:, 0], points[:, 1]) < self._reach
 
 
-_colmap = functools.lru_cache(maxsize=32)(_Colmap)
+_colmap_distortion = functools.lru_cache(maxsize=32)(_ColmapDistortion)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -442,17 +438,17 @@ def coverage(lens: Lens) -> Coverage:
     return _coverage(distortion.sources, distortion.undistorted, lens)
 
 
-def _coverage(sources_of: Callable[[Array], tuple[Array, Array]], flat: Lens, lens: Lens) -> Coverage:
-    """Returns what the images of an undistorted lens, `flat`, show, given the pixels of its points."""
+def _coverage(sources_of: Callable[[Array], tuple[Array, Array]], undistorted: Lens, lens: Lens) -> Coverage:
+    """Returns what the images of an undistorted lens show, given the pixels of its points."""
     size = np.array([lens.width, lens.height])
-    scale = size / (flat.width, flat.height)
-    focal, center = scale * (flat.fx, flat.fy), scale * (flat.cx, flat.cy)
+    scale = size / (undistorted.width, undistorted.height)
+    focal, center = scale * (undistorted.fx, undistorted.fy), scale * (undistorted.cx, undistorted.cy)
     # Corners of cells of the undistorted image, each of which shows a quadrilateral of the photograph.
     corners = np.stack(np.meshgrid(*(np.linspace(0, side, CELLS + 1) for side in size)), -1)
     sources, near = sources_of(((corners - center) / focal).reshape(-1, 2))
     sources, near = sources.reshape(corners.shape), near.reshape(corners.shape[:2])
-    one, other = sources[1:, 1:] - sources[:-1, :-1], sources[1:, :-1] - sources[:-1, 1:]
-    areas = np.abs(one[..., 0] * other[..., 1] - one[..., 1] * other[..., 0]) / 2
+    a, b = sources[1:, 1:] - sources[:-1, :-1], sources[1:, :-1] - sources[:-1, 1:]  # diagonals
+    areas = np.abs(a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]) / 2
     middles = (sources[1:, 1:] + sources[:-1, :-1]) / 2
     inside = near[1:, 1:] & near[:-1, :-1] & ((middles >= 0) & (middles <= size)).all(-1)
     middle, beside = sources_of(np.array([[0.0, 0.0], [1e-3, 0.0]]))[0]
@@ -541,13 +537,11 @@ def colmap_lens(model: str, width: int, height: int, params: Sequence[float]) ->
 
 @functools.lru_cache(maxsize=32)
 def native_lens(lens: Lens) -> tuple[Lens, float] | None:
-    """Returns the lens of the rasterizer that shows what a lens of :data:`COLMAP_MODELS` does.
+    """Returns the rasterizer's equivalent of a lens of :data:`COLMAP_MODELS`, and their largest distance in pixels.
 
-    Also returns the largest distance in pixels between them in the image. FULL_OPENCV is exact; a lens that is the same
-    in all directions may have a fisheye polynomial within :data:`FIT_PIXELS`.
-
-    Returns:
-        None if there is no such lens, or if one of FULL_OPENCV would show less than :data:`PINHOLE_SHARE_MIN`.
+    FULL_OPENCV is exact; a lens that is the same in all directions may have a fisheye polynomial within
+    :data:`FIT_PIXELS`. None if there is no such lens, or if one of FULL_OPENCV would show less than
+    :data:`PINHOLE_SHARE_MIN`.
     """
     if lens.colmap is None:
         return lens, 0.0

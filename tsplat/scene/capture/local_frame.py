@@ -17,8 +17,9 @@ from torch.nn.functional import normalize
 
 from ...arguments import to_float
 from ...errors import ArgumentError, FileError
+from ...precision import fp64, identity
 from ..cameras import UP, Camera, move_camera
-from ..extents import EXTENT_MIN, POINTS_MOST, are_inliers, center_and_extent, origin_and_unit
+from ..extents import EXTENT_MIN, POINTS_MAX, are_inliers, center_and_extent, origin_and_unit
 from ..gaussians import Gaussians
 from ..rotation import similarity
 
@@ -107,7 +108,7 @@ def frame_from_json(values: Any, where: str) -> LocalFrame:
     """Returns the frame of the values of :meth:`LocalFrame.to_json`. Raises FileError for other values; messages start
     with `where`."""
     try:
-        world = torch.tensor(values["world"], dtype=torch.float64, device="cpu")
+        world = fp64(values["world"])
         x, y, z = map(float, values["origin"])
         unit, near = float(values["unit"]), values["near"]
         numbers = [x, y, z, unit, *world.flatten().tolist(), 0.0 if near is None else to_float(near) or math.nan]
@@ -131,7 +132,7 @@ def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tupl
     """
     center, extent = center_and_extent(positions)
     if points is not None and len(points):
-        sample = points[:: 1 + len(points) // POINTS_MOST]
+        sample = points[:: 1 + len(points) // POINTS_MAX]
         extent = max(extent, EXTENT_MIN * float((sample - center).norm(dim=-1).median()))
     (x, y, z), unit, is_far = origin_and_unit(center, extent)
     if not is_far:
@@ -156,7 +157,7 @@ def normalizing_transform(poses: Tensor, positions: Tensor) -> Tensor:
         raise ArgumentError(f"capture: expected cameras at different positions, found all {len(poses)} at one position")
     scale = 1 / farthest
     # The second row of a world-to-camera rotation is the camera's down direction in the world frame.
-    rotation = _rotation_between(-poses[:, 1, :3].mean(0), torch.tensor(UP, dtype=torch.float64, device="cpu"))
+    rotation = _rotation_between(-poses[:, 1, :3].mean(0), fp64(UP))
     return similarity(rotation, (-scale * rotation @ center).tolist(), scale)
 
 
@@ -189,20 +190,18 @@ def move_points(points: Tensor, transform: Tensor) -> Tensor:
 
 def _is_scaled_only(transform: Tensor) -> bool:
     """Returns whether a similarity transform turns nothing, so that it can be applied without rounding."""
-    return torch.equal(transform[:3, :3], transform[0, 0] * torch.eye(3, dtype=torch.float64, device="cpu"))
+    return torch.equal(transform[:3, :3], transform[0, 0] * identity(3))
 
 
 def _rotation_between(start: Tensor, end: Tensor) -> Tensor:
     """Returns the smallest rotation [3, 3] from one direction [3] to another (Rodrigues' formula)."""
     if start.norm() < UP_NORM_MIN:
-        return torch.eye(3, dtype=torch.float64, device="cpu")
+        return identity(3)
     a, b = normalize(start, dim=0), normalize(end, dim=0)
     if float(a @ b) < -1 + 1e-12:
         # Opposite directions: a rotation by 180 degrees about any perpendicular axis.
-        axis = normalize(
-            torch.linalg.cross(a, torch.eye(3, dtype=torch.float64, device="cpu")[a.abs().argmin()]), dim=0
-        )
-        return 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64, device="cpu")
+        axis = normalize(torch.linalg.cross(a, identity(3)[a.abs().argmin()]), dim=0)
+        return 2 * torch.outer(axis, axis) - identity(3)
     x, y, z = torch.linalg.cross(a, b).tolist()
-    skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64, device="cpu")
-    return torch.eye(3, dtype=torch.float64, device="cpu") + skew + skew @ skew / (1 + a @ b)
+    skew = fp64([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return identity(3) + skew + skew @ skew / (1 + a @ b)

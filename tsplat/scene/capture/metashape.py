@@ -15,6 +15,7 @@ from torch import Tensor
 from ...arguments import describe, to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
+from ...precision import fp64
 from ...support.reading import open_file
 from ..cameras import viewmat_from_pose
 from ..rotation import is_rotation, similarity
@@ -143,9 +144,7 @@ def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
         return _matrix(transform, where)
     values = {name: transform.find(name) for name in ("rotation", "translation", "scale")}
     rotation, translation, scale = (
-        torch.tensor(
-            default if element is None else _numbers(element, len(default), where), dtype=torch.float64, device="cpu"
-        )
+        fp64(default if element is None else _numbers(element, len(default), where))
         for element, default in zip(values.values(), ([1.0, 0, 0, 0, 1, 0, 0, 0, 1], [0.0, 0, 0], [1.0]), strict=True)
     )
     matrix = similarity()
@@ -155,7 +154,7 @@ def _read_world(chunk: Element, component: str, file: Path) -> Tensor:
 
 def _matrix(element: Element, where: str) -> Tensor:
     """Returns the similarity transform [4, 4] fp64 that an element's 16 numbers are."""
-    numbers = torch.tensor(_numbers(element, 16, where), dtype=torch.float64, device="cpu")
+    numbers = fp64(_numbers(element, 16, where))
     return _similarity(numbers.view(4, 4), where)
 
 

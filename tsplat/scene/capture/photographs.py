@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -200,34 +199,35 @@ def read_views(
     _check_masks([photograph.mask for photograph in photographs if photograph.mask])
     if cameras == "native":
         photographs = [dataclasses.replace(p, lens=_native(p.lens)) for p in photographs]
-    undistortions: Undistortions = {}
-    with warnings.catch_warnings():
-        # Pillow warns of images of 90 megapixels; it refuses those of twice as many.
-        warnings.filterwarnings("ignore", "Image size", Warning)
-        sources = [_find_source(photograph) for photograph in photographs]
-        largest = max((math.prod(source.size) for source in sources), default=1)
-        distorted = [(p.lens, *s.size) for p, s in zip(photographs, sources) if _is_resampled(p.lens, cameras)]
-        # The map of a lens that one image has is not kept: survey software may give each image its own.
-        undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
-        reads = [
-            functools.partial(_read_pixels, photograph, source, background, undistortions, cameras)
-            for photograph, source in zip(photographs, sources, strict=True)
-        ]
-        cache = ImageCache() if sum(3 * math.prod(source.view_size) for source in sources) > BYTES_MAX else None
-        views: list[View] = []
-        workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // largest))
-        with ThreadPoolExecutor(workers) as pool:
-            decoded = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
-            for photograph, source, read, pixels in zip(photographs, sources, reads, decoded):
-                values = _describe(photograph, source, cameras)
-                if cache is None:
-                    image, mask = pixels
-                    views.append(View(image=image, mask=mask, **values))
-                else:
-                    views.append(StoredView(CachedPixels(cache, len(views), source.view_size, read), **values))
-                if on_progress is not None:
-                    on_progress(len(views), len(photographs))
+    layouts = [_find_layout(photograph) for photograph in photographs]
+    largest = max((math.prod(layout.size) for layout in layouts), default=1)
+    distorted = [(p.lens, *s.size) for p, s in zip(photographs, layouts) if _is_resampled(p.lens, cameras)]
+    # The map of a lens that one image has is not kept: survey software may give each image its own.
+    undistortions: Undistortions = {key: Undistortion(*key) for key, count in Counter(distorted).items() if count > 1}
+    reads = [
+        functools.partial(_read_pixels, photograph, layout, background, undistortions, cameras)
+        for photograph, layout in zip(photographs, layouts, strict=True)
+    ]
+    cache = ImageCache() if sum(3 * math.prod(layout.view_size) for layout in layouts) > BYTES_MAX else None
+    views: list[View] = []
+    workers = n_readers(largest)
+    with ThreadPoolExecutor(workers) as pool:
+        decoded = itertools.repeat(None) if cache is not None else pool.map(lambda read: read(), reads)
+        for photograph, layout, read, pixels in zip(photographs, layouts, reads, decoded):
+            values = _describe(photograph, layout, cameras)
+            if cache is None:
+                image, mask = pixels
+                views.append(View(image=image, mask=mask, **values))
+            else:
+                views.append(StoredView(CachedPixels(cache, len(views), layout.view_size, read), **values))
+            if on_progress is not None:
+                on_progress(len(views), len(photographs))
     return views
+
+
+def n_readers(pixels: int) -> int:
+    """Returns the number of threads that read images of up to so many pixels."""
+    return max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // max(pixels, 1)))
 
 
 def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:
@@ -267,7 +267,7 @@ def _note_copies(train: Sequence[View], test: Sequence[View]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Source:
+class _ImageLayout:
     """Width and height of an image after it is rotated, those of its view, and the EXIF orientation; 1 for none."""
 
     size: tuple[int, int]
@@ -275,7 +275,7 @@ class _Source:
     orientation: int
 
 
-def _find_source(photograph: Photograph) -> _Source:
+def _find_layout(photograph: Photograph) -> _ImageLayout:
     """Decides whether an image is rotated, and checks that it fits its camera."""
     lens, info = photograph.lens, read_image_info(photograph.path)
     size, full, orientation = (info.width, info.height), (lens.width, lens.height), 1
@@ -288,29 +288,29 @@ def _find_source(photograph: Photograph) -> _Source:
             f"{info.width}×{info.height}; use the images that the cameras were computed from"
         )
     width, height = (max(1, round(side / photograph.downscale)) for side in size)
-    return _Source(size, (width, height), orientation)
+    return _ImageLayout(size, (width, height), orientation)
 
 
 def _read_pixels(
     photograph: Photograph,
-    source: _Source,
+    layout: _ImageLayout,
     background: Color | None,
     undistortions: Undistortions,
     cameras: CameraKind,
 ) -> Pixels:
     """Returns the image of a view, [H, W, 3] uint8, and its mask, [H, W] bool or None."""
-    size, key = source.view_size, (photograph.lens, *source.size)
+    size, key = layout.view_size, (photograph.lens, *layout.size)
     undistortion = undistortions.get(key)
     if undistortion is None and _is_resampled(photograph.lens, cameras):
         undistortion = Undistortion(*key)
     # Undistortion needs the full image; otherwise it is downscaled while it is read.
-    read_size = source.size if undistortion is not None else size
-    stored_size = read_size if source.orientation not in SWAPPED_ORIENTATIONS else read_size[::-1]
+    read_size = layout.size if undistortion is not None else size
+    stored_size = read_size if layout.orientation not in SWAPPED_ORIENTATIONS else read_size[::-1]
     image = read_image(photograph.path, background, size=stored_size, keep_alpha=background is None)
-    image = rotate_by_exif(image, source.orientation)
+    image = rotate_by_exif(image, layout.orientation)
     mask = None
     if photograph.mask is not None:
-        mask = _read_mask(photograph.mask, source, read_size)
+        mask = _read_mask(photograph.mask, layout, read_size)
     elif undistortion is not None and not undistortion.has_source.all():
         mask = torch.full((*image.shape[:2], 1), 255, dtype=torch.uint8, device="cpu")
     if undistortion is not None:
@@ -322,18 +322,18 @@ def _read_pixels(
         if not opaque.all():
             valid = opaque if valid is None else valid & opaque
     lens = photograph.lens
-    if undistortion is None and not lens.is_kept and not (shown := lens.shown(*size)).all():
+    if undistortion is None and not lens.is_undistorted and not (shown := lens.shown(*size)).all():
         valid = shown if valid is None else valid & shown
     return image, valid
 
 
-def _describe(photograph: Photograph, source: _Source, cameras: CameraKind) -> dict[str, Any]:
+def _describe(photograph: Photograph, layout: _ImageLayout, cameras: CameraKind) -> dict[str, Any]:
     """Returns the arguments of a view, except for the image and the mask."""
-    lens, viewmat, size = photograph.lens, photograph.viewmat.float(), source.view_size
+    lens, viewmat, size = photograph.lens, photograph.viewmat.float(), layout.view_size
     K = lens.intrinsics(*size)
     if _is_resampled(lens, cameras):
-        undistorted = undistorted_intrinsics(lens, *source.size)
-        K = torch.diag(K.new_tensor([size[0] / source.size[0], size[1] / source.size[1], 1])) @ undistorted
+        undistorted = undistorted_intrinsics(lens, *layout.size)
+        K = torch.diag(K.new_tensor([size[0] / layout.size[0], size[1] / layout.size[1], 1])) @ undistorted
         lens = lens.undistorted
     distortion = torch.tensor(lens.distortion, dtype=torch.float32, device="cpu") if any(lens.distortion) else None
     sparse = sparse_ids = None
@@ -361,19 +361,19 @@ def _split_alpha(image: Tensor) -> tuple[Tensor, Tensor]:
     return color, alpha[..., 0] > 127
 
 
-def _read_mask(path: Path, source: _Source, size: tuple[int, int]) -> Tensor:
+def _read_mask(path: Path, layout: _ImageLayout, size: tuple[int, int]) -> Tensor:
     """Reads the mask of an image, [H, W, 1] uint8, downscaled to `size`; rotated with its image if only that fits."""
     info, orientation = read_image_info(path), 1
     width, height = info.width, info.height
-    if not _has_aspect_ratio(width, height, *source.size) and _has_aspect_ratio(height, width, *source.size):
-        orientation = info.orientation if info.is_sideways else source.orientation
+    if not _has_aspect_ratio(width, height, *layout.size) and _has_aspect_ratio(height, width, *layout.size):
+        orientation = info.orientation if info.is_sideways else layout.orientation
     if orientation in SWAPPED_ORIENTATIONS:
         width, height = height, width
-    if not _has_aspect_ratio(width, height, *source.size):
-        expected = "×".join(map(str, source.size))
+    if not _has_aspect_ratio(width, height, *layout.size):
+        expected = "×".join(map(str, layout.size))
         raise FileError(f"{path}: expected the aspect ratio of its image, {expected}, found {width}×{height}")
     mask = rotate_by_exif(read_mask(path), orientation)[..., None]
-    return downscale(downscale(mask, *source.size), *size)
+    return downscale(downscale(mask, *layout.size), *size)
 
 
 def _has_aspect_ratio(width: int, height: int, full_width: int, full_height: int) -> bool:
@@ -394,7 +394,7 @@ def _project_visible(
 
 def _is_resampled(lens: Lens, cameras: CameraKind) -> bool:
     """Returns whether photographs of a lens are resampled before they are trained on."""
-    return not lens.is_kept and (cameras == "undistorted" or lens.colmap is not None)
+    return not lens.is_undistorted and (cameras == "undistorted" or lens.colmap is not None)
 
 
 def _native(lens: Lens) -> Lens:
@@ -404,7 +404,7 @@ def _native(lens: Lens) -> Lens:
 
 
 def note_doubts(photographs: Sequence[Photograph], where: Path) -> list[str]:
-    """Returns notes on cameras of a file or folder, `where`, that can be rendered, but are rarely what is meant."""
+    """Returns notes on cameras of a file, `where`, that can be rendered, but are probably wrong."""
     notes = []
     doubtful = [photograph for photograph in photographs if photograph.lens.doubt is not None]
     if doubtful:
@@ -420,28 +420,28 @@ def note_doubts(photographs: Sequence[Photograph], where: Path) -> list[str]:
 
 
 def note_lenses(photographs: Sequence[Photograph], where: Path, cameras: CameraKind) -> list[str]:
-    """Returns notes on the photographs of a file, `where`, whose lenses are not OpenCV's: what becomes of each kind."""
-    kinds: dict[tuple[str, str], list[Photograph]] = {}
+    """Returns notes on the photographs of a file, `where`, whose lenses are not OpenCV's: which images they become."""
+    groups: dict[tuple[str, str], list[Photograph]] = {}
     for photograph in photographs:
         lens = photograph.lens
         if lens.colmap is not None:
             native = native_lens(lens) if cameras == "native" else None
-            kinds.setdefault((lens.colmap[0], lens.model if native is None else "native"), []).append(photograph)
-    return [f"{where}: {_describe_kind(name, kind, alike)}" for (name, kind), alike in kinds.items()]
+            groups.setdefault((lens.colmap[0], lens.model if native is None else "native"), []).append(photograph)
+    return [f"{where}: {_describe_group(name, result, group)}" for (name, result), group in groups.items()]
 
 
-def _describe_kind(name: str, kind: str, photographs: Sequence[Photograph]) -> str:
+def _describe_group(name: str, result: str, photographs: Sequence[Photograph]) -> str:
     """Describes photographs of one model of COLMAP that become fisheye or pinhole images, or are kept as taken."""
     lenses = list(dict.fromkeys(photograph.lens for photograph in photographs))
     cameras = "1 camera" if len(lenses) == 1 else f"{len(lenses)} cameras"
     about = f"{len(photographs)} photographs of {cameras} with the lens {name} (first: {photographs[0].name})"
-    if kind == "native":
+    if result == "native":
         error = max(native[1] for native in map(native_lens, lenses) if native is not None)
         by = f" by a fisheye polynomial, which is within {error:.2g} pixels of the lens" if error else ""
         return f"{about} are trained on as taken{by}"
     shown = [coverage(lens) for lens in lenses]
     share, scale = min(shown, key=lambda c: c.share).share, min(c.scale for c in shown)
-    by = "are resampled to equidistant fisheye images" if kind == "fisheye" else "are undistorted to pinhole images"
+    by = "are resampled to equidistant fisheye images" if result == "fisheye" else "are undistorted to pinhole images"
     return f"{about} {by}, which show {100 * share:.0f} % of their pixels at {scale:.2f} of their scale in the middle"
 
 

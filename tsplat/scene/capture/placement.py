@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_choice, check_size
+from ...support.suggestions import list_names
 from ..cameras import Camera
 from ..extents import (
     SHOWN_POINTS,
@@ -223,8 +224,7 @@ def _note_outliers(names: Sequence[str], positions: Tensor, outliers: Sequence[i
 
 
 def _name(names: Sequence[str], chosen: Sequence[int]) -> str:
-    more = f" and {len(chosen) - NAMED_MAX} more" if len(chosen) > NAMED_MAX else ""
-    return f"{len(chosen)} of {len(names)} photographs ({', '.join(names[i] for i in chosen[:NAMED_MAX])}{more})"
+    return f"{len(chosen)} of {len(names)} photographs ({list_names([names[i] for i in chosen], NAMED_MAX)})"
 
 
 def _distance(positions: Tensor, outliers: Sequence[int]) -> str:

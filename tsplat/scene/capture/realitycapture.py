@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...arguments import describe, to_float
 from ...errors import FileError, UnsupportedError
+from ...precision import fp64
 from ...support.reading import open_file, read_file
 from ..cameras import viewmat_from_pose
 from ..images import read_image_info
@@ -182,17 +183,15 @@ def _read_pose(values: dict[str, float], where: str) -> tuple[Tensor, Tensor]:
     """Returns the world-to-camera matrix [4, 4] and the position [3] of a camera, fp64."""
     if "r00" in values and "tx" in values:
         numbers = [[values[f"r{i}{j}"] for j in range(3)] for i in range(3)]
-        rotation = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        rotation = fp64(numbers)
         if not is_rotation(rotation):
             raise FileError(f"{where}: R00 to R22: expected a rotation")
-        translation = torch.tensor([values[name] for name in ("tx", "ty", "tz")], dtype=torch.float64, device="cpu")
+        translation = fp64([values[name] for name in ("tx", "ty", "tz")])
         position = -rotation.T @ translation
     else:
-        angles = torch.tensor(
-            [values[name] for name in ("heading", "pitch", "roll")], dtype=torch.float64, device="cpu"
-        )
+        angles = fp64([values[name] for name in ("heading", "pitch", "roll")])
         rotation = rotation_of(angles)
-        position = torch.tensor([values[name] for name in ("x", "y", "alt")], dtype=torch.float64, device="cpu")
+        position = fp64([values[name] for name in ("x", "y", "alt")])
     return viewmat_from_pose(rotation.T, position), position
 
 
@@ -208,7 +207,7 @@ def rotation_of(angles: Tensor) -> Tensor:
         [-cx * sz, -cx * cz, -sx],
         [cy * sx * sz - cz * sy, cy * cz * sx + sy * sz, -cy * cx],
     ]
-    return torch.tensor(rows, dtype=torch.float64, device="cpu")
+    return fp64(rows)
 
 
 def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doubts: dict[str, int]) -> Lens:

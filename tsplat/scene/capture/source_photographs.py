@@ -7,17 +7,17 @@ import dataclasses
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import ArgumentError, FileError
+from ...support.suggestions import list_names
 from ..images import ImageInfo, convert_image, read_image_info, read_mask
 from .colmap import find_mask
-from .image_cache import WORKERS_MAX
-from .photographs import CONVERT, PIXELS_AT_ONCE, UNSUPPORTED_SUFFIXES, find_copies
+from .photographs import CONVERT, UNSUPPORTED_SUFFIXES, find_copies, n_readers
 from .video_frames import VIDEO_SUFFIXES
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
@@ -31,7 +31,7 @@ crashes."""
 PANORAMA_TOLERANCE = 0.01
 """Relative difference of the width of a panorama from twice its height that is accepted."""
 
-NAMES_MOST = 10
+NAMES_MAX = 10
 """Names of photographs in a note."""
 
 
@@ -93,8 +93,8 @@ def find_photographs(
         )
     for left_out, what in ((damaged, "cannot be read"), (narrow, "are too narrow")):
         if left_out:
-            reason = next(iter(left_out.values()))
-            notes.append(f"skipped {len(left_out)} photographs that {what}: {_list(left_out)}: {reason}")
+            shown, reason = list_names([*map(str, left_out)], NAMES_MAX), next(iter(left_out.values()))
+            notes.append(f"skipped {len(left_out)} photographs that {what}: {shown}: {reason}")
     if len(files) < 2:
         raise FileError(
             f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}"
@@ -114,9 +114,8 @@ def _decode(paths: Sequence[Path], on_decoded: Callable[[int], object]) -> list[
 
     headers = [read(path, False) for path in paths]
     largest = max((info.width * info.height for info in headers if isinstance(info, ImageInfo)), default=1)
-    workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // max(largest, 1)))
     infos: list[ImageInfo | FileError] = []
-    pool = ThreadPoolExecutor(workers)
+    pool = ThreadPoolExecutor(n_readers(largest))
     try:
         for info in pool.map(read, paths):
             infos.append(info)
@@ -153,13 +152,7 @@ def _note_copies(files: dict[str, Source]) -> list[str]:
         return []
     names = list(files)
     shown = [f"{names[i]} of {names[first]}" for i, first in copies.items()]
-    return [f"{len(copies)} photographs are copies of others: {_list(shown)}; delete them"]
-
-
-def _list(values: Iterable[object]) -> str:
-    words = list(map(str, values))
-    more = f" and {len(words) - NAMES_MOST} more" if len(words) > NAMES_MOST else ""
-    return f"{', '.join(words[:NAMES_MOST])}{more}"
+    return [f"{len(copies)} photographs are copies of others: {list_names(shown, NAMES_MAX)}; delete them"]
 
 
 def _has_photographs(folder: Path, masks: Path | None) -> bool:

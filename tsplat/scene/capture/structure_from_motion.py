@@ -11,11 +11,11 @@ from ...arguments import check_choice, check_size
 from ...errors import ArgumentError
 from ...support.extras import require, require_ffmpeg, require_installed
 from ...support.interruption import exit_on_signals
-from ..images import read_image_info, says_panorama
+from ..images import is_marked_panorama, read_image_info
 from .camera_plot import draw_cameras
 from .colmap import PANORAMA
 from .colmap_model import read_model
-from .colmap_pipeline import SIMILAR, SMALL_PIXELS, Matching, Mode, Model, OnStage, Pipeline, choose_matching
+from .colmap_pipeline import SIMILAR, SMALL_PIXELS, Matching, Mode, OnStage, Pipeline, Reconstruction, choose_matching
 from .source_photographs import (
     Source,
     check_panoramas,
@@ -156,7 +156,7 @@ def prepare(
                 link(source.path, images / name)
         if camera_model is None:
             paths = [source.path for source in files.values()]
-            is_panorama = not is_video and all(map(says_panorama, paths))
+            is_panorama = not is_video and all(map(is_marked_panorama, paths))
             camera_model = PANORAMA if is_panorama else "SIMPLE_RADIAL"
             notes += ["the metadata of the photographs says that they are panoramas"] if is_panorama else []
         if camera_model == PANORAMA:
@@ -223,7 +223,7 @@ def prepare(
     )
 
 
-def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Model]) -> dict[str, str]:
+def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstruction]) -> dict[str, str]:
     """Returns why photographs are not registered and what to do, by name."""
     reasons = {}
     for name in names:

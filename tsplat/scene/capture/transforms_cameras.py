@@ -12,6 +12,7 @@ from torch import Tensor
 from ...arguments import describe, to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
+from ...precision import fp64
 from ..cameras import viewmat_from_pose
 from ..images import read_image_info
 from ..rotation import is_rotation
@@ -142,7 +143,7 @@ def read_viewmat(matrix: object, where: str) -> tuple[Tensor, Tensor]:
     are_fours = all(isinstance(row, list) and len(row) == 4 and None not in map(to_float, row) for row in rows)
     if not rows or not are_fours:
         raise FileError(f"{where}: transform_matrix: expected 4×4 finite numbers, found {describe(matrix)}")
-    pose = torch.tensor(rows, dtype=torch.float64, device="cpu")
+    pose = fp64(rows)
     rotation = pose[:3, :3]
     if not is_rotation(rotation):
         raise FileError(f"{where}: transform_matrix: expected a rotation as its 3×3 part; remove scale and reflection")

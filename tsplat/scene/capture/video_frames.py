@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ...errors import FileError
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".mts", ".3gp", ".gif")
-FRAMES_PER_SECOND, FRAMES_LEAST, FRAMES_MOST = 4, 50, 300
+FRAMES_PER_SECOND, FRAMES_MIN, FRAMES_MAX = 4, 50, 300
 """Frames that are chosen by default: by the length of the video, within these limits."""
 
 SIDE = 480
@@ -82,7 +82,7 @@ def extract_frames(
         raise FileError(f"{video}: ffmpeg cannot read it as a video: {reason}")
     total, seconds = len(measured), seconds or len(measured) / FRAME_RATE
     chosen = choose_frames(
-        np.array(measured), count or min(FRAMES_MOST, max(FRAMES_LEAST, round(seconds * FRAMES_PER_SECOND)))
+        np.array(measured), count or min(FRAMES_MAX, max(FRAMES_MIN, round(seconds * FRAMES_PER_SECOND)))
     )
     wanted = set(chosen.frames)
     written = []

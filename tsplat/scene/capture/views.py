@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from ...errors import ArgumentError, MissingExtraError, ShapeError
 from ..cameras import Camera
 from ..images import downscale, encode_png
+from ..rotation import similarity
 from .image_cache import CachedPixels
 from .local_frame import LocalFrame
 
@@ -196,7 +197,7 @@ class Capture:
     points: Tensor
     colors: Tensor
     background: Color = (0.0, 0.0, 0.0)
-    world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64, device="cpu"))
+    world: Tensor = dataclasses.field(default_factory=similarity)
     notes: tuple[str, ...] = ()
     random_points: bool = False
     frame: LocalFrame = dataclasses.field(default_factory=LocalFrame)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from ...errors import UnsupportedError
+from ...support.suggestions import list_names
 
 Warn = Callable[[str], object]
 """Called with a note of one line, without a newline."""
@@ -59,6 +60,4 @@ def note_ignored(path: object, what: str, names: Iterable[str], warn: Warn) -> N
 
 def listed(names: Sequence[str]) -> str:
     """Lists the first few names for a message. Names from damaged files may be long or unprintable."""
-    shown = [name if name.isprintable() and name else ascii(name) for name in names[:NAMES_MAX]]
-    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    return ", ".join(name[:NAME_MAX] for name in shown) + more
+    return list_names([(n if n.isprintable() and n else ascii(n))[:NAME_MAX] for n in names], NAMES_MAX)

@@ -3,23 +3,19 @@
 import contextlib
 import io
 import itertools
-import json
-import math
 import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...arguments import to_float
 from ...errors import FileError
 from ...support.files import atomic_write
 from ...support.reading import check_memory, earlier_output, raise_if_read, read_file
 from ..images import open_image
+from .json_objects import JsonObject
 from .quantization import Bytes
 
 META = "meta.json"
@@ -31,9 +27,6 @@ DEFLATE_RATIO_MAX = 1032
 
 IMAGE_RATIO_MAX, IMAGE_SPARE_BYTES = 8, 1 << 20
 """Images in an archive are hardly smaller than in files; an image that is larger by this factor is damaged."""
-
-LOG_MAX = math.log(np.finfo(np.float32).max)
-"""Maximum magnitude of the bounds of positions, which are logarithms."""
 
 SPARE_PIXELS = 1 << 20
 """Pixels that an image may have in addition to four per Gaussian; enough for any palette."""
@@ -141,9 +134,9 @@ def free_suffix(folder: Path, names: Iterable[str]) -> str:
     )
 
 
-def read_meta(folder: Path) -> "JsonObject":
+def read_meta(folder: Path) -> JsonObject:
     """Reads ``meta.json`` of a folder."""
-    return JsonObject.parse(str(folder), read_file(folder / META, META_MAX))
+    return JsonObject.parse(str(folder), read_file(folder / META, META_MAX), META)
 
 
 def named_images(folder: Path) -> set[str]:
@@ -153,103 +146,6 @@ def named_images(folder: Path) -> set[str]:
         parts = [meta.part(name) for name in meta.values]
         return {name for part in parts if "files" in part.values for name in part.files(0)}
     return set()
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"found {name}, which is not JSON")
-
-
-class JsonObject:
-    """An object in ``meta.json`` or other JSON; every access checks the type of the value.
-
-    Args:
-        path: Path of the dataset, for messages.
-        values: The object. Another type is taken for an empty object.
-        name: Name of the object, for messages; empty for the outermost one.
-        file: What is JSON, for messages.
-    """
-
-    def __init__(self, path: str, values: Any, name: str = "", file: str = META) -> None:
-        self.path, self.file = path, file
-        self.values = values if isinstance(values, dict) else {}
-        self.name = name
-
-    @classmethod
-    def parse(cls, path: str, text: bytes, file: str = META) -> "JsonObject":
-        """Parses JSON."""
-        try:
-            return cls(path, json.loads(text, parse_constant=_refuse_constant), file=file)
-        except (ValueError, RecursionError) as error:
-            raise FileError(f"{path}: {file} is not JSON ({str(error)[:120]})") from error
-
-    def fail(self, name: str, expected: str) -> FileError:
-        name = f"{self.name}.{name}" if self.name else name
-        return FileError(f"{self.path}: {self.file}: expected {name} to be {expected}; the file is damaged")
-
-    def part(self, name: str) -> "JsonObject":
-        return JsonObject(self.path, self.values.get(name), f"{self.name}.{name}" if self.name else name, self.file)
-
-    def parts(self, name: str) -> "list[JsonObject]":
-        """Returns a list of objects; an empty one if there is none."""
-        objects = self.values.get(name, [])
-        if not isinstance(objects, list):
-            raise self.fail(name, "a list")
-        outer = f"{self.name}.{name}" if self.name else name
-        return [JsonObject(self.path, value, f"{outer}[{i}]", self.file) for i, value in enumerate(objects)]
-
-    def text(self, name: str) -> str:
-        value = self.values.get(name)
-        if not isinstance(value, str):
-            raise self.fail(name, "a string")
-        return value
-
-    def count(self, name: str, default: int | None = None) -> int:
-        """Returns a nonnegative integer; `default`, if there is one, for a value that is missing."""
-        value = self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.fail(name, "a nonnegative integer")
-        return value
-
-    def number(self, name: str) -> float:
-        value = to_float(self.values.get(name))
-        if value is None:
-            raise self.fail(name, "a finite number")
-        return value
-
-    def floats(self, name: str, size: int | None = None) -> NDArray[np.float64]:
-        """Returns a list of numbers, of any length if no size is given."""
-        value = self.values.get(name)
-        numeric = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
-        if not isinstance(value, list) or not numeric or size not in (None, len(value)):
-            raise self.fail(name, "a list of numbers" if size is None else f"a list of {size} numbers")
-        with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
-            values = np.array(value, np.float64)
-            if np.isfinite(values.astype(np.float32)).all():
-                return values
-        raise self.fail(name, "a list of numbers in the range of a float")
-
-    def log_bounds(self) -> NDArray[np.float64]:
-        """Returns ``mins`` and ``maxs`` of sign(x) log(1 + |x|), [2, 3]."""
-        bounds = np.stack([self.floats(name, 3) for name in ("mins", "maxs")])
-        if not (np.abs(bounds) <= LOG_MAX).all():
-            raise self.fail("mins and maxs", f"logarithms of at most {LOG_MAX:.1f} in magnitude")
-        return bounds
-
-    def files(self, size: int) -> list[str]:
-        value = self.values.get("files")
-        if not isinstance(value, list) or len(value) < size or not all(isinstance(x, str) for x in value):
-            raise self.fail("files", f"a list of {size} file names")
-        if not all(is_file_name(x) for x in value):
-            raise self.fail("files", "file names without a folder")
-        return value
-
-
-def is_file_name(name: str) -> bool:
-    """Returns whether a name is that of a file without its folder, on any system."""
-    with contextlib.suppress(UnicodeEncodeError):
-        os.fsencode(name)
-        return name not in ("", ".", "..") and name == os.path.basename(name) and not set(name) & {"\\", "\0"}
-    return False
 
 
 def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:

@@ -23,7 +23,7 @@ from ..gaussians import Gaussians
 from ..georeference import Georeference
 from ..rotation import similarity, transform_gaussians, upright
 from .foreign import Warn
-from .image_sets import JsonObject
+from .json_objects import JsonObject
 from .model_memory import check_model_memory
 from .quantization import (
     Floats,

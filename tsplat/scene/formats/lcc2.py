@@ -14,7 +14,7 @@ from ..editing.joining import merge_models
 from ..gaussians import Gaussians
 from ..rotation import transform_gaussians, upright
 from .foreign import Warn
-from .image_sets import JsonObject
+from .json_objects import JsonObject
 from .lcc import UP, read_meta
 from .model_memory import check_model_memory
 from .ply import read_ply

@@ -34,13 +34,12 @@ from .image_sets import (
     META,
     META_MAX,
     ZIP_ERRORS,
-    JsonObject,
     Load,
     archive_loader,
     decode_image,
-    is_file_name,
     read_meta,
 )
+from .json_objects import JsonObject, is_file_name
 from .quantization import fractions_of, interpolate, rounded, signed_exp, signed_log
 
 PARAMETERS = {gsplat_name: name for name, gsplat_name in GSPLAT_NAMES.items()}
@@ -134,7 +133,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
         except OSError as error:
             raise FileError(f"{path}: cannot read {name} ({error.strerror})") from error
 
-    meta = JsonObject.parse(str(path), load(META))
+    meta = JsonObject.parse(str(path), load(META), META)
     tensors: dict[str, Tensor] = {}
     needed = sum(VALUE_BYTES_MAX * math.prod(_shape(meta.part(name))) for name in meta.values)
     check_memory(f"{path}: the parameters in {META}", needed)

@@ -19,7 +19,8 @@ from ...support.extras import require
 from ...support.reading import check_possible, read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
-from .image_sets import META, META_MAX, JsonObject, Load, archive_loader, decode_image
+from .image_sets import META, META_MAX, Load, archive_loader, decode_image
+from .json_objects import JsonObject
 from .model_memory import check_model_memory
 from .quantization import Bytes, Floats, gaussians_from_arrays, interpolate, quats_from_smallest_three, signed_exp
 
@@ -56,7 +57,7 @@ def read_sog(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
 
 def _read(path: str, load: Load, warn: Warn) -> Gaussians:
-    meta = JsonObject.parse(path, load(META))
+    meta = JsonObject.parse(path, load(META), META)
     version = meta.values.get("version")
     if version != 2:
         text = "none (a file from before version 2)" if version is None else repr(version)

@@ -196,8 +196,7 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
 
 
 def mean_rounding(bounds: Floats) -> MeanRounding:
-    """Returns a function that rounds the means of a model with bounds [2, 3] as the file stores them. Files are sorted
-    by the result, so that one that is written again keeps its order."""
+    """Returns the rounding of the means of a model with bounds [2, 3]."""
     return lambda means: decode_means(*_words(means, bounds))
 
 

@@ -168,8 +168,7 @@ def _fixed_point(means: Floats, fraction: int) -> NDArray[np.int32]:
 
 
 def mean_rounding(bounds: Floats) -> MeanRounding:
-    """Returns a function that rounds the means of a model with bounds [2, 3] as the file stores them. Files are sorted
-    by the result, so that one that is written again keeps its order."""
+    """Returns the rounding of the means of a model with bounds [2, 3]."""
     fraction = _fractional_bits(bounds)
     return lambda means: _fixed_point(means, fraction) * 2.0**-fraction
 

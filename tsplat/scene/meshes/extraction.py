@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from ...arguments import check_choice, check_size
 from ...config import Backend
 from ...errors import ArgumentError
-from ...precision import in_full_precision
+from ...precision import fp64, in_full_precision
 from ...support.extras import require
 from ...support.progress import Show
 from ..cameras import Camera, choose_evenly, resize_camera
@@ -215,7 +215,7 @@ def _extract(volume: Volume, components: int | None, faces: int | None, on_progr
     kept = whole[tuple(cubes.T)]
     if not kept.any():
         raise missing
-    origin = torch.tensor(grid.origin, dtype=torch.float64, device="cpu")
+    origin = fp64(grid.origin)
     vertices = origin + grid.voxel * torch.from_numpy(places.astype(np.float64))
     colors = torch.zeros(len(vertices), 3, dtype=torch.float32, device="cpu")
     triangles = torch.from_numpy(corners.astype(np.int64))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from ...errors import ArgumentError, MemoryBudgetError
+from ...precision import fp64
 from ...support.free_memory import LIMIT, available_bytes
 from .depth_frames import WEIGHT_MIN, DepthFrame
 
@@ -201,8 +202,8 @@ class Volume:
 
     def colors_at(self, positions: Tensor) -> Tensor:
         """Returns the colors [P, 3] at positions [P, 3] of the surface, fp64 world frame, on the CPU."""
-        origin = torch.tensor(self.grid.origin, dtype=torch.float64, device="cpu")
-        shape = torch.tensor(self.grid.shape, dtype=torch.float64, device="cpu")
+        origin = fp64(self.grid.origin)
+        shape = fp64(self.grid.shape)
         places = 2 * (((positions - origin) / self.grid.voxel) / (shape - 1)) - 1
         places = places.flip(-1).float().to(self.sums.device).view(1, 1, 1, -1, 3)  # z, y, x
         sampled = grid_sample(self.sums[None, 2:], places, "bilinear", "border", align_corners=True)[0, :, 0, 0]

@@ -23,6 +23,7 @@ from ...scene.capture.photographs import OnProgress
 from ...scene.capture.views import Capture, View
 from ...support.interruption import StopRequest
 from ...support.progress import stage_display
+from ...support.suggestions import list_names
 from ..configuration import TYPICAL_EXTENT, RunConfig
 from ..evaluation import check_sizes
 from .priors import read_priors
@@ -261,7 +262,7 @@ def difference(saved: Description, current: Description, scene: str, *, with_has
     cameras, new_cameras = saved.get("cameras", {}), current.get("cameras", {})
     moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
     clauses = [
-        f"{len(phrases)} {what} differ from those of the run: {_first(phrases)}"
+        f"{len(phrases)} {what} differ from those of the run: {list_names(phrases, NAMED_MAX)}"
         for what, phrases in (("photographs", photographs), ("cameras", moved))
         if phrases
     ]
@@ -301,11 +302,6 @@ def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:
         for name in ("viewmat", "K", "distortion")
     )
     return not is_close or (old["size"], old["model"]) != (new["size"], new["model"])
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return ", ".join(names[:NAMED_MAX]) + more
 
 
 def _numbers(matrix: Tensor) -> list[list[float]]:

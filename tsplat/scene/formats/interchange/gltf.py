@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....errors import ArgumentError, FileError, UnsupportedError
+from ....precision import identity
 from ....support.reading import check_memory, read_file, stays_inside
 from ...gaussians import Gaussians
 from ...georeference import relative_to
 from ...model_rows import ModelProperties
 from ...rotation import rotation_matrix
 from ..foreign import Warn, listed, note_ignored
-from ..image_sets import JsonObject
+from ..json_objects import JsonObject
 from ..model_memory import bytes_of
 from ..quantization import gaussians_from_activated, gaussians_from_arrays
 from .linear import joined, placed
@@ -156,7 +157,7 @@ class _Document:
             roots = self._indices(scene, "nodes")
         else:  # a library of meshes
             roots = list(range(len(self.parts("nodes"))))
-        stack = [(node, torch.eye(4, dtype=torch.float64, device="cpu")) for node in reversed(roots)]
+        stack = [(node, identity(4)) for node in reversed(roots)]
         instances, seen = [], set()
         while stack:
             index, outer = stack.pop()
@@ -297,7 +298,7 @@ def _local_matrix(node: JsonObject) -> Tensor:
     """Returns the matrix [4, 4] fp64 of a node: its matrix, or translation, rotation (xyzw) and scale."""
     if "matrix" in node.values:
         return torch.from_numpy(node.floats("matrix", 16).reshape(4, 4).T.copy())
-    matrix = torch.eye(4, dtype=torch.float64, device="cpu")
+    matrix = identity(4)
     if "rotation" in node.values:
         x, y, z, w = (float(value) for value in node.floats("rotation", 4))
         matrix[:3, :3] = rotation_matrix([w, x, y, z])

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....precision import identity
 from ...editing.joining import merge_models
 from ...gaussians import Gaussians
 from ...rotation import flip_axes, transform_gaussians
@@ -70,7 +71,7 @@ def placed(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) ->
     Raises:
         ArgumentError: The matrix shears or stretches.
     """
-    if not torch.equal(matrix, torch.eye(4, dtype=torch.float64, device="cpu")):
+    if not torch.equal(matrix, identity(4)):
         gaussians = transform_gaussians(gaussians, matrix)
     return flip_axes(gaussians, signs)
 

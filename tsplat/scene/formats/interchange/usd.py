@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ....config import SH_DEGREE_MAX
 from ....errors import ArgumentError, FileError, UnsupportedError
+from ....precision import fp64
 from ....support.extras import require
 from ....support.files import ZIP, atomic_write
 from ....support.reading import note_read, open_file
@@ -80,7 +81,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
         if any(origin):
             warn(f"{path}: {relative_to(origin)}")
         for prim in stage["prims"]:
-            matrix = torch.tensor(prim["matrix"], dtype=torch.float64, device="cpu")
+            matrix = fp64(prim["matrix"])
             if stage["up"] == "Z":  # a quarter turn about x
                 matrix = torch.stack([matrix[0], matrix[2], -matrix[1], matrix[3]])
             matrix[:3, 3] -= matrix.new_tensor([sign * value for sign, value in zip(SIGNS, origin, strict=True)])

@@ -16,7 +16,8 @@ from ....support.reading import earlier_output, read_file, stays_inside
 from ...editing.joining import merge_models
 from ...gaussians import Gaussians
 from ..foreign import Warn, note_ignored
-from ..image_sets import META, JsonObject, is_file_name, named_images
+from ..image_sets import META, named_images
+from ..json_objects import JsonObject, is_file_name
 from ..model_memory import check_model_memory
 from ..sog import read_sog
 

@@ -1,0 +1,117 @@
+"""Objects in JSON files of models, whose values are checked when they are read."""
+
+import contextlib
+import json
+import math
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...arguments import to_float
+from ...errors import FileError
+
+LOG_MAX = math.log(np.finfo(np.float32).max)
+"""Maximum magnitude of the bounds of positions, which are logarithms."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"found {name}, which is not JSON")
+
+
+class JsonObject:
+    """An object in JSON; every access checks the type of the value.
+
+    Args:
+        path: Path of the model, for messages.
+        file: Name of the JSON, for messages.
+        values: The object. Another type is taken for an empty object.
+        name: Name of the object, for messages; empty for the outermost one.
+    """
+
+    def __init__(self, path: str, file: str, values: Any, name: str = "") -> None:
+        self.path, self.file = path, file
+        self.values = values if isinstance(values, dict) else {}
+        self.name = name
+
+    @classmethod
+    def parse(cls, path: str, text: bytes, file: str) -> "JsonObject":
+        """Parses JSON."""
+        try:
+            return cls(path, file, json.loads(text, parse_constant=_refuse_constant))
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{path}: {file} is not JSON ({str(error)[:120]})") from error
+
+    def fail(self, name: str, expected: str) -> FileError:
+        return FileError(
+            f"{self.path}: {self.file}: expected {self._full_name(name)} to be {expected}; the file is damaged"
+        )
+
+    def _full_name(self, name: str) -> str:
+        return f"{self.name}.{name}" if self.name else name
+
+    def part(self, name: str) -> "JsonObject":
+        return JsonObject(self.path, self.file, self.values.get(name), self._full_name(name))
+
+    def parts(self, name: str) -> "list[JsonObject]":
+        """Returns a list of objects; an empty one if there is none."""
+        objects = self.values.get(name, [])
+        if not isinstance(objects, list):
+            raise self.fail(name, "a list")
+        full_name = self._full_name(name)
+        return [JsonObject(self.path, self.file, value, f"{full_name}[{i}]") for i, value in enumerate(objects)]
+
+    def text(self, name: str) -> str:
+        value = self.values.get(name)
+        if not isinstance(value, str):
+            raise self.fail(name, "a string")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Returns a nonnegative integer; `default`, if there is one, for a value that is missing."""
+        value = self.values.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.fail(name, "a nonnegative integer")
+        return value
+
+    def number(self, name: str) -> float:
+        value = to_float(self.values.get(name))
+        if value is None:
+            raise self.fail(name, "a finite number")
+        return value
+
+    def floats(self, name: str, size: int | None = None) -> NDArray[np.float64]:
+        """Returns a list of numbers, of any length if no size is given."""
+        value = self.values.get(name)
+        numeric = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
+        if not isinstance(value, list) or not numeric or size not in (None, len(value)):
+            raise self.fail(name, "a list of numbers" if size is None else f"a list of {size} numbers")
+        with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
+            values = np.array(value, np.float64)
+            if np.isfinite(values.astype(np.float32)).all():
+                return values
+        raise self.fail(name, "a list of numbers in the range of a float")
+
+    def log_bounds(self) -> NDArray[np.float64]:
+        """Returns ``mins`` and ``maxs`` of sign(x) log(1 + |x|), [2, 3]."""
+        bounds = np.stack([self.floats(name, 3) for name in ("mins", "maxs")])
+        if not (np.abs(bounds) <= LOG_MAX).all():
+            raise self.fail("mins and maxs", f"logarithms of at most {LOG_MAX:.1f} in magnitude")
+        return bounds
+
+    def files(self, size: int) -> list[str]:
+        value = self.values.get("files")
+        if not isinstance(value, list) or len(value) < size or not all(isinstance(x, str) for x in value):
+            raise self.fail("files", f"a list of {size} file names")
+        if not all(is_file_name(x) for x in value):
+            raise self.fail("files", "file names without a folder")
+        return value
+
+
+def is_file_name(name: str) -> bool:
+    """Returns whether a name is that of a file without its folder, on any system."""
+    with contextlib.suppress(UnicodeEncodeError):
+        os.fsencode(name)
+        return name not in ("", ".", "..") and name == os.path.basename(name) and not set(name) & {"\\", "\0"}
+    return False
