@@ -109,7 +109,9 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 def check_memory(what: str, needed: int, advice: str = "free some, or the file is damaged") -> None:
     """Raises `FileError` for more bytes than are free. Fewer than 256 MiB are not compared with them."""
     if needed > UNASKED_BYTES and (free := available_bytes()) is not None and needed > free:
-        raise FileError(f"{what} needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; {advice}")
+        raise FileError(
+            f"{what} needs {min(needed, 1 << 80) / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; {advice}"
+        )
 
 
 def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:

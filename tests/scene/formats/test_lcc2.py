@@ -64,6 +64,7 @@ def test_values_that_cannot_be_read(tmp_path, values, error, words):
         (["data/3dgs/1.ply"] * 3, FileError, "which are the same file"),
         (["data/3dgs/1.ply"], FileError, "in file 1 of 1|in file 2 of 1"),
         (["a.bin", "b.bin", "c.bin"], UnsupportedError, r"files of \.sog, \.spz, \.ply, found 'b\.bin'"),
+        (["a.ply", "b.ply", "c.ply"], FileError, r"its file 'b\.ply' is missing"),
         (["0.ply", "data/3dgs/2.ply", "data/3dgs/0.ply"], FileError, "overlap others, or it has only"),
     ],
 )
@@ -73,4 +74,11 @@ def test_wrong_names(tmp_path, names, error, words):
     meta["root"]["splatFiles"] = names
     path.write_text(json.dumps(meta))
     with pytest.raises(error, match=rf"a\.lcc2: .*({words})"):
+        read_model(path, warn=str)
+
+
+def test_a_count_beyond_all_numbers(tmp_path):
+    path = write_lcc2(tmp_path, random_gaussians(41))
+    path.write_text(path.read_text().replace('"count": 10', f'"count": {"9" * 400}'))
+    with pytest.raises(FileError, match=r"a\.lcc2: a model of .* needs"):
         read_model(path, warn=str)
