@@ -733,7 +733,7 @@ MUTANTS = [
          "spans of no Gaussian summed on a CPU unless all are large"),
         ("            total += added\n", "            total = added\n", "only the last span of a large one summed"),
         ("            added = tl.zeros([LANES], total.dtype)", "            added = total", "spans added twice"),
-        ("tl.arange(0, FINISH_LANES) * COLUMNS + k", "tl.arange(0, FINISHED) + k",
+        ("tl.arange(0, FINISH_LANES) * COLUMNS + k", "tl.arange(0, FINISH_LANES) + k",
          "gradients of the sums of other Gaussians"),
         ("axis = column - (WIDTH - 2)", "axis = column - (WIDTH - 3)", "gradients of a feature taken for absgrad"),
         ("LANES // columns),", "LANES // columns) // 2,", "no gradients for every other Gaussian"),
