@@ -64,6 +64,7 @@ def test_values_that_cannot_be_read(tmp_path, values, error, words):
         (["data/3dgs/1.ply"] * 3, FileError, "which are the same file"),
         (["data/3dgs/1.ply"], FileError, "in file 1 of 1|in file 2 of 1"),
         (["a.bin", "b.bin", "c.bin"], UnsupportedError, r"files of \.sog, \.spz, \.ply, found 'b\.bin'"),
+        (["a.ply", f"{400 * 'c'}.ply", "b.ply"], FileError, "its file 'c+' is missing"),
         (["a.ply", "b.ply", "c.ply"], FileError, r"its file 'b\.ply' is missing"),
         (["0.ply", "data/3dgs/2.ply", "data/3dgs/0.ply"], FileError, "overlap others, or it has only"),
     ],

@@ -88,6 +88,6 @@ def _read(path: Path, name: str, warn: Warn) -> Gaussians:
     suffix = Path(name).suffix.lower()
     if suffix not in READERS:
         raise UnsupportedError(f"{path}: expected files of {', '.join(READERS)}, found {name[:60]!a}")
-    if not (path.parent / name).is_file():
+    if not os.path.isfile(path.parent / name):  # also where the name is too long to have one
         raise FileError(f"{path}: its file {name[:60]!a} is missing, or its name is damaged")
     return READERS[suffix](path.parent / name, warn=warn)
