@@ -67,14 +67,14 @@ def adam_steps(monkeypatch):
         step_all(optimizers, visible=visible)
 
     monkeypatch.setattr(gradient_step, "step_all", recorded)
-    monkeypatch.setattr(view_gradients.ViewGradients, "_without_passes", lambda self: "here")
+    monkeypatch.setattr(view_gradients.ViewGradients, "_no_passes_reason", lambda self: "here")
     return steps
 
 
 @pytest.fixture
 def renders(monkeypatch):
     """Records the arguments of every rendering. Passes would render without a call."""
-    monkeypatch.setattr(view_gradients.ViewGradients, "_without_passes", lambda self: "here")
+    monkeypatch.setattr(view_gradients.ViewGradients, "_no_passes_reason", lambda self: "here")
     calls = []
 
     def recorded(gaussians, cameras, **options):

@@ -25,9 +25,9 @@ CONFIG = Config(
 @pytest.fixture
 def replays(monkeypatch):
     """Returns whether each update by a pass was replayed, and not traced."""
-    found, take = [], UpdatePass.take
+    found, step = [], UpdatePass.step
     monkeypatch.setattr(
-        UpdatePass, "take", lambda self, scaler: found.append(self._run is not None) or take(self, scaler)
+        UpdatePass, "step", lambda self, scaler: found.append(self._run is not None) or step(self, scaler)
     )
     return found
 

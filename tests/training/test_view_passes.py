@@ -47,7 +47,7 @@ def graphs(monkeypatch):
     made: list[CountingRecorder] = []
     monkeypatch.setattr(capacity, "_automatic", {})
     monkeypatch.setattr(view_passes, "GraphRecorder", lambda: made.append(CountingRecorder()) or made[-1])
-    monkeypatch.setattr(ViewGradients, "_without_graphs", lambda self: "")
+    monkeypatch.setattr(ViewGradients, "_no_graphs_reason", lambda self: "")
     yield made
     assert all(all(capture.alive[1:]) for capture in made), "the pool of memory is gone"
 
@@ -57,7 +57,7 @@ def replays(monkeypatch):
     """Returns the kinds of views that are replayed, one for each replay."""
     found, results = [], view_passes._Replay.results
     monkeypatch.setattr(
-        view_passes._Replay, "results", lambda self, given: found.append(len(given)) or results(self, given)
+        view_passes._Replay, "results", lambda self, inputs: found.append(len(inputs)) or results(self, inputs)
     )
     return found
 
@@ -83,7 +83,7 @@ def assert_same(one, other):
 def by_stages(config, **options):
     """Trains without passes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ViewGradients, "_without_passes", lambda self: "here")
+        patch.setattr(ViewGradients, "_no_passes_reason", lambda self: "here")
         torch.manual_seed(0)
         return trained(dataclasses.replace(config, graph="auto"), **options)
 
@@ -157,7 +157,7 @@ def test_views_of_several_sizes_have_passes_of_their_own(replays, threads):
     try:
         for reason in ("", "here"):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ViewGradients, "_without_passes", lambda self, reason=reason: reason)
+                patch.setattr(ViewGradients, "_no_passes_reason", lambda self, reason=reason: reason)
                 trainer = Trainer(start, views, config)
                 found.append([trainer.advance().loss for _ in range(config.steps)])
                 found.append(trainer.state()[0])
@@ -267,7 +267,7 @@ def test_what_passes_cannot_do_has_a_reason(changes, reason):
     gaussians = make_gaussians()
     trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, **changes))
     found = trainer._view_gradients
-    assert found._without_passes().startswith(reason) and bool(reason) == (found._passes is None)
+    assert found._no_passes_reason().startswith(reason) and bool(reason) == (found._passes is None)
 
 
 def test_graphs_need_a_capacity():
@@ -275,4 +275,4 @@ def test_graphs_need_a_capacity():
     trainer = Trainer(gaussians, make_views(gaussians), dataclasses.replace(CONFIG, capacity="off"))
     found = trainer._view_gradients
     found._device = torch.device("cuda")
-    assert found._without_graphs() == "with capacity off"
+    assert found._no_graphs_reason() == "with capacity off"

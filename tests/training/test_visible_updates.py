@@ -7,7 +7,7 @@ from tests.support.thread_ranks import on_ranks
 from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
 from tsplat.training import Config, Trainer
-from tsplat.training.gradient_step import shown_share
+from tsplat.training.gradient_step import visible_share
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def row():
 def test_share_of_gaussians_that_cameras_show(row):
     gaussians, views = row
     cameras = [view.camera for view in views]
-    assert shown_share(gaussians.means, cameras, RankGroup()) == pytest.approx((1 + 1 + 8) / 24)
-    shares = on_ranks(3, lambda ranks: shown_share(gaussians.means[ranks.shard_rows(8)], cameras, ranks))
+    assert visible_share(gaussians.means, cameras, RankGroup()) == pytest.approx((1 + 1 + 8) / 24)
+    shares = on_ranks(3, lambda ranks: visible_share(gaussians.means[ranks.shard_rows(8)], cameras, ranks))
     assert shares == pytest.approx([(1 + 1 + 8) / 24] * 3)
 
 

@@ -19,14 +19,15 @@ from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
 
 COPIES = 9
-"""Peak memory per Gaussian, in copies of its parameters: parameters, gradients, two moments, and their successors."""
+"""Peak memory per Gaussian while Gaussians are added, in copies of its parameters: parameters, gradients, two moments,
+and the tensors that replace them."""
 
 
 class Densification:
-    """Lets the configuration's strategy, of which it has a copy, add, move and remove Gaussians.
+    """Calls a copy of the configuration's strategy, which adds, moves and removes Gaussians.
 
-    When the scene is sharded, ranks do to all Gaussians what a single process would, and none holds more than its
-    shard. `extent` is that of the scene, in world units.
+    If the scene is sharded, each rank holds only its shard, and the result is that of a single process. `extent` is the
+    extent of the scene, in world units.
     """
 
     def __init__(self, parameters: Parameters, config: Config, extent: float, ranks: RankGroup, sharded: bool) -> None:
@@ -55,13 +56,13 @@ class Densification:
         if self.strategy is not None:
             self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
 
-    def is_routine(self, step: int) -> bool:
-        """Returns whether the strategy does nothing in a step, or only adds noise."""
+    def only_adds_noise(self, step: int) -> bool:
+        """Returns whether the strategy at most adds noise in a step, and neither refines nor reads the rendering."""
         strategy = self.strategy
         return strategy is None or not (strategy.reads_rendering or strategy.refines(step))
 
     def noise_scaler(self, step: int, lr: float) -> float | None:
-        """Returns the factor of the noise of a step that repeats, with the means' rate; None if it has none."""
+        """Returns the factor of a step's noise, given the learning rate of the means; None for no noise."""
         return None if self.strategy is None else self.strategy.noise_scaler(step, self._noise_rate(lr))
 
     def draw_key(self) -> int:
@@ -74,14 +75,17 @@ class Densification:
         self.strategy.add_noise(self._parameters.params, key, scaler, self._config.backend)
 
     def _noise_rate(self, lr: float) -> float:
-        """Returns the rate for noise, which is proportional to covariances, squared lengths, and must be a length."""
+        """Scales the learning rate of the means to the scene's extent for noise.
+
+        Noise is the product of a covariance, a squared length, and the rate, and has to be a length.
+        """
         return lr * (TYPICAL_EXTENT / self._extent) ** 2
 
     def after_update(self, step: int, info: dict[str, Any], lr: float, n_gaussians: int) -> int:
-        """Passes the merged ``meta`` of a step's views, and the means' rate in world units, to the strategy after the
-        optimizer step.
+        """Calls the strategy after the optimizer step, and returns the new number of Gaussians of all ranks.
 
-        Takes and returns the number of Gaussians of all ranks.
+        `info` is the merged ``meta`` of the step's views, `lr` the learning rate of the means in world units, and
+        `n_gaussians` the number of Gaussians of all ranks.
         """
         strategy = self.strategy
         assert strategy is not None
@@ -90,8 +94,8 @@ class Densification:
             self._limit_by_memory(n_gaussians)
         params, optimizers = self._parameters.for_strategy()
         shard = Shard(self._ranks, n_gaussians) if self._sharded else None
-        known = {"lr": self._noise_rate(lr), "shard": shard, "backend": self._config.backend}
-        arguments = {name: known[name] for name in strategy.arguments}
+        available = {"lr": self._noise_rate(lr), "shard": shard, "backend": self._config.backend}
+        arguments = {name: available[name] for name in strategy.arguments}
         try:
             strategy.step_post_backward(params, optimizers, self.strategy_state, step, info, **arguments)
         finally:  # a strategy may have replaced parameters before an error, such as too little memory
@@ -104,16 +108,16 @@ class Densification:
         rows = [self._parameters.params[name][0] for name in self._parameters.gaussian_names]
         bytes_per_gaussian = COPIES * sum(row.numel() * row.element_size() for row in rows)
         device = self._parameters.params["means"].device
-        free = min(self._ranks.all_gather_object(int(FREE_SHARE * free_memory(device)) // bytes_per_gaussian))
-        # Shards grow alike. Ranks on CPUs may share their memory.
-        free *= self._ranks.world_size if self._sharded and device.type == "cuda" else 1
-        n_max = min(self._config.max_gaussians, n_gaussians + free)
+        n_free = min(self._ranks.all_gather_object(int(FREE_SHARE * free_memory(device)) // bytes_per_gaussian))
+        # Shards have equal sizes. Ranks on CPUs may share their memory.
+        n_free *= self._ranks.world_size if self._sharded and device.type == "cuda" else 1
+        n_max = min(self._config.max_gaussians, n_gaussians + n_free)
         self.strategy.cap_max = min(n_max, self._config.strategy.cap_max or n_max)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns the strategy's tensors as ``strategy/NAME``, and the rest of what :meth:`restore` takes as JSON
+        """Returns the state that :meth:`restore` takes: the strategy's tensors as ``strategy/NAME``, and JSON
         values."""
-        # The table of binomial coefficients is always the same.
+        # The table of binomial coefficients is constant.
         values = {name: value for name, value in self.strategy_state.items() if name != "binoms"}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         figures = {
@@ -144,9 +148,9 @@ def merge_info(
     """Merges the ``meta`` of several rasterization calls into that of one call with all their cameras.
 
     This is the ``info`` that strategies receive for a step whose views were rendered one at a time. Calls are unpacked;
-    the gradients of their entry `key`, the strategy's ``key_for_gradient``, become those with respect to pixels of
-    `view`, without the factor `loss_scale` of the loss, and radii the same fractions of its longer side. `n_cameras`
-    are those of all ranks; `gather` concatenates [C, N, ...] over these, and is None if this rank has all cameras.
+    the gradients of their entry `key`, the strategy's ``key_for_gradient``, are divided by `loss_scale` and converted
+    to pixels of `view`, and radii to the same fractions of its longer side. `n_cameras` is the number of cameras of all
+    ranks; `gather` concatenates [C, N, ...] over ranks, and is None if this rank has all cameras.
     """
     first = metas[0]
     if gather is None and n_cameras == 1 and loss_scale == 1:

@@ -22,11 +22,11 @@ CHECK_INTERVAL = 100
 SKIPPED_MAX = 10
 """Number of consecutive steps with non-finite gradients after which training has diverged."""
 
-SMALL_PART = 1 / 3
-"""Mean share of the Gaussians that views show, below which only those that a step's views show are updated."""
+VISIBLE_SHARE_MAX = 1 / 3
+"""Mean fraction of the Gaussians that a view shows, below which "auto" updates only the visible Gaussians of a step."""
 
 N_CENTERS, N_VIEWS = 5000, 100
-"""About how many centers are projected to how many views, to estimate that share."""
+"""Approximate numbers of centers and of views with which that fraction is estimated."""
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -46,24 +46,26 @@ def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | 
 
 
 def resolve_visible_adam(visible_adam: Switch, means: Tensor, views: Sequence[View], ranks: RankGroup) -> Switch:
-    """Returns whether a step updates only the Gaussians that its views show. ``"auto"`` is a collective call.
+    """Returns "on" or "off": whether a step updates only the Gaussians that its views show.
 
-    It compares the initial centers of this rank, `means` [N, 3] in the world frame, with all training views.
+    ``"auto"`` is a collective call, which projects this rank's initial centers, `means` [N, 3] in the world frame, to
+    training views.
     """
     if visible_adam != "auto":
         return visible_adam
-    return "on" if shown_share(means, [view.camera for view in views], ranks) < SMALL_PART else "off"
+    return "on" if visible_share(means, [view.camera for view in views], ranks) < VISIBLE_SHARE_MAX else "off"
 
 
-def shown_share(means: Tensor, cameras: Sequence[Camera], ranks: RankGroup) -> float:
-    """Returns the mean share of the centers [N, 3] of all ranks that are inside the image of a camera, of some of both.
+def visible_share(means: Tensor, cameras: Sequence[Camera], ranks: RankGroup) -> float:
+    """Estimates the mean fraction of the centers [N, 3] of all ranks that are inside the image of a camera.
 
-    Centers are projected without the distortion of lenses, by the first pose of a rolling shutter.
+    A sample of centers and of cameras is used. Centers are projected without the distortion of lenses, by the first
+    pose of a rolling shutter.
     """
-    some = means.detach()[:: max(1, len(means) // N_CENTERS)]
+    centers = means.detach()[:: max(1, len(means) // N_CENTERS)]
     cameras = cameras[:: max(1, len(cameras) // N_VIEWS)]
-    shown = torch.stack([project_points(camera, some)[3].sum() for camera in cameras]).sum()
-    shown, total = ranks.all_reduce(torch.stack([shown, shown.new_tensor(len(some) * len(cameras))])).tolist()
+    shown = torch.stack([project_points(camera, centers)[3].sum() for camera in cameras]).sum()
+    shown, total = ranks.all_reduce(torch.stack([shown, shown.new_tensor(len(centers) * len(cameras))])).tolist()
     return float(shown / total)
 
 
@@ -71,8 +73,8 @@ class GradientStep:
     """Updates parameters with the gradients that were accumulated on them.
 
     Gradients of Gaussians are summed over ranks unless they are `sharded`, and limited to the norm `clip` if it is not
-    0. With `visible_only`, Gaussians whose means have no gradient but zero are left as they are. Autocast to fp16
-    enables gradient scaling.
+    0. With `visible_only`, Gaussians whose means have a zero gradient are not updated. Autocast to fp16 enables
+    gradient scaling.
 
     Attributes:
         scaler: Scales losses before the backward pass.
@@ -90,8 +92,7 @@ class GradientStep:
         autocast: torch.dtype | None,
     ) -> None:
         self._device = parameters.params["means"].device
-        self._scales = autocast is torch.float16
-        self.scaler = torch.amp.GradScaler(self._device.type, enabled=self._scales)
+        self.scaler = torch.amp.GradScaler(self._device.type, enabled=autocast is torch.float16)
         self.n_skipped = 0
         self._parameters = parameters
         self._ranks = ranks
@@ -100,14 +101,15 @@ class GradientStep:
         self._visible_only = visible_only
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of a loss, in this thread: on a GPU, handing over to another one takes 0.6 ms."""
+        """Adds the gradients of a loss to those of the parameters."""
+        # In this thread: on a GPU, handing over to another one takes 0.6 ms.
         with torch.autograd.set_multithreading_enabled(False):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def sum_and_check(self, step: int) -> str | None:
-        """Sums gradients over ranks. Returns a warning if one is not finite, so that the update is to be skipped.
+        """Sums gradients over ranks. If one is not finite, returns a warning, and the caller skips the update.
 
-        Raises DivergedError after too many of these.
+        Raises DivergedError after SKIPPED_MAX consecutive warnings.
         """
         self._sum_over_ranks()
         if not self.scaler.is_enabled():
@@ -131,16 +133,14 @@ class GradientStep:
         self.scaler.update()
 
     def groups(self) -> list[tuple[list[Adam], bool]]:
-        """Optimizers, each group with whether it updates only the rows of :meth:`visible`."""
+        """Returns groups of optimizers, each with whether it updates only the rows of :meth:`visible`."""
         parameters = self._parameters
         optimizers = {name: adam for name, adam in parameters.optimizers.items() if name not in parameters.frozen}
         if not self._visible_only:
             return [([*optimizers.values()], False)]
-        own: list[Adam] = []
-        others: list[Adam] = []
-        for name, optimizer in optimizers.items():
-            (own if name in parameters.gaussian_names else others).append(optimizer)
-        return [(own, True), (others, False)] if others else [(own, True)]
+        of_gaussians = [adam for name, adam in optimizers.items() if name in parameters.gaussian_names]
+        of_views = [adam for name, adam in optimizers.items() if name not in parameters.gaussian_names]
+        return [(of_gaussians, True), (of_views, False)] if of_views else [(of_gaussians, True)]
 
     def visible(self) -> Tensor | None:
         """Returns rows of Gaussians to update, [N] bool; None for all."""
@@ -173,13 +173,13 @@ class GradientStep:
         return f"step {step} was skipped, as the gradients of {names} are not finite" if names else None
 
     def clip(self) -> None:
-        """Limits the norms of gradients."""
-        for name in self._parameters.optimizers if self._clip else ():
-            self._clip_gradient(name)
-
-    def _clip_gradient(self, name: str) -> None:
-        gradient = self._parameters.params[name].grad
-        if gradient is not None:
+        """Limits the norm of the gradient of each parameter to `clip`, unless it is 0."""
+        if not self._clip:
+            return
+        for name in self._parameters.optimizers:
+            gradient = self._parameters.params[name].grad
+            if gradient is None:
+                continue
             squared_norm = gradient.square().sum()
             if self._is_sharded(name):
                 squared_norm = self._ranks.all_reduce(squared_norm)
@@ -191,7 +191,7 @@ class GradientStep:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from a state."""
-        # Another scaler, as an error may have ended a step between unscaling and the update.
-        self.scaler = torch.amp.GradScaler(self._device.type, enabled=self._scales)
+        # A new scaler, as an error may have ended a step between unscaling and the update.
+        self.scaler = torch.amp.GradScaler(self._device.type, enabled=self.scaler.is_enabled())
         self.scaler.load_state_dict(state["scaler"])
         self.n_skipped = state["skipped"]

@@ -26,10 +26,10 @@ DECAY_START = 0.8
 
 
 def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
-    """Raises ArgumentError unless settings fit 2D or 3D Gaussians.
+    """Raises ArgumentError for settings that do not apply to the Gaussians, 2D or 3D, or to the cameras.
 
-    Raises UnsupportedError for priors of normals of other than pinhole cameras, as 3D Gaussians have normals from depth
-    maps.
+    Raises UnsupportedError for normal priors of cameras other than pinholes without distortion, if Gaussians are 3D:
+    their normals are computed from depth maps.
     """
     if config.lens_refinement and gaussians.surfels:
         raise ArgumentError("lens_refinement: only for 3D Gaussians; use lens_refinement=False")
@@ -58,16 +58,15 @@ def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) 
 class Parameters:
     """Gaussian parameters and per-view corrections with an Adam optimizer each, under the names that strategies use.
 
-    Strategies replace the tensors when they add or remove Gaussians, so that tensors should not be kept. Initial
-    values, all Gaussians or this rank's shard, are copied. The unit of some learning rates is the extent of the scene,
-    in world units.
+    Strategies replace the tensors when they add or remove Gaussians, so callers must not keep references. The initial
+    values, all Gaussians or this rank's shard, are copied. Some learning rates are in units of the scene's extent.
 
     Attributes:
         params: The parameters by name.
         optimizers: Their optimizers, under the same names.
-        gaussian_names: Names of the parameters that belong to Gaussians and have one row for each.
-        frozen: Names of those that are not updated.
-        lenses: Which views share a lens.
+        gaussian_names: Names of the parameters with a row per Gaussian.
+        frozen: Names of the parameters that are not updated.
+        lenses: The lenses that views share.
     """
 
     def __init__(self, gaussians: Gaussians, views: Sequence[View], extent: float, config: Config) -> None:
@@ -82,7 +81,7 @@ class Parameters:
         for name, tensor in gaussians.tensors().items():
             self._add(GSPLAT_NAMES[name], tensor)
         self.gaussian_names = tuple(self.params)
-        self.frozen = frozenset(name for part in config.freeze for name in FROZEN_NAMES[part])
+        self.frozen = frozenset(name for group in config.freeze for name in FROZEN_NAMES[group])
         self._cameras = [view.camera for view in views]
         self.lenses = Lenses(self._cameras)
         if config.pose_refinement:
@@ -96,7 +95,7 @@ class Parameters:
     def _add(self, name: str, initial: Tensor) -> None:
         n = self._config.views_per_step
         parameter = torch.nn.Parameter(initial.detach().clone())
-        # Epsilon as is common in the field: gradients of single Gaussians are far below Adam's default of 1e-8.
+        # The epsilon of 3DGS, as gradients of single Gaussians are far below Adam's default of 1e-8.
         self.optimizers[name] = Adam(
             [parameter], lr=0.0, betas=(0.9**n, 0.999**n), eps=1e-15 / math.sqrt(n), backend=self._config.backend
         )
@@ -104,13 +103,13 @@ class Parameters:
 
     def gaussians(self, *, detached: bool = False) -> Gaussians:
         """Returns the Gaussians, with gradients unless detached."""
-        tensors: dict[str, Any] = {name: self.params[theirs] for name, theirs in GSPLAT_NAMES.items()}
+        tensors: dict[str, Any] = {name: self.params[gsplat_name] for name, gsplat_name in GSPLAT_NAMES.items()}
         if detached:
             tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         return Gaussians(**tensors, **self._flags)
 
     def keep_flat(self) -> None:
-        """Keeps the third axes of 2D Gaussians flat."""
+        """Resets the third scale of 2D Gaussians, which an update may have changed."""
         if self._flags["surfels"] and "scales" not in self.frozen:
             self.params["scales"].detach()[:, 2] = FLAT
 
@@ -220,11 +219,11 @@ class Parameters:
             )
 
 
-def own_rows(config: Config, ranks: RankGroup) -> Callable[[int], slice]:
-    """Returns what returns the rows that this rank holds of a number of Gaussians: all unless they are sharded."""
+def rows_of_rank(config: Config, ranks: RankGroup) -> Callable[[int], slice]:
+    """Returns a function from the number of Gaussians to the rows that this rank holds: its shard, or all."""
     return ranks.shard_rows if config.parallel == "shard" else lambda n: slice(0, n)
 
 
 def scene_tensors(gaussians: Gaussians) -> dict[str, Tensor]:
-    """Returns the parameters of Gaussians under the names that :meth:`Parameters.state` has for them."""
+    """Returns the tensors of Gaussians under their names in :meth:`Parameters.state`."""
     return {f"params/{GSPLAT_NAMES[name]}": tensor for name, tensor in gaussians.tensors().items()}

@@ -27,13 +27,13 @@ from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype, resolve_visible_adam
 from .near_planes import views_with_near_planes
 from .observers import DivergedError, Observer, Progress
-from .parameters import Parameters, check_geometry, own_rows
+from .parameters import Parameters, check_geometry, rows_of_rank
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
 from .view_gradients import ViewGradients
 
-PREFETCHED = 8
-"""Steps whose images are read ahead."""
+PREFETCH_STEPS = 8
+"""Number of steps whose images are read ahead."""
 
 
 class Trainer:
@@ -52,9 +52,9 @@ class Trainer:
         config: Settings of training.
         ranks: The ranks that train together, all called with equal arguments. Each renders its shard of a step's views,
             and holds either a shard of the Gaussians or all of them, by ``config.parallel``.
-        observers: Are told of each step.
+        observers: Called before and after each step.
         is_shard: See `gaussians`.
-        extent: Extent of the scene, in world units; None for that of the cameras and of what they show.
+        extent: Extent of the scene, in world units; None to compute it from the cameras and the Gaussians.
 
     Attributes:
         config: The settings, with ``views_per_step`` set.
@@ -64,7 +64,7 @@ class Trainer:
         n_gaussians: Number of Gaussians of all ranks.
         device: Device of the Gaussians.
         extent: Extent of the scene, in world units, see :func:`scene_extent`.
-        observers: As given; others can be appended.
+        observers: The observers; others can be appended.
 
     Raises:
         ArgumentError: There are no Gaussians or no views, or the settings do not fit 2D or 3D Gaussians.
@@ -91,14 +91,16 @@ class Trainer:
             raise ArgumentError(
                 f"training: expected at least one Gaussian and one view, found {n} Gaussians and {len(views)} views"
             )
-        views = tuple(views)  # which the caller may change
+        views = tuple(views)  # a copy, as the caller may change the list
         check_geometry(gaussians, views, config)
         self.observers = list(observers)
         for observer in observers:
             observer.check_ranks(ranks.world_size)
-        found_out: dict[str, Any] = {"views_per_step": config.views_per_step or ranks.world_size}
-        found_out["visible_adam"] = resolve_visible_adam(config.visible_adam, gaussians.means, views, ranks)
-        self.config = config = dataclasses.replace(config, **found_out)
+        self.config = config = dataclasses.replace(
+            config,
+            views_per_step=config.views_per_step or ranks.world_size,
+            visible_adam=resolve_visible_adam(config.visible_adam, gaussians.means, views, ranks),
+        )
         self.device = gaussians.means.device
         autocast = autocast_dtype(config.precision, self.device)
         if self.sharded and autocast is torch.float16:
@@ -106,7 +108,7 @@ class Trainer:
         self.step = 0
         self.n_gaussians = n
         self._cache = views[0].source.cache if isinstance(views[0], StoredView) else None
-        shard = gaussians if is_shard else gaussians.select(own_rows(config, ranks)(n))
+        shard = gaussians if is_shard else gaussians.select(rows_of_rank(config, ranks)(n))
         self._views = views = views_with_near_planes(views, shard, ranks)
         self.extent = self._find_extent(views, shard) if extent is None else extent
         self._parameters = Parameters(shard, views, self.extent, config)
@@ -200,33 +202,40 @@ class Trainer:
         config = self.config
         means_lr = self._parameters.set_rates(self.step)
         # All ranks draw the views and backgrounds of the whole step.
-        drawn = [(self._sampler.next(), self._draw_background()) for _ in range(config.views_per_step)]
-        views, backgrounds = zip(*(self._by_kind(drawn) if self.sharded else drawn), strict=True)
+        draws = [(self._sampler.next(), self._draw_background()) for _ in range(config.views_per_step)]
+        views, backgrounds = zip(*(self._grouped_by_camera(draws) if self.sharded else draws), strict=True)
         if self._cache is not None:
             self._prefetch(self._cache, views)
-        figures, metas = self._view_gradients.compute(self.step, views, backgrounds, self.n_gaussians)
+        metrics, metas = self._view_gradients.compute(self.step, views, backgrounds, self.n_gaussians)
         warning = self._gradient_step.sum_and_check(self.step)
-        if warning is not None or not self._update_by_pass(means_lr):
+        if warning is not None or not self._update_with_pass(means_lr):
             self._update(metas, self._views[views[0]], means_lr, skipped=warning is not None)
         self._parameters.limit_needles(self.step)
         gaussians = self.gaussians
-        mean_loss, mean_psnr = (self.ranks.all_reduce(figures) / config.views_per_step).unbind()
+        mean_loss, mean_psnr = (self.ranks.all_reduce(metrics) / config.views_per_step).unbind()
         if self.step % CHECK_INTERVAL == 0:
             self._check_finite(gaussians, mean_loss)
         self.step += 1
-        waited = None if self._cache is None else self._cache.waited
-        state = (mean_loss, mean_psnr, gaussians, self.n_gaussians, warning, waited)
-        return Progress(self.step, config.steps, *state)
+        return Progress(
+            self.step,
+            config.steps,
+            loss=mean_loss,
+            psnr=mean_psnr,
+            gaussians=gaussians,
+            n_gaussians=self.n_gaussians,
+            warning=warning,
+            waited=None if self._cache is None else self._cache.waited,
+        )
 
-    def _update_by_pass(self, means_lr: float) -> bool:
-        """Does what :meth:`_update` does, by a pass, if there is one; returns whether it did."""
-        if not self._densification.is_routine(self.step):
+    def _update_with_pass(self, means_lr: float) -> bool:
+        """Updates the parameters with a pass. Returns False if there is none, so that :meth:`_update` has to."""
+        if not self._densification.only_adds_noise(self.step):
             return False
         scaler = self._densification.noise_scaler(self.step, means_lr)
         update = self._view_gradients.update_pass(adds_noise=scaler is not None)
         if update is None:
             return False
-        update.take(scaler)
+        update.step(scaler)
         self._parameters.clear_gradients()
         return True
 
@@ -244,9 +253,10 @@ class Trainer:
             gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
             if strategy.refines(self.step):
                 self._view_gradients.release_memory()
-            n, key = self.config.views_per_step, strategy.key_for_gradient
-            reads = strategy.reads_rendering
-            info = merge_info(metas, view, loss_scale, n, gather, key) if reads else {"n_cameras": n}
+            n_cameras = self.config.views_per_step
+            info: dict[str, Any] = {"n_cameras": n_cameras}
+            if strategy.reads_rendering:
+                info = merge_info(metas, view, loss_scale, n_cameras, gather, strategy.key_for_gradient)
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
         self._parameters.keep_flat()
 
@@ -254,18 +264,18 @@ class Trainer:
         depth = median_depth([view.camera for view in views], shard.means)
         return scene_extent(views, sorted(self.ranks.all_gather_object(depth))[self.ranks.world_size // 2])
 
-    def _by_kind(self, drawn: list[tuple[int, Color]]) -> list[tuple[int, Color]]:
-        """Returns views and backgrounds of a step, those together that ranks can render in one call."""
-        kinds: dict[object, list[tuple[int, Color]]] = {}
-        for index, background in drawn:
-            kinds.setdefault(kind_of_call(self._views[index].camera), []).append((index, background))
-        return [view for together in kinds.values() for view in together]
+    def _grouped_by_camera(self, draws: list[tuple[int, Color]]) -> list[tuple[int, Color]]:
+        """Sorts the views and backgrounds of a step, so that views that one call can render are neighbors."""
+        groups: dict[object, list[tuple[int, Color]]] = {}
+        for index, background in draws:
+            groups.setdefault(kind_of_call(self._views[index].camera), []).append((index, background))
+        return [draw for group in groups.values() for draw in group]
 
     def _prefetch(self, cache: ImageCache, views: Sequence[int]) -> None:
         """Starts to read the images of this step that this rank renders, and those of the next steps."""
-        indices = [*views, *self._sampler.upcoming(PREFETCHED * len(views))]
-        mine = [self._views[index] for index in indices[self.ranks.rank :: self.ranks.world_size]]
-        cache.prefetch(view.source for view in mine if isinstance(view, StoredView))
+        indices = [*views, *self._sampler.upcoming(PREFETCH_STEPS * len(views))]
+        own_views = [self._views[index] for index in indices[self.ranks.rank :: self.ranks.world_size]]
+        cache.prefetch(view.source for view in own_views if isinstance(view, StoredView))
 
     def _draw_background(self) -> Color:
         if not self.config.random_background:
@@ -312,7 +322,7 @@ class Trainer:
     def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any], *, is_shard: bool = False) -> None:
         """Continues from the state of a trainer with the same views and configuration, on any number of ranks.
 
-        An error may have ended the last step of this trainer, wherever it came.
+        A trainer whose last step raised an error can be restored, too.
 
         Args:
             tensors: With the rows of all Gaussians or, if `is_shard`, those of a sharded scene that this rank holds.
@@ -327,7 +337,7 @@ class Trainer:
         n = len(tensors["params/means"])
         is_shard &= self.sharded
         self.n_gaussians = count(self.ranks if is_shard else None, n)[1]
-        rows = slice(None) if is_shard else own_rows(self.config, self.ranks)(n)
+        rows = slice(None) if is_shard else rows_of_rank(self.config, self.ranks)(n)
         tensors = {
             name: (tensor[rows] if has_rows(name, tensor, n) else tensor).to(self.device).clone()
             for name, tensor in tensors.items()

@@ -14,18 +14,19 @@ from .parameters import Parameters
 from .view_corrections import ViewGains
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Returns what replays what a function launches."""
+"""Takes a function that launches kernels, and returns a function that replays these launches."""
 
 
 class UpdatePass:
     """Updates parameters whose gradients stay where they are. The first update is computed while it is traced.
 
-    Rates, the key of random numbers and the factor of the noise change from step to step. They lie in memory that the
-    pass reads again. Each is written there when the device has taken over the one before, as steps wait for a view.
+    Learning rates, the key of random numbers and the factor of the noise change from step to step, so that the pass
+    reads them from memory. Writing them needs no synchronization: each step has waited for its view, and so for the
+    update before.
 
     Args:
         adds_noise: Whether the strategy adds noise.
-        capture: Returns what replays the pass.
+        capture: Captures the launches of the pass, in a CUDA graph if these are in use.
     """
 
     def __init__(
@@ -44,30 +45,31 @@ class UpdatePass:
         self._gains = gains
         self._adds_noise = adds_noise
         self._capture = capture
-        self._steps = [(RepeatedStep(group), masked) for group, masked in gradient_step.groups()]
+        self._adam_steps = [(RepeatedStep(group), masked) for group, masked in gradient_step.groups()]
         means = parameters.params["means"]
-        self._on_cpu = self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=means.is_cuda)
+        # [2]: key, and the bits of the fp64 factor of the noise.
+        self._noise_on_cpu = self._noise = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=means.is_cuda)
         if means.is_cuda:
-            self._numbers = self._on_cpu.to(means.device)
+            self._noise = self._noise_on_cpu.to(means.device)
         self._run: Callable[[], None] | None = None
 
     def fits(self, *, adds_noise: bool) -> bool:
-        """Returns whether it is the update of a step, whose gradients are those that it was made for."""
-        return adds_noise == self._adds_noise and all(step.is_current() for step, _ in self._steps)
+        """Returns whether parameters, gradients and moments are still those that the pass reads and writes."""
+        return adds_noise == self._adds_noise and all(step.is_current() for step, _ in self._adam_steps)
 
-    def take(self, scaler: float | None) -> None:
+    def step(self, scaler: float | None) -> None:
         """Updates the parameters, given the factor of the noise."""
-        for step, _ in self._steps:
+        for step, _ in self._adam_steps:
             step.advance()
         if scaler is not None:
-            self._on_cpu.numpy()[0] = self._densification.draw_key()
-            self._on_cpu.numpy().view(np.float64)[1] = scaler
-            if self._numbers is not self._on_cpu:
-                self._numbers.copy_(self._on_cpu, non_blocking=True)
+            self._noise_on_cpu.numpy()[0] = self._densification.draw_key()
+            self._noise_on_cpu.numpy().view(np.float64)[1] = scaler
+            if self._noise is not self._noise_on_cpu:
+                self._noise.copy_(self._noise_on_cpu, non_blocking=True)
         if self._run is not None:
             self._run()
             return
-        tensors = [self._numbers, *[tensor for step, _ in self._steps for tensor in step.tensors]]
+        tensors = [self._noise, *[tensor for step, _ in self._adam_steps for tensor in step.tensors]]
         _, run = TracedFunction(self._update, tensors).bind(tensors)
         self._run = self._capture(run)
 
@@ -76,12 +78,12 @@ class UpdatePass:
         parameters, gradient_step = self._parameters, self._gradient_step
         gradient_step.clip()
         visible = gradient_step.visible()
-        for step, masked in self._steps:
+        for step, masked in self._adam_steps:
             step.launch(visible if masked else None)
         if self._gains is not None:
             self._gains.update()
         if self._adds_noise:
-            key, scaler = self._numbers[0], self._numbers[1].view(torch.float64)
+            key, scaler = self._noise[0], self._noise[1].view(torch.float64)
             self._densification.add_noise(key, scaler)
         parameters.keep_flat()
         return []

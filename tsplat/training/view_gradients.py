@@ -41,26 +41,26 @@ class ViewKind(NamedTuple):
 
     Attributes:
         camera: Size, model and shutter of the camera, and which tensors it has.
-        degree: Of the spherical harmonics in use.
-        observes: Whether gains are estimated.
-        knows: Whether gains are known.
+        sh_degree: Degree of the spherical harmonics in use.
+        estimates_gains: Whether gains are estimated from the view.
+        gains_known: Whether gains were known before training.
     """
 
     camera: tuple[Any, ...]
-    degree: int
-    observes: bool
-    knows: bool
+    sh_degree: int
+    estimates_gains: bool
+    gains_known: bool
 
 
 class ViewGradients:
     """Renders the views of a step, and adds the gradients of their losses to the parameters.
 
-    The arguments are those of the trainer, with all training views, ``views_per_step`` set, and the extent of the scene
-    in world units.
+    The arguments are the trainer's: all training views, settings with ``views_per_step`` set, and the extent of the
+    scene in world units.
 
     Attributes:
         gains: The gains of the views, or None.
-        prior_scales: By the names of this rank's views, the last scale with which their priors of depth fit.
+        prior_scales: The last scale that fits the depth prior of each of this rank's views, by the view's name.
         received_rows: Number of rows of projected Gaussians that this rank received, including its own. 0 unless
             sharded.
     """
@@ -90,7 +90,7 @@ class ViewGradients:
         self._device = gaussians.means.device
         self._sh_degree = gaussians.sh_degree
         self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
-        self._first_degree = max(ranks.all_gather_object(used_degree(gaussians)))
+        self._initial_degree = max(ranks.all_gather_object(used_degree(gaussians)))
         on_gpu = self._device.type == "cuda" and config.backend != "reference"
         self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and on_gpu) else None
         self.prior_scales: dict[str, Tensor] = {}
@@ -100,14 +100,16 @@ class ViewGradients:
         scale_weight = config.scale_weight * TYPICAL_EXTENT / extent
         self._regularization = {"opacities": config.opacity_weight, "scales": scale_weight}
         self.received_rows = 0
-        reason, no_graphs = self._without_passes(), self._without_graphs()
-        if config.graph == "on" and (no_graphs or reason):
-            raise UnsupportedError(f"graph: not implemented {no_graphs or reason}; use auto or off")
-        by_graphs = config.graph != "off" and not no_graphs
-        self._passes = None if reason else ViewPasses(self._differentiate, self._make_update, by_graphs=by_graphs)
+        no_passes, no_graphs = self._no_passes_reason(), self._no_graphs_reason()
+        if config.graph == "on" and (no_graphs or no_passes):
+            raise UnsupportedError(f"graph: not implemented {no_graphs or no_passes}; use auto or off")
+        uses_graphs = config.graph != "off" and not no_graphs
+        self._passes = None
+        if not no_passes:
+            self._passes = ViewPasses(self._differentiate, self._make_update, uses_graphs=uses_graphs)
 
     def find_gains(self) -> None:
-        """Fits the gains that are known before training, unless they were restored. A collective call."""
+        """Estimates gains from sparse points before training, unless they were restored. A collective call."""
         if self.gains is None or self.gains.known:
             return
         logs = self._ranks.all_gather_object(gains_of_points(self._views) if self._ranks.is_main else None)[0]
@@ -120,12 +122,12 @@ class ViewGradients:
         """Renders this rank's views and computes the gradients of their losses and of the regularization.
 
         `views` are the indices of the views of all ranks, `backgrounds` RGB in [0, 1] of each, `n_gaussians` those of
-        all ranks. Returns sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
+        all ranks. Returns the sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
         """
         kind = None
         if self._passes is not None:
-            camera = self._shown_by(step, views[0], self._views[views[0]].camera)
-            kind = self._kind(step, camera)
+            camera = self._camera_for_step(step, views[0], self._views[views[0]].camera)
+            kind = self._view_kind(step, camera)
             if results := self._replay(self._passes, kind, step, views[0], camera, backgrounds[0]):
                 return results
         results = self._compute(step, views, backgrounds, kind)
@@ -140,16 +142,15 @@ class ViewGradients:
     def _compute(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], kind: ViewKind | None
     ) -> tuple[Tensor, list[Meta]]:
-        """Does what :meth:`compute` does, without passes and regularization; again if a capacity was too small.
+        """Computes what :meth:`compute` does by rasterization calls, without regularization.
 
-        `kind` is that of the view, of which passes learn what its lists need.
-
-        A GPU then still computes the backward pass while this waits for the forward pass.
+        If lists did not fit their capacity, the views are rendered a second time without one. `kind` is that of the
+        view, for which passes learn the capacities.
         """
-        with deferred() as calls:
+        with deferred() as calls:  # a GPU computes the backward pass while Python waits for the forward pass
             results = self._accumulate(step, views, backgrounds, self._capacity)
         if self._passes is not None:
-            self._passes.learn(kind, lambda: _needed(calls, results[1]))
+            self._passes.add_kind(kind, lambda: _capacities_needed(calls, results[1]))
         if self._capacity is None or not any(self._ranks.any([any_overflow(calls)], self._device)):
             return results
         self._parameters.clear_gradients()
@@ -181,75 +182,77 @@ class ViewGradients:
     ) -> tuple[Tensor, list[Meta]]:
         """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`compute`.
 
-        Ranks take turns of a view each. If Gaussians are sharded, they render together, views of each kind in a call.
+        The views are split into rounds with one view per rank. If Gaussians are sharded, the ranks render a round
+        together, with one call for all cameras of a kind.
         """
         strategy = self._densification.strategy
         keeps_meta = len(views) == 1 or (strategy is not None and strategy.reads_rendering)
-        figures, metas = [self._parameters.params["means"].new_zeros(2)], []
+        metrics, metas = [self._parameters.params["means"].new_zeros(2)], []
         for first in range(0, len(views), self._ranks.world_size):
-            own, turn = first + self._ranks.rank, range(first, min(first + self._ranks.world_size, len(views)))
+            own = first + self._ranks.rank
             calls: dict[object, list[int]] = {}
-            for i in turn:
+            for i in range(first, min(first + self._ranks.world_size, len(views))):
                 calls.setdefault(self._kind_of_call(step, views[i]) if self._sharded else None, []).append(i)
-            for places in calls.values():
-                if own in places:
-                    view_figures, meta = self._fit(step, views[own], backgrounds[own], capacity)
-                    figures.append(view_figures)
+            for members in calls.values():
+                if own in members:
+                    view_metrics, meta = self._forward_backward(step, views[own], backgrounds[own], capacity)
+                    metrics.append(view_metrics)
                 else:
-                    meta = self._join(step, views[places[0]], capacity)
-                # It holds the memory of its call: of several, only what the strategy reads is kept.
+                    meta = self._render_for_others(step, views[members[0]], capacity)
+                # Each meta keeps the memory of its call alive, so several are kept only if the strategy reads them.
                 metas.append(meta if keeps_meta else {"n_cameras": meta["n_cameras"]})
-        return torch.stack(figures).sum(0), metas
+        return torch.stack(metrics).sum(0), metas
 
-    def _fit(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
+    def _forward_backward(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
-        with full_precision():
-            camera = self._shown_by(step, index, self._parameters.camera_of(index, self._views[index].camera))
-        view = self._shown(step, index, camera)
+        camera = self._corrected_camera(step, index)
+        view = self._view_for_step(step, index, camera)
         with self._autocasting():
-            images, alphas, meta = self._render(camera, background, capacity, self._degree(step), step=step)
+            images, alphas, meta = self._render(camera, background, capacity, self._sh_degree_at(step), step=step)
             target = view.pixels
-            image, image_loss, change = self._compare(index, images, target, view.mask, observes=self._observes(step))
-            total = image_loss + sum((loss(images, alphas, meta, view) for loss in self._losses_of(step)), 0.0)
+            image, image_loss, gain_change = self._photometric_loss(
+                index, images, target, view.mask, estimates_gains=self._estimates_gains(step)
+            )
+            total = image_loss + sum((loss(images, alphas, meta, view) for loss in self._active_losses(step)), 0.0)
         self._densification.before_backward(step, meta)
-        self._observe(index, change)
+        self._add_gain_change(index, gain_change)
         self._gradient_step.backward(total / self._config.views_per_step)
-        return _figures(image_loss, image, target), meta
+        return _loss_and_psnr(image_loss, image, target), meta
 
-    def _observe(self, index: int, gain_change: Tensor | None) -> None:
+    def _add_gain_change(self, index: int, gain_change: Tensor | None) -> None:
         if gain_change is not None:
             assert self.gains is not None
             self.gains.observe(index, gain_change)
 
-    def _compare(
-        self, index: int | Tensor, images: Tensor, target: Tensor, mask: Tensor | None, *, observes: bool
+    def _photometric_loss(
+        self, index: int | Tensor, images: Tensor, target: Tensor, mask: Tensor | None, *, estimates_gains: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Applies the corrections of a view to its rendering [1, H, W, D], and compares it with its photograph.
+        """Applies the color corrections of a view to its rendering [1, H, W, D], and computes the loss of colors.
 
-        Returns the image [H, W, 3] that was compared, the loss [], and the change of the gains, [3], or None.
+        Returns the corrected image [H, W, 3], the loss [], and the change of the gains, [3], or None.
         """
-        image, change = images[0, ..., :3], None
+        image, gain_change = images[0, ..., :3], None
         if self.gains is not None:
-            if observes:
-                change = self.gains.estimate(index, image.detach(), target, mask)
+            if estimates_gains:
+                gain_change = self.gains.estimate(index, image.detach(), target, mask)
             image = self.gains.apply(index, image)
         if self._config.exposure:
             image = apply_exposure(image, self._parameters.params["exposures"][index])
         if mask is not None:
             image = torch.where(mask[..., None], image, target)
-        return image, loss(image, target), change
+        return image, loss(image, target), gain_change
 
-    def _join(self, step: int, index: int, capacity: Capacity) -> Meta:
+    def _render_for_others(self, step: int, index: int, capacity: Capacity) -> Meta:
         """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
 
         `index` is one of the views that the other ranks render, which all have the same size and camera model. Returns
         ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
         """
-        with full_precision():
-            camera = self._shown_by(step, index, self._parameters.camera_of(index, self._views[index].camera))
+        camera = self._corrected_camera(step, index)
         with self._autocasting():
-            backdrop, degree = self._config.backdrop, self._degree(step)
-            images, _, meta = self._render(camera, backdrop, capacity, degree, step=step, n_cameras=0)
+            images, _, meta = self._render(
+                camera, self._config.backdrop, capacity, self._sh_degree_at(step), step=step, n_cameras=0
+            )
         self._densification.before_backward(step, meta)
         self._gradient_step.backward(images.sum())
         return meta
@@ -259,23 +262,23 @@ class ViewGradients:
         camera: Camera,
         background: Color | Tensor,
         capacity: Capacity,
-        degree: int,
+        sh_degree: int,
         *,
         step: int = 0,
         n_cameras: int | None = None,
     ) -> tuple[Tensor, Tensor, Meta]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
 
-        Losses of depths and normals depend on the step. Returns as :func:`render_views`.
+        Depth is rendered if a loss that is active at this step needs it. Returns as :func:`render_views`.
         """
-        needs_depth = any(loss.needs_depth for loss in self._losses_of(step))
+        needs_depth = any(loss.needs_depth for loss in self._active_losses(step))
         strategy = self._densification.strategy
         images, alphas, meta = render_views(
             self._parameters.gaussians(),
             [camera],
             n_cameras=n_cameras,
             background=background,
-            sh_degree=degree,
+            sh_degree=sh_degree,
             render_mode="RGB+ED" if needs_depth else "RGB",
             absgrad=strategy is not None and strategy.absgrad,
             group=self._ranks.group if self._sharded else None,
@@ -286,32 +289,37 @@ class ViewGradients:
             self.received_rows += len(meta["received"]["camera_ids"])
         return images, alphas, meta
 
-    def _shown(self, step: int, index: int, camera: Camera) -> View:
-        """Returns what a step compares: a view, or a perspective view of a panorama, which has a camera."""
+    def _view_for_step(self, step: int, index: int, camera: Camera) -> View:
+        """Returns the photograph to train on: the view, or a perspective view of its panorama with this camera."""
         view = self._views[index]
         return perspective_view(view, step, camera) if self._is_perspective(step, index) else view
 
-    def _shown_by(self, step: int, index: int, camera: Camera) -> Camera:
-        """Returns the camera of what a step compares, given that of its view with corrections."""
+    def _corrected_camera(self, step: int, index: int) -> Camera:
+        """Returns the camera to render, with the learned motion and lens of its view."""
+        with full_precision():
+            return self._camera_for_step(step, index, self._parameters.camera_of(index, self._views[index].camera))
+
+    def _camera_for_step(self, step: int, index: int, camera: Camera) -> Camera:
+        """Returns the camera of a view, or that of the perspective view of its panorama that a step trains on."""
         return perspective_camera(camera, step) if self._is_perspective(step, index) else camera
 
     def _kind_of_call(self, step: int, index: int) -> object:
-        """Returns what the cameras of one call have in common."""
-        return kind_of_call(self._shown_by(step, index, self._views[index].camera))
+        """Returns a key that is equal for cameras that one call can render."""
+        return kind_of_call(self._camera_for_step(step, index, self._views[index].camera))
 
     def _is_perspective(self, step: int, index: int) -> bool:
-        """Returns whether a step compares a perspective view in place of a view."""
+        """Returns whether a step trains on a perspective view in place of the panorama."""
         return compares_perspective(self._views[index].camera, step, self._config.perspective_share)
 
-    def _degree(self, step: int) -> int:
-        return min(self._sh_degree, max(self._first_degree, step // self._sh_interval))
+    def _sh_degree_at(self, step: int) -> int:
+        return min(self._sh_degree, max(self._initial_degree, step // self._sh_interval))
 
-    def _losses_of(self, step: int) -> list[Loss]:
-        """Returns the losses of a step besides those of colors."""
+    def _active_losses(self, step: int) -> list[Loss]:
+        """Returns the losses that have started by a step, besides that of colors."""
         return [loss for loss in self._losses if step / self._config.steps >= loss.start]
 
-    def _observes(self, step: int) -> bool:
-        """Returns whether gains are estimated."""
+    def _estimates_gains(self, step: int) -> bool:
+        """Returns whether a step estimates gains."""
         return self.gains is not None and not self.gains.known and step >= GAINS_START * self._config.steps
 
     def _autocasting(self) -> torch.autocast:
@@ -319,7 +327,7 @@ class ViewGradients:
 
     # --- passes
 
-    def _without_passes(self) -> str:
+    def _no_passes_reason(self) -> str:
         """Returns why gradients cannot be computed by passes, as the end of a sentence; empty if they can."""
         config = self._config
         if self._ranks.world_size > 1 or config.views_per_step > 1:
@@ -336,26 +344,27 @@ class ViewGradients:
             return "for perspective views of parts of panoramas"
         return "for views with masks" if any(view.mask is not None for view in self._views) else ""
 
-    def _without_graphs(self) -> str:
+    def _no_graphs_reason(self) -> str:
         """Returns why CUDA graphs cannot replay passes, as the end of a sentence; empty if they can."""
         if self._device.type != "cuda":
             return f"on {self._device.type}"
         return "with capacity off" if self._capacity is None else ""
 
-    def _kind(self, step: int, camera: Camera) -> ViewKind:
-        described = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
-        knows = self.gains is not None and self.gains.known
-        return ViewKind(described, self._degree(step), self._observes(step), knows)
+    def _view_kind(self, step: int, camera: Camera) -> ViewKind:
+        camera_kind = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
+        gains_known = self.gains is not None and self.gains.known
+        return ViewKind(camera_kind, self._sh_degree_at(step), self._estimates_gains(step), gains_known)
 
     def _replay(
         self, passes: ViewPasses, kind: ViewKind, step: int, index: int, camera: Camera, background: Color
     ) -> tuple[Tensor, list[Meta]] | None:
-        """Computes the gradients of a view by a pass, if there can be one yet. Returns as :meth:`compute`."""
+        """Computes the gradients of a view by a pass. Returns as :meth:`compute`; None if there is no pass yet."""
 
         def make_inputs() -> ViewInputs:
-            pixels = self._shown(step, index, camera).pixels
-            place = torch.tensor([index], device=self._device, dtype=torch.int64)
-            return ViewInputs(place, camera, pixels, self._parameters.params["means"].detach().new_tensor(background))
+            pixels = self._view_for_step(step, index, camera).pixels
+            index_tensor = torch.tensor([index], device=self._device, dtype=torch.int64)
+            color = self._parameters.params["means"].detach().new_tensor(background)
+            return ViewInputs(index_tensor, camera, pixels, color)
 
         state = [*self._parameters.params.values()]
         if self.gains is not None:
@@ -365,37 +374,48 @@ class ViewGradients:
             return None
         for parameter, gradient in zip(self._parameters.params.values(), results.gradients, strict=True):
             parameter.grad = gradient
-        self._observe(index, results.gain_change)
-        return results.figures, [{"n_cameras": 1}]
+        self._add_gain_change(index, results.gain_change)
+        return results.metrics, [{"n_cameras": 1}]
 
-    def _differentiate(self, kind: ViewKind, inputs: ViewInputs, room: Capacities) -> ViewResults:
+    def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacities: Capacities) -> ViewResults:
         """Renders a view, and computes the gradients of its loss, without waiting for the device."""
         with self._autocasting(), deferred():
-            images, _, meta = self._render(inputs.camera, inputs.background, room, kind.degree)
-            compared = self._compare(inputs.index, images, inputs.pixels, None, observes=kind.observes)
-        image, image_loss, change = compared
+            images, _, meta = self._render(inputs.camera, inputs.background, capacities, kind.sh_degree)
+            image, image_loss, gain_change = self._photometric_loss(
+                inputs.index, images, inputs.pixels, None, estimates_gains=kind.estimates_gains
+            )
         parameters = self._parameters.params
-        computed = torch.autograd.grad(image_loss, [*parameters.values()], allow_unused=True)
+        # Adam's kernel reads contiguous gradients.
         gradients = [
-            None if gradient is None else gradient.contiguous() for gradient in computed
-        ]  # as updates read them
+            None if gradient is None else gradient.contiguous()
+            for gradient in torch.autograd.grad(image_loss, [*parameters.values()], allow_unused=True)
+        ]
         self._regularize(len(parameters["means"]), dict(zip(parameters, gradients)))
         needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
-        return ViewResults(_figures(image_loss, image, inputs.pixels), needed, change, gradients)
+        return ViewResults(_loss_and_psnr(image_loss, image, inputs.pixels), needed, gain_change, gradients)
 
     def _make_update(self, adds_noise: bool, capture: Capture) -> UpdatePass:
-        owners = self._parameters, self._gradient_step, self._densification, self.gains
-        return UpdatePass(*owners, adds_noise=adds_noise, capture=capture)
+        return UpdatePass(
+            self._parameters,
+            self._gradient_step,
+            self._densification,
+            self.gains,
+            adds_noise=adds_noise,
+            capture=capture,
+        )
 
 
-def _needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:
-    """Returns what the lists of calls needed, given those with a capacity and the ``meta`` of all. Waits for them."""
+def _capacities_needed(calls: Sequence[Any], metas: Sequence[Meta]) -> Capacities:
+    """Returns the capacities that the lists of calls needed; waits for the device.
+
+    `calls` are those with a capacity; without any, the number of intersections is read from the ``meta`` of all.
+    """
     if calls:
         return max_needed(calls)
     return Capacities(*[max(meta["memory"]["n_intersections"] for meta in metas)] * 4)
 
 
-def _figures(image_loss: Tensor, image: Tensor, target: Tensor) -> Tensor:
+def _loss_and_psnr(image_loss: Tensor, image: Tensor, target: Tensor) -> Tensor:
     """Loss and PSNR, [2], without gradients."""
     return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)])
 

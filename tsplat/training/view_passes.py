@@ -1,9 +1,10 @@
 """Computes the rendering, the loss and the gradients of a training view by passes, and by CUDA graphs of these.
 
-The first view of a kind runs the stages, which tells how many intersections there are. The second is traced while it is
-computed, and later ones replay one pass. What updates the parameters is traced with the first replay. On a GPU, the
-third is captured in a CUDA graph, which reads its view from tensors of its own and the parameters where they lie. When
-a strategy has replaced these, it is captured again; when it has changed their number, the next view is traced before.
+The first view of a kind is rendered by a rasterization call, which tells how many intersections there are. The second
+is traced while it is computed, and later ones replay the traced pass. The update of the parameters is traced with the
+first replay. On a GPU, the third view is captured in a CUDA graph, which reads the view from tensors of its own, and
+the parameters in place. If a strategy has replaced the parameters, the graph is captured again; if it has changed the
+number of Gaussians, the next view is traced first.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ from ..stages.capacity import capacities_for
 from .update_pass import Capture, UpdatePass
 
 KINDS_MAX = 32
-"""Kinds of views whose passes are kept."""
+"""Maximum number of kinds of views whose passes are kept."""
 
 REPLAYS_MAX = 4
-"""Passes that are kept with memory of their own."""
+"""Maximum number of replays that are kept, each with its own memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +37,8 @@ class ViewInputs:
     """Inputs of the gradients of a view besides the parameters.
 
     Attributes:
-        index: [1] int64, of the view.
-        camera: Of the view, with its corrections.
+        index: [1] int64, index of the view.
+        camera: Camera of the view, with its corrections.
         pixels: [H, W, 3] in [0, 1].
         background: [3] in [0, 1].
     """
@@ -48,7 +49,7 @@ class ViewInputs:
     background: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """Returns the tensors, in an order that depends on the kind of camera only."""
+        """Returns all tensors; their order depends only on the kind of the camera."""
         return [self.index, self.pixels, self.background, *self.camera.tensors().values()]
 
 
@@ -57,112 +58,115 @@ class ViewResults:
     """Results of one view.
 
     Attributes:
-        figures: [2] loss and PSNR.
-        needed: [5] int64, what lists needed, and 1 if they did not fit, so that the others are wrong.
+        metrics: [2] loss and PSNR.
+        needed: [5] int64, the capacities that lists needed, and 1 if they did not fit, so that all results are invalid.
         gain_change: [3], see :meth:`.view_corrections.ViewGains.estimate`; None if gains are not estimated.
-        gradients: Of each parameter, or None.
+        gradients: Gradient of each parameter, or None.
     """
 
-    figures: Tensor
+    metrics: Tensor
     needed: Tensor
     gain_change: Tensor | None
     gradients: Sequence[Tensor | None]
 
     def tensors(self) -> list[Tensor | None]:
-        return [self.figures, self.needed, self.gain_change, *self.gradients]
+        return [self.metrics, self.needed, self.gain_change, *self.gradients]
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor | None]) -> "ViewResults":
-        """Returns the results whose tensors these are."""
-        figures, needed, gain_change, *gradients = tensors
-        assert figures is not None and needed is not None
-        return cls(figures, needed, gain_change, gradients)
+    def from_tensors(cls, tensors: Sequence[Tensor | None]) -> "ViewResults":
+        """Inverts :meth:`tensors`."""
+        metrics, needed, gain_change, *gradients = tensors
+        assert metrics is not None and needed is not None
+        return cls(metrics, needed, gain_change, gradients)
 
 
 Compute = Callable[[Any, ViewInputs, Capacities], ViewResults]
-"""Computes the results of a view of a kind, with room for its lists. Must not wait for the device, and must not depend
-on anything else that changes but the tensors that are given to :meth:`ViewPasses.results` as `state`."""
+"""Computes the results of a view of a kind, with lists of these capacities. Must not wait for the device. Besides its
+arguments, it may depend only on the tensors `state` of :meth:`ViewPasses.results`, and on what never changes."""
 
 
 class _Replay:
-    """A pass with memory of its own, also for the tensors of a view, which is captured if there is a recorder.
+    """A pass that is bound to memory for its inputs and results, and captured if there is a recorder.
 
     Attributes:
-        update: What updates the parameters with its gradients.
-        like: A tensor on its device.
+        inputs: The tensors of :class:`ViewInputs` that it reads.
+        update: The pass that updates the parameters with its gradients.
     """
 
     def __init__(
-        self, traced: TracedFunction, given: list[Tensor], state: list[Tensor], recorder: GraphRecorder | None
+        self, traced: TracedFunction, inputs: list[Tensor], state: list[Tensor], recorder: GraphRecorder | None
     ) -> None:
-        self._given = [tensor.clone() for tensor in given]
-        self.like = self._given[0]
-        self._results, self._run = traced.bind([*self._given, *state])
+        self.inputs = [tensor.clone() for tensor in inputs]
+        self._results, self._run = traced.bind([*self.inputs, *state])
         if recorder is not None:
             _, self._run = recorder.record(self._run)
         self._traced, self._addresses = traced, [tensor.data_ptr() for tensor in state]
         self.update: UpdatePass | None = None
 
     def fits(self, traced: TracedFunction, state: list[Tensor]) -> bool:
-        """Returns whether it replays a pass with this state."""
-        return self._traced is traced and self.has_state(state)
+        """Returns whether it replays this pass on this state."""
+        return self._traced is traced and self.reads(state)
 
-    def has_state(self, state: list[Tensor]) -> bool:
-        """Returns whether it reads this state."""
+    def reads(self, state: list[Tensor]) -> bool:
+        """Returns whether it reads these tensors."""
         return self._addresses == [tensor.data_ptr() for tensor in state]
 
-    def results(self, given: list[Tensor]) -> list[Tensor | None]:
+    def results(self, inputs: list[Tensor]) -> list[Tensor | None]:
         """Computes the results of a view."""
-        torch._foreach_copy_(self._given, given)
+        torch._foreach_copy_(self.inputs, inputs)
         self._run()
         return self._results
 
 
 @dataclasses.dataclass
-class _TracedKind:
-    """A kind of view: what its lists have room for, and its pass, for tensors of the kinds `key`."""
+class _KindPass:
+    """The capacities of the lists of a kind of view, and its pass, traced with tensors whose shapes and strides are
+    `key`."""
 
-    room: Capacities
+    capacities: Capacities
     key: Hashable = None
     traced: TracedFunction | None = None
 
 
 class ViewPasses:
-    """Computes the results of views, as soon as it is known how many intersections a kind of view needs.
+    """Computes the results of views by passes, for kinds of views whose number of intersections is known.
 
     Args:
-        compute: Computes the results.
-        make_update: Returns the pass of an update, with noise or without, given what captures it.
-        by_graphs: Whether CUDA graphs replay passes.
+        compute: Computes the results of a view.
+        make_update: Returns the pass of an update, given whether it adds noise and a function that captures it.
+        uses_graphs: Whether CUDA graphs replay passes.
     """
 
     def __init__(
-        self, compute: Compute, make_update: Callable[[bool, Capture], UpdatePass], *, by_graphs: bool
+        self, compute: Compute, make_update: Callable[[bool, Capture], UpdatePass], *, uses_graphs: bool
     ) -> None:
         self._compute = compute
         self._make_update = make_update
-        self._by_graphs = by_graphs
-        self._kinds: dict[Hashable, _TracedKind] = {}
+        self._uses_graphs = uses_graphs
+        self._kinds: dict[Hashable, _KindPass] = {}
         self._replays: dict[Hashable, _Replay] = {}
-        self._works = True
+        self._enabled = True
         self._recorder: GraphRecorder | None = None
         self._last: _Replay | None = None
 
     def results(self, kind: Hashable, make_inputs: Callable[[], ViewInputs], state: list[Tensor]) -> ViewResults | None:
-        """Returns the results of a view, which the next call may replace; None if the stages have to compute them.
+        """Returns the results of a view, valid until the next call; None if a rasterization call has to compute them.
 
-        If tracing or capturing fails, for whatever reason, passes are not used again, with a warning.
+        Waits for the device, to know whether lists fit. If tracing or capturing fails for any reason, a warning is
+        logged, and passes are not used again.
 
-        Waits for the device, to know whether lists had room. `kind` is all that the computation depends on but tensors,
-        and `state` the tensors that stay where they are from view to view. Inputs are made if the kind is known.
+        Args:
+            kind: Everything but tensors on which the results depend.
+            make_inputs: Returns the inputs; called only if the kind is known.
+            state: The tensors that views share, such as parameters.
         """
         self._last = None
         known = self._kinds.get(kind)
-        if not self._works or known is None or not is_plain_call():
+        if not self._enabled or known is None or not is_plain_call():
             return None
         inputs = make_inputs()
-        given = inputs.tensors()
-        tensors = [*given, *state]
+        input_tensors = inputs.tensors()
+        tensors = [*input_tensors, *state]
         specialized = specializations(tensors)
         if specialized is None:
             return None
@@ -170,40 +174,40 @@ class ViewPasses:
         try:
             if known.traced is None or key != known.key:
                 known.key, known.traced = key, None
-                known.traced = TracedFunction(lambda: self._compute(kind, inputs, known.room).tensors(), tensors)
+                known.traced = TracedFunction(lambda: self._compute(kind, inputs, known.capacities).tensors(), tensors)
                 outputs: Sequence[Tensor | None] = known.traced.take_first()
             else:
-                self._last = self._replay(kind, known.traced, given, state)
-                outputs = self._last.results(given)
-        except Exception as error:  # what cannot be traced or captured is computed by the stages
+                self._last = self._replay(kind, known.traced, input_tensors, state)
+                outputs = self._last.results(input_tensors)
+        except Exception as error:  # rasterization calls compute what cannot be traced or captured
             self._give_up(error)
             return None
-        results = ViewResults.of(outputs)
+        results = ViewResults.from_tensors(outputs)
         *needed, overflow = results.needed.tolist()
         if not overflow:
             return results
-        self._kinds[kind] = _TracedKind(capacities_for(Capacities(*needed), known.room))
+        self._kinds[kind] = _KindPass(capacities_for(Capacities(*needed), known.capacities))
         self._last = None
         return None
 
     def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
         """Returns the pass that updates the parameters with the gradients of the last view.
 
-        None if a replay has not computed these, as only its gradients stay where they are.
+        None if these were not computed by a replay, whose gradients stay in the same memory.
         """
         replay = self._last
         if replay is None:
             return None
         if replay.update is None or not replay.update.fits(adds_noise=adds_noise):
-            replay.update = self._make_update(adds_noise, functools.partial(self._capture, replay.like))
+            replay.update = self._make_update(adds_noise, functools.partial(self._capture, replay.inputs[0]))
         return replay.update
 
-    def _capture(self, like: Tensor, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns what replays a bound pass, which is captured if there is a recorder, on the GPU of a tensor."""
+    def _capture(self, tensor: Tensor, run: Callable[[], None]) -> Callable[[], None]:
+        """Captures a bound pass on the GPU of a tensor, if there is a recorder, and returns the function to replay."""
         if self._recorder is None:
             return run
         try:
-            with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
+            with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]
                 return self._recorder.record(run)[1]
         except Exception as error:
             self._give_up(error)
@@ -211,32 +215,32 @@ class ViewPasses:
 
     def _give_up(self, error: Exception) -> None:
         """Ends the use of passes, with a warning."""
-        self._works, self._kinds, self._replays, self._last = False, {}, {}, None
+        self._enabled, self._kinds, self._replays, self._last = False, {}, {}, None
         logging.getLogger("tsplat").warning("tsplat: training without passes: %s", error)
 
-    def _replay(self, kind: Hashable, traced: TracedFunction, given: list[Tensor], state: list[Tensor]) -> _Replay:
-        """Returns what replays a pass."""
+    def _replay(self, kind: Hashable, traced: TracedFunction, inputs: list[Tensor], state: list[Tensor]) -> _Replay:
+        """Returns the replay of a pass, after binding it to memory if there is none yet."""
         replay = self._replays.get(kind)
         if replay is None or not replay.fits(traced, state):
-            # If another GPU is the current one, nothing is captured.
-            with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
-                if self._by_graphs and self._recorder is None:
+            # PyTorch captures launches on the current GPU only.
+            with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
+                if self._uses_graphs and self._recorder is None:
                     self._recorder = GraphRecorder()
-                replay = _Replay(traced, given, state, self._recorder)
-            # Only now may others go: PyTorch cannot capture into a pool of memory whose last graph is gone.
-            others = [(k, other) for k, other in self._replays.items() if k != kind and other.has_state(state)]
+                replay = _Replay(traced, inputs, state, self._recorder)
+            # Others are released after the capture: PyTorch cannot capture into a memory pool without a graph.
+            others = [(k, other) for k, other in self._replays.items() if k != kind and other.reads(state)]
             self._replays = {**dict(others[1 - REPLAYS_MAX :]), kind: replay}
         return replay
 
     def release(self) -> None:
-        """Releases the memory of passes, as before Gaussians are added, which needs most. Graphs stay: PyTorch cannot
-        capture into a pool of memory whose last graph is gone."""
-        if not self._by_graphs:
+        """Releases the memory of passes, for example before Gaussians are added, when memory peaks. Graphs are kept:
+        PyTorch cannot capture into a memory pool whose last graph is gone."""
+        if not self._uses_graphs:
             self._replays, self._last = {}, None
 
-    def learn(self, kind: Hashable, needed: Callable[[], Capacities]) -> None:
-        """Learns what the lists of a view of a kind needed, if that is not known."""
-        if self._works and kind not in self._kinds:
+    def add_kind(self, kind: Hashable, needed: Callable[[], Capacities]) -> None:
+        """Adds a kind of view, unless it is known, with the capacities that the lists of one view needed."""
+        if self._enabled and kind not in self._kinds:
             while len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[kind] = _TracedKind(capacities_for(needed()))
+            self._kinds[kind] = _KindPass(capacities_for(needed()))

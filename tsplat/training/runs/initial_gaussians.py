@@ -29,8 +29,8 @@ from ...scene.rotation import transform_gaussians
 from ...strategies.random_numbers import draw_key, row_indices, standard_normal
 from ...support.reading import check_possible
 from ..configuration import FROZEN_NAMES, RunConfig
-from ..gradient_step import shown_share
-from ..parameters import own_rows
+from ..gradient_step import visible_share
+from ..parameters import rows_of_rank
 from ..trainer import scene_extent
 from .run_checkpoints import read_newest_settings
 from .scenes import Description, find_moved, read_block, relative_path, saved_frame
@@ -53,7 +53,7 @@ def initial_gaussians(
     Instead, those of a `model` as :func:`read_initial_model` returns it. With `ranks`, those that this rank holds.
     """
     if model is not None:
-        shard = model.select(own_rows(config, ranks or RankGroup())(len(model)))
+        shard = model.select(rows_of_rank(config, ranks or RankGroup())(len(model)))
         return capture.frame.gaussians_to_local(shard.to(capture.points.device))
     points, colors, degree = capture.points, capture.colors, config.sh_degree_of_points
     cap = None if config.strategy is None else config.strategy.cap_max
@@ -65,7 +65,7 @@ def initial_gaussians(
         points, colors = points[chosen], colors[chosen]
     sky = sky_gaussians(capture.train, points, config.sky, degree) if config.sky else None
     n, n_sky = len(points), 0 if sky is None else len(sky)
-    indices = range(n + n_sky)[own_rows(config, ranks or RankGroup())(n + n_sky)]
+    indices = range(n + n_sky)[rows_of_rank(config, ranks or RankGroup())(n + n_sky)]
     gaussians = Gaussians.from_points(
         points, colors, degree, opacity=config.start_opacity, scale=config.start_scale,
         rows=slice(min(indices.start, n), min(indices.stop, n)),
@@ -152,7 +152,7 @@ def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
         model = set_sh_degree(model, config.sh_degree)
     cameras = [view.camera for view in capture.train]
     local = capture.frame.gaussians_to_local(model)
-    share = shown_share(local.means.to(cameras[0].viewmat), cameras, RankGroup())
+    share = visible_share(local.means.to(cameras[0].viewmat), cameras, RankGroup())
     if share == 0:
         raise FileError(
             f"{names}: no training view shows it; a model must be in the frame in which this run writes its own, that "
@@ -191,7 +191,7 @@ def keep_frozen(capture: Capture, config: RunConfig, model: Gaussians | None, ra
     if model is None or not config.freeze:
         return capture
     theirs = {name for part in config.freeze for name in FROZEN_NAMES[part]}
-    shard = model.select(own_rows(config, ranks)(len(model))).to(capture.points.device)
+    shard = model.select(rows_of_rank(config, ranks)(len(model))).to(capture.points.device)
     kept = {name: tensor for name, tensor in shard.tensors().items() if GSPLAT_NAMES[name] in theirs}
     return dataclasses.replace(capture, frame=dataclasses.replace(capture.frame, kept=kept))
 

@@ -24,7 +24,7 @@ from ...viewing.view_options import ViewOptions
 from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, evaluate
 from ..observers import Observer
-from ..parameters import own_rows
+from ..parameters import rows_of_rank
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
 from ..report.plots import evenly_spaced
@@ -163,7 +163,7 @@ def resume(
     device, _, ranks = join_ranks(config)
     if steps == config.steps and ranks.any([is_restarted()], device)[0]:
         steps = None  # this checkpoint is one of the extended run
-    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(config, ranks))
+    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=rows_of_rank(config, ranks))
     saved_scene = newest.figures.get("scene", {})
     config = locate_scene(newest.config, saved_scene, path.parent.parent, scene)
     config = locate_models(config, saved_scene, path.parent.parent)
@@ -291,7 +291,7 @@ def evaluate_run(
     _, saved, _ = read_newest_settings(run, checkpoint)
     device, description, ranks = join_ranks(saved)
     sharded = ranks.world_size > 1 and saved.parallel == "shard"
-    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=own_rows(saved, ranks))
+    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=rows_of_rank(saved, ranks))
     saved_scene = newest.figures.get("scene", {})
     config = locate_scene(newest.config, saved_scene, path.parent.parent, scene)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
