@@ -43,7 +43,7 @@ def test_identities():
 
 
 def observe(gains, index, *given):
-    gains.observe(index, gains.estimate(index, *given))
+    gains.add_change(index, gains.estimate(index, *given))
 
 
 def test_gains_converge_to_the_ratios_of_the_views_around_one():

@@ -15,10 +15,12 @@ from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from ..runtime.backend import launchers
 from ..runtime.compilation import plain_all
 
-METHOD = {"weight_decay": 0, "amsgrad": False, "maximize": False}
+UNSUPPORTED = {"weight_decay": 0, "amsgrad": False, "maximize": False}
 """Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that is off."""
-OFF = METHOD | dict.fromkeys(("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"), False)
-"""Options of :data:`METHOD`, and those that choose an implementation, which the groups of a loaded state may have."""
+ALL_UNSUPPORTED = UNSUPPORTED | dict.fromkeys(
+    ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"), False
+)
+"""The same with options that choose an implementation, which may be on in the groups of a loaded state."""
 
 
 class Adam(torch.optim.Adam):
@@ -54,9 +56,9 @@ class Adam(torch.optim.Adam):
         backend: Backend = "auto",
         **options: Any,
     ) -> None:
-        _check_off(options, OFF)
-        given = {name: value for name, value in options.items() if value is not None}
-        super().__init__(params, lr=lr, betas=betas, eps=eps, **given)
+        _check_off(options, ALL_UNSUPPORTED)
+        options = {name: value for name, value in options.items() if value is not None}
+        super().__init__(params, lr=lr, betas=betas, eps=eps, **options)
         self._backend = backend
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,7 +67,7 @@ class Adam(torch.optim.Adam):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
-        _check_off(param_group, METHOD)
+        _check_off(param_group, UNSUPPORTED)
         _without_importing_dynamo(super().add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -73,7 +75,7 @@ class Adam(torch.optim.Adam):
         if not set_to_none or "torch._dynamo" in sys.modules:
             _without_importing_dynamo(super().zero_grad)(self, set_to_none)
             return
-        # Without the mark for profilers, which takes longer.
+        # The method of the base class takes longer, as it records an event for profilers.
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -104,14 +106,14 @@ class Adam(torch.optim.Adam):
     def _with_gradients(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]]:
         """Parameters to update, with their gradients, groups and states, which are empty before the first step."""
         for group in self.param_groups:
-            _check_off(group, METHOD)  # may be loaded
+            _check_off(group, UNSUPPORTED)  # as a loaded state may turn them on
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is not None:
                     yield parameter, gradient, group, self.state.get(parameter, {})
 
-    def _begin(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        """Makes the moments of a parameter if its state is empty, and returns the state."""
+    def _initialize(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        """Creates the moments of a parameter if its state is empty, and returns the state."""
         if not state:
             self.state[parameter] = state
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
@@ -119,11 +121,11 @@ class Adam(torch.optim.Adam):
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
 
-    def _advance(
+    def _next_update(
         self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
         """Counts a step of a parameter, and returns it with its gradient, its moments and the step's constants."""
-        constants = _next_constants(group, self._begin(parameter, state))
+        constants = _next_constants(group, self._initialize(parameter, state))
         if gradient.dtype != parameter.dtype or not gradient.is_contiguous():
             gradient = gradient.to(parameter.dtype).contiguous()
         return parameter, gradient, state["exp_avg"], state["exp_avg_sq"], constants
@@ -152,8 +154,8 @@ def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> No
         _check(parameter, state, visible)
     launches: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for (optimizer, parameter, _, group, state), gradient in zip(entries, gradients):
-        kind = parameter.device, optimizer._backend, parameter.dtype
-        launches.setdefault(kind, []).append(optimizer._advance(parameter, gradient, group, state))
+        key = parameter.device, optimizer._backend, parameter.dtype
+        launches.setdefault(key, []).append(optimizer._next_update(parameter, gradient, group, state))
     for (device, backend, _), updates in launches.items():
         mask = None if visible is None else visible.contiguous()
         launchers(device, backend).adam_step(*zip(*updates, strict=True), mask)
@@ -185,9 +187,9 @@ def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> 
 
 
 class RepeatedStep:
-    """A step of optimizers whose parameters, gradients and moments stay where they are, with rates that change.
+    """A step of optimizers that can be replayed: tensors keep their addresses, and learning rates may change.
 
-    Launches are those of :func:`step_all`, and can be replayed. Only for kernels of Triton.
+    It launches the Triton kernels of :func:`step_all`.
 
     Args:
         optimizers: Of parameters of one device. Gradients are contiguous, and of the dtypes of parameters. Parameters
@@ -195,30 +197,31 @@ class RepeatedStep:
     """
 
     def __init__(self, optimizers: Iterable[Adam]) -> None:
-        self._given = [
-            (optimizer, parameter, group, optimizer._begin(parameter, state))
+        self._entries = [
+            (optimizer, parameter, group, optimizer._initialize(parameter, state))
             for optimizer in optimizers
             for parameter, _, group, state in optimizer._with_gradients()
         ]
         self._tensors: list[tuple[Any, ...]] = [
             (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
-            for _, parameter, _, state in self._given
+            for _, parameter, _, state in self._entries
         ]
         rows: dict[torch.dtype, list[int]] = {}
         for i, (parameter, *_) in enumerate(self._tensors):
             rows.setdefault(parameter.dtype, []).append(i)
         self._tables = []
-        for of_dtype in rows.values():
-            columns = zip(*[self._tensors[i] for i in of_dtype])
-            table = launchers(self._tensors[0][0].device, "triton").adam.AdamTable(
-                *columns, [[0.0] * 6] * len(of_dtype)
-            )
-            self._tables.append((table, of_dtype))
+        for indices in rows.values():
+            columns = zip(*[self._tensors[i] for i in indices])
+            table = launchers(self._tensors[0][0].device, "triton").adam.AdamTable(*columns, [[0.0] * 6] * len(indices))
+            self._tables.append((table, indices))
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that it reads and writes."""
-        return [*[table.words for table, _ in self._tables], *[each for tensors in self._tensors for each in tensors]]
+        return [
+            *[table.words for table, _ in self._tables],
+            *[tensor for tensors in self._tensors for tensor in tensors],
+        ]
 
     def is_current(self) -> bool:
         """Returns whether parameters, gradients, moments and groups are still those that it updates."""
@@ -230,13 +233,13 @@ class RepeatedStep:
             and state["exp_avg"] is exp_avg
             and state["exp_avg_sq"] is exp_avg_sq
             for (optimizer, parameter, group, state), (_, gradient, exp_avg, exp_avg_sq) in zip(
-                self._given, self._tensors
+                self._entries, self._tensors
             )
         )
 
     def advance(self) -> None:
         """Counts a step, and computes its rates."""
-        constants = [_next_constants(group, state) for _, _, group, state in self._given]
+        constants = [_next_constants(group, state) for _, _, group, state in self._entries]
         for table, rows in self._tables:
             table.change([constants[i] for i in rows])
 
@@ -254,14 +257,12 @@ def _next_constants(group: dict[str, Any], state: dict[str, Any]) -> list[float]
 
 
 def _count(state: dict[str, Any]) -> float:
-    """Adds 1 to the step count of a state, and returns it.
-
-    In memory, where it usually is: two of PyTorch's operators for every parameter would take as long as a launch.
-    """
+    """Adds 1 to the step count of a state, and returns it."""
     step = state["step"]
     if not step.is_cpu or step.dtype != torch.float32:
         step += 1
         return float(step)
+    # Two PyTorch operators per parameter would take as long as a kernel launch.
     count = ctypes.c_float.from_address(step.data_ptr())
     count.value += 1
     return count.value
@@ -270,8 +271,8 @@ def _count(state: dict[str, Any]) -> float:
 def _check_off(options: dict[str, Any], off: dict[str, Any]) -> None:
     """Raises for an option that is neither None nor the value that turns it off."""
     for name, value in off.items():
-        given = options.get(name)
-        if given is not None and not equals(given, value):
+        option = options.get(name)
+        if option is not None and not equals(option, value):
             raise UnsupportedError(f"{name}: not implemented; pass {value!r}")
 
 

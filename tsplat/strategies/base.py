@@ -16,8 +16,8 @@ class Strategy:
     """Base class of densification strategies; its hooks do nothing. The hooks are those of gsplat 1.5.3.
 
     A training loop calls :meth:`check_sanity` once, :meth:`step_pre_backward` before each backward pass and
-    :meth:`step_post_backward` after it. By the attributes and the other methods, :class:`tsplat.training.Trainer` knows
-    what a strategy needs; a strategy for it overrides those that differ.
+    :meth:`step_post_backward` after it. The attributes and the other methods tell :class:`tsplat.training.Trainer` what
+    a strategy needs; subclasses override those that differ.
 
     Attributes:
         arguments: Keyword arguments of :meth:`step_post_backward`, among `lr`, the learning rate of the means; `shard`,
@@ -43,7 +43,7 @@ class Strategy:
         state = strategy.initialize_state(scene_scale=1.0)
     """
 
-    # Without annotations, these are no fields, which subclasses may have in their own order.
+    # Without annotations, these are not fields, so that subclasses can order their own.
     arguments = cast("tuple[str, ...]", ())
     key_for_gradient = "means2d"
     absgrad = False
@@ -52,7 +52,7 @@ class Strategy:
 
     @property
     def reads_rendering(self) -> bool:
-        """Returns whether hooks must be called with what was rendered in every step, not only in those that refine."""
+        """Returns whether the hooks need the rendering's `info` in every step, not only in those that refine."""
         return True
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
@@ -64,7 +64,7 @@ class Strategy:
         return False
 
     def expected_growth(self) -> float | None:
-        """Returns the number of Gaussians after the last refinement over that before the first; None if unknown."""
+        """Returns the ratio of the final number of Gaussians to the initial one; None if it is unknown."""
         return None
 
     def noise_scaler(self, step: int, lr: float) -> float | None:

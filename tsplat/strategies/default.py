@@ -134,9 +134,9 @@ class DefaultStrategy(Strategy):
             step: Number of the step.
             info: `meta` of :func:`tsplat.rasterization`.
             packed: Whether `info` is that of a call with `packed=True`.
-            scene: What follows the Gaussians; its hooks are called after each change.
-            shard: If `params` hold only a shard of the scene, without a `scene` to tell: what all ranks hold. This is
-                then a collective call, and the generators of all ranks have to be in the same state.
+            scene: Data that follow the Gaussians; its hooks are called after each change.
+            shard: The shard of the scene that `params` hold, if it is sharded; not together with `scene`. This is then
+                a collective call, and the generators of all ranks have to be in the same state.
 
         Raises:
             ArgumentError: An argument is invalid, or all Gaussians would be pruned. Nothing has been changed, unless a
@@ -161,14 +161,14 @@ class DefaultStrategy(Strategy):
                 state.update(before)
                 raise
             order = None if shard is None else RowOrder(len(params["means"]), params["means"].device)
-            # Subclasses written for gsplat 1.5 take neither.
-            given = {"scene": order if scene is None else scene, "ranks": ranks}
-            followed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-            n_duplicated, n_split = self._grow_gs(params, optimizers, state, step, **followed)
+            # Overrides written for gsplat 1.5 have neither parameter, so None is not passed.
+            options: dict[str, Any] = {"scene": order if scene is None else scene, "ranks": ranks}
+            options = {name: value for name, value in options.items() if value is not None}
+            n_duplicated, n_split = self._grow_gs(params, optimizers, state, step, **options)
             n_grown = count(ranks, len(params["means"]))[1]
-            n_pruned = self._prune_gs(params, optimizers, state, step, **followed)
+            n_pruned = self._prune_gs(params, optimizers, state, step, **options)
             if self.verbose:
-                # gsplat's words, which programs look for.
+                # The messages of gsplat, which programs parse.
                 print(f"Step {step}: {n_duplicated} GSs duplicated, {n_split} GSs split. Now having {n_grown} GSs.")
                 print(f"Step {step}: {n_pruned} GSs pruned. Now having {n_grown - n_pruned} GSs.")
             if order is not None and ranks is not None:
@@ -234,7 +234,7 @@ class DefaultStrategy(Strategy):
         return gradient
 
     def _check_refinement(self, params: Parameters, state: State, step: int, ranks: RankGroup | None) -> None:
-        """Raises before the first change what growing and pruning would raise."""
+        """Raises the errors of growing and pruning, before anything is changed."""
         if "scene_scale" not in state:
             raise ArgumentError(f"state: expected scene_scale, found {sorted(state)}; call initialize_state")
         if step < self.refine_scale2d_stop_iter and state.get("radii") is None:
@@ -243,14 +243,14 @@ class DefaultStrategy(Strategy):
         if (cls._grow_gs, cls._prune_gs) != (DefaultStrategy._grow_gs, DefaultStrategy._prune_gs):
             return
         # A Gaussian survives if it, or each of its halves, survives. Clones survive with their originals.
-        _, to_split = self._growing(params, state, step, ranks)
+        _, to_split = self._growth_masks(params, state, step, ranks)
         logits, log_scales = params["opacities"].detach().flatten(), params["scales"].detach()
         if self.revised_opacity:
             logits = torch.where(to_split, revise_opacities(logits), logits)
         log_scales = torch.where(to_split[:, None], log_scales - LOG_SPLIT, log_scales)
-        self._check_survivors(self._pruned(logits.sigmoid(), log_scales, state, step), step, ranks)
+        self._check_survivors(self._prune_mask(logits.sigmoid(), log_scales, state, step), step, ranks)
 
-    def _growing(
+    def _growth_masks(
         self, params: Parameters, state: State, step: int, ranks: RankGroup | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns masks [N] of the Gaussians to clone and of those to split."""
@@ -264,7 +264,7 @@ class DefaultStrategy(Strategy):
             # Each clone and each split adds one Gaussian; small Gaussians with large radii may be cloned and split.
             added = to_clone.long() + to_split.long()
             room = max(0, self.cap_max - count(ranks, len(gradients))[1])
-            # Floats that are not negative are in the order of their bits.
+            # The bits of floats that are not negative sort as the floats do.
             bits = gradients.double().nan_to_num(torch.inf).clamp_min(0).view(torch.int64)
             chosen = select_smallest(torch.iinfo(torch.int64).max - bits, added, room, ranks)
             to_clone, to_split = to_clone & chosen, to_split & chosen
@@ -281,7 +281,7 @@ class DefaultStrategy(Strategy):
         ranks: RankGroup | None = None,
     ) -> tuple[int, int]:
         """Clones and splits Gaussians, and returns the numbers of both, of all ranks."""
-        to_clone, to_split = self._growing(params, state, step, ranks)
+        to_clone, to_split = self._growth_masks(params, state, step, ranks)
         n_cloned, n_split = int(to_clone.sum()), int(to_split.sum())
         duplicate(params, optimizers, state, to_clone, scene)
         # New clones are not split.
@@ -289,7 +289,7 @@ class DefaultStrategy(Strategy):
         split(params, optimizers, state, to_split, self.revised_opacity, scene, generator=self.generator, ranks=ranks)
         return count(ranks, n_cloned)[1], count(ranks, n_split)[1]
 
-    def _pruned(self, opacities: Tensor, log_scales: Tensor, state: State, step: int) -> Tensor:
+    def _prune_mask(self, opacities: Tensor, log_scales: Tensor, state: State, step: int) -> Tensor:
         """Returns a mask [N] of the Gaussians to remove."""
         pruned = opacities < self.prune_opa
         if step > self.reset_every:
@@ -318,7 +318,7 @@ class DefaultStrategy(Strategy):
         ranks: RankGroup | None = None,
     ) -> int:
         """Removes Gaussians that are transparent or too large, but not all, and returns their number, of all ranks."""
-        pruned = self._pruned(opacities_of(params), params["scales"].detach(), state, step)
+        pruned = self._prune_mask(opacities_of(params), params["scales"].detach(), state, step)
         self._check_survivors(pruned, step, ranks)
         remove(params, optimizers, state, pruned, scene)
         return count(ranks, int(pruned.sum()))[1]

@@ -16,7 +16,7 @@ State = dict[str, Any]
 
 
 class Follower(Protocol):
-    """Data that follow the Gaussians: operations call the hooks after each change. As `Scene` of gsplat 1.6.
+    """Data that follow the Gaussians, like `Scene` of gsplat 1.6: operations call the hooks after each change.
     Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change."""
 
     def on_duplicate(self, sel: Tensor) -> None:

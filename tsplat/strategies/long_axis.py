@@ -21,16 +21,16 @@ OFFSET, LONGEST, OTHERS, OPACITY = 1.35, 0.55, 0.893, 0.6
 scale along this axis, of the other scales, and of the opacity."""
 
 GROWTH_TIME = 0.5
-"""Part of the time from the first to the last refinement after which the whole budget is used."""
+"""Fraction of the steps from the first to the last refinement after which the budget is reached."""
 
 
 @dataclasses.dataclass
 class LongAxisStrategy(MCMCStrategy):
-    """Splits Gaussians in two along their longest axis, on a budget, and replaces those that became transparent.
+    """Splits Gaussians in two along their longest axis, on a budget, and replaces transparent ones.
 
-    Each refinement removes what is transparent, and splits as many others as the budget allows, sampled by opacity
-    without replacement. The budget grows with the root of the time, from the number of Gaussians before the first
-    refinement to `growth` times this number, or to `cap_max` if it is less, and is complete half-way to the last
+    Each refinement removes transparent Gaussians, and splits as many others as the budget allows, sampled by opacity
+    without replacement. The budget grows with the square root of the step, from the number of Gaussians before the
+    first refinement to `growth` times this number, or to `cap_max` if it is less, and is reached half-way to the last
     refinement. Noise is that of :class:`MCMCStrategy`. The split is that of Deng et al.,
     "Improving densification in 3D Gaussian Splatting for high-fidelity rendering", 2025, the curve that of Mallick et
     al., "Taming 3DGS", 2024.
@@ -93,16 +93,16 @@ def split_long_axis(
 ) -> None:
     """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
 
-    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end, in their
-    order. Tensors are changed in place, and moved before to longer storages if halves go to the end. What holds for
-    :mod:`tsplat.strategies.operations` holds here, too. `chosen` [K] are distinct indices of the Gaussians to split,
-    `replaced` [R] of those to replace, R <= K; none is in both.
+    One half stays in its row. The others overwrite the rows of Gaussians to replace, in order, and the rest is
+    appended. Tensors are changed in place, after moving them to longer storages if rows are appended. Arguments are
+    those of :mod:`tsplat.strategies.operations`. `chosen` [K] are distinct indices of the Gaussians to split,
+    `replaced` [R] of those to replace, R <= K; no index is in both.
     """
     total = check_shapes(params)
     check_optimizers(params, optimizers, params)
     sources, targets = ranges(ranks, len(chosen)), ranges(ranks, len(replaced))
-    own = 0 if ranks is None else ranks.rank
-    n_moved = min(len(chosen), max(0, targets[-1].stop - sources[own].start))
+    rank = 0 if ranks is None else ranks.rank
+    n_moved = min(len(chosen), max(0, targets[-1].stop - sources[rank].start))
     move = route(ranks, sources, targets)
     log_scales = params["scales"].detach()[chosen]
     longest = one_hot(log_scales.argmax(-1), 3).to(log_scales)

@@ -79,7 +79,7 @@ class MCMCStrategy(Strategy):
         return self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0
 
     def expected_growth(self) -> float | None:
-        """Returns the growth by 5 % in each refinement."""
+        """Returns the growth by 5 % in each refinement, without the limit `cap_max`."""
         return float(1.05 ** ((self.refine_stop_iter - self.refine_start_iter) / self.refine_every))
 
     def step_pre_backward(
@@ -116,9 +116,9 @@ class MCMCStrategy(Strategy):
             step: Number of the step.
             info: Not used, and exists so that strategies are interchangeable.
             lr: Learning rate of the means, in world units.
-            scene: What follows the Gaussians; its hooks are called after each change.
-            shard: If `params` hold only a shard of the scene, without a `scene` to tell: what all ranks hold. This is
-                then a collective call, and the generators of all ranks have to be in the same state.
+            scene: Data that follow the Gaussians; its hooks are called after each change.
+            shard: The shard of the scene that `params` hold, if it is sharded; not together with `scene`. This is then
+                a collective call, and the generators of all ranks have to be in the same state.
             backend: As in :func:`tsplat.rasterization`.
 
         Raises:
@@ -135,7 +135,7 @@ class MCMCStrategy(Strategy):
             if order is not None and ranks is not None:
                 shard = reshard(params, optimizers, state, order, ranks)
             if self.verbose:
-                # gsplat's words, which programs look for.
+                # The messages of gsplat, which programs parse.
                 print(f"Step {step}: Relocated {n_moved} GSs.")
                 n = len(params["means"]) if shard is None else shard.n_total
                 print(f"Step {step}: Added {n_added} GSs. Now having {n} GSs.")
@@ -154,9 +154,8 @@ class MCMCStrategy(Strategy):
             raise ArgumentError(f"lr: expected a finite learning rate and noise_lr, found {lr} and {self.noise_lr}")
         for name in ("noise_opacity_t", "noise_opacity_k"):
             check_finite(name, getattr(self, name))
-        return (
-            lr * self.noise_lr if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter else None
-        )
+        has_noise = self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter
+        return lr * self.noise_lr if has_noise else None
 
     def add_noise(self, params: Parameters, key: Tensor, scaler: Tensor, backend: Backend) -> None:
         """Adds noise to the means; see :func:`.operations.inject_noise_to_position`."""
@@ -167,7 +166,7 @@ class MCMCStrategy(Strategy):
         return dataclasses.replace(self, noise_lr=self.noise_lr * factor)
 
     def _check(self, params: Parameters, optimizers: Optimizers, state: State, ranks: RankGroup | None) -> None:
-        """Raises before the first change what a refinement or its noise would raise."""
+        """Raises the errors of a refinement and of its noise, before anything is changed."""
         check_parameters(params, optimizers)
         if "binoms" not in state:
             raise ArgumentError(f"state: expected binoms, found {sorted(state)}; call initialize_state")
@@ -188,12 +187,12 @@ class MCMCStrategy(Strategy):
         scene: Follower | None,
         ranks: RankGroup | None,
     ) -> tuple[int, int]:
-        """Replaces dead Gaussians and adds others. Returns the numbers of both, of all ranks."""
-        # Subclasses written for gsplat 1.5 take neither.
-        given = {"scene": scene, "ranks": ranks}
-        followed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        n_moved = self._relocate_gs(params, optimizers, state["binoms"], **followed)
-        return n_moved, self._add_new_gs(params, optimizers, state["binoms"], **followed)
+        """Relocates dead Gaussians and adds new ones. Returns the numbers of both, of all ranks."""
+        # Overrides written for gsplat 1.5 have neither parameter, so None is not passed.
+        options: dict[str, Any] = {"scene": scene, "ranks": ranks}
+        options = {name: value for name, value in options.items() if value is not None}
+        n_moved = self._relocate_gs(params, optimizers, state["binoms"], **options)
+        return n_moved, self._add_new_gs(params, optimizers, state["binoms"], **options)
 
     @torch.no_grad()
     def _relocate_gs(

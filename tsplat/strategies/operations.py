@@ -7,7 +7,7 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 - `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states follow the
   Gaussians. Parameters that do not require a gradient need no optimizer. Other names are ignored.
 - `state` holds the statistics of a strategy. Tensors with a row per Gaussian follow the Gaussians.
-- `scene`, if there is one, is told of the change, after it.
+- `scene`, if it is given, has its hook called after the change.
 
 Random numbers come from `generator`, or PyTorch's global one if it is None. Operations raise `ArgumentError` if these
 arguments do not match each other, see :func:`check_shapes` and :func:`check_optimizers`, and then change nothing.
@@ -157,8 +157,13 @@ def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: f
     )
 
 
-def _sharing(params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: float) -> Callable[[str, Tensor], Tensor]:
-    """Returns a change of parameters after which k + 1 copies of a Gaussian chosen k times look as it did alone."""
+def _divided_among_copies(
+    params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: float
+) -> Callable[[str, Tensor], Tensor]:
+    """Returns a function from a parameter, by name, to new values for the chosen Gaussians.
+
+    With their new opacities and scales, k + 1 copies of a Gaussian that was chosen k times look like the original.
+    """
     copies = torch.bincount(chosen, minlength=len(params["scales"]))[chosen] + 1
     opacities, scales = compute_relocation(
         opacities_of(params)[chosen], params["scales"].detach()[chosen].exp(), copies, binoms
@@ -166,13 +171,13 @@ def _sharing(params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: fl
     eps = torch.finfo(opacities.dtype).eps
     new = {"opacities": opacities.clamp(min_opacity, 1 - eps).logit(), "scales": scales.log()}
 
-    def share(name: str, p: Tensor) -> Tensor:
+    def divide(name: str, p: Tensor) -> Tensor:
         p = p.detach().clone()
         if name in new:
             p[chosen] = new[name].view(-1, *p.shape[1:])
         return p
 
-    return share
+    return divide
 
 
 def _sampling_weights(params: Parameters) -> Tensor:
@@ -205,9 +210,9 @@ def relocate(
     generator: torch.Generator | None = None,
     ranks: RankGroup | None = None,
 ) -> None:
-    """Moves the Gaussians of a mask to others, sampled by opacity with replacement, which they then share.
+    """Moves dead Gaussians to live ones, sampled by opacity with replacement, and divides the opacity among copies.
 
-    Moments and statistics of both are set to zero, as both have changed.
+    Moments and statistics of moved and of sampled Gaussians are set to zero.
 
     Args:
         mask: [N] bool, the dead Gaussians.
@@ -217,20 +222,20 @@ def relocate(
     Raises:
         ArgumentError: All Gaussians are dead, or opacities are not finite.
     """
-    total = _check_sampling(params, optimizers, check_mask(mask), binoms, min_opacity)
+    n_rows = _check_sampling(params, optimizers, check_mask(mask), binoms, min_opacity)
     n_own = int(mask.sum())
-    n, n_alive = count(ranks, n_own)[1], count(ranks, total - n_own)[1]
-    if n == 0:
+    n_dead, n_alive = count(ranks, n_own)[1], count(ranks, n_rows - n_own)[1]
+    if n_dead == 0:
         return
     if n_alive == 0:
-        raise ArgumentError(f"mask: all {n} Gaussians are dead, so that there are none to move them to")
+        raise ArgumentError(f"mask: all {n_dead} Gaussians are dead, so that there are none to move them to")
     weights = _sampling_weights(params).masked_fill(mask, 0.0)
-    chosen = sample_rows(weights, n, generator, ranks)
-    share = _sharing(params, chosen, binoms, min_opacity)
+    chosen = sample_rows(weights, n_dead, generator, ranks)
+    divide = _divided_among_copies(params, chosen, binoms, min_opacity)
     move = route(ranks, ranges(ranks, len(chosen)), ranges(ranks, n_own))
 
     def relocated(name: str, p: Tensor) -> Tensor:
-        p = share(name, p)
+        p = divide(name, p)
         p[mask] = move(p[chosen])
         return p
 
@@ -239,7 +244,7 @@ def relocate(
         rows[chosen] = rows[mask] = 0
         return rows
 
-    replace_rows(params, optimizers, state, total, relocated, cleared, cleared)
+    replace_rows(params, optimizers, state, n_rows, relocated, cleared, cleared)
     if scene is not None:
         scene.on_relocate(mask.nonzero().squeeze(1), chosen)
 
@@ -262,18 +267,18 @@ def sample_add(
     Raises:
         ArgumentError: As in :func:`relocate`, or `n` is negative.
     """
-    total = _check_sampling(params, optimizers, None, binoms, min_opacity)
+    n_rows = _check_sampling(params, optimizers, None, binoms, min_opacity)
     if n < 0:
         raise ArgumentError(f"n: expected 0 or more, found {n}")
     chosen = sample_rows(_sampling_weights(params), n, generator, ranks)
-    share = _sharing(params, chosen, binoms, min_opacity)
+    divide = _divided_among_copies(params, chosen, binoms, min_opacity)
 
     def grown(name: str, p: Tensor) -> Tensor:
-        p = share(name, p)
+        p = divide(name, p)
         return torch.cat([p, p[chosen]])
 
     append = append_zeros(len(chosen))
-    replace_rows(params, optimizers, state, total, grown, append, append)
+    replace_rows(params, optimizers, state, n_rows, grown, append, append)
     if scene is not None:
         scene.on_sample_add(chosen)
 
@@ -313,7 +318,7 @@ def add_noise(
 ) -> None:
     """Adds the noise of :func:`inject_noise_to_position` for the key of its random numbers.
 
-    Replays of the kernels of Triton read the key, [] int64, and the scaler, [] fp64, again if they are tensors.
+    If the key, [] int64, and the scaler, [] fp64, are tensors, replays of the Triton kernels read their new values.
     """
     means = params["means"]
     samples = standard_normal(key, row_indices(len(means), first, means), means).contiguous()

@@ -18,13 +18,13 @@ STEP, MIX = 0x9E3779B97F4A7C15 - 2**64, ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 
 """Increment, and shifts and factors, of SplitMix64 (Steele et al., 2014), as signed numbers."""
 
 OFFSETS = torch.arange(2, dtype=torch.int64, device="cpu")
-"""Numbers that are added to twice a counter, for two numbers each."""
+"""Added to twice a counter, for two random numbers per counter."""
 
 BLOCK = 2**15
-"""Samples that are drawn at a time, where memory or the cache of a CPU limits them."""
+"""Number of samples to draw at a time, so that they fit into the cache of a CPU."""
 
 WEIGHT_BITS = 32
-"""Bits of a weight of 1. Sums of integers do not depend on the sharding."""
+"""Number of fractional bits of weights as integers, whose sums do not depend on the sharding."""
 
 
 def draw_key(generator: torch.Generator | None) -> int:
@@ -94,37 +94,39 @@ def row_indices(n: int, first: int, like: Tensor) -> Tensor:
 
 
 def sample_rows(weights: Tensor, n: int, generator: torch.Generator | None, ranks: RankGroup | None = None) -> Tensor:
-    """Samples n Gaussians of all ranks with replacement, by weights from 0 to 1. Returns this rank's, ascending [k].
+    """Samples n Gaussians of all ranks with replacement, by weights from 0 to 1.
 
-    `weights` [n of this rank] are finite. Raises ArgumentError if none is positive, on any rank.
+    Returns the ascending indices [k] of this rank's samples. `weights` are the finite weights of this rank's Gaussians.
+    Raises ArgumentError if no weight of any rank is positive.
     """
     ends = (weights.double() * 2.0**WEIGHT_BITS).long().cumsum(0)
-    own = int(ends[-1]) if len(ends) else 0
-    before, total = count(ranks, own)
+    own_total = int(ends[-1]) if len(ends) else 0
+    before, total = count(ranks, own_total)
     key = draw_key(generator)
     if n and not total:
         raise ArgumentError(f"n: expected 0 to 0 samples of 0 positive weights, found {n}")
     counts = torch.zeros_like(ends)
     for first in range(0, n, BLOCK):
         samples = uniform(key, row_indices(min(BLOCK, n - first), first, ends))
-        places = (samples * total).long().clamp_max(total - 1) - before
-        places = places[(places >= 0) & (places < own)]
-        counts += torch.bincount(torch.searchsorted(ends, places, right=True), minlength=len(ends))
+        positions = (samples * total).long().clamp_max(total - 1) - before
+        positions = positions[(positions >= 0) & (positions < own_total)]
+        counts += torch.bincount(torch.searchsorted(ends, positions, right=True), minlength=len(ends))
     return torch.repeat_interleave(counts)
 
 
 def choose_rows(
     weights: Tensor, n: int, generator: torch.Generator | None, first: int = 0, ranks: RankGroup | None = None
 ) -> Tensor:
-    """Samples n distinct Gaussians of all ranks. Returns this rank's, ascending [k].
+    """Samples n Gaussians of all ranks without replacement. Returns the ascending indices [k] of this rank's samples.
 
-    The n first arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006). `weights` [n of this
-    rank], of which `first` is the index of the first, are finite; of those of all ranks, at least n are positive.
+    The samples are the n first arrivals of Poisson processes with these rates (Efraimidis and Spirakis, 2006).
+    `weights` are the finite weights of this rank's Gaussians, of which `first` is the index of the first one; at least
+    n weights of all ranks are positive.
     """
     samples = uniform(draw_key(generator), row_indices(len(weights), first, weights))
     arrivals = -torch.log1p(-samples) / weights.double()
     positive = weights > 0
-    # Floats that are not negative are in the order of their bits.
+    # The bits of floats that are not negative sort as the floats do.
     keys = arrivals.masked_fill(~positive, 0.0).abs().view(torch.int64)
     return select_smallest(keys, positive.long(), n, ranks).nonzero().squeeze(1)
 

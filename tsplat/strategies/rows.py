@@ -27,7 +27,7 @@ def _update_param_with_optimizer(
     """
     names = tuple(params) if names is None else tuple(names)
     check_optimizers(params, optimizers, names)
-    # Successors exist before anything is replaced, so that an error changes nothing.
+    # All new tensors are made before any is replaced, so that an error changes nothing.
     successors = {}
     for name in names:
         old = params[name]
@@ -59,7 +59,7 @@ def replace_rows(
     state_fn: Callable[[Tensor], Tensor],
 ) -> None:
     """Replaces parameters, moments and statistics of n Gaussians: all of them, or none if a function raises."""
-    # The table of binomial coefficients may have as many rows by chance.
+    # The table of binomial coefficients may happen to have n rows.
     rows = {
         key: state_fn(value)
         for key, value in state.items()
@@ -85,7 +85,7 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
     enlarged: set[int] = set()
     append = append_zeros(n)
 
-    def moved(rows: Tensor) -> Tensor:
+    def with_room(rows: Tensor) -> Tensor:
         longer = append(rows)
         enlarged.add(longer.untyped_storage()._cdata)
         return longer[: len(rows)]
@@ -93,9 +93,9 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
     for name in params if n else ():
         entries = optimizers[name].state.get(params[name], {}) if name in optimizers else {}
         for key in [key for key, value in entries.items() if has_rows(key, value)]:
-            entries[key] = moved(entries[key])
+            entries[key] = with_room(entries[key])
         _update_param_with_optimizer(
-            lambda _, p: moved(p.detach()), lambda _, moment: moment, params, optimizers, [name]
+            lambda _, p: with_room(p.detach()), lambda _, moment: moment, params, optimizers, [name]
         )
 
     def append_in_place(rows: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def enlarge(params: Parameters, optimizers: Optimizers, n: int) -> Callable[[Ten
 
 
 def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:
-    """Gives optimizers the parameters that took the place of theirs, and warns of it.
+    """Makes optimizers update the current parameters if theirs were replaced, and warns.
 
     Programs that load a model of another size, as nerfstudio does, replace parameters after they made optimizers.
     Moments are kept if they have the shape of the new parameter.

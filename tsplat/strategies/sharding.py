@@ -1,7 +1,7 @@
-"""Gaussians sharded over ranks: sums, selections and moves of rows, so that no rank ever holds all of them.
+"""Sums, selections and moves of rows of Gaussians that are sharded over ranks; no rank ever holds all of them.
 
-Each rank holds consecutive rows, cut by :meth:`.RankGroup.shard_rows`. Results are those of a single process, in its
-order. Without ranks, functions do what they do for a single one.
+Each rank holds consecutive rows, given by :meth:`.RankGroup.shard_rows`. Results are those of a single process, in its
+order. Functions take None in place of the ranks of a single process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .gaussian_parameters import Follower, Optimizers, Parameters, State
 from .rows import replace_rows
 
 DIGIT = 11
-"""Bits of a key that :func:`select_smallest` looks at in one round."""
+"""Number of bits of a digit of the radix selection of :func:`select_smallest`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The rows of a rank.
+    """This rank's consecutive rows of a sharded scene.
 
     Attributes:
         ranks: All ranks.
@@ -115,15 +115,15 @@ class RowOrder(Follower):
 
 
 def reshard(params: Parameters, optimizers: Optimizers, state: State, order: RowOrder, ranks: RankGroup) -> Shard:
-    """Gives each rank its consecutive rows again, in the order of a single process. A collective call.
+    """Redistributes the rows, so that each rank holds consecutive rows in a single process's order. A collective call.
 
-    There, rows are in the order of the appends that made them; here, they are so on each rank.
+    In a single process, appended rows follow all earlier ones; here, each rank has appended its own.
     """
     lengths = torch.bincount(order.parts, minlength=order.n_parts)
     table = ranks.all_gather_stacked(lengths).tolist()  # [ranks, parts]
     n_total = sum(map(sum, table))
     shard = Shard(ranks, n_total)
-    own, moves, first = lengths.tolist(), [], 0
+    own_lengths, moves, first = lengths.tolist(), [], 0
     blocks = [ranks.shard_rows(n_total, rank) for rank in range(ranks.world_size)]
     for part in range(order.n_parts):
         ends = accumulate((row[part] for row in table), initial=first)
@@ -134,17 +134,17 @@ def reshard(params: Parameters, optimizers: Optimizers, state: State, order: Row
         first = whole.stop
 
     def moved(rows: Tensor) -> Tensor:
-        return torch.cat([move(part) for move, part in zip(moves, torch.split(rows, own), strict=True)])
+        return torch.cat([move(part) for move, part in zip(moves, torch.split(rows, own_lengths), strict=True)])
 
-    replace_rows(params, optimizers, state, sum(own), lambda _, p: moved(p.detach()), moved, moved)
+    replace_rows(params, optimizers, state, sum(own_lengths), lambda _, p: moved(p.detach()), moved, moved)
     return shard
 
 
 def select_smallest(keys: Tensor, sizes: Tensor, room: int, ranks: RankGroup | None) -> Tensor:
-    """Returns a mask [n] of the first Gaussians of all ranks by ascending key that fit into a room.
+    """Returns a mask [n] of the Gaussians with the smallest keys of all ranks whose sizes sum to at most `room`.
 
-    Those are the longest beginning whose sizes sum to at most the room. Equal keys are in the order of the rows. Keys
-    [n] int64 are not negative, sizes [n] int64 are 0, 1 or 2. Gaussians of size 0 are not selected.
+    Those are a prefix of all Gaussians, sorted by key and then by row. Keys [n] int64 are not negative, sizes [n] int64
+    are 0, 1 or 2. Gaussians of size 0 are not selected.
     """
     left, threshold = room, 0
     rows = sizes.nonzero().squeeze(1)  # that may be the last to fit

@@ -23,6 +23,7 @@ from ..support.extras import require
 from .configuration import Config
 from .losses import loss, psnr, ssim
 from .near_planes import views_with_near_planes
+from .sampling import calls_of_ranks
 from .view_corrections import identity_motions, move_poses
 
 
@@ -61,11 +62,11 @@ class Evaluation(tuple[Score, ...]):
         """Mean SSIM of the views."""
         return sum(score.ssim for score in self) / len(self)
 
-    def complete(self, ranks: RankGroup, places: Sequence[int]) -> Evaluation:
-        """Returns the scores at some places, with the images that other ranks rendered. A collective call."""
-        scores = [self[i] for i in places]
+    def complete(self, ranks: RankGroup, indices: Sequence[int]) -> Evaluation:
+        """Returns the scores of some views, with the images that other ranks rendered. A collective call."""
+        scores = [self[i] for i in indices]
         images_of_ranks = ranks.all_gather_object([score.image.cpu() for score in scores])
-        images = [next(filter(Tensor.numel, of_view)) for of_view in zip(*images_of_ranks, strict=True)]
+        images = [next(filter(Tensor.numel, candidates)) for candidates in zip(*images_of_ranks, strict=True)]
         return Evaluation(
             dataclasses.replace(score, image=image.to(score.view.image.device)) for score, image in zip(scores, images)
         )
@@ -151,18 +152,18 @@ def evaluate(
     """
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
-    placed = views_with_near_planes(views, gaussians, ranks)
+    cameras = [view.camera for view in views_with_near_planes(views, gaussians, ranks)]
     options: dict[str, Any] = dict(background=background, backend=backend, group=ranks.group if sharded else None)
     scores = []
     for index, is_own in _calls(views, ranks, sharded) if warm_up else ():
         if index >= ranks.world_size:
             break
-        _render(gaussians, placed[index].camera, is_own, options)
+        _render(gaussians, cameras[index], is_own, options)
     for index, is_own in _calls(views, ranks, sharded, on_view):
         view = views[index]
         _synchronize(gaussians.means.device)
         start = time.perf_counter()
-        image = _render(gaussians, placed[index].camera, is_own, options)
+        image = _render(gaussians, cameras[index], is_own, options)
         image = (image if gains is None else image * gains[index]).clamp(0, 1)
         _synchronize(gaussians.means.device)
         seconds = time.perf_counter() - start
@@ -202,10 +203,10 @@ def fit_poses(
 ) -> list[View]:
     """Fits the poses of held-out views to their photographs; Gaussians and lenses do not change.
 
-    After :attr:`Config.pose_refinement`, a model is in the frame of the learned poses, which those of held-out views
-    are not. Adam takes POSE_STEPS steps from each pose, with POSE_RATE times the learning rate of training;
-    translations are in units of the scene's extent. Only this rank's shard of the views, as of :func:`evaluate`, is
-    fitted.
+    After :attr:`Config.pose_refinement`, a model fits the learned poses, but the poses of held-out views were not
+    learned. Adam takes POSE_STEPS steps from each pose, with POSE_RATE times the learning rate of training;
+    translations are in units of the scene's extent. Each rank fits
+    its shard of the views.
     """
     fitted = list(views)
     views = views_with_near_planes(views, gaussians, ranks)
@@ -237,22 +238,13 @@ def fit_poses(
 def _calls(
     views: Sequence[View], ranks: RankGroup, sharded: bool, on_view: OnView | None = None
 ) -> Iterator[tuple[int, bool]]:
-    """Yields the index of a view for each call of a renderer, and whether this rank renders it or only joins the call.
-
-    Ranks take turns of a view each. If Gaussians are sharded, they render together, views of each kind in a call.
-    """
-    for first in range(0, len(views), ranks.world_size):
+    """Yields what :func:`calls_of_ranks` does; if Gaussians are not sharded, only for the views of this rank."""
+    kinds = [kind_of_call(view.camera) if sharded else None for view in views]
+    for index, is_own in calls_of_ranks(kinds, ranks):
         if on_view is not None:
-            on_view(first, len(views))
-        own, turn = first + ranks.rank, range(first, min(first + ranks.world_size, len(views)))
-        if not sharded:
-            yield from [(own, True)] if own in turn else []
-            continue
-        kinds: dict[tuple[object, ...], list[int]] = {}
-        for index in turn:
-            kinds.setdefault(kind_of_call(views[index].camera), []).append(index)
-        for indices in kinds.values():
-            yield (own, True) if own in indices else (indices[0], False)
+            on_view(index - index % ranks.world_size, len(views))
+        if is_own or sharded:
+            yield index, is_own
 
 
 def _render(gaussians: Gaussians, camera: Camera, is_own: bool, options: dict[str, Any]) -> Tensor:

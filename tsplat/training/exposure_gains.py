@@ -1,4 +1,4 @@
-"""Gains of photographs that are known before training: those that explain the colors of sparse points in them.
+"""Estimates the gains of photographs before training, from the colors of sparse points that they share.
 
 Decision record 0051 has measurements.
 """
@@ -20,7 +20,7 @@ SIZE_MAX = 640
 """Longer side in pixels of the images in which colors are read, so that noise and small shifts average out."""
 
 DARKEST, BRIGHTEST = 0.04, 0.92
-"""Colors outside of these are not used: they are noise, or clipped."""
+"""Colors outside this range are not used: they are noise, or clipped."""
 
 ROUNDS, ITERATIONS, TOLERANCE = 12, 30, 1e-8
 """Rounds of reweighting, and steps of conjugate gradients in each, until residuals are this part of the first."""
@@ -29,15 +29,15 @@ RESIDUAL_MIN = 0.03
 """Residuals below this, of logarithms, have equal weight; larger ones the weight of least absolute deviations."""
 
 PRIOR = 0.01
-"""Observations that say that a gain is 1, so that views without points, and groups that share none, have a solution."""
+"""Weight, in observations, of a prior that a gain is 1, so that views that share no points have a solution."""
 
-OBSERVATIONS_LEAST, OBSERVATIONS_MOST = 8, 1 << 19
-"""Views that have fewer points in common with others have no gain; nor has any if that is their mean number. Of more
-observations in total, those of every k-th point are used."""
+VIEW_OBSERVATIONS_MIN, OBSERVATIONS_MAX = 8, 1 << 19
+"""A view with fewer shared points has no gain; no view has one if the mean number is lower. Of more observations in
+total, those of every k-th point are used."""
 
-EXPOSURES_LEAST = 0.1
-"""Standard deviation of the logarithms of exposures from which on gains are fitted. Where a camera kept its exposure,
-colors of points differ by the direction of light, which is a part of the model."""
+EXPOSURE_SPREAD_MIN = 0.1
+"""Minimum standard deviation of the logarithms of exposures. With a constant exposure, the colors of a point differ by
+view-dependent appearance, which the model has to learn."""
 
 
 class Observations(NamedTuple):
@@ -55,19 +55,19 @@ class Observations(NamedTuple):
 def gains_of_points(views: Sequence[View]) -> Tensor | None:
     """Returns the logarithms of gains of views [V, 3] fp64, whose mean is zero; None if they are not known.
 
-    They are if the EXIF data of all photographs has exposures, which differ, and views share enough sparse points. A
-    point has one color, and each view sees it times its gain. Both are fitted to all points in at least two views, by
-    iteratively reweighted least squares.
+    They are known if the EXIF data of all photographs have exposures that differ, and views share enough sparse points.
+    In the model, a point has one color, which each view multiplies by its gain. Both are fitted to all points in at
+    least two views, by iteratively reweighted least squares.
     """
     observed = _observe(views) if _exposures_differ(views) else None
     if observed is None:
         return None
-    step = 1 + len(observed.points) // OBSERVATIONS_MOST
+    step = 1 + len(observed.points) // OBSERVATIONS_MAX
     seen = torch.bincount(observed.points)
     observed = observed.select((seen[observed.points] > 1) & (observed.points % step == 0))
-    if len(observed.points) < OBSERVATIONS_LEAST * len(views):
+    if len(observed.points) < VIEW_OBSERVATIONS_MIN * len(views):
         return None
-    observed = observed.select(torch.bincount(observed.views)[observed.views] >= OBSERVATIONS_LEAST)
+    observed = observed.select(torch.bincount(observed.views)[observed.views] >= VIEW_OBSERVATIONS_MIN)
     gains = torch.zeros(len(views), 3, dtype=torch.float64, device="cpu")
     weights = torch.ones(len(observed.points), 1, dtype=torch.float64, device="cpu")
     for _ in range(ROUNDS):
@@ -79,9 +79,9 @@ def gains_of_points(views: Sequence[View]) -> Tensor | None:
 
 
 def gains_of_held_out(train: Sequence[View], held_out: Sequence[View]) -> Tensor | None:
-    """Returns the logarithms of gains of held-out views [V, 3] fp64 by their own points; None if they are not known.
+    """Returns the logarithms of gains of held-out views [V, 3] fp64 from their own points; None if they are not known.
 
-    The mean of those of training views is zero.
+    They are relative to the mean of the training views.
     """
     gains = gains_of_points([*train, *held_out])
     return None if gains is None else gains[len(train) :] - gains[: len(train)].mean(0)
@@ -91,16 +91,16 @@ def _fit(observed: Observations, weights: Tensor, gains: Tensor) -> Tensor:
     """Minimizes squared residuals over gains [V, 3], with the best colors of points, by conjugate gradients."""
     n_views, n_points = len(gains), int(observed.points.max()) + 1
     of_points = weights.new_zeros(n_points, 1).index_add_(0, observed.points, weights).clamp_min(1e-30)
-    # Without the colors of points, which are means of what views see: D - W^T P^-1 W.
-    places, own = torch.stack([observed.points, observed.views]), torch.arange(n_views, device="cpu")
+    # The colors of points are eliminated (Schur complement): D - W^T P^-1 W.
+    entries, views = torch.stack([observed.points, observed.views]), torch.arange(n_views, device="cpu")
     seen = torch.sparse_coo_tensor(
-        places, (weights / of_points.sqrt()[observed.points])[:, 0], (n_points, n_views), check_invariants=False
+        entries, (weights / of_points.sqrt()[observed.points])[:, 0], (n_points, n_views), check_invariants=False
     )
     diagonal = torch.zeros_like(gains[:, :1]).index_add_(0, observed.views, weights) + PRIOR / RESIDUAL_MIN
-    ends = torch.sparse_coo_tensor(own.expand(2, -1), diagonal[:, 0], (n_views, n_views), check_invariants=False)
+    matrix = torch.sparse_coo_tensor(views.expand(2, -1), diagonal[:, 0], (n_views, n_views), check_invariants=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR", UserWarning)  # PyTorch multiplies in this format
-        matrix = ends - torch.sparse.mm(seen.t(), seen)
+        matrix = matrix - torch.sparse.mm(seen.t(), seen)
     right = weights * (observed.colors - _means(observed.points, weights, observed.colors)[observed.points])
     right = torch.zeros_like(gains).index_add_(0, observed.views, right)
     residual = right - torch.sparse.mm(matrix, gains)
@@ -120,12 +120,12 @@ def _fit(observed: Observations, weights: Tensor, gains: Tensor) -> Tensor:
 
 
 def _exposures_differ(views: Sequence[View]) -> bool:
-    """Returns whether all photographs tell their exposures, and the camera has changed it."""
+    """Returns whether all photographs have an exposure in their EXIF data, and the exposures differ."""
     if any(view.sparse_ids is None or not view.files for view in views):
         return False
     exposures = [read_exposure(view.files[0]) for view in views]
     known = [exposure for exposure in exposures if exposure is not None]
-    return len(known) == len(views) > 1 and statistics.pstdev(known) >= EXPOSURES_LEAST
+    return len(known) == len(views) > 1 and statistics.pstdev(known) >= EXPOSURE_SPREAD_MIN
 
 
 def _means(groups: Tensor, weights: Tensor, values: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Loss(Protocol):
     needs_depth: bool = False
 
     def __call__(self, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
-        """Returns the weighted loss of a view, []; 0.0 if the view has nothing to compare with.
+        """Returns the weighted loss of a view, []; 0.0 if the view has no such prior.
 
         Images, alphas and meta are those of :func:`tsplat.rendering.render_views` for the view alone, with depth behind
         colors if a loss needs it. Pixels that the view masks out count as zero.
@@ -87,8 +87,8 @@ class DepthLoss(Loss):
     """:func:`depth_error` of sparse points, and :func:`prior_depth_error`, with a weight in world units.
 
     Attributes:
-        kind: What priors of depth are, see :class:`.configuration.Config`.
-        prior_scales: By the names of views, the last scale with which their priors fit; none for metric ones.
+        kind: Kind of the depth priors; see :class:`.configuration.Config`.
+        prior_scales: The last scale that fits the prior of each view, by the view's name; empty for metric priors.
     """
 
     weight: float
@@ -174,9 +174,9 @@ def prior_depth_error(
     """Returns the mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units, [];
     and the scale of the prior, [] fp64, None if it is metric.
 
-    The prior [H, W] is NaN where it is unknown, and inverse depth up to scale and shift, or of the kind "disparity" up
-    to scale. These are those of least squares, and have no gradient. Of the kind "metric" it is in 1 / world units.
-    Pixels are compared where `covered` [H, W] is true, with the weights `confidence` [H, W], 1 if None.
+    The prior [H, W] is NaN where it is unknown. It is inverse depth up to scale and shift ("inverse") or up to scale
+    ("disparity"), which are fitted by least squares, without gradient, or in 1 / world units ("metric"). Pixels are
+    compared where `covered` [H, W] is true, with the weights `confidence` [H, W], 1 if None.
     """
     known = covered & prior.isfinite() & (depth > 0)
     n = known.sum().clamp_min(1)

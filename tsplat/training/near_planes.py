@@ -1,4 +1,4 @@
-"""Near planes of views whose cameras have none, by what they show."""
+"""Chooses near planes for views whose cameras have none."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from ..scene.gaussians import Gaussians
 
 
 def views_with_near_planes(views: Sequence[View], gaussians: Gaussians, ranks: RankGroup) -> Sequence[View]:
-    """Returns views whose cameras have a near plane, the same on all ranks. A collective call.
+    """Returns the views with a near plane for each camera, the same on all ranks. A collective call.
 
-    Those without one get one that suits what they show of the Gaussians, all or this rank's.
+    Cameras without one get a common near plane, computed from the Gaussians they show: all Gaussians, or this rank's.
     """
     missing = [view.camera for view in views if view.camera.near is None]
     if not missing:

@@ -1,4 +1,4 @@
-"""Messages of training to its observers, such as the history, the progress display, TensorBoard and the live view."""
+"""The interface of observers of training, such as the history, the progress display, TensorBoard and the live view."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ class Progress:
     Attributes:
         step: Number of steps taken, from 1.
         steps: Total number of steps.
-        loss, psnr: Means over the step's views before the update; [] on the device, as reading them would wait for it.
+        loss, psnr: Means over the step's views before the update; [] on the device, as reading them synchronizes.
         gaussians: This rank's current Gaussians; later steps change them in place.
         n_gaussians: Number of Gaussians of all ranks.
         warning: A problem that did not end training; None if there was none.
@@ -36,12 +36,12 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """The information that observers of a run get before its first step in this process.
+    """What observers are given before the first step of a run in this process.
 
     Attributes:
         step: Number of steps taken.
         steps: Total number of steps.
-        clock: Returns the seconds that count as time of the training.
+        clock: Returns a time in seconds, which leaves out the viewer's images and pauses.
         train_psnr: Steps and PSNR of the earlier part of a resumed run.
         save: Saves a checkpoint between two steps, and returns a message; None if there is nothing to save to.
     """
@@ -54,7 +54,7 @@ class RunStart:
 
 
 class Observer:
-    """Is told what happens during training. Each method does nothing unless a subclass overrides it."""
+    """Base class of observers, whose methods are called during training. They do nothing unless overridden."""
 
     def check_ranks(self, world_size: int) -> None:
         """Raises :class:`UnsupportedError` if a training with this number of ranks cannot be observed."""

@@ -1,4 +1,4 @@
-"""Perspective views of panoramas, which some steps compare in place of the panorama.
+"""Perspective views of panoramas, on which some steps train in place of the panorama.
 
 A Gaussian that is wide looks different in a panorama, projected by the unscented transform, and in a perspective view,
 by EWA splatting. A model has to look right in both (docs/decisions/0059).
@@ -14,17 +14,17 @@ from ..formulas.panorama_angles import longitude_and_latitude
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
 
-TURNS = (0.7548776662466927, 0.5698402909980532)
-"""Steps of the R2 sequence of points in the unit square (Roberts, 2018), which are even after any number."""
+R2_INCREMENTS = (0.7548776662466927, 0.5698402909980532)
+"""Increments of the R2 low-discrepancy sequence in the unit square (Roberts, 2018)."""
 
 FULL_TOLERANCE = 1e-3
 """Relative deviation from 360 degrees of a panorama that shows everything around."""
 
 
 def compares_perspective(camera: Camera, step: int, share: float) -> bool:
-    """Returns whether a step compares a perspective view; a `share` of the steps does, evenly spread.
+    """Returns whether a step trains on a perspective view; a `share` of the steps does, evenly spread.
 
-    Panoramas of rolling shutters have none, as their pixels are of different times.
+    Panoramas with a rolling shutter have no perspective views, as their pixels are of different times.
     """
     has_perspectives = camera.is_panorama and camera.viewmat_end is None
     return has_perspectives and math.floor((step + 1) * share) > math.floor(step * share)
@@ -33,20 +33,20 @@ def compares_perspective(camera: Camera, step: int, share: float) -> bool:
 def is_whole(camera: Camera) -> bool:
     """Returns whether a panorama shows everything around, so that its perspective views have no empty pixels."""
     left, top, right, bottom = _angles(camera)
-    turn, height = right - left, min(-top, bottom)
-    return turn >= 2 * math.pi * (1 - FULL_TOLERANCE) and height >= math.pi / 2 * (1 - FULL_TOLERANCE)
+    width, height = right - left, min(-top, bottom)
+    return width >= 2 * math.pi * (1 - FULL_TOLERANCE) and height >= math.pi / 2 * (1 - FULL_TOLERANCE)
 
 
 def perspective_camera(camera: Camera, step: int) -> Camera:
-    """Returns a pinhole camera of 90 degrees that looks in a direction of a panorama, which depends on the step.
+    """Returns a pinhole camera with a field of view of 90 degrees, whose direction depends on the step.
 
     In its middle, pixels are as large as at the panorama's equator. Differentiable with respect to the pose.
     """
-    turn = _turn(camera, step).to(camera.viewmat)
+    rotation = _rotation(camera, step).to(camera.viewmat)
     side = max(1, round(2 * float(camera.K[0, 0])))
     K = camera.K.new_tensor([[side / 2, 0, side / 2], [0, side / 2, side / 2], [0, 0, 1]])
     # Written out, because autocast would compute a matrix product in half precision.
-    rotated = (turn[:, :, None] * camera.viewmat[None, :3]).sum(1)
+    rotated = (rotation[:, :, None] * camera.viewmat[None, :3]).sum(1)
     viewmat = torch.cat([rotated, camera.viewmat[3:]])
     return dataclasses.replace(camera, viewmat=viewmat, K=K, width=side, height=side, model="pinhole")
 
@@ -54,15 +54,15 @@ def perspective_camera(camera: Camera, step: int) -> Camera:
 def perspective_view(view: View, step: int, camera: Camera | None = None) -> View:
     """Returns what :func:`perspective_camera` sees of a panorama, sampled bilinearly, without points and priors.
 
-    `camera` is that camera, if it is known. Pixels outside of a partial panorama are masked out, and so are those that
-    the panorama masks out.
+    `camera` is the perspective camera, if the caller has it. Pixels outside of a partial panorama are masked out, and
+    so are those that the panorama masks out.
     """
     camera, image = camera or perspective_camera(view.camera, step), view.image
     half = camera.width / 2
     steps = (torch.arange(camera.width, device=image.device, dtype=torch.float32) + 0.5 - half) / half
     b, a = torch.meshgrid(steps, steps, indexing="ij")
-    turn = _turn(view.camera, step).to(image.device, torch.float32)
-    x, y, z = (turn[0, i] * a + turn[1, i] * b + turn[2, i] for i in range(3))
+    rotation = _rotation(view.camera, step).to(image.device, torch.float32)
+    x, y, z = (rotation[0, i] * a + rotation[1, i] * b + rotation[2, i] for i in range(3))
     longitudes, latitudes = longitude_and_latitude(x, y, z)
     K = view.camera.K
     around = 2 * math.pi * K[0, 0]
@@ -92,13 +92,13 @@ def _sample(image: Tensor, u: Tensor, v: Tensor, *, wraps: bool) -> Tensor:
     return (1 - y) * ((1 - x) * upper[0] + x * upper[1]) + y * ((1 - x) * lower[0] + x * lower[1])
 
 
-def _turn(camera: Camera, step: int) -> Tensor:
+def _rotation(camera: Camera, step: int) -> Tensor:
     """Returns the rotation [3, 3] fp64 from the frame of a panorama's camera to that of a perspective view.
 
     Its z axis is a direction of the panorama, evenly distributed over the steps, and its x axis is level.
     """
     left, top, right, bottom = _angles(camera)
-    across, down = ((step * turn) % 1.0 for turn in TURNS)
+    across, down = ((step * increment) % 1.0 for increment in R2_INCREMENTS)
     yaw = left + across * (right - left)
     low, high = math.sin(max(top, -math.pi / 2)), math.sin(min(bottom, math.pi / 2))
     pitch = math.asin(low + down * (high - low))

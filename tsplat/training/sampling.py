@@ -1,15 +1,32 @@
-"""The order of training views: random permutations, so that each view comes once before any comes again."""
+"""The order of views: random permutations for training, and the calls by which ranks render views together."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import ArgumentError
+from ..runtime.process_group import RankGroup
 from .rng_state import generator_state, set_generator_state
 
 
+def calls_of_ranks(kinds: Sequence[object], ranks: RankGroup) -> Iterator[tuple[int, bool]]:
+    """Yields, for each rendering call, the index of a view, and whether this rank renders it or only joins the call.
+
+    Views are split into rounds with one view per rank. A round has one call for each kind of view; ranks whose view is
+    of another kind join it. `kinds` has the kind of each view. All ranks get equally many calls.
+    """
+    for first in range(0, len(kinds), ranks.world_size):
+        calls: dict[object, list[int]] = {}
+        for index in range(first, min(first + ranks.world_size, len(kinds))):
+            calls.setdefault(kinds[index], []).append(index)
+        own = first + ranks.rank
+        for indices in calls.values():
+            yield (own, True) if own in indices else (indices[0], False)
+
+
 class ViewSampler:
-    """Draws indices of n views, in permutations with a random seed."""
+    """Draws the indices of n views in random permutations, so that each view comes once before any comes again."""
 
     def __init__(self, n: int, seed: int) -> None:
         self._n = n

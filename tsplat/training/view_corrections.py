@@ -18,7 +18,7 @@ GAIN_RATE = 0.5
 """Largest weight of the newest estimate in the gains of a view."""
 
 GAIN_SPREAD = 0.07
-"""Gains that vary by much less are not applied: held-out views look like their neighbors, also in exposure."""
+"""Gains whose logarithms vary much less than this are hardly applied; see :class:`ViewGains`."""
 
 GAIN_MAX = 4.0
 """Estimates of gains are limited to this and its inverse."""
@@ -56,7 +56,7 @@ def identity_motions(n_views: int, like: Tensor, *, rolls: bool = False) -> Tens
 
 
 class Lenses:
-    """Lenses of the training views. Cameras share a lens if their model, size, intrinsics and distortion are equal."""
+    """The distinct lenses of the training views: cameras of equal model, size, intrinsics and distortion share one."""
 
     def __init__(self, cameras: Sequence[Camera]) -> None:
         self._indices = {key: i for i, key in enumerate(dict.fromkeys(map(self._key, cameras)))}
@@ -65,15 +65,15 @@ class Lenses:
         return len(self._indices)
 
     def apply(self, camera: Camera, changes: Tensor) -> Camera:
-        """Adds to the coefficients of a camera the change of its lens, [n, 4]; nothing to those of another lens."""
+        """Adds the learned change of a camera's lens, of `changes` [n, 4], to its distortion. Other lenses are kept."""
         index = self._indices.get(self._key(camera))
         if index is None:
             return camera
         change = changes[index]
         if camera.distortion is not None:
             # k3 to k6 of a rational model do not change.
-            more = len(camera.distortion) - len(change)
-            change = camera.distortion.to(change) + torch.nn.functional.pad(change, (0, more))
+            n_fixed = len(camera.distortion) - len(change)
+            change = camera.distortion.to(change) + torch.nn.functional.pad(change, (0, n_fixed))
         return dataclasses.replace(camera, distortion=change)
 
     def apply_to_views(self, views: Sequence[View], changes: Tensor) -> list[View]:
@@ -100,11 +100,11 @@ def identity_exposures(n_views: int, like: Tensor) -> Tensor:
 class ViewGains:
     """The gain of each color channel of each training view, for photographs with varying exposure and white balance.
 
-    Those that are known before training do not change. Otherwise, whenever a view is rendered, the gains that fit its
-    photograph best, by least squares, are averaged with the earlier ones. Their mean over all views is 1, as a
-    geometric mean, because held-out views are rendered without a gain. Their logarithms are multiplied by s^4 / (s^4 +
-    GAIN_SPREAD^4), with the root s of their mean square. `like` has their dtype and device. `views_per_step` views are
-    observed between updates, and each has less weight if there are fewer views, as estimates of one view add up.
+    Gains that are known before training are fixed. Otherwise, whenever a view is rendered, the gains that fit its
+    photograph best, by least squares, are averaged with the earlier ones. The geometric mean of the gains of all views
+    is 1, because held-out views are rendered without a gain. Applied logarithms are multiplied by s^4 / (s^4 +
+    GAIN_SPREAD^4), where s is the root of their mean square. `like` has the dtype and device. If a step has more views
+    than there are, estimates of a view add up, so that each has less weight.
 
     Attributes:
         logs: [n_views, 3] logarithms of the gains, updated in place.
@@ -127,7 +127,7 @@ class ViewGains:
         return image * self.applied(self.logs[index])
 
     def applied(self, logs: Tensor) -> Tensor:
-        """Returns the gains that are applied for logarithms [..., 3]."""
+        """Returns the gains to apply, given their logarithms [..., 3]."""
         squared = self.logs.square().mean() ** 2
         return (squared / (squared + GAIN_SPREAD**4) * logs).exp()
 
@@ -150,16 +150,16 @@ class ViewGains:
         gains = ((image * target).sum(0) / image.square().sum(0)).nan_to_num(1.0).clamp(1 / GAIN_MAX, GAIN_MAX)
         return self._rate * (gains.log() - self.logs[index].view(3))
 
-    def observe(self, index: int, change: Tensor) -> None:
-        """Adds what :meth:`estimate` has returned to the changes until the next update."""
+    def add_change(self, index: int, change: Tensor) -> None:
+        """Adds a change that :meth:`estimate` has returned, for the next update."""
         self._changes[index].add_(change)
 
     def discard(self) -> None:
-        """Forgets the estimates since the last update."""
+        """Drops the changes since the last update."""
         self._changes.zero_()
 
     def update(self, ranks: RankGroup | None = None) -> None:
-        """Adds the estimates since the last update, of all ranks if there are others. A collective call."""
+        """Applies the changes since the last update, of all ranks if there are several. A collective call."""
         if self.known:
             return
         self.logs += self._changes if ranks is None else ranks.all_reduce(self._changes)

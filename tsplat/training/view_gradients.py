@@ -26,6 +26,7 @@ from .gradient_step import GradientStep
 from .losses import Loss, loss, psnr, view_losses
 from .parameters import Parameters
 from .perspective_views import compares_perspective, is_whole, perspective_camera, perspective_view
+from .sampling import calls_of_ranks
 from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
@@ -182,25 +183,20 @@ class ViewGradients:
     ) -> tuple[Tensor, list[Meta]]:
         """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`compute`.
 
-        The views are split into rounds with one view per rank. If Gaussians are sharded, the ranks render a round
-        together, with one call for all cameras of a kind.
+        If Gaussians are sharded, the ranks render together; see :func:`calls_of_ranks`.
         """
         strategy = self._densification.strategy
         keeps_meta = len(views) == 1 or (strategy is not None and strategy.reads_rendering)
         metrics, metas = [self._parameters.params["means"].new_zeros(2)], []
-        for first in range(0, len(views), self._ranks.world_size):
-            own = first + self._ranks.rank
-            calls: dict[object, list[int]] = {}
-            for i in range(first, min(first + self._ranks.world_size, len(views))):
-                calls.setdefault(self._kind_of_call(step, views[i]) if self._sharded else None, []).append(i)
-            for members in calls.values():
-                if own in members:
-                    view_metrics, meta = self._forward_backward(step, views[own], backgrounds[own], capacity)
-                    metrics.append(view_metrics)
-                else:
-                    meta = self._render_for_others(step, views[members[0]], capacity)
-                # Each meta keeps the memory of its call alive, so several are kept only if the strategy reads them.
-                metas.append(meta if keeps_meta else {"n_cameras": meta["n_cameras"]})
+        kinds = [self._kind_of_call(step, index) if self._sharded else None for index in views]
+        for i, is_own in calls_of_ranks(kinds, self._ranks):
+            if is_own:
+                view_metrics, meta = self._forward_backward(step, views[i], backgrounds[i], capacity)
+                metrics.append(view_metrics)
+            else:
+                meta = self._render_for_others(step, views[i], capacity)
+            # Each meta keeps the memory of its call alive, so several are kept only if the strategy reads them.
+            metas.append(meta if keeps_meta else {"n_cameras": meta["n_cameras"]})
         return torch.stack(metrics).sum(0), metas
 
     def _forward_backward(self, step: int, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, Meta]:
@@ -222,7 +218,7 @@ class ViewGradients:
     def _add_gain_change(self, index: int, gain_change: Tensor | None) -> None:
         if gain_change is not None:
             assert self.gains is not None
-            self.gains.observe(index, gain_change)
+            self.gains.add_change(index, gain_change)
 
     def _photometric_loss(
         self, index: int | Tensor, images: Tensor, target: Tensor, mask: Tensor | None, *, estimates_gains: bool
