@@ -24,8 +24,8 @@ Switch = Literal["auto", "on", "off"]
 DepthKind = Literal["inverse", "disparity", "metric"]
 DepthAlong = Literal["z", "ray"]
 Part = Literal["positions", "scales", "rotations", "opacities", "colors"]
-FOUND_OUT = ("background", "views_per_step", "visible_adam", "sh_degree")
-"""Settings that a run finds out, if they are not given, and keeps when it is resumed."""
+RESOLVED_SETTINGS = ("background", "views_per_step", "visible_adam", "sh_degree")
+"""Settings that the start of a run resolves, if they are not given, and that its checkpoints keep."""
 
 SH_DEGREE = 3
 """Degree of the spherical harmonics of runs that start from points."""

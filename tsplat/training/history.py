@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from .observers import Observer, Progress
 
 SMOOTHING = 0.98
-"""Weight of the past, per step, in the smoothed PSNR."""
+"""Weight of earlier steps in the smoothed PSNR, per step."""
 
 DROP_MIN = 2.0
 """Number of dB below its best from which the smoothed PSNR counts as low."""
@@ -20,7 +20,7 @@ PSNR_MAX = 120.0
 
 
 def read_psnr(progress: Progress) -> float | None:
-    """Returns the PSNR of a step, at most PSNR_MAX; None if the loss is not finite, which checkpoints cannot hold."""
+    """Returns the PSNR of a step, at most PSNR_MAX; None if the loss is not finite, which JSON cannot hold."""
     return min(float(progress.psnr), PSNR_MAX) if math.isfinite(float(progress.loss)) else None
 
 

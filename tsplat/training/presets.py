@@ -23,11 +23,11 @@ SCHEDULE_STEPS = 30_000
 MAX_SIZE = 1600
 """Longer side of the photographs of presets, as in other trainers."""
 
-HURRY_STEPS = 1500
-"""Length below which runs of the preset "standard" hurry: with higher rates."""
+SHORT_STEPS = 1500
+"""Length below which runs of the preset "standard" have still higher learning rates."""
 
 MAX_ELONGATION = 3.0
-"""Limit of the preset "standard" to axes that are long in few views."""
+"""`max_elongation` of the preset "standard"."""
 
 REFINE_RATE = 0.2
 """Learning rates of the preset "refine" over those of a run from points."""
@@ -115,16 +115,16 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         return mcmc
     # As many Gaussians as 5 % more in each refinement of the preset "mcmc".
     growth = 1.05 ** max(REFINEMENTS_MIN, 245 / shortness)
-    hurry = max(1.0, HURRY_STEPS / steps) ** 0.5
+    speedup = max(1.0, SHORT_STEPS / steps) ** 0.5
     return dataclasses.replace(
         mcmc,
         strategy=scale_schedule(LongAxisStrategy(growth=growth), steps, 4 * REFINEMENTS_MIN),
         start_scale=0.3,
         antialiased=True,
-        means_rate=mcmc.means_rate * shortness ** (1 / 3) * hurry,
-        quats_rate=mcmc.quats_rate * hurry,
-        opacities_rate=mcmc.opacities_rate * hurry,
-        scale_weight=mcmc.scale_weight * max(0.5, min(1.0, HURRY_STEPS / steps) ** 0.5),
+        means_rate=mcmc.means_rate * shortness ** (1 / 3) * speedup,
+        quats_rate=mcmc.quats_rate * speedup,
+        opacities_rate=mcmc.opacities_rate * speedup,
+        scale_weight=mcmc.scale_weight * max(0.5, min(1.0, SHORT_STEPS / steps) ** 0.5),
         scales_rate=mcmc.scales_rate * shortness**0.5,
         sh0_rate=mcmc.sh0_rate * shortness**0.5,
         shN_rate=mcmc.shN_rate * shortness**0.5,
@@ -148,23 +148,23 @@ def scale_schedule(strategy: S, steps: int, refinements: int = REFINEMENTS_MIN) 
     names = (
         "refine_start_iter", "refine_stop_iter", "reset_every", "pause_refine_after_reset", "noise_injection_stop_iter",
     )  # fmt: skip
-    # A negative step is none.
-    given = {name: getattr(strategy, name) for name in names if getattr(strategy, name, -1) >= 0}
-    scaled = {name: math.ceil(factor * value) for name, value in given.items()}
-    if "reset_every" in given:
-        scaled["reset_every"] = min(given["reset_every"], max(scaled["reset_every"], RESET_INTERVAL_MIN))
+    # A negative step means never.
+    schedule = {name: getattr(strategy, name) for name in names if getattr(strategy, name, -1) >= 0}
+    scaled = {name: math.ceil(factor * value) for name, value in schedule.items()}
+    if "reset_every" in schedule:
+        scaled["reset_every"] = min(schedule["reset_every"], max(scaled["reset_every"], RESET_INTERVAL_MIN))
     duration = scaled["refine_stop_iter"] - scaled["refine_start_iter"]
     every = min(strategy.refine_every, max(1, math.ceil(duration / refinements)))
     return dataclasses.replace(strategy, **scaled, refine_every=every)
 
 
 def closest_preset(config: Config) -> Preset:
-    """Returns the preset with the same kind of strategy and, if there are several, the most settings in common."""
+    """Returns the preset with the same type of strategy and, if there are several, the most equal settings."""
     values = to_json(config)
 
-    def in_common(name: Preset) -> tuple[bool, int]:
+    def similarity(name: Preset) -> tuple[bool, int]:
         base = preset(name, config.steps)
         defaults = to_json(base)
         return type(base.strategy) is type(config.strategy), sum(values[key] == defaults[key] for key in values)
 
-    return max(PRESETS, key=in_common)
+    return max(PRESETS, key=similarity)

@@ -1,4 +1,4 @@
-"""Training the blocks of a plan one after another, and merging what they keep; see docs/blocks.md."""
+"""Trains the blocks of a plan one after another, and merges their models; see docs/blocks.md."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def train_blocks(
         run, block = block_run(plan, k), f"{os.path.abspath(plan)}:{k}"
 
         def configure(steps: int, block: str = block) -> RunConfig:
-            given = config if isinstance(config, RunConfig) else config(steps)
-            return dataclasses.replace(given, scene=scene or block_plan.scene, block=block)
+            settings = config if isinstance(config, RunConfig) else config(steps)
+            return dataclasses.replace(settings, scene=scene or block_plan.scene, block=block)
 
         _, _, ranks = join_ranks(configure(RunConfig.steps))
         started, finished = on_main(ranks, lambda run=run: (_is_started(run), _is_finished(run)))  # type: ignore[misc]

@@ -64,9 +64,9 @@ def read_exr(path: Path, n_channels: int) -> NDArray[np.float32]:
 def choose_channels(names: list[str], n_channels: int) -> list[str] | None:
     """Returns the names of the channels of a map; None if there are none, or several layers have them."""
     for wanted in CHANNELS[n_channels]:
-        found = [[name for name in names if name.rpartition(".")[2].lower() == last.lower()] for last in wanted]
-        if all(len(each) == 1 for each in found):
-            return [each[0] for each in found]
-        if all(found):
+        matches = [[name for name in names if name.rpartition(".")[2].lower() == last.lower()] for last in wanted]
+        if all(len(candidates) == 1 for candidates in matches):
+            return [candidates[0] for candidates in matches]
+        if all(matches):
             return None
     return names if len(names) == n_channels == 1 else None

@@ -1,4 +1,4 @@
-"""The first Gaussians of a run: at points, in the sky, or those of models."""
+"""The initial Gaussians of a run: at sparse points, in the sky, or from models."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ SHOWN_MIN = 0.01
 def initial_gaussians(
     config: RunConfig, capture: Capture, ranks: RankGroup | None = None, model: Gaussians | None = None
 ) -> Gaussians:
-    """Returns a Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky.
+    """Returns the initial Gaussians of a run; with `ranks`, those that this rank holds.
 
-    Instead, those of a `model` as :func:`read_initial_model` returns it. With `ranks`, those that this rank holds.
+    They are those of `model`, the result of :func:`read_initial_model`, or, if it is None, one for each sparse point
+    and those of the sky. If there are more points than Gaussians are allowed, a random subset is used.
     """
     if model is not None:
         shard = model.select(rows_of_rank(config, ranks or RankGroup())(len(model)))
@@ -74,7 +75,7 @@ def initial_gaussians(
         sky_rows = slice(max(indices.start - n, 0), max(indices.stop - n, 0))
         gaussians = merge_models([gaussians, sky.map(operator.itemgetter(sky_rows))])
     if config.primitive == "3dgs":
-        # Scales change along these axes before rotations do, so that a turned scene has to have turned ones.
+        # Scales are learned before rotations, along the initial axes, which should follow a rotation of the scene.
         quat = gaussians.quats.new_tensor(dominant_axes(capture.points) or (1.0, 0.0, 0.0, 0.0))
         return dataclasses.replace(gaussians, quats=quat.repeat(len(gaussians), 1))
     key = draw_key(torch.Generator().manual_seed(config.seed))
@@ -165,7 +166,7 @@ def read_initial_model(config: RunConfig, capture: Capture) -> Gaussians | None:
 
 
 def _read(path: str, frame: LocalFrame) -> Gaussians:
-    """Reads a model, that of a run moved to the frame of the models of this run."""
+    """Reads a model; that of another run is moved to the frame of this run's models."""
     model = open_model(path, warn=_print_note)
     if not is_run(path):
         return model
@@ -190,9 +191,9 @@ def keep_frozen(capture: Capture, config: RunConfig, model: Gaussians | None, ra
     """Returns the capture with the frozen tensors of this rank's rows of the model, which are written as they were."""
     if model is None or not config.freeze:
         return capture
-    theirs = {name for part in config.freeze for name in FROZEN_NAMES[part]}
+    frozen = {name for group in config.freeze for name in FROZEN_NAMES[group]}
     shard = model.select(rows_of_rank(config, ranks)(len(model))).to(capture.points.device)
-    kept = {name: tensor for name, tensor in shard.tensors().items() if GSPLAT_NAMES[name] in theirs}
+    kept = {name: tensor for name, tensor in shard.tensors().items() if GSPLAT_NAMES[name] in frozen}
     return dataclasses.replace(capture, frame=dataclasses.replace(capture.frame, kept=kept))
 
 
@@ -212,10 +213,10 @@ def relative_models(config: RunConfig, folder: Path) -> list[str | None]:
 
 
 def locate_models(config: RunConfig, saved: dict[str, Any], folder: Path) -> RunConfig:
-    """Returns the configuration of a run with the paths where the models are now that it started from.
+    """Returns the configuration of a run with the current paths of the models that it started from.
 
-    `saved` is what the checkpoint says of the scene, empty if there is none, and `folder` the run's now. Raises
-    FileError if a model is neither at its absolute path nor at its path relative to the run.
+    `saved` are the checkpoint's values about the scene, empty if there is none, and `folder` the run's current folder.
+    Raises FileError if a model is neither at its absolute path nor at its path relative to the run.
     """
     relatives = saved.get("init_paths") or [None] * len(config.init)
     located = [

@@ -36,7 +36,7 @@ class LiveView(Observer):
     """Shows a training in web browsers. Images are rendered in the training thread, between steps.
 
     Args:
-        gaussians: The Gaussians at first.
+        gaussians: The initial Gaussians.
         views: Training views.
         config: Number of steps, background and backend.
         options: How to show it.
@@ -47,7 +47,7 @@ class LiveView(Observer):
         frame: The local frame of Gaussians and views; pages show the frame of the model.
 
     Attributes:
-        training: What the training and its pages exchange.
+        training: State that the training and its pages share.
         check: Called while training is paused; raises an exception to end the pause.
         url: Address of the page for a browser on this computer.
 

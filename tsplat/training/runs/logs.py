@@ -28,7 +28,7 @@ LINE_SECONDS = 60
 """Seconds after which a step is printed in any case."""
 
 LONG_SECONDS = 3600
-"""Remaining seconds from which a run on a CPU gets a hint. Asked after `LINE_SECONDS`, as first steps compile."""
+"""Remaining seconds from which a run on a CPU prints a hint; after `LINE_SECONDS`, as the first steps compile."""
 
 HINT = "hint: a run on a CPU takes less time with smaller photographs, as by --downscale 4, or with --minutes"
 
@@ -102,10 +102,10 @@ def _bar(run: RunStart) -> Iterator[Show]:
     below = Text(no_wrap=True, overflow="ellipsis")
     with Live(Group(bar, below), console=Console()):
 
-        def show(step: int, figures: str, device: torch.device) -> None:
+        def show(step: int, metrics: str, device: torch.device) -> None:
             speed = (step - run.step) / (run.clock() - start)
             bar.update(task, completed=step)
-            below.plain = f"{figures}  {_usage(speed, device)}"
+            below.plain = f"{metrics}  {_usage(speed, device)}"
 
         yield show
 
@@ -115,7 +115,7 @@ def _lines(run: RunStart) -> Iterator[Show]:
     start, due, is_hinted = run.clock(), float(run.step), False
     printed = start
 
-    def show(step: int, figures: str, device: torch.device) -> None:
+    def show(step: int, metrics: str, device: torch.device) -> None:
         nonlocal due, printed, is_hinted
         now = run.clock()
         if step < due and step < run.steps and now - printed < LINE_SECONDS:
@@ -125,7 +125,7 @@ def _lines(run: RunStart) -> Iterator[Show]:
             due += run.steps / LINES
         speed = (step - run.step) / (now - start)
         left = (run.steps - step) / speed
-        print(f"step {step}/{run.steps}  {figures}  {_usage(speed, device)}  {duration(left)} left", flush=True)
+        print(f"step {step}/{run.steps}  {metrics}  {_usage(speed, device)}  {duration(left)} left", flush=True)
         if device.type == "cpu" and left >= LONG_SECONDS and now - start >= LINE_SECONDS and not is_hinted:
             is_hinted = True
             print(HINT, flush=True)
@@ -186,12 +186,12 @@ class WandbLog(MetricLog):
 
         file = self._folder / "wandb" / "id"
         file.parent.mkdir(exist_ok=True)
-        known = file.read_text() if file.is_file() else None
+        log_id = file.read_text() if file.is_file() else None
         log = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=self._folder.resolve().name,
             dir=self._folder,
-            id=known,
+            id=log_id,
             resume="allow",
             config=to_json(self._config),
         )

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ...scene.capture.local_frame import LocalFrame
 from ...scene.capture.views import Capture, View
 from ...scene.gaussians import Gaussians
@@ -32,12 +34,13 @@ EVALUATIONS, CHECKPOINTS = 12, 4
 class RunLoop:
     """Trains for the steps of a run in a folder, and keeps its history.
 
-    A run without checkpoints has no configuration `run`, and one that signals do not end no `stop`. Checkpoints hold
-    the JSON values `scene`. `resumed` are the figures of the checkpoint from which the trainer was restored.
+    `run` is the configuration to save in checkpoints; None for a run without checkpoints. `stop` is set by signals.
+    `scene` are JSON values about the scene for checkpoints. `resumed` are the JSON values (``figures``) of the
+    checkpoint from which the trainer was restored.
 
     Attributes:
         history: Metrics so far.
-        session: As given, or a new one.
+        session: The session that measures the run.
         seconds: Duration of the training so far, including earlier parts of a resumed run, without the time for images
             and pauses of the viewer.
         first_step: The step at which this process started.
@@ -187,11 +190,11 @@ class RunLoop:
         return f"Saved {self._save('checkpoints')}"
 
     def save_again(self) -> None:
-        """Saves a step that is saved with other settings, so that a run that is extended and killed stays extended."""
+        """Saves the current step with the run's new settings, so that an extended run that is killed stays extended."""
         self._save("checkpoints")
 
     def _warn(self, message: str) -> None:
-        """Prints a warning, and saves the state that it is about."""
+        """Prints a warning, and saves a checkpoint of this step under ``inspect/``."""
         saved = "" if self._run_config is None else f"; a checkpoint of this step is saved as {self._save('inspect')}"
         print(f"warning: {message}{saved}", flush=True)
 
@@ -201,7 +204,7 @@ class RunLoop:
         assert run is not None
         tensors, figures = trainer.state()
         model = self.frame.gaussians_of_model(trainer.gaussians)
-        # What the frame of the model rounds is saved as it is, too.
+        # Tensors that the conversion to the frame of the model rounds are also saved in the local frame.
         rounded = set() if self.frame.is_of_model else {"params/means", "params/scales"}
         left_out = scene_tensors(model).keys() - rounded
         checkpoint = Checkpoint(
@@ -230,7 +233,11 @@ class RunLoop:
 
 
 def score_views(
-    trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView | None = None
+    trainer: Trainer,
+    gaussians: Gaussians,
+    views: Sequence[View],
+    on_view: OnView | None = None,
+    gains: Tensor | None = None,
 ) -> Evaluation:
     """Evaluates Gaussians, sharded as the trainer's, on views, with its lenses, background, backend and ranks."""
     scores = evaluate(
@@ -241,12 +248,13 @@ def score_views(
         ranks=trainer.ranks,
         on_view=on_view,
         sharded=trainer.sharded,
+        gains=gains,
     )
     return Evaluation(dataclasses.replace(score, view=view) for score, view in zip(scores, views))
 
 
 def print_setup(trainer: Trainer, capture: Capture) -> None:
-    """Prints what a run trains on, and how its views are shared."""
+    """Prints the numbers of views, Gaussians, steps and ranks of a run."""
     config, ranks = trainer.config, trainer.ranks
     sizes = dict.fromkeys(f"{view.width}×{view.height}" for view in capture.train)
     size = next(iter(sizes)) if len(sizes) == 1 else f"about {next(iter(sizes))}"

@@ -28,7 +28,7 @@ EXPECTED: dict[DepthKind, tuple[str, str]] = {
     "disparity": ("disparity, large where the scene is near", "small"),
     "metric": ("depth, small where the scene is near", "large"),
 }
-"""Kind of maps of depth -> what is expected, and what the others are where points are near."""
+"""Kind of depth maps -> what is expected, and the values of wrong maps where points are near."""
 
 ARKIT_LEVELS = 2
 """Largest of the confidences 0, 1 and 2 of ARKit, which are integers."""
@@ -37,11 +37,11 @@ MISFIT_MAX = 0.25
 """Median relative difference of fitted maps from points above which a note says that they may be of another kind."""
 
 UNIT_SPREAD_MAX = 0.1
-"""Median relative deviation of the units of views above which a note says that they have no unit in common."""
+"""Median relative deviation of the units of views above which a note says that they have no common unit."""
 
 RAY_RATIO, RAY_RANGE_MIN = 0.7, 0.05
-"""Maps are told to be along the other direction if their deviations from points are then smaller by this factor, and if
-the logarithms of the cosines of the points' rays have at least this range."""
+"""A note suggests the other `depth_along` if it reduces the deviations of maps from points to this fraction, and if the
+logarithms of the cosines of the points' rays have at least this range."""
 
 CHECKED_VIEWS_MAX, CHECKED_POINTS_MAX = 64, 50_000
 """Maximum number of views whose maps are compared with points, and of points."""
@@ -53,10 +53,11 @@ CORRELATED_POINTS_MIN = 8
 """Minimum number of points for a rank correlation."""
 
 OPPOSITE_SHARE, OPPOSITE_VIEWS_MIN = 0.5, 2
-"""Maps are not what is expected if more than this fraction of views, and at least as many, have the opposite."""
+"""Maps are refused if they are opposite in more than this fraction of the views, and in at least this number."""
 
 CORRELATION_MAX, DEVIATIONS = -0.2, 2
-"""A rank correlation below this one, and below zero by as many standard deviations of random ranks, is opposite."""
+"""Maps are opposite if their rank correlation with points is below this, and below zero by this number of standard
+deviations of random ranks."""
 
 UNIT_NORM_MIN = 0.5
 """Normals of a smaller norm are unknown."""
@@ -96,23 +97,23 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
             view if path is None else _with_prior(view, name, path, config)
             for view, path in zip(capture.train, existing)
         ]
-        given = [view for view in views if getattr(view, name) is not None]
-        given = given[:: -(-len(given) // CHECKED_VIEWS_MAX)]
+        checked = [view for view in views if getattr(view, name) is not None]
+        checked = checked[:: -(-len(checked) // CHECKED_VIEWS_MAX)]
         if name == "depth_prior":
             points = None if capture.random_points else capture.points
-            samples = [sample for view in given if (sample := _sample(view, points)) is not None]
+            samples = [sample for view in checked if (sample := _sample(view, points)) is not None]
             _check_depths(folder, config.depth_kind, samples)
             if config.depth_kind == "metric":
-                unit, told = _find_unit(capture, config, samples)
+                unit, unit_notes = _find_unit(capture, config, samples)
                 views = [
                     view if view.depth_prior is None else view.replaced(depth_prior=view.depth_prior / unit)
                     for view in views
                 ]
-                samples = [dataclasses.replace(each, values=each.values / unit) for each in samples]
-                notes += told
+                samples = [dataclasses.replace(sample, values=sample.values / unit) for sample in samples]
+                notes += unit_notes
             notes += _note_misfits(folder, config, samples)
         elif name == "normal_prior":
-            _check_normals(folder, given)
+            _check_normals(folder, checked)
         capture = dataclasses.replace(capture, train=tuple(views), notes=(*capture.notes, *notes))
     return capture
 

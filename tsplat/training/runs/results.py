@@ -101,23 +101,27 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
 
 def _with_fitted_poses(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
     """Scores held-out views after their poses were fitted, if those of training views were learned."""
-    config = trainer.config
+    config, ranks, sharded = trainer.config, trainer.ranks, trainer.sharded
     if not (config.pose_refinement and views):
         return Evaluation()
-    shared: dict[str, Any] = dict(ranks=trainer.ranks, sharded=trainer.sharded)
-    fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, **shared)
-    settings: dict[str, Any] = dict(background=config.backdrop, backend=config.backend, on_view=on_view)
-    return evaluate(gaussians, fitted, **settings, **shared)
+    fitted = fit_poses(gaussians, trainer.with_lenses(views), config, trainer.extent, ranks, sharded=sharded)
+    return evaluate(
+        gaussians,
+        fitted,
+        background=config.backdrop,
+        backend=config.backend,
+        ranks=ranks,
+        on_view=on_view,
+        sharded=sharded,
+    )
 
 
 def _with_known_gains(trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView) -> Evaluation:
-    """Scores held-out views with the exposure that their own points tell, if that of training views was known."""
+    """Scores held-out views with gains from their own sparse points, if those of training views were known."""
     gains = trainer.ranks.all_gather_object(trainer.known_gains(views) if trainer.ranks.is_main else None)[0]
     if gains is None:
         return Evaluation()
-    settings: dict[str, Any] = dict(background=trainer.config.backdrop, backend=trainer.config.backend, on_view=on_view)
-    shared: dict[str, Any] = dict(ranks=trainer.ranks, sharded=trainer.sharded)
-    return evaluate(gaussians, trainer.with_lenses(views), gains=gains.to(gaussians.means), **settings, **shared)
+    return score_views(trainer, gaussians, views, on_view, gains.to(gaussians.means))
 
 
 def metrics_with_gains(scores: Evaluation) -> dict[str, Any]:
@@ -126,7 +130,7 @@ def metrics_with_gains(scores: Evaluation) -> dict[str, Any]:
 
 
 def _write_model(path: Path, trainer: Trainer, frame: LocalFrame) -> None:
-    """Writes the Gaussians, in the frame of the model, on rank 0, to which others send theirs in blocks.
+    """Writes the Gaussians in the frame of the model. Rank 0 receives those of other ranks in blocks and writes them.
 
     A collective call.
     """
@@ -143,7 +147,7 @@ def _write_model(path: Path, trainer: Trainer, frame: LocalFrame) -> None:
 
 
 class _RowsOfRanks(Rows):
-    """The Gaussians of all ranks. Reading a range is a collective call, in which rank 0 gets its rows."""
+    """The Gaussians of all ranks. Reading a range is a collective call, which sends its rows to rank 0."""
 
     def __init__(self, trainer: Trainer, frame: LocalFrame) -> None:
         super().__init__(trainer.n_gaussians, MemoryRows(trainer.gaussians).properties)
@@ -206,6 +210,6 @@ def _metrics_of_ranks(loop: RunLoop) -> dict[str, Any]:
     if trainer.ranks.world_size == 1:
         return {}
     steps = max(trainer.step - loop.first_step, 1)
-    own = (len(trainer.gaussians), used_memory(trainer.device), trainer.received_rows / steps)
-    n_gaussians, memory, rows = zip(*trainer.ranks.all_gather_object(own), strict=True)
+    own_metrics = (len(trainer.gaussians), used_memory(trainer.device), trainer.received_rows / steps)
+    n_gaussians, memory, rows = zip(*trainer.ranks.all_gather_object(own_metrics), strict=True)
     return {"ranks_gaussians": n_gaussians, "ranks_bytes": memory, "ranks_rows_received_per_step": rows}

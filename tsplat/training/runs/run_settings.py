@@ -16,7 +16,7 @@ from ...runtime.process_group import RankGroup
 from ...scene.capture.views import Capture
 from ...scene.gaussians import Gaussians
 from ...viewing.run_files import CONFIG
-from ..configuration import FOUND_OUT, RunConfig, read_config
+from ..configuration import RESOLVED_SETTINGS, RunConfig, read_config
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
 from ..trainer import Trainer
@@ -25,16 +25,17 @@ from .run_checkpoints import has_checkpoints
 from .scenes import with_absolute_scene
 
 Configure = Callable[[int], RunConfig]
-"""Returns the configuration of a run with a number of steps, such as :func:`tsplat.training.preset` does."""
+"""Returns the configuration of a run for a number of steps, for example from :func:`tsplat.training.preset`."""
 
-REHEARSAL, WARM_UP = 40, 8
-"""Number of steps whose time is measured, in a run of this length, and of those at its start that are left out."""
+REHEARSAL_STEPS, WARM_UP_STEPS = 40, 8
+"""Length of the short run in which the time of steps is measured, and the number of its first steps that are left
+out."""
 
-GROWN = 0.85
-"""Mean number of Gaussians over a run, from 0, the number at its start, to 1, that at its end."""
+MEAN_GROWTH = 0.85
+"""Mean number of Gaussians over a run, on a scale from 0, the initial number, to 1, the final one."""
 
-ROUNDS = 4
-"""Number of times that steps and Gaussians, which depend on each other, are estimated."""
+ITERATIONS = 4
+"""Number of fixed-point iterations that estimate the numbers of steps and of Gaussians, which depend on each other."""
 
 
 def extend(config: RunConfig, steps: int) -> RunConfig:
@@ -51,15 +52,15 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
     strategy = config.strategy
     if strategy is not None:
         stops = {name: getattr(strategy, name, -1) for name in ("refine_stop_iter", "noise_injection_stop_iter")}
-        later: dict[str, Any] = {
+        scaled: dict[str, Any] = {
             name: math.ceil(stop * steps / config.steps) for name, stop in stops.items() if stop >= 0
         }
-        strategy = dataclasses.replace(strategy, **later)
+        strategy = dataclasses.replace(strategy, **scaled)
     interval = min(config.sh_interval, math.ceil(config.steps / (config.sh_degree_of_points + 1)))
     return dataclasses.replace(config, steps=steps, strategy=strategy, sh_interval=interval)
 
 
-def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) -> bool:
+def continues(configure: RunConfig | Configure, config: RunConfig, folder: Path) -> bool:
     """Returns whether torchrun has restarted the ranks of a run with these settings that has saved a checkpoint.
 
     A collective call under torchrun. Ranks of a machine that joins later are not restarted, but the others are. An
@@ -67,7 +68,7 @@ def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) 
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
-    device, _, ranks = join_ranks(given)
+    device, _, ranks = join_ranks(config)
     exists = has_checkpoints(folder) and (folder / CONFIG).is_file()
     if not ranks.any([is_restarted()], device)[0] or not exists:
         return False
@@ -75,12 +76,12 @@ def continues(configure: RunConfig | Configure, given: RunConfig, folder: Path) 
 
 
 def changed_settings(configure: RunConfig | Configure, saved: RunConfig) -> list[str]:
-    """Returns the names of the settings that differ from those of a run; not those that it found out by itself."""
-    given = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(saved.steps))
-    names = {field.name for field in dataclasses.fields(saved)} - set(FOUND_OUT)
-    if given.sh_degree is not None:
+    """Returns the names of the settings that differ from those of a run, without those that the run resolved."""
+    config = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(saved.steps))
+    names = {field.name for field in dataclasses.fields(saved)} - set(RESOLVED_SETTINGS)
+    if config.sh_degree is not None:
         names.add("sh_degree")
-    return sorted(name for name in names if getattr(given, name) != getattr(saved, name))
+    return sorted(name for name in names if getattr(config, name) != getattr(saved, name))
 
 
 def check_minutes(minutes: float, config: RunConfig) -> None:
@@ -99,27 +100,27 @@ def plan(
 ) -> RunConfig:
     """Returns the configuration with the number of steps that fit into a time. A collective call.
 
-    Trains for a few steps, with a number of Gaussians that grows as that of a run, and measures their time, as a line
-    over the number of Gaussians. What was trained is dropped. Evaluations and checkpoints are not counted.
-    `configure` returns the configuration for a number of steps, and `model` is that to start from.
+    Trains for a few steps, in which the number of Gaussians grows as in a run, and fits their time by a line over the
+    number of Gaussians. The trained Gaussians are dropped. Evaluations and checkpoints are not counted. `configure`
+    returns the configuration for a number of steps, and `model` has the initial Gaussians.
     """
-    config = configure(REHEARSAL)
+    config = configure(REHEARSAL_STEPS)
     trainer = Trainer(initial_gaussians(config, capture, ranks, model), capture.train, config, ranks, is_shard=True)
     n_initial = trainer.n_gaussians
     counts, seconds = [], []
-    for _ in range(REHEARSAL):
+    for _ in range(REHEARSAL_STEPS):
         start, n = time.perf_counter(), trainer.n_gaussians
         float(trainer.advance().loss)  # waits for a GPU
         counts.append(n)
         seconds.append(time.perf_counter() - start)
-    counts, seconds = counts[WARM_UP:], seconds[WARM_UP:]
+    counts, seconds = counts[WARM_UP_STEPS:], seconds[WARM_UP_STEPS:]
     slope = float(np.polyfit(counts, seconds, 1)[0]) if counts[0] != counts[-1] else 0.0
     slope = max(slope, 0.0)
     base = float(np.mean(seconds)) - slope * float(np.mean(counts))
-    steps, step_time = REHEARSAL, 0.0
-    for _ in range(ROUNDS):
-        last = _final_count(configure(steps), n_initial)
-        step_time = base + slope * (n_initial + GROWN * (last - n_initial))
+    steps, step_time = REHEARSAL_STEPS, 0.0
+    for _ in range(ITERATIONS):
+        n_final = _final_count(configure(steps), n_initial)
+        step_time = base + slope * (n_initial + MEAN_GROWTH * (n_final - n_initial))
         steps = min(ranks.all_gather_object(max(1, int(60 * minutes / step_time))))
     print(f"{steps} steps of about {1000 * step_time:.0f} ms fit into {minutes:g} minutes", flush=True)
     return configure(steps)

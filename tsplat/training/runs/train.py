@@ -21,7 +21,7 @@ from ...viewing.devices import reserve_threads
 from ...viewing.run_files import CAMERAS, CONFIG, METRICS, RUN_FILES, check_output
 from ...viewing.trajectories import describe_cameras
 from ...viewing.view_options import ViewOptions
-from ..configuration import FOUND_OUT, RunConfig, read_config, to_json
+from ..configuration import RESOLVED_SETTINGS, RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, evaluate
 from ..observers import Observer
 from ..parameters import rows_of_rank
@@ -79,8 +79,8 @@ def train(
     If torchrun has restarted the ranks of this run, it is resumed from its newest checkpoint.
 
     Args:
-        config: Settings of the run, or with `minutes` what returns them for a number of steps; ``config.scene`` is a
-            folder as for :func:`tsplat.scene.read_capture`.
+        config: Settings of the run, or with `minutes` a function that returns them for a number of steps;
+            ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
         out: The run's folder; created if it does not exist.
         minutes: Time for the steps. A few are measured first, and the run has as many as fit, with their schedules.
         stop_after: Stop after this number of steps, with the schedules of the full run.
@@ -100,19 +100,19 @@ def train(
         MissingExtraError: A package of the extra ``train`` or, for `view`, ``viewer`` is not installed.
         UnsupportedError: A view of several ranks.
     """
-    given = config if isinstance(config, RunConfig) else config(RunConfig.steps)
+    settings = config if isinstance(config, RunConfig) else config(RunConfig.steps)
     _check_counts(stop_after=stop_after)
-    check_block_folder(given, Path(out))
-    check_models(given)
-    require_extras(given, view=view is not None)
-    if continues(config, given, Path(out)):
+    check_block_folder(settings, Path(out))
+    check_models(settings)
+    require_extras(settings, view=view is not None)
+    if continues(config, settings, Path(out)):
         return resume(out, stop_after=stop_after, view=view)
-    if minutes is None and given is config:
-        return _run(with_absolute_scene(given), Path(out), stop_after, view)
+    if minutes is None and settings is config:
+        return _run(with_absolute_scene(settings), Path(out), stop_after, view)
     if minutes is None or isinstance(config, RunConfig):
         raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
-    check_minutes(minutes, given)
-    return _run(with_absolute_scene(given), Path(out), stop_after, view, timed=(config, minutes))
+    check_minutes(minutes, settings)
+    return _run(with_absolute_scene(settings), Path(out), stop_after, view, timed=(config, minutes))
 
 
 def resume(
@@ -152,12 +152,12 @@ def resume(
     require_extras(view=view is not None)
     _check_counts(steps=steps, stop_after=stop_after)
     if checkpoint is None and (Path(run) / CONFIG).is_file() and not has_checkpoints(Path(run)):
-        started = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
-        started = locate_models(started, {}, Path(run))
-        started = started if steps is None else extend(started, steps)
+        config = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
+        config = locate_models(config, {}, Path(run))
+        config = config if steps is None else extend(config, steps)
         if os.environ.get("RANK", "0") == "0":
             print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
-        return train(started, run, stop_after=stop_after, view=view)
+        return train(config, run, stop_after=stop_after, view=view)
     _, config, _ = read_newest_settings(run, checkpoint)
     require_extras(config)
     device, _, ranks = join_ranks(config)
@@ -181,7 +181,10 @@ def _run(
     accept_changes: bool = False,
     timed: tuple[Configure, float] | None = None,
 ) -> dict[str, Any]:
-    """Starts a run, for as many steps as fit if it is `timed`, or continues what :func:`read_newest` has returned."""
+    """Starts a run, or resumes it from `saved`, the result of :func:`read_newest`.
+
+    `timed` is the function that returns the settings for a number of steps, and the minutes for which to train.
+    """
     device, description, ranks = join_ranks(config)
     check_view(view, ranks.world_size)
     with (
@@ -200,20 +203,22 @@ def _run(
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(folder / "checkpoints")
-            for written in (folder, folder / "checkpoints"):
-                delete_temporaries(written, RUN_FILES)
+            for directory in (folder, folder / "checkpoints"):
+                delete_temporaries(directory, RUN_FILES)
         session = RunSession()
-        # A run that is killed starts again with its configuration, in which steps are missing if it is timed.
-        is_known = checkpoint is None and timed is None
-        with session.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
+        # A run that is killed before its first checkpoint restarts from its config.json. A timed run has no steps yet.
+        saves_config = checkpoint is None and timed is None
+        with session.measure("reading"), saved_config(config, folder, ranks) if saves_config else nullcontext():
             frame = None if checkpoint is None else saved_frame(checkpoint.figures, path)
             capture = read_run_capture(config, device, stop, frame)
             model = read_initial_model(config, capture)
-        described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config) | describe_model(model))
+        scene_description = on_main(
+            ranks, lambda: describe_capture(capture) | describe_block(config) | describe_model(model)
+        )
         change = ""
         if checkpoint is not None:
             saved_scene, with_hash = checkpoint.figures.get("scene", {}), frame is not BEFORE_FRAMES
-            change = difference(saved_scene, described, config.scene, with_hash=with_hash)
+            change = difference(saved_scene, scene_description, config.scene, with_hash=with_hash)
         if change:
             if not accept_changes:
                 raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
@@ -231,8 +236,8 @@ def _run(
         trainer = Trainer(initial, capture.train, config, ranks, is_shard=True)
         print(description)
         if checkpoint is None:
-            found_out = {name: getattr(trainer.config, name) for name in FOUND_OUT}
-            config = dataclasses.replace(config, **found_out)
+            resolved = {name: getattr(trainer.config, name) for name in RESOLVED_SETTINGS}
+            config = dataclasses.replace(config, **resolved)
         else:
             tensors = checkpoint.local_tensors()
             trainer.restore(tensors, checkpoint.figures["trainer"], is_shard=True)
@@ -248,7 +253,8 @@ def _run(
                 resumed=None if checkpoint is None else checkpoint.figures,
                 is_extended=checkpoint is not None and checkpoint.config.steps != config.steps,
                 stop=stop,
-                scene=scene_to_save(config, described, folder) | {"init_paths": relative_models(config, folder)},
+                scene=scene_to_save(config, scene_description, folder)
+                | {"init_paths": relative_models(config, folder)},
                 session=session,
             )
             print(
@@ -306,8 +312,8 @@ def evaluate_run(
                 f"{run}: there are no held-out views to evaluate; it was trained with test_every=0, or they show "
                 "other blocks"
             )
-        described = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
-        change = difference(saved_scene, described, config.scene, with_hash=frame is not BEFORE_FRAMES)
+        scene_description = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
+        change = difference(saved_scene, scene_description, config.scene, with_hash=frame is not BEFORE_FRAMES)
         if change:
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
@@ -355,8 +361,8 @@ def fit_and_report(
     """Trains for the remaining steps, writes the results, and returns the contents of ``metrics.json``.
 
     `initial` are the Gaussians that the run started from; of a sharded scene, this rank's. `stop_after` is a number of
-    steps in total. A run that `is_extended` saves its first step, with its new number of steps. The other arguments are
-    those of :class:`.loop.RunLoop`.
+    steps in total. A run that `is_extended` saves a checkpoint first, with its new number of steps. The other arguments
+    are those of :class:`.loop.RunLoop`.
     """
     print_setup(trainer, capture)
     observers: list[Observer] = [ProgressDisplay()]
