@@ -201,7 +201,7 @@ def test_degrees_of_the_initial_gaussians_are_used_from_the_first_step(capture, 
         (set_sh_degree(set_sh_degree(model, 0), 2), [0, 0, 0, 1, 1, 1, 2, 2]),
     ):
         trainer = Trainer(gaussians, capture.train, config)
-        assert [trainer._view_gradients._degree(step) for step in range(8)] == expected
+        assert [trainer._view_gradients._sh_degree_at(step) for step in range(8)] == expected
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_training_follows_a_prior(capture, kind, is_flat):
 
     @torch.no_grad()
     def measure():
-        (loss,) = trainer._view_gradients._losses_of(20)
+        (loss,) = trainer._view_gradients._active_losses(20)
         each = [loss(*render_views(trainer.gaussians, [v.camera], **options), v) for v in views]
         return sum(map(float, each))
 
