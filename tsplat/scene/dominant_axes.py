@@ -41,21 +41,21 @@ root of their number, as some axes suit a few random normals by chance."""
 def dominant_axes(points: Tensor) -> list[float] | None:
     """Returns the rotation whose axes most surfaces of points [N, 3] are parallel to, as a unit quaternion wxyz.
 
-    Turned points have the turned axes. Of the 24 rotations with the same axes, it is the one closest to none. None if
-    the surfaces lie in all directions, or the points are on no surfaces.
+    Turned points have the turned axes. Of the 24 rotations with the same axes, it is the one closest to the identity.
+    None if the surfaces lie in all directions, or the points are on no surfaces.
     """
     require("scipy")
     normals, weights = surface_normals(points.detach().double().cpu().numpy())
     if not weights.sum() > 0:
         return None
-    some = slice(None, None, 1 + len(normals) // START_POINTS_MAX)
-    axes = ascend(_starts(), normals[some], weights[some], POWERS[0], START_STEPS)
-    axes = axes[[agreement(axes, normals[some], weights[some], POWERS[0]).argmax()]]
+    subset = slice(None, None, 1 + len(normals) // START_POINTS_MAX)
+    axes = ascend(_starts(), normals[subset], weights[subset], POWERS[0], START_STEPS)
+    axes = axes[[agreement(axes, normals[subset], weights[subset], POWERS[0]).argmax()]]
     axes = ascend(axes, normals, weights, POWERS[0], STEPS)
     n = weights.sum() ** 2 / np.square(weights).sum()
     if agreement(axes, normals, weights, POWERS[0])[0] < UNIFORM + max(LEAD, LEAD_OF_FEW / math.sqrt(n)):
         return None
-    return _closest_to_none(ascend(axes, normals, weights, POWERS[1], STEPS)[0])
+    return _closest_to_identity(ascend(axes, normals, weights, POWERS[1], STEPS)[0])
 
 
 def surface_normals(points: Floats) -> tuple[Floats, Floats]:
@@ -119,7 +119,7 @@ def _starts() -> Floats:
     return rotations
 
 
-def _closest_to_none(axes: Floats) -> list[float]:
+def _closest_to_identity(axes: Floats) -> list[float]:
     """Returns the rotation by the smallest angle whose axes are these [3, 3], in any order and of any sign, as a
     quaternion."""
     best: Any = max(

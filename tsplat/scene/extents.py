@@ -1,4 +1,4 @@
-"""Lengths of a scene that its cameras and points tell, whatever its unit, its origin and a few wrong poses."""
+"""The scale of a scene: the extent of its cameras, the median depth and the near plane, robust to a few wrong poses."""
 
 import dataclasses
 import math

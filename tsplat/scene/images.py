@@ -201,9 +201,9 @@ def _orientation(image: Any) -> int:
     from PIL import Image
 
     # Pillow decodes the pixels of a PNG to find metadata behind them.
-    ahead = image.format == "PNG" and not _has_metadata_behind_pixels(image.fp)
+    is_read = image.format == "PNG" and not _has_metadata_behind_pixels(image.fp)
     try:
-        orientation = (Image.Image.getexif(image) if ahead else image.getexif()).get(EXIF_ORIENTATION, 1)
+        orientation = (Image.Image.getexif(image) if is_read else image.getexif()).get(EXIF_ORIENTATION, 1)
     # Pillow raises errors of many types for damaged metadata.
     except Exception:
         return 1

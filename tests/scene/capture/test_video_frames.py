@@ -14,7 +14,7 @@ from tests.support.captures import PHOTO_FOV, video_of_walls, write_photos
 from tsplat import ArgumentError
 from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read_colmap
 from tsplat.scene.capture.structure_from_motion import _note_frames
-from tsplat.scene.capture.video_frames import STILL, Chosen, _measure, choose_frames, extract_frames
+from tsplat.scene.capture.video_frames import STILL, ChosenFrames, _measure, choose_frames, extract_frames
 from tsplat.training import Trainer, evaluate, preset
 from tsplat.training.runs.initial_gaussians import initial_gaussians
 from tsplat.viewing import write_frames
@@ -244,7 +244,7 @@ def test_video_that_ends_early_gives_its_frames(tmp_path):
 
 
 def test_notes_on_a_video_that_ends_early():
-    chosen = Chosen((0, 4, 9), 13, (), "File ended prematurely")
+    chosen = ChosenFrames((0, 4, 9), 13, (), "File ended prematurely")
     assert _note_frames("a.mkv", chosen) == [
         "the video is damaged or ends early (File ended prematurely); 13 frames of it can be read",
         "chose 3 of 13 frames by sharpness and motion",

@@ -88,8 +88,8 @@ class BlockPlan:
     def contains(self, block: int, points: Tensor, *, expanded: bool = False) -> Tensor:
         """Returns whether a block contains points [P, 3], world frame, with its margin if `expanded`. [P] bool"""
         low, high = (fp64(corner) for corner in self.box(block, expanded=expanded))
-        places = self.ground(points)
-        return ((places >= low.to(places)) & (places < high.to(places))).all(-1)
+        coordinates = self.ground(points)
+        return ((coordinates >= low.to(coordinates)) & (coordinates < high.to(coordinates))).all(-1)
 
     def box(self, block: int, *, expanded: bool = False, bounded: bool = False) -> tuple[Corner, Corner]:
         """Returns the corners of a block, with its margin if `expanded`; within the extent if `bounded`."""
@@ -144,8 +144,8 @@ def plan_blocks(
     if len(points) < n:
         raise ArgumentError(f"blocks: expected at most as many as points, found {n} and {len(points)} points")
     axes = _ground_axes(points, [view.camera for view in views])
-    places = points @ axes[:2].T
-    ordered = places.sort(0).values
+    coordinates = points @ axes[:2].T
+    ordered = coordinates.sort(0).values
     low, high = (ordered[round(q * (len(points) - 1))].tolist() for q in (EXTENT, 1 - EXTENT))
     if isinstance(blocks, int):
         aspect = (high[0] - low[0]) / max(high[1] - low[1], 1e-9 * (high[0] - low[0]), math.ulp(0))
@@ -154,8 +154,8 @@ def plan_blocks(
     else:
         rows = [blocks[1]] * blocks[0]
     boxes = []
-    for left, right, count in zip(*_cut(places[:, 0], rows), rows, strict=True):
-        column = places[(places[:, 0] >= left) & (places[:, 0] < right)]
+    for left, right, count in zip(*_cut(coordinates[:, 0], rows), rows, strict=True):
+        column = coordinates[(coordinates[:, 0] >= left) & (coordinates[:, 0] < right)]
         boxes += [((left, down), (right, up)) for down, up in zip(*_cut(column[:, 1], [1] * count), strict=True)]
     plan = BlockPlan(
         scene=os.fspath(scene),
@@ -200,12 +200,11 @@ def _ground_axes(points: Tensor, cameras: Sequence[Camera]) -> Tensor:
 
 
 def _cut(values: Tensor, shares: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Returns the lower and upper borders of intervals that have these shares of values [P]; the outermost are
-    infinite."""
+    """Returns the lower and upper borders of intervals with shares of values [P]; the outermost are infinite."""
     ordered, total, borders = values.sort().values, sum(shares), []
     for i in range(1, len(shares)):
-        place = min(max(1, len(ordered) * sum(shares[:i]) // total), len(ordered) - 1)
-        borders.append(float(ordered[place - 1 : place + 1].mean()))
+        rank = min(max(1, len(ordered) * sum(shares[:i]) // total), len(ordered) - 1)
+        borders.append(float(ordered[rank - 1 : rank + 1].mean()))
     return [-math.inf, *borders], [*borders, math.inf]
 
 
@@ -313,8 +312,8 @@ def read_plan(folder: str | os.PathLike[str]) -> BlockPlan:
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror}); make it with tsplat blocks plan") from error
     try:
-        if (found := (values["format"], values["version"])) != (FORMAT, VERSION):
-            raise FileError(f"{path}: expected {FORMAT!r} of version {VERSION}, found {found}; plan the blocks again")
+        if (header := (values["format"], values["version"])) != (FORMAT, VERSION):
+            raise FileError(f"{path}: expected {FORMAT!r} of version {VERSION}, found {header}; plan the blocks again")
         blocks = [
             Block(
                 _corner(b["low"], -math.inf), _corner(b["high"], math.inf), tuple(map(str, b["views"])), b["n_points"]

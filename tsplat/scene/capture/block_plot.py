@@ -25,20 +25,20 @@ def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -
     from matplotlib.patches import Rectangle
 
     cameras = [view.camera for view in (*capture.train, *capture.test)]
-    chosen = slice(None, None, 1 + len(capture.points) // POINTS_MAX)
-    x, y = plan.ground(capture.points[chosen]).T.cpu()
+    sample = slice(None, None, 1 + len(capture.points) // POINTS_MAX)
+    x, y = plan.ground(capture.points[sample]).T.cpu()
     centers = torch.stack([camera.position.cpu() for camera in cameras])
     directions = plan.ground(torch.stack([camera.viewmat[2, :3].double().cpu() for camera in cameras]))
     low, high = (fp64(corner) for corner in plan.extent)
-    places, size = plan.ground(centers), float((high - low).max())
-    low, high = torch.minimum(low, places.amin(0)), torch.maximum(high, places.amax(0))
+    positions, size = plan.ground(centers), float((high - low).max())
+    low, high = torch.minimum(low, positions.amin(0)), torch.maximum(high, positions.amax(0))
 
     figure = Figure(figsize=(10, 10), layout="constrained")
     axes = figure.subplots()
-    axes.scatter(x, y, s=3, c=capture.colors[chosen].cpu().clamp(0, 1).numpy(), linewidths=0, rasterized=True)
-    ends = places + REACH * size * directions
-    axes.plot(*(torch.stack([places[:, i], ends[:, i]]).numpy() for i in (0, 1)), color="#555", linewidth=0.8)
-    axes.scatter(places[:, 0], places[:, 1], s=14, c="#222")
+    axes.scatter(x, y, s=3, c=capture.colors[sample].cpu().clamp(0, 1).numpy(), linewidths=0, rasterized=True)
+    ends = positions + REACH * size * directions
+    axes.plot(*(torch.stack([positions[:, i], ends[:, i]]).numpy() for i in (0, 1)), color="#555", linewidth=0.8)
+    axes.scatter(positions[:, 0], positions[:, 1], s=14, c="#222")
 
     def outline(low: Corner, high: Corner, **style: Any) -> None:
         size = (high[0] - low[0], high[1] - low[1])
@@ -51,8 +51,8 @@ def draw_plan(path: str | os.PathLike[str], plan: BlockPlan, capture: Capture) -
         box = dict(facecolor="white", alpha=0.75, edgecolor="none", pad=3)
         axes.text((left + right) / 2, (bottom + top) / 2, label, ha="center", va="center", fontsize=11, bbox=box)
     outline(*plan.box(0, expanded=True, bounded=True), linestyle="--", linewidth=1.2)
-    space = 0.05 * size
-    (x0, y0), (x1, y1) = (low - space).tolist(), (high + space).tolist()
+    margin = 0.05 * size
+    (x0, y0), (x1, y1) = (low - margin).tolist(), (high + margin).tolist()
     title = f"{len(plan.blocks)} blocks, {len(cameras)} views, {len(capture.points):,} points, from above"
     axes.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal", xticks=[], yticks=[], title=title)
     with atomic_write(path) as file:

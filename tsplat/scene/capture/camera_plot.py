@@ -28,13 +28,13 @@ def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
     from matplotlib.figure import Figure
 
     images = sorted(model.images, key=lambda image: image.name)
-    every = 1 + len(model.points) // POINTS_MAX
-    places, colors = model.points[::every], model.colors[::every] / 255
+    step = 1 + len(model.points) // POINTS_MAX
+    points, colors = model.points[::step], model.colors[::step] / 255
     poses = np.array([_pose(image) for image in images])
     axes = view_axes(poses)
-    centers, places = poses[:, :, 3] @ axes.T, places @ axes.T
-    limits = np.quantile(places, (0.01, 0.99), axis=0) if len(places) else np.zeros((2, 3))
-    shown = np.concatenate([centers, np.clip(places, *limits)])
+    centers, points = poses[:, :, 3] @ axes.T, points @ axes.T
+    limits = np.quantile(points, (0.01, 0.99), axis=0) if len(points) else np.zeros((2, 3))
+    shown = np.concatenate([centers, np.clip(points, *limits)])
     low, high = shown.min(0), shown.max(0)
     size = FRUSTUM_DEPTH * float((high - low).max())
     corners = np.array([_corners(model.cameras[image.camera_id]) for image in images])  # [C, 4, 3] camera frame
@@ -44,7 +44,7 @@ def draw_cameras(path: Path, model: ColmapModel, n_photographs: int) -> None:
     for plot, (x, y), title in zip(
         figure.subplots(1, 2), ((0, 1), (0, 2)), ("from above", "from the side"), strict=True
     ):
-        plot.scatter(places[:, x], places[:, y], s=2, c=colors, linewidths=0, rasterized=True)
+        plot.scatter(points[:, x], points[:, y], s=2, c=colors, linewidths=0, rasterized=True)
         rim = np.stack([corners, np.roll(corners, 1, axis=1)], 2)
         edges = np.stack([np.broadcast_to(centers[:, None], corners.shape), corners], 2)
         lines = np.concatenate([edges, rim], 1)[..., [x, y]].reshape(-1, 2, 2)

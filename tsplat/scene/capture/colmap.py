@@ -173,8 +173,8 @@ def find_model(folder: Path) -> Path | None:
     That is ``sparse/0/`` or ``sparse/`` or, if neither has files of a model, the first one of ``sparse/1/`` and so on,
     ``colmap/sparse/0/``, ``colmap/sparse/``, or the scene itself, beside ``images/`` or with cameras and images.
     """
-    sparse, moved = folder / "sparse", folder / "colmap" / "sparse"
-    candidates = [sparse / "0", sparse, *_numbered(sparse), moved / "0", moved]
+    sparse, nested = folder / "sparse", folder / "colmap" / "sparse"
+    candidates = [sparse / "0", sparse, *_numbered(sparse), nested / "0", nested]
     if (folder / "images").is_dir() or has_cameras(folder):
         candidates.append(folder)
     return next((candidate for candidate in candidates if has_model(candidate)), None)

@@ -50,9 +50,9 @@ def project(lens: ColmapLens, directions: Array) -> Array:
 
 
 def invert(lens: ColmapLens, pixels: Array) -> tuple[Array, Array]:
-    """Returns the angles [P, 2], up to 90 degrees, that a lens shows at pixels [P, 2], and for which of them it does.
+    """Returns the angles [P, 2], up to 90 degrees, that a lens shows at pixels [P, 2], and which are found, [P] bool.
 
-    They are found by Newton's method, from a table of the mean distance from the principal point at each angle.
+    Newton's method starts from a table of the mean distance from the principal point at each angle.
     """
     fx, fy, cx, cy = lens[1][:4]
     targets = (pixels - (cx, cy)) / (fx, fy)
@@ -74,8 +74,8 @@ def invert(lens: ColmapLens, pixels: Array) -> tuple[Array, Array]:
             moved = angles - np.where(np.isfinite(step), step, 0.0)
             length = np.hypot(moved[:, 0], moved[:, 1])[:, None]
             angles = moved * np.minimum(1.0, thetas[-1] / np.maximum(length, 1e-12))
-        found = np.hypot(*(errors(angles) * (fx, fy)).T) <= INVERSE_PIXELS
-    return angles, found
+        is_inverse = np.hypot(*(errors(angles) * (fx, fy)).T) <= INVERSE_PIXELS
+    return angles, is_inverse
 
 
 def reach(lens: ColmapLens, largest: float) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from .source_photographs import (
     mask_panoramas,
 )
 from .temporary_folders import new_folder
-from .video_frames import VIDEO_SUFFIXES, Chosen, extract_frames
+from .video_frames import VIDEO_SUFFIXES, ChosenFrames, extract_frames
 
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "EQUIRECTANGULAR"]
 CAMERA_MODELS = get_args(CameraModel)
@@ -243,7 +243,7 @@ def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstr
     return reasons
 
 
-def _note_frames(video: Path, chosen: Chosen) -> list[str]:
+def _note_frames(video: Path, chosen: ChosenFrames) -> list[str]:
     """Returns notes on the frames of a video, after checking that there are enough."""
     damage = f"the video is damaged or ends early ({chosen.damage}); {chosen.n_frames} frames of it can be read"
     if len(chosen.frames) < 2:

@@ -50,9 +50,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(out))
     inside = target.is_dir()
-    parent, given = target if inside else target.parent, Path(os.path.abspath(out)).parent
-    if not inside and os.path.realpath(given) == str(parent):
-        parent = given  # which errors name
+    parent, out_parent = target if inside else target.parent, Path(os.path.abspath(out)).parent
+    if not inside and os.path.realpath(out_parent) == str(parent):
+        parent = out_parent  # which errors name
     # Names have a maximum of 255 bytes.
     digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:8]
     folder = parent / (INSIDE if inside else f".{target.name[:50]}.{digest}")
@@ -74,7 +74,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         except OSError as error:
             removal.pop_all()
             raise FileError(
-                f"{out}: cannot be created ({error.strerror}); what was computed is in {_show(folder)}"
+                f"{out}: cannot be created ({error.strerror}); what was computed is in {_unhide(folder)}"
             ) from error
 
 
@@ -145,7 +145,7 @@ def _move(folder: Path, target: Path) -> None:
         os.rename(folder / name, target / name)
 
 
-def _show(folder: Path) -> Path:
+def _unhide(folder: Path) -> Path:
     """Gives a hidden folder a name that is not hidden, if it can be renamed, and returns its path."""
     with contextlib.suppress(OSError):
         for name in (OWNER, COMPLETE):

@@ -45,7 +45,7 @@ FRAME_RATE = 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class ChosenFrames:
     """Frames of a video that become photographs: their increasing indices; the frames that begin a shot; and what
     ffmpeg says of a video that is damaged or ends early."""
 
@@ -57,7 +57,7 @@ class Chosen:
 
 def extract_frames(
     video: Path, folder: Path, count: int | None, on_progress: Callable[[int, int], object] = lambda *_: None
-) -> Chosen:
+) -> ChosenFrames:
     """Writes frames of a video as ``frame_000123.jpg``, with the index of the frame, so that names are in its order.
 
     A video that is damaged or ends early gives the frames that can be read. Raises FileError if there are none.
@@ -71,11 +71,11 @@ def extract_frames(
 
     total, seconds = _count(video)
     measured = []
-    before = None
+    previous = None
     log: list[str] = []
     for i, frame in enumerate(_read(video, "pgm", SMALLER, log)):
-        measured.append(_measure(frame.astype(np.float32), before))
-        before = frame.astype(np.float32)
+        measured.append(_measure(frame.astype(np.float32), previous))
+        previous = frame.astype(np.float32)
         on_progress(min(i + 1, total) // 2, total)
     if not measured:
         reason = ", ".join(dict.fromkeys((log[0], log[-1])))[:300] if log else "it has no frames"
@@ -97,7 +97,7 @@ def extract_frames(
     return dataclasses.replace(chosen, frames=tuple(written), damage=log[0][:200] if log else "")
 
 
-def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen:
+def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> ChosenFrames:
     """Chooses the sharpest frame of each of at most `count` stretches of a video with equal motion.
 
     Frames that move less than :data:`STILL` from the one before, as of a camera that stands still, are left out. Frames
@@ -125,10 +125,10 @@ def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen
             ]
         if len(candidates):
             chosen.append(int(candidates[sharpness[candidates].argmax()]))
-    return Chosen(tuple(chosen), len(measured), tuple(cuts.tolist()))
+    return ChosenFrames(tuple(chosen), len(measured), tuple(cuts.tolist()))
 
 
-def _measure(frame: npt.NDArray[np.float32], before: npt.NDArray[np.float32] | None) -> tuple[float, float, float]:
+def _measure(frame: npt.NDArray[np.float32], previous: npt.NDArray[np.float32] | None) -> tuple[float, float, float]:
     """Returns sharpness, motion and difference of a gray frame [H, W], as :func:`choose_frames` expects them.
 
     Sharpness is the variance of the Laplacian. Motion is that of optical flow along the gradient, in the mean: the
@@ -136,9 +136,9 @@ def _measure(frame: npt.NDArray[np.float32], before: npt.NDArray[np.float32] | N
     """
     inner = frame[1:-1, 1:-1]
     laplacian = frame[:-2, 1:-1] + frame[2:, 1:-1] + frame[1:-1, :-2] + frame[1:-1, 2:] - 4 * inner
-    if before is None:
+    if previous is None:
         return float(laplacian.var()), 0.0, 0.0
-    now, old = _shrink(frame), _shrink(before)
+    now, old = _shrink(frame), _shrink(previous)
     change = float(np.abs(now - old).mean())
     gradient = float(np.abs(np.diff(now, axis=0)).mean() + np.abs(np.diff(now, axis=1)).mean()) / 2
     contrast = float(np.abs(now - now.mean()).mean())

@@ -197,26 +197,26 @@ def _extract(volume: Volume, components: int | None, faces: int | None, on_progr
     marching_cubes: Any = measure.marching_cubes  # not typed
     grid = volume.grid
     distances, seen = volume.distances()
-    whole = _shrink(seen)
-    missing = ArgumentError(
+    complete = _shrink(seen)
+    no_surface = ArgumentError(
         "bounds: the surface of no view crosses them; choose other bounds, smaller voxels or more cameras"
     )
-    if not whole.any() or not (distances[seen] < 0).any() or not (distances[seen] > 0).any():
-        raise missing
+    if not complete.any() or not (distances[seen] < 0).any() or not (distances[seen] > 0).any():
+        raise no_surface
     # No vertex is at a voxel, so that each triangle lies within one cube.
     distances = np.copysign(np.abs(distances).clip(DISTANCE_MIN, 1), distances)
     distances[~seen] = 1
     try:
         # With its mask, marching_cubes would not join all triangles.
-        places, corners, _, _ = marching_cubes(distances, 0.0, gradient_direction="descent")
+        voxel_coordinates, corners, _, _ = marching_cubes(distances, 0.0, gradient_direction="descent")
     except (ValueError, RuntimeError) as error:
-        raise missing from error
-    cubes = np.floor(places[corners].mean(1)).astype(np.int64).clip(0, np.array(whole.shape) - 1)
-    kept = whole[tuple(cubes.T)]
+        raise no_surface from error
+    cubes = np.floor(voxel_coordinates[corners].mean(1)).astype(np.int64).clip(0, np.array(complete.shape) - 1)
+    kept = complete[tuple(cubes.T)]
     if not kept.any():
-        raise missing
+        raise no_surface
     origin = fp64(grid.origin)
-    vertices = origin + grid.voxel * torch.from_numpy(places.astype(np.float64))
+    vertices = origin + grid.voxel * torch.from_numpy(voxel_coordinates.astype(np.float64))
     colors = torch.zeros(len(vertices), 3, dtype=torch.float32, device="cpu")
     triangles = torch.from_numpy(corners.astype(np.int64))
     mesh = Mesh(vertices, triangles, colors, grid.voxel).select(torch.from_numpy(kept))
@@ -232,9 +232,9 @@ def _extract(volume: Volume, components: int | None, faces: int | None, on_progr
 
 def _shrink(seen: Mask) -> Mask:
     """Returns which voxels are the first corner of a cube whose eight corners were seen."""
-    whole = np.zeros_like(seen)
-    whole[:-1, :-1, :-1] = True
+    complete = np.zeros_like(seen)
+    complete[:-1, :-1, :-1] = True
     for corner in itertools.product((0, 1), repeat=3):
         rest = tuple(slice(i, n - 1 + i) for i, n in zip(corner, seen.shape))
-        whole[:-1, :-1, :-1] &= seen[rest]
-    return whole
+        complete[:-1, :-1, :-1] &= seen[rest]
+    return complete

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from ...arguments import check_size
 from ...support.extras import require
 
-STRAY = 0.01
+COMPONENT_SHARE_MIN = 0.01
 """Components smaller than this share of the area of the largest one are left out by default."""
 
 
@@ -53,8 +53,8 @@ class Mesh:
     def select(self, faces: Tensor) -> "Mesh":
         """Returns the faces that a mask [F] selects, and their vertices."""
         kept = self.faces[faces]
-        used, places = torch.unique(kept, return_inverse=True)
-        return dataclasses.replace(self, vertices=self.vertices[used], faces=places, colors=self.colors[used])
+        used, indices = torch.unique(kept, return_inverse=True)
+        return dataclasses.replace(self, vertices=self.vertices[used], faces=indices, colors=self.colors[used])
 
 
 def keep_components(mesh: Mesh, n: int | None = None) -> Mesh:
@@ -72,7 +72,7 @@ def keep_components(mesh: Mesh, n: int | None = None) -> Mesh:
     graph = coo_array((np.ones(len(edges), np.bool_), (edges[:, 0], edges[:, 1])), (size, size))
     labels = torch.from_numpy(connected_components(graph, directed=False)[1]).long()[mesh.faces[:, 0]]
     areas = torch.zeros(int(labels.max()) + 1, dtype=torch.float64, device="cpu").index_add_(0, labels, mesh.areas)
-    kept = areas >= STRAY * areas.max()
+    kept = areas >= COMPONENT_SHARE_MIN * areas.max()
     if n is not None:
         kept = torch.zeros_like(kept)
         kept[areas.argsort(descending=True, stable=True)[:n]] = True
@@ -90,7 +90,7 @@ def decimate_mesh(vertices: Tensor, faces: Tensor, n: int) -> tuple[Tensor, Tens
     require("fast_simplification")
     from fast_simplification import simplify
 
-    # In single precision: relative to the middle.
-    middle = vertices.mean(0)
-    points, triangles = simplify((vertices - middle).float().numpy(), faces.int().numpy(), target_count=n)
-    return torch.from_numpy(points).double() + middle, torch.from_numpy(triangles).long()
+    # In single precision: relative to the center.
+    center = vertices.mean(0)
+    points, triangles = simplify((vertices - center).float().numpy(), faces.int().numpy(), target_count=n)
+    return torch.from_numpy(points).double() + center, torch.from_numpy(triangles).long()

@@ -18,7 +18,7 @@ from ...precision import fp64
 from ...support.free_memory import LIMIT, available_bytes
 from .depth_frames import WEIGHT_MIN, DepthFrame
 
-BYTES_EACH = 38
+BYTES_PER_VOXEL = 38
 """Peak bytes per voxel, from fusion to marching cubes: six fp32 sums, and distances, masks and copies of them."""
 
 COUNT_MAX = 1e9
@@ -57,7 +57,7 @@ class Grid:
     @property
     def n_bytes(self) -> int:
         """Memory in bytes that fusion and extraction take."""
-        return BYTES_EACH * self.n_voxels
+        return BYTES_PER_VOXEL * self.n_voxels
 
     def check_memory(self, device: torch.device) -> None:
         """Raises MemoryBudgetError if fusion takes more memory than the device has free, or than the user allows."""
@@ -66,11 +66,11 @@ class Grid:
         free = free if limit is None or free is None else min(free, limit)
         if free is not None and self.n_bytes > free:
             fitting = self.fitting_voxel(free)
-            told = "are free" if limit is None else "may be used"
+            status = "are free" if limit is None else "may be used"
             fits = "" if fitting is None else f"voxels of {fitting:.4g} fit; or "
             raise MemoryBudgetError(
                 f"voxel: {'×'.join(map(str, self.shape))} voxels of {self.voxel:.4g} need {self.n_bytes / 1e9:.3g} GB "
-                f"of memory, {free / 1e9:.3g} GB {told}; {fits}choose smaller bounds"
+                f"of memory, {free / 1e9:.3g} GB {status}; {fits}choose smaller bounds"
             )
 
     def fitting_voxel(self, n_bytes: int) -> float | None:
@@ -81,7 +81,7 @@ class Grid:
             digit = 10.0 ** (math.floor(math.log10(voxel)) - 1)
             rounded = digit * math.ceil(voxel / digit)
             counts = [math.ceil(side / rounded) + 1 + 2 * self.margin for side in sides]
-            if BYTES_EACH * math.prod(counts) <= n_bytes:
+            if BYTES_PER_VOXEL * math.prod(counts) <= n_bytes:
                 return rounded if rounded < max(sides) else None
             voxel *= 1.05
         return None
@@ -130,8 +130,8 @@ class Volume:
         colored = torch.cat([frame.depths[None], frame.colors.permute(2, 0, 1)])[None].contiguous()
         rows = self._projection(frame)
         # Where PyTorch's operators run on one thread, other threads fuse other blocks.
-        alone = torch.get_num_threads() == 1 and self.sums.device.type == "cpu"
-        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1) if alone else 1) as pool:
+        is_single_threaded = torch.get_num_threads() == 1 and self.sums.device.type == "cpu"
+        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1) if is_single_threaded else 1) as pool:
             for _ in pool.map(lambda i: self._fuse_block(self._blocks[i], rows, images, colored), near):
                 pass
 
@@ -168,8 +168,8 @@ class Volume:
             for row in rows
         )
         inverse = 1 / z
-        places = torch.stack([x * inverse, y * inverse], -1).view(1, 1, -1, 2)
-        nearest = grid_sample(images, places, "nearest", "zeros", align_corners=False)[0, :, 0]
+        coordinates = torch.stack([x * inverse, y * inverse], -1).view(1, 1, -1, 2)
+        nearest = grid_sample(images, coordinates, "nearest", "zeros", align_corners=False)[0, :, 0]
         z = z.flatten()
         distances = nearest[0] - z
         seen = ((nearest[0] > 0) & (z > 0) & (distances > -self.truncation)).nonzero().squeeze(1)
@@ -180,20 +180,20 @@ class Volume:
         block = (slice(None), *(slice(*limit) for limit in limits))
         close = (distances < self.truncation).nonzero().squeeze(1)
         if len(close):
-            sampled = grid_sample(colored, places[:, :, seen[close]], "bilinear", "border", align_corners=False)
+            sampled = grid_sample(colored, coordinates[:, :, seen[close]], "bilinear", "border", align_corners=False)
             depths, colors = sampled[0, 0, 0], sampled[0, 1:, 0]
             smooth = depths - z[close]
             # Between a surface and what is behind it, there is no depth in the middle.
-            together = (smooth - distances[close]).abs() <= self.truncation / 2
-            distances[close] = torch.where(together, smooth, distances[close]).clamp_min(-self.truncation)
-            added = distances.new_zeros(4, x.numel())
-            added[:3, seen[close]] = colors * weights[close]
-            added[3, seen[close]] = weights[close]
-            self.sums[2:][block] += added.view(4, *x.shape)
-        added = distances.new_zeros(2, x.numel())
-        added[0, seen] = weights * (distances / self.truncation).clamp_max(1)
-        added[1, seen] = weights
-        self.sums[:2][block] += added.view(2, *x.shape)
+            is_smooth = (smooth - distances[close]).abs() <= self.truncation / 2
+            distances[close] = torch.where(is_smooth, smooth, distances[close]).clamp_min(-self.truncation)
+            sums = distances.new_zeros(4, x.numel())
+            sums[:3, seen[close]] = colors * weights[close]
+            sums[3, seen[close]] = weights[close]
+            self.sums[2:][block] += sums.view(4, *x.shape)
+        sums = distances.new_zeros(2, x.numel())
+        sums[0, seen] = weights * (distances / self.truncation).clamp_max(1)
+        sums[1, seen] = weights
+        self.sums[:2][block] += sums.view(2, *x.shape)
 
     def distances(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Returns signed distances in truncations, and which voxels were seen; [X, Y, Z] each."""
@@ -204,7 +204,7 @@ class Volume:
         """Returns the colors [P, 3] at positions [P, 3] of the surface, fp64 world frame, on the CPU."""
         origin = fp64(self.grid.origin)
         shape = fp64(self.grid.shape)
-        places = 2 * (((positions - origin) / self.grid.voxel) / (shape - 1)) - 1
-        places = places.flip(-1).float().to(self.sums.device).view(1, 1, 1, -1, 3)  # z, y, x
-        sampled = grid_sample(self.sums[None, 2:], places, "bilinear", "border", align_corners=True)[0, :, 0, 0]
+        coordinates = 2 * (((positions - origin) / self.grid.voxel) / (shape - 1)) - 1
+        coordinates = coordinates.flip(-1).float().to(self.sums.device).view(1, 1, 1, -1, 3)  # z, y, x
+        sampled = grid_sample(self.sums[None, 2:], coordinates, "bilinear", "border", align_corners=True)[0, :, 0, 0]
         return (sampled[:3] / sampled[3].clamp_min(1e-12)).T.clamp(0, 1).cpu()

@@ -33,7 +33,7 @@ from ..foreign import Warn, listed, note_ignored
 from ..json_objects import JsonObject
 from ..model_memory import bytes_of
 from ..quantization import gaussians_from_activated, gaussians_from_arrays
-from .linear import joined, placed
+from .linear import join_models, move_and_flip
 
 EXTENSION = "KHR_gaussian_splatting"
 MAGIC, JSON_CHUNK, BINARY_CHUNK = b"glTF", 0x4E4F534A, 0x004E4942
@@ -86,11 +86,11 @@ def _split(path: str, content: bytes) -> tuple[JsonObject, memoryview | None]:
     chunks: dict[int, memoryview] = {}
     start = HEADER.size
     while start + CHUNK.size <= length:
-        size, kind = CHUNK.unpack_from(content, start)
+        size, type_ = CHUNK.unpack_from(content, start)
         start += CHUNK.size
         if size > length - start:
             raise FileError(f"{path}: a chunk of {size:,} bytes exceeds the file; it is damaged")
-        chunks.setdefault(kind, memoryview(content)[start : start + size])
+        chunks.setdefault(type_, memoryview(content)[start : start + size])
         start += size
     if JSON_CHUNK not in chunks:
         raise FileError(f"{path}: the file has no JSON chunk; it is damaged")
@@ -127,7 +127,7 @@ class _Document:
             if mesh not in meshes:
                 meshes[mesh] = self._mesh(self._entry("meshes", mesh))
             try:
-                models += [placed(one, matrix, SIGNS) for one in meshes[mesh]]
+                models += [move_and_flip(model, matrix, SIGNS) for model in meshes[mesh]]
             except ArgumentError as error:
                 raise UnsupportedError(f"{self.path}: node {node}: {error}") from error
         if not models:
@@ -138,7 +138,7 @@ class _Document:
                 np.zeros((0, *shape)) for shape in ModelProperties(degree).shapes.values()
             )
             models = [gaussians_from_arrays(means, scales, quats, opacities, sh0, shN)]
-        return joined(models, flags.values.get("antialiased") is True, self.warn)
+        return join_models(models, flags.values.get("antialiased") is True, self.warn)
 
     def _check_memory(self, meshes: list[int]) -> None:
         """Counts the Gaussians of meshes, which several nodes and primitives may share, before any are read."""
@@ -192,7 +192,7 @@ class _Document:
 
     def _splats(self, mesh: JsonObject) -> list[JsonObject]:
         """Returns the primitives of a mesh that are Gaussians."""
-        return [one for one in mesh.parts("primitives") if EXTENSION in one.part("extensions").values]
+        return [p for p in mesh.parts("primitives") if EXTENSION in p.part("extensions").values]
 
     def _count(self, primitive: JsonObject) -> int:
         """Returns the number of vertices of a primitive."""
@@ -211,13 +211,13 @@ class _Document:
         if inner := list(extension.part("extensions").values):
             raise UnsupportedError(f"{self.path}: {listed(inner)} is not implemented; export it uncompressed")
         if kernel != "ellipse" or mode != POINTS:
-            found = f"mode {mode}" if mode != POINTS else f"the kernel {kernel[:40]!r}"
-            raise UnsupportedError(f"{self.path}: expected points with the kernel 'ellipse', found {found}")
+            other = f"mode {mode}" if mode != POINTS else f"the kernel {kernel[:40]!r}"
+            raise UnsupportedError(f"{self.path}: expected points with the kernel 'ellipse', found {other}")
         if extension.values.get("colorSpace") != "srgb_rec709_display":
             self.warn(f"{self.path}: its colors are not sRGB; they are read as they are, and look darker")
-        usual = {"projection": "perspective", "sortingMethod": "cameraDistance"}
-        changed = [name for name, value in usual.items() if extension.values.get(name, value) != value]
-        note_ignored(self.path, "the settings", changed, self.warn)
+        defaults = {"projection": "perspective", "sortingMethod": "cameraDistance"}
+        others = [name for name, value in defaults.items() if extension.values.get(name, value) != value]
+        note_ignored(self.path, "the settings", others, self.warn)
         attributes = primitive.part("attributes")
         prefix = f"{EXTENSION}:"
         widths = {"POSITION": 3, f"{prefix}ROTATION": 4, f"{prefix}SCALE": 3, f"{prefix}OPACITY": 1}
@@ -239,11 +239,11 @@ class _Document:
         """Returns an attribute of `count` vertices as floats [count, width]."""
         index = attributes.count(name)
         accessor = self._entry("accessors", index)
-        kind, type_ = accessor.text("type"), TYPES.get(accessor.count("componentType"))
-        if COMPONENTS.get(kind) != width or type_ is None or accessor.count("count") != count:
+        vector, type_ = accessor.text("type"), TYPES.get(accessor.count("componentType"))
+        if COMPONENTS.get(vector) != width or type_ is None or accessor.count("count") != count:
             raise FileError(
                 f"{self.path}: {name[:60]}: expected {count} vectors of {width} numbers in accessors[{index}], found "
-                f"{accessor.count('count')} of type {kind[:20]!r}; the file is damaged"
+                f"{accessor.count('count')} of type {vector[:20]!r}; the file is damaged"
             )
         if "sparse" in accessor.values or "bufferView" not in accessor.values:
             raise UnsupportedError(f"{self.path}: {name[:60]}: sparse accessors are not implemented")

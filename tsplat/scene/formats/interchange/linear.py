@@ -65,7 +65,7 @@ def linear_colors(display: NDArray[np.floating]) -> NDArray[np.floating]:
     return linear
 
 
-def placed(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) -> Gaussians:
+def move_and_flip(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) -> Gaussians:
     """Returns Gaussians moved by a matrix [4, 4] fp64, and then with x, y and z multiplied by signs.
 
     Raises:
@@ -76,7 +76,7 @@ def placed(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) ->
     return flip_axes(gaussians, signs)
 
 
-def joined(models: list[Gaussians], antialiased: bool, warn: Warn) -> Gaussians:
+def join_models(models: list[Gaussians], antialiased: bool, warn: Warn) -> Gaussians:
     """Returns the Gaussians of all models of a file as one, with its antialiased flag."""
     if len({model.surfels for model in models}) > 1:  # 2D Gaussians become flat 3D ones
         models = [dataclasses.replace(model, surfels=False) for model in models]

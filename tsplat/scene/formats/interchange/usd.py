@@ -31,7 +31,7 @@ from ...georeference import relative_to
 from ..foreign import Warn
 from ..model_memory import check_model_memory, gaussians_that_fit
 from ..quantization import gaussians_from_activated
-from .linear import joined, linear_arrays, placed
+from .linear import join_models, linear_arrays, move_and_flip
 from .usd_process import ORIGIN, SH, TYPE
 
 SUFFIXES = (".usda", ".usdc", ".usdz", ".usd")
@@ -87,12 +87,12 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             matrix[:3, 3] -= matrix.new_tensor([sign * value for sign, value in zip(SIGNS, origin, strict=True)])
             try:
                 gaussians = _read_prim(f"{path}: {prim['path']}", Path(folder), prim, warn)
-                models.append(placed(gaussians, matrix, SIGNS))
+                models.append(move_and_flip(gaussians, matrix, SIGNS))
             except ArgumentError as error:
                 raise UnsupportedError(f"{path}: {prim['path']}: {error}") from error
     if not models:
         raise FileError(f"{path}: has no Gaussians; expected a prim of the type {TYPE}")
-    return joined(models, ANTIALIASED in stage["flags"], warn)
+    return join_models(models, ANTIALIASED in stage["flags"], warn)
 
 
 def _read_stage(path: Path, start: bytes, folder: Path) -> dict[str, Any]:
@@ -186,8 +186,8 @@ def write_usd(
     prim = stage.DefinePrim("/Gaussians", TYPE)
     if origin is not None:
         data[ORIGIN] = Gf.Vec3d(*map(float, origin))
-        place = UsdGeom.Xformable(prim).AddTranslateOp(UsdGeom.XformOp.PrecisionDouble)
-        place.Set(Gf.Vec3d(*(sign * value for sign, value in zip(SIGNS, origin, strict=True))))
+        translation = UsdGeom.Xformable(prim).AddTranslateOp(UsdGeom.XformOp.PrecisionDouble)
+        translation.Set(Gf.Vec3d(*(sign * value for sign, value in zip(SIGNS, origin, strict=True))))
     if data:
         stage.GetRootLayer().customLayerData = data
     stage.SetDefaultPrim(prim)
@@ -207,12 +207,12 @@ def write_usd(
         prim.CreateAttribute(name, type_, custom=False).Set(value)
     uniform = Sdf.VariabilityUniform
     prim.CreateAttribute(f"{SH}Degree", types.Int, custom=False, variability=uniform).Set(gaussians.sh_degree)
-    chosen = suffix or Path(path).suffix.lower()
+    suffix = suffix or Path(path).suffix.lower()
     with tempfile.TemporaryDirectory() as folder:
-        file_name = str(Path(folder) / f"model{'.usdc' if chosen == '.usdz' else chosen}")
+        file_name = str(Path(folder) / f"model{'.usdc' if suffix == '.usdz' else suffix}")
         stage.GetRootLayer().Export(file_name)
         os.utime(file_name, (DATE, DATE))  # which is in the archive
-        if chosen == ".usdz":
+        if suffix == ".usdz":
             UsdUtils.CreateNewUsdzPackage(file_name, file_name := str(Path(folder) / "model.usdz"))
         with atomic_write(path) as file, open(file_name, "rb") as written:
             shutil.copyfileobj(written, file)

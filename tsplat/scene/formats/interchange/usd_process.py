@@ -1,7 +1,7 @@
 """Reads an OpenUSD stage in a process of its own: ``python usd_process.py STAGE FOLDER COUNT``.
 
-Imports nothing of tsplat. USD allocates what a damaged file announces, and prints what it thinks of it. So its memory
-is limited, and what it finds is written as arrays to a folder, with ``stage.json`` that says what belongs to which prim
+Imports nothing of tsplat. USD allocates what a damaged file announces, and prints errors of its own. So its memory is
+limited, and the arrays are written to a folder, with ``stage.json`` that says which belong to which prim
 (docs/decisions/0032). Prims that reference or instance the same arrays share their files. Nothing is written of a stage
 with more than COUNT Gaussians in all.
 """
@@ -100,9 +100,9 @@ def read(path: str, folder: Path, count_max: int) -> None:
     custom = stage.GetRootLayer().customLayerData
     data = {name: value for name, value in custom.items() if value is True}
     origin = custom.get(ORIGIN)
-    place = [float(value) for value in origin] if isinstance(origin, Gf.Vec3d) else [0.0, 0.0, 0.0]
+    position = [float(value) for value in origin] if isinstance(origin, Gf.Vec3d) else [0.0, 0.0, 0.0]
     layers = [layer.realPath for layer in stage.GetUsedLayers() if layer.realPath]
-    result = {"prims": prims, "up": str(UsdGeom.GetStageUpAxis(stage)), "flags": sorted(data), "origin": place}
+    result = {"prims": prims, "up": str(UsdGeom.GetStageUpAxis(stage)), "flags": sorted(data), "origin": position}
     (folder / "stage.json").write_text(json.dumps({**result, "count": total, "layers": layers}))
 
 
