@@ -104,10 +104,10 @@ def walked(launch: Launch) -> int:
         lengths = starts.diff()
         index = torch.arange(lists.start, lists.stop).repeat_interleave(lengths)
         place = torch.arange(int(starts[0]), int(starts[-1])) - offsets[index]
-        tile, part = index % a["tiles"] + a["first_tile"], index // a["tiles"]
+        tile, part = index % a["n_tiles"] + a["first_tile"], index // a["n_tiles"]
         across = a["TILE"] // a["WIDTH"]
-        left = tile % a["n_tiles"] % a["tile_width"] * a["TILE"] + part % across * a["WIDTH"]
-        top = tile % a["n_tiles"] // a["tile_width"] * a["TILE"] + part // across * a["HEIGHT"]
+        left = tile % a["tiles_per_image"] % a["tile_width"] * a["TILE"] + part % across * a["WIDTH"]
+        top = tile % a["tiles_per_image"] // a["tile_width"] * a["TILE"] + part // across * a["HEIGHT"]
         record = records[a["ids"][int(starts[0]) : int(starts[-1])].long()]
         x = left[:, None] + torch.arange(a["WIDTH"])
         y = top[:, None] + torch.arange(a["HEIGHT"])

@@ -98,7 +98,7 @@ def emulated_gpu(target: str = "sm_80") -> Iterator[Emulator]:
     once the GPU is done with it, as on a GPU."""
     with (
         tsplat_emulated(target, "sass", **EMULATION) as gpu,
-        mock.patch.object(capacity, "_collect"),
+        mock.patch.object(capacity, "_finish_checks"),
         mock.patch.object(listing, "stable_sort", _sort),
         mock.patch.object(listing, "stable_argsort", lambda values: _sort(values)[1]),
     ):

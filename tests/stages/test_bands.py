@@ -46,7 +46,7 @@ def test_numbers_of_intersections_around_32_bits_split_bands_or_raise(n_intersec
     """Only counts are this large: no memory is allocated."""
     found = []
 
-    def find_spans(screen, grid, band, settings, budget, read_total):
+    def find_spans(screen, grid, band, settings, budget, read_n_intersections):
         count = n_intersections * (band[1] - band[0]) // 8
         budget.admit(1, count)
         found.append(band)
