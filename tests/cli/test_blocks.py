@@ -36,6 +36,10 @@ def test_blocks_are_planned_trained_and_merged(plan, capsys):
     (plan.parent / "scene").rename(plan.parent / "moved")
     assert cli.main(["blocks", "train", "plan", "--scene", "moved", *words]) == 0
     assert "block 1 of 2: finished before, skipped" in capsys.readouterr().out
+    written = (plan / "plan.json").read_bytes()
+    assert cli.main(["blocks", "merge", "plan", "--out", "plan/plan.json", "--format", "ply"]) == 2
+    assert "plan.json" in capsys.readouterr().err
+    assert (plan / "plan.json").read_bytes() == written
     assert cli.main(["blocks", "merge", "plan", "--out", "a.ply"]) == 0
     found, plan_read = read_ply("a.ply"), read_plan(plan)
     for k in range(2):

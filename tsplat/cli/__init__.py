@@ -68,12 +68,11 @@ def main(argv: list[str] | None = None) -> int:
         # The output of these is their result, or an address; that of the others tells what is written to files.
         is_result = arguments.command in ("info", "doctor", "view") or getattr(arguments, "json", "--json" in rest)
         protect_output(full_disk=not is_result)
+        subcommand = getattr(arguments, "subcommand", "")
         if rest and not getattr(arguments, "takes_options", False):
             command = parser.commands[arguments.command]
-            command.commands.get(getattr(arguments, "subcommand", ""), command).error(
-                f"unrecognized arguments: {' '.join(rest)}"
-            )
-        command_name = f"{arguments.command} {getattr(arguments, 'part', '')}".strip()
+            command.commands.get(subcommand, command).error(f"unrecognized arguments: {' '.join(rest)}")
+        command_name = f"{arguments.command} {subcommand}".strip()
         no_context = contextlib.nullcontext()
         protected = protect_inputs() if command_name in WRITE_ELSEWHERE else no_context
         quiet = contextlib.redirect_stdout(WarningsOnly()) if arguments.quiet and not is_result else no_context
