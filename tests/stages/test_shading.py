@@ -108,7 +108,7 @@ def test_rendered_harmonics_match_reference(backend, sh_degree):
 @pytest.mark.parametrize("sh_degree", [0, 1, 3])
 @pytest.mark.parametrize("options", [{}, {"packed": False}, {"with_ut": True, "with_eval3d": True}, {"batch": True}])
 def test_coefficients_in_two_tensors_are_those_in_one(backend, sh_degree, options):
-    """Images and all gradients, to the bit; four calls, as later ones are replayed."""
+    """Images and all gradients have equal bits; four calls, as later ones are replayed."""
     batch, options = (2,) if "batch" in options else (), {n: v for n, v in options.items() if n != "batch"}
     structure = scenes.Structure(n=6, sh_degree=3, width=9, height=9, batch=batch)
     scene = scenes.make(structure, torch.float32) | {"sh_degree": sh_degree, "backend": backend, **options}

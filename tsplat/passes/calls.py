@@ -158,9 +158,13 @@ def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[lis
     if on_gpu:
         *needed, n_packed = counts.of(arena).tolist()
     else:
-        address = arena.data_ptr() + counts.offset
-        *needed, n_packed = (ctypes.c_int64 * counts.shape.numel()).from_address(address)
+        *needed, n_packed = _integers_on_cpu(counts, arena)
     return needed if traced.is_exact else None, None if traced.packed is None else n_packed
+
+
+def _integers_on_cpu(view: View, base: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    """Returns the values of a view [n] int64 on a CPU, without operators of PyTorch, which take longer."""
+    return (ctypes.c_int64 * view.shape.numel()).from_address(base.data_ptr() + view.offset)
 
 
 class ReplayedCall:
@@ -186,8 +190,7 @@ class ReplayedCall:
         """Returns whether lists did not fit. Only on a CPU."""
         needed = self._runner.traced.needed
         arena = self._bases[needed.base] if self._lent is None else self._lent.memory
-        last = arena.data_ptr() + needed.offset + (needed.shape.numel() - 1) * needed.dtype.itemsize
-        return ctypes.c_int64.from_address(last).value != 0
+        return _integers_on_cpu(needed, arena)[-1] != 0
 
     def results(self) -> tuple[Any, ...]:
         """Returns what the rendering function returns."""

@@ -246,8 +246,8 @@ def _of_elements(
 ) -> Tensor:
     """Computes the loss of :func:`lidar_distance_loss`; ``name`` and ``other`` name the tensors in messages. []"""
     for given, tensor in ((other, target), ("valid_mask", mask)):
-        if tensor is not None and tensor.shape != pred.shape:
-            raise ShapeError(f"{given}: expected the shape {list(pred.shape)} as {name}, found {list(tensor.shape)}")
+        if tensor is not None:
+            check_shapes(given, tensor, name, pred)
     function = PER_ELEMENT.get(loss_fn) if isinstance(loss_fn, str) else loss_fn
     if function is None:
         names = ", ".join(map(repr, PER_ELEMENT))

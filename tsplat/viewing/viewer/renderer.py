@@ -224,9 +224,10 @@ class Renderer:
                 if not is_large or (n_max == LARGE and self._n_settled >= SETTLED):
                     divisor = max(divisor_min, self._divisor(pose, seconds))
             width, height = (max(1, round(size / divisor)) for size in (pose.width, pose.height))
+            camera = pose.camera(width, height, settings.model)
             start = time.perf_counter()
-            gaussians = self.seen(pose.camera(width, height, settings.model), settings, n_max)
-            image, visible, depths = self._rasterize(gaussians, pose, settings, width, height)
+            gaussians = self.seen(camera, settings, n_max)
+            image, visible, depths = self._rasterize(gaussians, camera, settings)
             taken = time.perf_counter() - start
             if n_max == self._n_max:  # images at rest tell nothing about those of fewer Gaussians
                 self._samples.append((width * height, taken))
@@ -270,9 +271,8 @@ class Renderer:
 
     @torch.no_grad()
     def _rasterize(
-        self, gaussians: Gaussians, pose: Pose, settings: Settings, width: int, height: int
+        self, gaussians: Gaussians, camera: Camera, settings: Settings
     ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int, tuple[float, float] | None]:
-        camera = pose.camera(width, height, settings.model)
         if settings.show == "normals":
             gaussians = as_normals(gaussians, camera.position)
         degree = gaussians.sh_degree if settings.sh_degree is None else min(settings.sh_degree, gaussians.sh_degree)
