@@ -162,6 +162,24 @@ def test_a_budget_counts_the_largest_kind_of_list():
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_replayed_call_whose_lists_do_not_fit_is_an_error(packed):
+    """The first calls fit, and are replayed; then the same Gaussians are larger."""
+    scene = make() | {"backend": "triton", "packed": packed}
+    with torch.no_grad():
+        size = needed(scene, 1)[0]
+        for _ in range(4):
+            tsplat.rasterization(**scene, capacity=size)
+        larger = scene | {"scales": 8 * scene["scales"]}
+        for _ in range(2):
+            with pytest.raises(CapacityError, match=rf"room for {size:,}"):
+                tsplat.rasterization(**larger, capacity=size)
+        _, alphas, meta = tsplat.rasterization(**scene, capacity=size)
+    assert not meta["overflow"]
+    assert alphas.any()
+
+
+@pytest.mark.triton
 def test_errors_name_capacities_that_suffice():
     assert needed(make(), 1, backend="triton")[1] <= 3
 
