@@ -37,6 +37,7 @@ def tsplat_emulated(target: str = "cuda:80", code: Code | None = None, **options
     # Functions and no mocks, which are slow: benchmarks measure time on the host.
     with (
         mock.patch.object(backend, "triton_is_interpreted", triton_is_interpreted),
+        mock.patch.dict(backend._chosen, clear=True),
         mock.patch.object(launch, "vendor", vendor),
         mock.patch.object(launch, "current_gpu", current_gpu),
         mock.patch.object(gpu_driver, "find", find),

@@ -18,9 +18,11 @@ from tests.support.closeness import (
     compare,
     run,
 )
+from tsplat import kernels_torch
 from tsplat.config import PRESETS
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
+from tsplat.runtime.backend import launchers
 
 from .targets import compiles_long, each_target, one_target
 
@@ -34,6 +36,14 @@ def test_rasterization_matches_reference(target, code):
     with tsplat_emulated(target, code) as gpu:
         assert_run_fp32(scenes.make(STRUCTURE, torch.float32), backend="triton", render_mode="RGB+ED")
     assert total(gpu.counts)["instructions"] > 10_000
+
+
+def test_backends_chosen_on_the_emulator_end_with_it():
+    cpu = torch.device("cpu")
+    outside = launchers(cpu)
+    with tsplat_emulated():
+        assert launchers(cpu) is kernels_torch  # as where Triton is interpreted
+    assert launchers(cpu) is outside
 
 
 @compiles_long

@@ -8,9 +8,10 @@ import torch
 
 from tests.support.closeness import assert_exact
 from tests.support.identity import assert_identical
-from tsplat import ArgumentError
+from tsplat import ArgumentError, kernels, kernels_torch
 from tsplat.compat.gsplat import SelectiveAdam
 from tsplat.compat.gsplat.cuda._wrapper import adam
+from tsplat.runtime import backend
 
 N, LR, EPS, BETAS = 7, 0.03, 1e-15, (0.8, 0.95)
 
@@ -143,6 +144,18 @@ def test_adam_matches_python(masked):
     expected = [update(value, own, [shown] * 3) for value, own, shown in columns]
     assert_exact("param", param, torch.tensor(expected, dtype=torch.float64).view(N, 2))
     assert torch.equal(param != before, valid[:, None].expand(N, 2))
+
+
+@pytest.mark.parametrize("package", [kernels, kernels_torch], ids=lambda package: package.__name__)
+def test_tensors_that_require_gradients_are_updated_in_place(package, monkeypatch):
+    monkeypatch.setitem(backend._chosen, (torch.device("cpu"), "auto"), package)
+    tensors = [random(N, 2, seed=0), random(N, 2, seed=1), torch.zeros(N, 2).double(), torch.zeros(N, 2).double()]
+    leaves = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
+    for own in (tensors, leaves):
+        adam(*own, ALL, LR, *BETAS, EPS)
+    for tensor, leaf in zip(tensors, leaves):
+        assert_exact("leaf", leaf, tensor)
+        assert leaf.is_leaf
 
 
 ADAM = dict(param=(N, 2), param_grad=(N, 2), exp_avg=(N, 2), exp_avg_sq=(N, 2))

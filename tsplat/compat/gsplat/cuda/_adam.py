@@ -9,6 +9,7 @@ from ....runtime.backend import launchers
 from ....runtime.compilation import plain_all
 
 
+@torch.no_grad()
 def adam(
     param: Tensor, param_grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, valid: Tensor,
     lr: float, b1: float, b2: float, eps: float,
@@ -20,14 +21,13 @@ def adam(
     check_adam(param, param_grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, "valid", valid)
     # Without bias correction, the correction of the step size and of the root are 1.
     constants = [1 - b1, b2, 1 - b2, lr, 1.0, eps]
-    values = param.detach()
-    contiguous = values.contiguous()
+    contiguous = param.contiguous()
     launchers(param.device).adam_step(
         [contiguous], [plain("param_grad", param_grad).contiguous()], [exp_avg], [exp_avg_sq], [constants],
         plain("valid", valid).contiguous(),
     )  # fmt: skip
-    if contiguous is not values:
-        values.copy_(contiguous)
+    if contiguous is not param:
+        param.copy_(contiguous)
 
 
 def check_adam(
