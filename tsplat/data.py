@@ -252,8 +252,8 @@ class ScreenGaussians(NamedTuple):
         conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
         depth_order: [nnz] int64, rows front to back, so that their intersections need a sort by tile only.
         image_ids: [nnz] int64, image of each row; None if rows are [I, N].
-        turns: [nnz] pixels of a turn of 360 degrees, for a camera that wraps: then tiles are also those of the copies a
-            turn to the left and to the right, each at most half a turn from its mean; or None.
+        periods: [nnz] pixels of 360 degrees, for a camera that wraps: then tiles are also those of the copies a period
+            to the left and to the right, each at most half a period from its mean; or None.
     """
 
     means2d: Tensor
@@ -262,7 +262,7 @@ class ScreenGaussians(NamedTuple):
     opacities: Tensor | None
     depth_order: Tensor
     image_ids: Tensor | None
-    turns: Tensor | None = None
+    periods: Tensor | None = None
 
 
 class Spans(NamedTuple):

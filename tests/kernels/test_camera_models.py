@@ -38,7 +38,7 @@ def test_every_camera_model_has_a_lens_in_each_implementation():
     for lenses in (of_kernels, LENSES, lens_formulas.LENSES):
         assert sorted(lenses) == sorted(CAMERA_MODELS)
     for model, lens in LENSES.items():
-        assert lens.has_jacobian == (of_kernels[model].project is not None)
+        assert lens.has_jacobian == (of_kernels[model].project_with_jacobian is not None)
         formulas = lens_formulas.LENSES[model]
         assert lens.culls_by_distance == of_kernels[model].CULLS_BY_DISTANCE == formulas.culls_by_distance
         assert lens.is_parallel == formulas.is_parallel

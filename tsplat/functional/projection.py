@@ -334,7 +334,7 @@ def project_covariances(
     means, covars, Ks = means.to(dtype), covars.to(dtype), Ks.to(dtype)
     fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     x, y, z = means.unbind(-1)
-    *mean2d, row0, row1 = LENSES[camera_model].project((x, y, z), (fx, fy, cx, cy), width, height)
+    *mean2d, row0, row1 = LENSES[camera_model].project_with_jacobian((x, y, z), (fx, fy, cx, cy), width, height)
     zero = torch.zeros_like(x)
     rows = (torch.stack([zero if entry is None else entry + zero for entry in row], -1) for row in (row0, row1))
     jacobian = torch.stack(list(rows), -2)  # [..., C, N, 2, 3]

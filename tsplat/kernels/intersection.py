@@ -79,17 +79,17 @@ def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
 
 
 @triton.jit
-def _wrapped_range(low, high, mean, turn, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
+def _wrapped_range(low, high, mean, period, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
     """As ``_tile_range``, for columns that wrap: the range may begin anywhere, and go on with the first tile.
 
-    An interval is at most half a turn to either side of the mean. Its copy from the left, beyond the right end of the
+    An interval is at most half a period to either side of the mean. Its copy from the left, beyond the right end of the
     image, adds tiles at the left end, and its copy from the right adds tiles at the right end.
     """
-    low = tl.maximum(low, mean - 0.5 * turn)
-    high = tl.minimum(high, mean + 0.5 * turn)
+    low = tl.maximum(low, mean - 0.5 * period)
+    high = tl.minimum(high, mean + 0.5 * period)
     first, count = _tile_range(low, high, n_tiles, TILE, CENTERS)
-    _, from_left = _tile_range(low - turn, high - turn, n_tiles, TILE, CENTERS)
-    from_right, after = _tile_range(low + turn, high + turn, n_tiles, TILE, CENTERS)
+    _, from_left = _tile_range(low - period, high - period, n_tiles, TILE, CENTERS)
+    from_right, after = _tile_range(low + period, high + period, n_tiles, TILE, CENTERS)
     end = tl.where(count > 0, first + count, 0)
     start = tl.where(after > 0, from_right, tl.where(count > 0, first, 0))
     to_end = tl.where((count > 0) | (after > 0), n_tiles - start, 0)
@@ -139,7 +139,7 @@ def _tile_columns_kernel(
     rows,  # [nnz] int32
     first_tile_rows,  # [nnz] int32
     span_starts,  # [nnz + 1] int32
-    turns,  # [nnz], see ``ScreenGaussians``, or None
+    periods,  # [nnz], see ``ScreenGaussians``, or None
     positions,  # [S] int32, output
     first_columns,  # [S] int32, output
     n_columns,  # [1 + S] int32, output
@@ -175,9 +175,9 @@ def _tile_columns_kernel(
             reach_left = (c[1] * dy_left + tl.sqrt(tl.maximum(level * a - det * dy_left * dy_left, 0.0))) / a
             high = tl.where(thick, tl.minimum(high, mean[0] + reach_right), high)
             low = tl.where(thick, tl.maximum(low, mean[0] - reach_left), low)
-        if turns is not None:
-            turn = tl.load(turns + row, mask=mask, other=1.0)
-            first, count = _wrapped_range(low, high, mean[0], turn, tile_width, TILE, conics is not None)
+        if periods is not None:
+            period = tl.load(periods + row, mask=mask, other=1.0)
+            first, count = _wrapped_range(low, high, mean[0], period, tile_width, TILE, conics is not None)
         else:
             first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
         tl.store(positions + span, position.to(tl.int32), mask=span < n_spans)
@@ -276,7 +276,7 @@ def tile_rows(
     _tile_rows_kernel.launch_elementwise(
         max(n, 1),
         BLOCK,
-        **{name: value for name, value in screen._asdict().items() if name != "turns"},
+        **{name: value for name, value in screen._asdict().items() if name != "periods"},
         rows=rows,
         first_tile_rows=first_tile_rows,
         n_tile_rows=n_tile_rows,
@@ -331,7 +331,7 @@ def tile_columns(
         rows=rows,
         first_tile_rows=first_tile_rows,
         span_starts=span_starts,
-        turns=screen.turns,
+        periods=screen.periods,
         positions=positions,
         first_columns=first_columns,
         n_columns=n_columns,
@@ -374,7 +374,7 @@ def tile_intersections(
         n_tiles=grid.tiles_per_image,
         key_bias=key_bias,
         last_key=last_key,
-        WRAPS=screen.turns is not None,
+        WRAPS=screen.periods is not None,
         ON_CPU=is_compiled_for_cpu(keys),
     )
     return keys, flatten_ids

@@ -44,13 +44,13 @@ def _tile_range(low: Tensor, high: Tensor, n_tiles: int, tile_size: int, centers
 
 
 def _wrapped_range(
-    low: Tensor, high: Tensor, mean: Tensor, turn: Tensor, grid: TileGrid, centers: bool
+    low: Tensor, high: Tensor, mean: Tensor, period: Tensor, grid: TileGrid, centers: bool
 ) -> tuple[Tensor, Tensor]:
     """As :func:`_tile_range`, for columns that wrap; see the kernel of the same name."""
-    low, high = torch.maximum(low, mean - 0.5 * turn), torch.minimum(high, mean + 0.5 * turn)
+    low, high = torch.maximum(low, mean - 0.5 * period), torch.minimum(high, mean + 0.5 * period)
     n_tiles = grid.tile_width
     (first, count), (_, from_left), (from_right, after) = (
-        _tile_range(low + k * turn, high + k * turn, n_tiles, grid.tile_size, centers) for k in (0, -1, 1)
+        _tile_range(low + k * period, high + k * period, n_tiles, grid.tile_size, centers) for k in (0, -1, 1)
     )
     end = torch.where(count > 0, first + count, 0)
     start = torch.where(after > 0, from_right, torch.where(count > 0, first, 0))
@@ -107,10 +107,10 @@ def tile_columns(
         reach_left = (b * dy_left + (level * a - det * dy_left * dy_left).clamp_min(0).sqrt()) / a
         high = torch.where(thick, torch.minimum(high, mean[:, 0] + reach_right), high)
         low = torch.where(thick, torch.maximum(low, mean[:, 0] - reach_left), low)
-    if screen.turns is None:
+    if screen.periods is None:
         first, count = _tile_range(low, high, grid.tile_width, size, conics is not None)
     else:
-        first, count = _wrapped_range(low, high, mean[:, 0], screen.turns[rows], grid, conics is not None)
+        first, count = _wrapped_range(low, high, mean[:, 0], screen.periods[rows], grid, conics is not None)
     return positions.to(torch.int32), first, _after_zero(torch.where(spans < span_starts[-1], count, 0))
 
 
@@ -124,7 +124,7 @@ def tile_intersections(
     rows = spans.rows[positions].long()
     y = spans.first_tile_rows[positions] + span_ids - spans.span_starts[positions]
     x = spans.first_columns[span_ids] + indices - spans.isect_starts[span_ids]
-    if screen.turns is not None:
+    if screen.periods is not None:
         x = torch.where(x >= grid.tile_width, x - grid.tile_width, x)
     keys = _image_ids(screen, grid)[rows] * grid.tiles_per_image + y * grid.tile_width + x - key_bias
     return torch.where(indices < spans.isect_starts[-1], keys, last_key).to(key_dtype), rows.to(torch.int32)

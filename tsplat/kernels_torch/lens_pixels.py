@@ -23,7 +23,7 @@ Windshield = namedtuple("Windshield", "horizontal vertical horizontal_inverse ve
 
 
 def _coefficients(values: tuple[Tensor, ...], lens: Lens) -> tuple[Any, Windshield | None]:
-    """Coefficients of a lens and of the windshield in front of it; None without one."""
+    """Returns the coefficients of a lens and of the windshield in front of it; None without one."""
     starts = range(N_COEFFICIENTS, len(values), N_POLYNOMIAL)
     return lens.read(values), Windshield(*[values[i : i + N_POLYNOMIAL] for i in starts]) if starts else None
 
@@ -31,12 +31,12 @@ def _coefficients(values: tuple[Tensor, ...], lens: Lens) -> tuple[Any, Windshie
 def lens_pixel(
     p: Triple, lens: Tensor | None, intrinsics: tuple[Tensor, ...], camera: CameraSettings, margin: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front.
+    """Returns pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front.
 
     A lens may show points behind the camera, too.
     """
     model = LENSES[camera.model]
-    k, glass = _coefficients(() if lens is None else lens.unbind(1), model)
+    k, windshield = _coefficients(() if lens is None else lens.unbind(1), model)
     front = p[0] * p[0] + p[1] * p[1] + p[2] * p[2] > AXIS_MIN if model.wraps else p[2] > 0
     behind = model.shows_behind(p, k)
     if behind is not None:
@@ -44,60 +44,60 @@ def lens_pixel(
     # Gradients of what is not used must not be NaN.
     p = (torch.where(front, p[0], 0.0), torch.where(front, p[1], 0.0), torch.where(front, p[2], 1.0))
     seen = front
-    if glass is not None:
-        p, clear = _refract(p, glass.horizontal, glass.vertical)
+    if windshield is not None:
+        p, clear = _refract(p, windshield.horizontal, windshield.vertical)
         seen = seen & clear
-    x, y, shown = model.bend(p, k)
+    x, y, shown = model.project(p, k)
     fx, fy, cx, cy = intrinsics
     u, v = torch.where(front, fx * x + cx, 0.0), torch.where(front, fy * y + cy, 0.0)
     if model.wraps:
-        u = torch.where(front, u - turns_of(u - 0.5 * camera.width, turn_of(fx)), 0.0)
+        u = torch.where(front, u - whole_periods(u - 0.5 * camera.width, u_period(fx)), 0.0)
     return u, v, seen & shown & _inside(u, v, camera, margin)
 
 
-def pixel_offset(
+def pixel_difference(
     p: Triple, d: Triple, pixel: tuple[Tensor, Tensor], intrinsics: tuple[Tensor, ...], camera: CameraSettings,
     margin: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Pixel of p + d less the pixel of p, without the rounding errors of either; and whether p + d is seen."""
-    x, y, exists = LENSES[camera.model].offset(p, d)
+    """Returns the pixel of p + d less that of p, without the rounding errors of either; and whether p + d is seen."""
+    x, y, exists = LENSES[camera.model].project_difference(p, d)
     dx, dy = intrinsics[0] * x, intrinsics[1] * y
     u = pixel[0] + dx
-    u = u - turns_of(u - 0.5 * camera.width, turn_of(intrinsics[0]))
+    u = u - whole_periods(u - 0.5 * camera.width, u_period(intrinsics[0]))
     return dx, dy, exists & _inside(u, pixel[1] + dy, camera, margin)
 
 
 def _inside(u: Tensor, v: Tensor, camera: CameraSettings, margin: float) -> Tensor:
-    """Whether a pixel is within the image and a margin."""
+    """Returns whether a pixel is within the image and a margin."""
     side, top = margin * camera.width, margin * camera.height
     return (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
 
 
-def turn_of(fx: Tensor) -> Tensor:
-    """Pixels of a turn of 360 degrees, the period of u of a lens that wraps."""
+def u_period(fx: Tensor) -> Tensor:
+    """Returns the period of u of a lens that wraps: the pixels of 360 degrees."""
     return 2 * math.pi * fx.abs()
 
 
-def turns_of(difference: Tensor, turn: Tensor) -> Tensor:
-    """What to take from a difference of two u to have that of the nearest copies, whole turns."""
-    return turn * (difference.detach() / turn + 0.5).floor()
+def whole_periods(difference: Tensor, period: Tensor) -> Tensor:
+    """Returns the whole periods that take a difference of two u to that of the nearest copies if subtracted."""
+    return period * (difference.detach() / period + 0.5).floor()
 
 
-def directions(x: Tensor, y: Tensor, lens: Tensor | None, camera: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit directions that cameras with a focal length of 1 show at x, y, [I, H, W]; zero if there are none."""
+def unproject(x: Tensor, y: Tensor, lens: Tensor | None, camera: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the unit directions that cameras with a focal length of 1 show at x, y, [I, H, W]; zero if none."""
     model = LENSES[camera.model]
-    k, glass = _coefficients(() if lens is None else lens[:, :, None, None].unbind(1), model)
-    dx, dy, dz = model.unbend(x, y, k)
-    if glass is not None:
+    k, windshield = _coefficients(() if lens is None else lens[:, :, None, None].unbind(1), model)
+    dx, dy, dz = model.unproject(x, y, k)
+    if windshield is not None:
         exists = torch.stack([dx, dy, dz]).any(0)
         inner = (dx, dy, torch.where(exists, dz, 1.0))
-        outer, clear = _refract(inner, glass.horizontal_inverse, glass.vertical_inverse)
+        outer, clear = _refract(inner, windshield.horizontal_inverse, windshield.vertical_inverse)
         dx, dy, dz = (torch.where(exists & clear, value, 0.0) for value in outer)
     return dx, dy, dz
 
 
 def _refract(p: Triple, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, ...]) -> tuple[Triple, Tensor]:
-    """Unit directions in which a windshield shows points, and whether it does; see ``refract`` of the kernels."""
+    """Returns unit directions in which a windshield shows points, and whether it does; see the kernels' ``refract``."""
     x, y, z = p
     phi, psi = torch.atan2(x, torch.hypot(y, z)), torch.atan2(y, torch.hypot(x, z))
     h, h_phi, h_psi = _polynomial(horizontal, phi, psi)

@@ -75,7 +75,7 @@ def _screen(
     covariance = [entry[ids] for entry in _covariance(gaussians.quats, gaussians.scales, gaussians.covars)]
     x, y, z = (_dot(w, mean) + offset for w, offset in zip((w0, w1, w2), t))  # type: ignore[arg-type]
     camera = settings.camera
-    u, v, row0, row1 = LENSES[camera.model].project((x, y, z), intrinsics, camera.width, camera.height)
+    u, v, row0, row1 = LENSES[camera.model].project_with_jacobian((x, y, z), intrinsics, camera.width, camera.height)
     t0, t1 = (_times_rotation(row, (w0, w1, w2)) for row in (row0, row1))
     s = covariance
     s0, s1 = (

@@ -26,17 +26,19 @@ def path_of(shutter: Tensor) -> Path:
     return Path(*torch.split(shutter, [4, 4, 3, 3, 1, 1, 3, 1], -1))
 
 
-def turned(vector: Triple, pose: Pose) -> Triple:
+def rotate(vector: Triple, pose: Pose) -> Triple:
+    """Rotates a vector of the world to the frame of the camera."""
     x, y, z = (w[0] * vector[0] + w[1] * vector[1] + w[2] * vector[2] for w in pose[0])
     return x, y, z
 
 
 def to_camera(point: Triple, pose: Pose) -> Triple:
-    x, y, z = (value + t for value, t in zip(turned(point, pose), pose[1]))
+    """Transforms a point of the world to the frame of the camera."""
+    x, y, z = (value + t for value, t in zip(rotate(point, pose), pose[1]))
     return x, y, z
 
 
-def pixel_in_time(
+def exposed_pixel(
     point: Triple,
     shutter: Tensor,
     lens: Tensor | None,
@@ -44,7 +46,7 @@ def pixel_in_time(
     camera: CameraSettings,
     margin: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixel x and y of a point of the world at the time at which the shutter exposes it, and whether it is seen.
+    """Returns pixel x and y of a point of the world when the shutter exposes it; and whether it is seen.
 
     The gradient is that of the solution, not of the iterations: with the gradient d of the time s and the velocity w of
     the pixel, dq = dq|_s + w (d dq|_s) / (1 - d w).
@@ -59,24 +61,24 @@ def pixel_in_time(
         end_u, end_v, at_end = at(zero + 1)
         u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
         for _ in range(SHUTTER_STEPS - 1):
-            u, v, _ = at(time_of(u, v, camera))
-        time = time_of(u, v, camera)
+            u, v, _ = at(exposure_time(u, v, camera))
+        time = exposure_time(u, v, camera)
     u, v, seen = at(time)
     if u.requires_grad:
         moving = time.clone().requires_grad_()
         rate_u, rate_v = (torch.autograd.grad(at(moving)[k].sum(), moving)[0] for k in range(2))
-        change = _growth(u - u.detach(), v - v.detach(), camera) / (1 - _growth(rate_u, rate_v, camera))
+        change = _delay(u - u.detach(), v - v.detach(), camera) / (1 - _delay(rate_u, rate_v, camera))
         u, v = u + rate_u * change, v + rate_v * change
     return u, v, seen & (at_start | at_end)
 
 
-def _growth(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
-    """How much later a pixel is exposed that is farther by u, v."""
-    return time_of(u, v, camera) - time_of(torch.zeros_like(u), torch.zeros_like(v), camera)
+def _delay(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
+    """Returns how much later a pixel is exposed that is farther by u, v."""
+    return exposure_time(u, v, camera) - exposure_time(torch.zeros_like(u), torch.zeros_like(v), camera)
 
 
-def time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
-    """The time at which a pixel is exposed: 0 at the center of the first row or column that is read, 1 at the last."""
+def exposure_time(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
+    """Returns when a pixel is exposed: at 0 in the center of the first row or column that is read, at 1 in the last."""
     if camera.readout == "ROLLING_TOP_TO_BOTTOM":
         return (v - 0.5) / max(camera.height - 1, 1)
     if camera.readout == "ROLLING_BOTTOM_TO_TOP":
@@ -87,11 +89,11 @@ def time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
 
 
 def pose_at(shutter: Tensor, time: Tensor) -> Pose:
-    """The pose of a camera between those at the start and at the end of the readout (spherical interpolation)."""
+    """Interpolates the pose of a camera at a time of the readout, 0 at its start and 1 at its end, along the sphere."""
     path, time = path_of(shutter), time[:, None]
-    turns = path.inverse_sine > 0
-    before = torch.where(turns, ((1 - time) * path.angle).sin() * path.inverse_sine, 1 - time)
-    after = torch.where(turns, (time * path.angle).sin() * path.inverse_sine, time)
+    rotates = path.inverse_sine > 0
+    before = torch.where(rotates, ((1 - time) * path.angle).sin() * path.inverse_sine, 1 - time)
+    after = torch.where(rotates, (time * path.angle).sin() * path.inverse_sine, time)
     q = before * path.q0 + after * path.q1
     t = (1 - time) * path.t0 + time * path.t1
     return rotation_rows(torch.nn.functional.normalize(q, dim=-1)), (t[:, 0], t[:, 1], t[:, 2])

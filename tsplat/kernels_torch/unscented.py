@@ -8,9 +8,9 @@ from torch import Tensor
 from ..config import BEHIND_POLE
 from ..data import ProjectionSettings
 from ..formulas.rotations import Triple
-from .lens_pixels import lens_pixel, pixel_offset, turn_of, turns_of
+from .lens_pixels import lens_pixel, pixel_difference, u_period, whole_periods
 from .lenses import LENSES
-from .shutters import Pose, pixel_in_time, pose_at, to_camera, turned
+from .shutters import Pose, exposed_pixel, pose_at, rotate, to_camera
 
 
 def unscented(
@@ -40,7 +40,7 @@ def unscented(
     def project(point: Triple) -> tuple[Tensor, Tensor, Tensor]:
         if shutter is None:
             return lens_pixel(to_camera(point, pose), lens, intrinsics, camera, transform.margin)
-        return pixel_in_time(point, shutter, lens, intrinsics, camera, transform.margin)
+        return exposed_pixel(point, shutter, lens, intrinsics, camera, transform.margin)
 
     wraps = LENSES[camera.model].wraps
     x, y, valid = project(mean)
@@ -53,12 +53,14 @@ def unscented(
             step = sign * transform.spread
             offset = (step * axis[0], step * axis[1], step * axis[2])
             if exact:
-                dx, dy, also = pixel_offset(origin, turned(offset, pose), (x, y), intrinsics, camera, transform.margin)
+                dx, dy, also = pixel_difference(
+                    origin, rotate(offset, pose), (x, y), intrinsics, camera, transform.margin
+                )
             else:
                 u, v, also = project((mean[0] + offset[0], mean[1] + offset[1], mean[2] + offset[2]))
                 dx, dy = u - x, v - y
                 if wraps:
-                    dx = dx - turns_of(dx, turn_of(intrinsics[0]))
+                    dx = dx - whole_periods(dx, u_period(intrinsics[0]))
             counts = counts + also
             offsets.append((dx, dy))
     # The mean weights add to 1, so only differences from the center are weighted, which loses no precision.
@@ -71,7 +73,7 @@ def unscented(
     c = transform.center_weight * shift_y * shift_y
     for dx, dy in offsets:
         dx, dy = dx - shift_x, dy - shift_y
-        wide = over_poles(dx, turn_of(intrinsics[0])) if wraps else dx
+        wide = over_poles(dx, u_period(intrinsics[0])) if wraps else dx
         a = a + transform.weight * wide * wide
         b = b + transform.weight * dx * dy
         c = c + transform.weight * dy * dy
@@ -86,10 +88,10 @@ def unscented(
     return x + shift_x, y + shift_y, depth, (a, b, c), seen, z
 
 
-def over_poles(difference: Tensor, turn: Tensor) -> Tensor:
+def over_poles(difference: Tensor, period: Tensor) -> Tensor:
     """How far apart the u of two sigma points count, from their difference: far more if a pole is between them."""
     size = difference.abs()
-    quarter = 0.25 * turn
+    quarter = 0.25 * period
     return size + BEHIND_POLE / quarter * (size - quarter).clamp_min(0).square()
 
 

@@ -39,12 +39,12 @@ from .camera_formulas import (
     distances,
     extents_on_sphere,
     facing,
-    full_turn,
     intrinsics,
     lidar_rays,
     path_of,
     project_points,
     shorter_way,
+    u_period,
 )
 from .camera_formulas import quaternion_to_rotation as quaternion_to_rotation
 from .camera_formulas import rays as camera_rays
@@ -394,8 +394,8 @@ def rasterize(
         squared, exists, hits = distances(*pixel_rays, means, axes, in_front=in_front)
         counted = exists[..., None]
         if lidar is None:
-            turn = None if wrapped is None else full_turn(wrapped)
-            counted = counted & _in_tiles(projection.means2d, projection.radii, width, height, tile_size, turn)
+            period = None if wrapped is None else u_period(wrapped)
+            counted = counted & _in_tiles(projection.means2d, projection.radii, width, height, tile_size, period)
         sigmas = torch.where(counted, 0.5 * squared, torch.inf)
         seen = [hits[..., None], facing(quats, pixel_rays[1])]
     elif wrapped is not None:
@@ -426,15 +426,15 @@ def rasterize(
 
 
 def _in_tiles(
-    means2d: Tensor, radii: Tensor, width: int, height: int, tile_size: int, turn: Tensor | None = None
+    means2d: Tensor, radii: Tensor, width: int, height: int, tile_size: int, period: Tensor | None = None
 ) -> Tensor:
     """Which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]
 
-    Boxes are also those a ``turn`` [..., C] to the left and to the right, and at most a turn wide.
+    Boxes are also those a ``period`` [..., C] to the left and to the right, and at most a period wide.
     """
-    if turn is not None:
-        radii = torch.stack([torch.minimum(radii[..., 0], 0.5 * turn[..., None]), radii[..., 1]], -1)
-        aside = torch.stack([turn, torch.zeros_like(turn)], -1)[..., None, :]
+    if period is not None:
+        radii = torch.stack([torch.minimum(radii[..., 0], 0.5 * period[..., None]), radii[..., 1]], -1)
+        aside = torch.stack([period, torch.zeros_like(period)], -1)[..., None, :]
         boxes = [_in_tiles(means2d + k * aside, radii, width, height, tile_size) for k in (-1, 0, 1)]
         return boxes[0] | boxes[1] | boxes[2]
     inside = torch.ones((), dtype=torch.bool, device=means2d.device)

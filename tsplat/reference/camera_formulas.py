@@ -15,7 +15,7 @@ from .lens_formulas import LENSES, Lens
 
 
 def quaternion_to_rotation(quats: Tensor) -> Tensor:
-    """Rotation matrices of quaternions wxyz of any nonzero norm. [..., 4] -> [..., 3, 3]"""
+    """Returns rotation matrices of quaternions wxyz of any nonzero norm. [..., 4] -> [..., 3, 3]"""
     w, x, y, z = torch.nn.functional.normalize(quats, dim=-1).unbind(-1)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
@@ -26,14 +26,15 @@ def quaternion_to_rotation(quats: Tensor) -> Tensor:
 
 
 def project_points(points: Tensor, intrinsics: Tensor, settings: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; if defined."""
+    """Returns pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3];
+    and which are defined."""
     x, y, z = points.unbind(-1)
-    (u, v, defined), rows = LENSES[settings.model].project((x, y, z), intrinsics[..., None, :], settings)
+    (u, v, defined), rows = LENSES[settings.model].project_with_jacobian((x, y, z), intrinsics[..., None, :], settings)
     return torch.stack([u, v], -1), torch.stack([torch.stack(row, -1) for row in rows], -2), defined
 
 
 def intrinsics(matrices: Tensor) -> Tensor:
-    """fx, fy, cx and cy. [..., 3, 3] -> [..., 4]"""
+    """Returns fx, fy, cx and cy. [..., 3, 3] -> [..., 4]"""
     return matrices[..., (0, 1, 0, 1), (0, 1, 2, 2)]
 
 
@@ -54,7 +55,7 @@ Windshield = namedtuple("Windshield", "horizontal vertical horizontal_inverse ve
 
 
 def path_of(shutter: Tensor) -> Path:
-    """Rotations and translations at the start and the end of a rolling shutter, and what follows from them."""
+    """Names the values of a rolling shutter: poses at its start and its end, and what follows from them."""
     return Path(*torch.split(shutter, [4, 4, 3, 3, 1, 1, 3, 1], -1))
 
 
@@ -74,7 +75,7 @@ def unscented(
         pixels, valid = pixels_of(_move(points, rotation, translation), cameras, settings, transform.margin)
         in_camera = _move(points, rotation, translation)[..., 0, :]
     else:
-        pixels, valid = _pixels_in_time(points, cameras, settings, transform.margin)
+        pixels, valid = _exposed_pixels(points, cameras, settings, transform.margin)
         half = torch.full(pixels.shape[:-1], 0.5, dtype=means.dtype, device=means.device)
         in_camera = _move(points, *_pose(cameras.shutter[..., None, None, :], half))[..., 0, :]
     all_seen = valid.all(-1) if transform.all_valid else valid.any(-1)
@@ -82,7 +83,7 @@ def unscented(
         own = cameras.intrinsics[..., None, None, :]
         across = shorter_way(pixels[..., 0] - pixels[..., :1, 0], own)
         down = pixels[..., 1] - pixels[..., :1, 1]
-        quarter = 0.25 * full_turn(own)
+        quarter = 0.25 * u_period(own)
         wide = across.abs() + BEHIND_POLE * (across.abs() - quarter).clamp_min(0) ** 2 / quarter
         xx, xy, yy = (transform.weight * (a * b).sum(-1) for a, b in ((wide, wide), (across, down), (down, down)))
         covariances = torch.stack([torch.stack([xx, xy], -1), torch.stack([xy, yy], -1)], -2)
@@ -96,21 +97,23 @@ def unscented(
     return means2d, in_camera, covariances, all_seen
 
 
-def full_turn(intrinsics: Tensor) -> Tensor:
-    """Pixels of a turn of 360 degrees. [..., 4] -> [...]"""
+def u_period(intrinsics: Tensor) -> Tensor:
+    """Returns the period of u: the pixels of 360 degrees. [..., 4] -> [...]"""
     return 2 * torch.pi * intrinsics[..., 0].abs()
 
 
 def shorter_way(difference: Tensor, intrinsics: Tensor) -> Tensor:
-    """A difference of two values of u, the shorter way around, where u and u plus a turn are the same."""
-    turn = full_turn(intrinsics)
-    return difference - turn * (difference / turn + 0.5).floor()
+    """Returns a difference of two values of u, the shorter way around, where u and u plus a period are the same."""
+    period = u_period(intrinsics)
+    return difference - period * (difference / period + 0.5).floor()
 
 
 def extents_on_sphere(
     half: Tensor, pixels: Tensor, distances: Tensor, lengths: Tensor, intrinsics: Tensor, numerics: Numerics
 ) -> Tensor:
-    """Half extents in u and v, at most half a turn, and those of the caps of directions that hold wide Gaussians.
+    """Returns half extents in u and v, at most half a period, and at least those of the caps of wide Gaussians.
+
+    A cap is the directions in which a camera sees a sphere of the largest standard deviation.
 
     Args:
         half: Those of ellipses, [..., C, N, 2].
@@ -134,17 +137,17 @@ def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
 
 
 def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
-    """Pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, 0 without one; which are valid."""
+    """Returns pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, and which are valid."""
     wraps = LENSES[settings.model].wraps
     lens = LENSES[settings.model]
-    k, glass = _coefficients(cameras.lens, lens)
+    k, windshield = _coefficients(cameras.lens, lens)
     x, y, z = points.unbind(-1)
     front = points.square().sum(-1) > AXIS_MIN if wraps else (z > 0) | lens.shows_behind((x, y, z), k)
     x, y, z = torch.where(front[..., None], points, points.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
     clear = torch.ones_like(front)
-    if glass is not None:
-        x, y, z, clear = _through_windshield(x, y, z, glass.horizontal, glass.vertical)
-    a, b, seen = lens.bend((x, y, z), k)
+    if windshield is not None:
+        x, y, z, clear = _through_windshield(x, y, z, windshield.horizontal, windshield.vertical)
+    a, b, seen = lens.project((x, y, z), k)
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     pixels = torch.where(front[..., None], focal * torch.stack([a, b], -1) + center, 0.0)
     size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
@@ -157,7 +160,7 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
 
 
 def _coefficients(lens: Tensor | None, model: Lens) -> tuple[Any, Windshield | None]:
-    """Coefficients of a lens and of a windshield in front of it, [..., C, 1, 1] each; None without one."""
+    """Returns the coefficients of a lens and of a windshield in front of it, [..., C, 1, 1] each; None without one."""
     if lens is None:
         return None, None
     values = lens[..., None, None, :].unbind(-1)
@@ -168,7 +171,7 @@ def _coefficients(lens: Tensor | None, model: Lens) -> tuple[Any, Windshield | N
 def _through_windshield(
     x: Tensor, y: Tensor, z: Tensor, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Unit directions in which a windshield shows points, and whether it does; the axis where not."""
+    """Returns unit directions in which a windshield shows points, and whether it does; the axis where not."""
     length = (x * x + y * y + z * z).sqrt()
     phi, psi = (x / length).asin(), (y / length).asin()
     powers = [(j, k) for k in range(6) for j in range(6 - k)]
@@ -186,26 +189,28 @@ def _through_windshield(
 
 
 def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
-    """Origins and directions of the rays of pixel centers, world frame, [..., C, H, W, 3]; directions 0 without one."""
+    """Returns origins and directions of the rays of pixel centers, world frame, [..., C, H, W, 3]; 0 without a ray."""
     dtype, device = cameras.intrinsics.dtype, cameras.intrinsics.device
     y, x = (torch.arange(n, dtype=dtype, device=device) + 0.5 for n in (settings.height, settings.width))
     pixels = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # [H, W, 2]
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     x, y = ((pixels - center) / focal).unbind(-1)
     lens = LENSES[settings.model]
-    k, glass = _coefficients(cameras.lens, lens)
+    k, windshield = _coefficients(cameras.lens, lens)
     zero = torch.zeros_like(x)
     origins = torch.stack([x, y, zero] if lens.is_parallel else [zero, zero, zero], -1)
-    (x, y, z), exists = lens.unbend(x, y, k)
-    if glass is not None:
+    (x, y, z), exists = lens.unproject(x, y, k)
+    if windshield is not None:
         x, y, z = (torch.where(exists, value, outside) for value, outside in ((x, 0.0), (y, 0.0), (z, 1.0)))
-        x, y, z, clear = _through_windshield(x, y, z, glass.horizontal_inverse, glass.vertical_inverse)
+        x, y, z, clear = _through_windshield(x, y, z, windshield.horizontal_inverse, windshield.vertical_inverse)
         exists = exists & clear
     directions = torch.stack([x, y, z], -1)
     if cameras.shutter is None:
         rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
     else:
-        rotation, translation = _pose(cameras.shutter[..., None, None, :], _time(pixels, settings).expand_as(x))
+        rotation, translation = _pose(
+            cameras.shutter[..., None, None, :], _exposure_time(pixels, settings).expand_as(x)
+        )
     to_world = rotation.transpose(-1, -2)
     directions = product(to_world, directions[..., None])[..., 0]
     origins = product(to_world, (origins - translation)[..., None])[..., 0]
@@ -213,19 +218,20 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
 
 
 def lidar_rays(cameras: Camera, elevations: Tensor, azimuths: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`rays`, of the elements of a spinning lidar whose azimuth 0 is the z axis and whose zenith is above.
+    """Returns what :func:`rays` does, for the elements of a spinning lidar.
 
-    Angles are elevations [H], azimuths [W] and offsets [H]. The first column is exposed at time 0, the last at 1.
+    Angles are elevations [H], azimuths [W] and offsets [H]. Azimuth 0 is the z axis, and the zenith is above. The first
+    column is exposed at time 0, the last at 1.
     """
     like = cameras.intrinsics
-    turn = azimuths.to(like) + offsets.to(like)[:, None]
-    elevation = elevations.to(like)[:, None].expand_as(turn)
-    flat, up = torch.polar(torch.cos(elevation), turn), torch.sin(elevation)
+    azimuth = azimuths.to(like) + offsets.to(like)[:, None]
+    elevation = elevations.to(like)[:, None].expand_as(azimuth)
+    flat, up = torch.polar(torch.cos(elevation), azimuth), torch.sin(elevation)
     directions = torch.stack([-flat.imag, -up, flat.real], -1)
     if cameras.shutter is None:
         rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
     else:
-        times = torch.linspace(0, 1, len(azimuths), dtype=like.dtype, device=like.device).expand_as(turn)
+        times = torch.linspace(0, 1, len(azimuths), dtype=like.dtype, device=like.device).expand_as(azimuth)
         rotation, translation = _pose(cameras.shutter[..., None, None, :], times)
     to_world = rotation.transpose(-1, -2)
     directions = product(to_world, directions[..., None])[..., 0]
@@ -236,11 +242,11 @@ def lidar_rays(cameras: Camera, elevations: Tensor, azimuths: Tensor, offsets: T
 def distances(
     origins: Tensor, directions: Tensor, means: Tensor, axes: Tensor, *, in_front: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared distances of rays from Gaussians, in standard deviations, as in 3DGUT, section 4.3. [..., C, H, W, N]
+    """Returns squared distances of rays from Gaussians, in standard deviations. [..., C, H, W, N]
 
-    Also returns whether there is a ray [..., C, H, W], and the distance [..., C, H, W, N] from the origin of a ray to
-    its point that is nearest, in that measure, to a mean. Gaussians that are nearest to the ray behind its origin count
-    as infinitely far away if ``in_front``.
+    As in 3DGUT, section 4.3. Also returns whether there is a ray [..., C, H, W], and the distance [..., C, H, W, N]
+    from the origin of a ray to its point that is nearest, in that measure, to a mean. Gaussians that are nearest to the
+    ray behind its origin count as infinitely far away if ``in_front``.
     """
     # Whitened: the Gaussian is a unit sphere around 0. Gaussians without volume are not rendered.
     squares = axes.square().sum(-2)  # of the scales, as the axes are orthogonal
@@ -254,8 +260,8 @@ def distances(
     squared = torch.linalg.cross(direction, origin).square().sum(-1)
     nearest = -(direction * origin).sum(-1, keepdim=True) * direction  # from the origin of the ray
     lengths = squares.sqrt()[..., None, None, None, :, :]
-    turned = torch.where(solid[..., None, None, None, :, None], nearest * lengths, 1.0)
-    hits = torch.where(solid[..., None, None, None, :], turned.norm(dim=-1), 0.0)
+    unwhitened = torch.where(solid[..., None, None, None, :, None], nearest * lengths, 1.0)
+    hits = torch.where(solid[..., None, None, None, :], unwhitened.norm(dim=-1), 0.0)
     squared = torch.where(solid[..., None, None, None, :], squared, torch.inf)
     if in_front:
         squared = torch.where((direction * origin).sum(-1) <= 0, squared, torch.inf)
@@ -263,14 +269,14 @@ def distances(
 
 
 def facing(quats: Tensor, directions: Tensor) -> Tensor:
-    """Third axes of Gaussians, negated where they point along rays [..., C, H, W, 3]. [..., C, H, W, N, 3]"""
+    """Returns the third axes of Gaussians, negated if they point along rays [..., C, H, W, 3]. [..., C, H, W, N, 3]"""
     normals = quaternion_to_rotation(quats)[..., None, None, None, :, :, 2]
     away = (normals * directions[..., None, :]).sum(-1, keepdim=True) > 0
     return torch.where(away, -normals, normals)
 
 
-def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
-    """As :func:`pixels_of`, of points of the world, each at the time at which the shutter exposes its pixel.
+def _exposed_pixels(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
+    """Returns what :func:`pixels_of` does, for points of the world, each when the shutter exposes its pixel.
 
     Differentiated by the implicit function theorem: one step of Newton's method for q = f(s(q)) at the solution.
     """
@@ -285,10 +291,10 @@ def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, m
         (pixels, at_start), (at_its_end, at_end) = at(zero), at(zero + 1)
         pixels = torch.where(at_start[..., None], pixels, at_its_end)
         for _ in range(SHUTTER_STEPS - 1):
-            pixels, _ = at(_time(pixels, settings))
-        time = _time(pixels, settings)
+            pixels, _ = at(_exposure_time(pixels, settings))
+        time = _exposure_time(pixels, settings)
         eye = torch.eye(2, dtype=pixels.dtype, device=pixels.device)
-        of_time = torch.stack([_time(unit, settings) - _time(0 * unit, settings) for unit in eye])
+        of_time = torch.stack([_exposure_time(unit, settings) - _exposure_time(0 * unit, settings) for unit in eye])
     pixels, valid = at(time)
     if pixels.requires_grad:
         time.requires_grad_()
@@ -301,8 +307,8 @@ def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, m
     return pixels, valid & (at_start | at_end)
 
 
-def _time(pixels: Tensor, settings: CameraSettings) -> Tensor:
-    """When pixels are exposed: 0 at the center of the first row or column that is read, 1 at that of the last."""
+def _exposure_time(pixels: Tensor, settings: CameraSettings) -> Tensor:
+    """Returns when pixels are exposed: 0 at the center of the first row or column that is read, 1 in the last."""
     from_start = (pixels - 0.5) / (pixels.new_tensor([settings.width, settings.height]) - 1).clamp_min(1)
     from_left, from_top = from_start.unbind(-1)
     times = {
@@ -315,14 +321,14 @@ def _time(pixels: Tensor, settings: CameraSettings) -> Tensor:
 
 
 def _pose(path: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotations [..., 3, 3] and translations [..., 3] at times; the rotations by a constant rate about one axis."""
+    """Returns rotations [..., 3, 3] and translations [..., 3] at times; the rate of rotation is constant."""
     (q0, q1, t0, t1, *_), time = path_of(path), time[..., None]
-    # The rotation vector of q1 q0*, times the time, is that of the turn since the start.
+    # The rotation vector of q1 q0*, times the time, is that of the rotation since the start.
     w0, v0, w1, v1 = q0[..., :1], q0[..., 1:], q1[..., :1], q1[..., 1:]
-    turn = w0 * v1 - w1 * v0 - torch.linalg.cross(v1.expand_as(v0), v0)
+    imaginary_part = w0 * v1 - w1 * v0 - torch.linalg.cross(v1.expand_as(v0), v0)
     cosine = w0 * w1 + (v0 * v1).sum(-1, keepdim=True)
-    length = turn.norm(dim=-1, keepdim=True)
-    axis = turn / torch.where(length > 0, length, 1.0)
+    length = imaginary_part.norm(dim=-1, keepdim=True)
+    axis = imaginary_part / torch.where(length > 0, length, 1.0)
     half = time * torch.atan2(length, cosine)
     w, v = half.cos(), half.sin() * axis
     imaginary = w * v0 + w0 * v + torch.linalg.cross(v, v0.expand_as(v))

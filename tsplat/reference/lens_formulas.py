@@ -31,20 +31,22 @@ class Lens:
     is_parallel = False
     wraps = False
 
-    def project(self, p: Triple, intrinsics: Tensor, settings: CameraSettings) -> tuple[Triple, tuple[Triple, Triple]]:
-        """Pixels of points, without distortion, and whether they are defined; rows of the Jacobian."""
+    def project_with_jacobian(
+        self, p: Triple, intrinsics: Tensor, settings: CameraSettings
+    ) -> tuple[Triple, tuple[Triple, Triple]]:
+        """Returns pixels of points, without distortion, and whether they are defined; and rows of the Jacobian."""
         raise NotImplementedError
 
     def shows_behind(self, p: Triple, k: Any) -> Tensor:
-        """Which points have an image even if they are behind the camera."""
+        """Returns which points have an image even if they are behind the camera."""
         return torch.zeros_like(p[2], dtype=torch.bool)
 
-    def bend(self, p: Triple, k: Any) -> Triple:
-        """Where points in front of the camera, or shown behind it, are in the image, and whether they are seen."""
+    def project(self, p: Triple, k: Any) -> Triple:
+        """Returns x and y of points in front of the camera, or shown behind it; and whether they are seen."""
         raise NotImplementedError
 
-    def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
-        """Directions that are shown at x and y, and where there is one."""
+    def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
+        """Returns the directions that are shown at x and y, and where there is one."""
         raise NotImplementedError
 
 
@@ -53,7 +55,9 @@ class Pinhole(Lens):
 
     coefficients = namedtuple("coefficients", "k1 k2 k3 k4 k5 k6 p1 p2 s1 s2 s3 s4")
 
-    def project(self, p: Triple, intrinsics: Tensor, settings: CameraSettings) -> tuple[Triple, tuple[Triple, Triple]]:
+    def project_with_jacobian(
+        self, p: Triple, intrinsics: Tensor, settings: CameraSettings
+    ) -> tuple[Triple, tuple[Triple, Triple]]:
         (x, y, z), (fx, fy, cx, cy), zero = p, intrinsics.unbind(-1), torch.zeros_like(p[2])
         safe_z = torch.where(z.abs() > 0, z, 1.0)
         slopes = []
@@ -63,31 +67,31 @@ class Pinhole(Lens):
         shown = fx * x / safe_z + cx, fy * y / safe_z + cy, torch.ones_like(z, dtype=torch.bool)
         return shown, ((fx / safe_z, zero, -fx * slopes[0] / safe_z), (zero, fy / safe_z, -fy * slopes[1] / safe_z))
 
-    def bend(self, p: Triple, k: Any) -> Triple:
+    def project(self, p: Triple, k: Any) -> Triple:
         a, b, gain = _distort(p[0] / p[2], p[1] / p[2], k)
         return a, b, gain > LENS_GAIN_MIN
 
-    def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
+    def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
         a, b, one = x, y, torch.ones_like(x)
         if k is None:
             return (a, b, one), torch.ones_like(x, dtype=torch.bool)
         for _ in range(200):
-            bent_a, bent_b, gain = _distort(a, b, k)
-            a, b = a + x - bent_a, b + y - bent_b
-        exists = (gain > LENS_GAIN_MIN) & ((bent_a - x).abs() + (bent_b - y).abs() < 1e-6)
+            distorted_a, distorted_b, gain = _distort(a, b, k)
+            a, b = a + x - distorted_a, b + y - distorted_b
+        exists = (gain > LENS_GAIN_MIN) & ((distorted_a - x).abs() + (distorted_b - y).abs() < 1e-6)
         return (torch.where(exists, a, 0.0), torch.where(exists, b, 0.0), one), exists
 
 
 def _distort(a: Tensor, b: Tensor, k: Any) -> Triple:
-    """Distorts a = x / z and b = y / z. Also returns the radial factor."""
+    """Distorts a = x / z and b = y / z. Returns both, and the radial factor."""
     if k is None:
         return a, b, torch.ones_like(a)
     r2 = a * a + b * b
     gain = (1 + r2 * (k.k1 + r2 * (k.k2 + r2 * k.k3))) / (1 + r2 * (k.k4 + r2 * (k.k5 + r2 * k.k6)))
     mixed = 2 * a * b
-    bent_a = a * gain + k.p1 * mixed + k.p2 * (r2 + 2 * a * a) + r2 * (k.s1 + r2 * k.s2)
-    bent_b = b * gain + k.p1 * (r2 + 2 * b * b) + k.p2 * mixed + r2 * (k.s3 + r2 * k.s4)
-    return bent_a, bent_b, gain
+    distorted_a = a * gain + k.p1 * mixed + k.p2 * (r2 + 2 * a * a) + r2 * (k.s1 + r2 * k.s2)
+    distorted_b = b * gain + k.p1 * (r2 + 2 * b * b) + k.p2 * mixed + r2 * (k.s3 + r2 * k.s4)
+    return distorted_a, distorted_b, gain
 
 
 class Ortho(Lens):
@@ -95,15 +99,17 @@ class Ortho(Lens):
 
     is_parallel = True
 
-    def project(self, p: Triple, intrinsics: Tensor, settings: CameraSettings) -> tuple[Triple, tuple[Triple, Triple]]:
+    def project_with_jacobian(
+        self, p: Triple, intrinsics: Tensor, settings: CameraSettings
+    ) -> tuple[Triple, tuple[Triple, Triple]]:
         (x, y, _), (fx, fy, cx, cy), zero = p, intrinsics.unbind(-1), torch.zeros_like(p[2])
         shown = fx * x + cx, fy * y + cy, torch.ones_like(zero, dtype=torch.bool)
         return shown, ((fx + zero, zero, zero), (zero, fy + zero, zero))
 
-    def bend(self, p: Triple, k: Any) -> Triple:
+    def project(self, p: Triple, k: Any) -> Triple:
         return p[0], p[1], torch.ones_like(p[2], dtype=torch.bool)
 
-    def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
+    def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
         return (torch.zeros_like(x), torch.zeros_like(x), torch.ones_like(x)), torch.ones_like(x, dtype=torch.bool)
 
 
@@ -112,7 +118,9 @@ class Fisheye(Lens):
 
     coefficients = namedtuple("coefficients", "k1 k2 k3 k4 theta_max")
 
-    def project(self, p: Triple, intrinsics: Tensor, settings: CameraSettings) -> tuple[Triple, tuple[Triple, Triple]]:
+    def project_with_jacobian(
+        self, p: Triple, intrinsics: Tensor, settings: CameraSettings
+    ) -> tuple[Triple, tuple[Triple, Triple]]:
         (x, y, z), (fx, fy, cx, cy) = p, intrinsics.unbind(-1)
         square = x * x + y * y
         defined = (square > 0) | (z > 0)
@@ -122,16 +130,16 @@ class Fisheye(Lens):
         x_row = (fx * (k + m * x * x), fx * m * x * y, -fx * x / full)
         return shown, (x_row, (fy * m * x * y, fy * (k + m * y * y), -fy * y / full))
 
-    def bend(self, p: Triple, k: Any) -> Triple:
+    def project(self, p: Triple, k: Any) -> Triple:
         on_axis, r, theta = _angle(p)
-        bent, seen = theta, torch.ones_like(on_axis)
+        distorted, seen = theta, torch.ones_like(on_axis)
         if k is not None:
-            bent, _ = _distorted_angle(theta, k)
+            distorted, _ = _distorted_angle(theta, k)
             seen = theta <= k.theta_max
-        a, b = (torch.where(on_axis, q / p[2], bent * q / r) for q in p[:2])
+        a, b = (torch.where(on_axis, q / p[2], distorted * q / r) for q in p[:2])
         return a, b, seen
 
-    def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
+    def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
         radius = (x * x + y * y).sqrt()
         theta, exists = radius, torch.ones_like(x, dtype=torch.bool)
         if k is not None:
@@ -139,11 +147,11 @@ class Fisheye(Lens):
             value, slope = _distorted_angle(theta, k)
             theta = theta - (value - radius) / torch.where(slope > 0, slope, torch.inf)  # implicit function theorem
             exists = theta < k.theta_max * (1 - 1e-9)
-        return _at_angle(theta, x, y, radius), exists & (theta < torch.pi)
+        return _direction_at_angle(theta, x, y, radius), exists & (theta < torch.pi)
 
 
 def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """theta / r and its derivative with respect to r, divided by r, for r^2 = square; both are smooth at r = 0."""
+    """Returns theta / r, and its derivative with respect to r over r, for r^2 = square; both are smooth at r = 0."""
     near_axis = (z > 0) & (square < 0.1 * z * z)
     # Each formula is evaluated at a harmless point where the other one is taken.
     safe_z, far = torch.where(near_axis, z, 1.0), torch.where(near_axis, 1.0, square)
@@ -157,23 +165,23 @@ def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _angle(p: Triple) -> Triple:
-    """Which points are on the optical axis, their distance from it, 1 there, and the angle."""
+    """Returns which points are on the optical axis, their distance from it, 1 there, and the angle."""
     x, y, z = p
     on_axis = x * x + y * y < 1e-24
     r = torch.where(on_axis, 1.0, x * x + y * y).sqrt()
     return on_axis, r, torch.where(on_axis, 0.0, torch.atan2(r, z))
 
 
-def _at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Triple:
-    """Directions at angles from the optical axis, on the side of x and y."""
+def _direction_at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Triple:
+    """Returns directions at angles from the optical axis, on the side of x and y."""
     sine = theta.sin() / torch.where(radius > 0, radius, 1.0)
     return sine * x, sine * y, theta.cos()
 
 
 def _distorted_angle(theta: Tensor, k: Any) -> tuple[Tensor, Tensor]:
-    """The distorted angle of a fisheye lens, and its derivative with respect to theta."""
-    bent = theta + k.k1 * theta**3 + k.k2 * theta**5 + k.k3 * theta**7 + k.k4 * theta**9
-    return bent, 1 + 3 * k.k1 * theta**2 + 5 * k.k2 * theta**4 + 7 * k.k3 * theta**6 + 9 * k.k4 * theta**8
+    """Returns the distorted angle of a fisheye lens, and its derivative with respect to theta."""
+    distorted = theta + k.k1 * theta**3 + k.k2 * theta**5 + k.k3 * theta**7 + k.k4 * theta**9
+    return distorted, 1 + 3 * k.k1 * theta**2 + 5 * k.k2 * theta**4 + 7 * k.k3 * theta**6 + 9 * k.k4 * theta**8
 
 
 class FTheta(Lens):
@@ -187,7 +195,7 @@ class FTheta(Lens):
         shown: Tensor = has_azimuth & (k.around == 1)
         return shown
 
-    def bend(self, p: Triple, k: Any) -> Triple:
+    def project(self, p: Triple, k: Any) -> Triple:
         on_axis, r, theta = _angle(p)
         seen = theta <= k.theta_max
         largest, first = (torch.where(value > 0, value, 1.0) for value in (k.theta_max, k.c1))  # 0 of invalid cameras
@@ -196,16 +204,16 @@ class FTheta(Lens):
         a, b = (torch.where(on_axis, q * at_axis, distance * q / r) for q in p[:2])
         return k.c * a + k.d * b, k.e * a + b, seen
 
-    def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
+    def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
         x, y = (x - k.d * y) / (k.c - k.d * k.e), (k.c * y - k.e * x) / (k.c - k.d * k.e)
         radius = (x * x + y * y).sqrt()
         inverse = _bisect(lambda t: _polynomial(t, k)[0], radius, k.theta_max)
         theta = torch.where(k.inverts > 0, _polynomial(radius, k)[0], inverse)
-        return _at_angle(theta, x, y, radius), radius < k.distance_max
+        return _direction_at_angle(theta, x, y, radius), radius < k.distance_max
 
 
 def _distance(theta: Tensor, k: Any) -> Tensor:
-    """Distances in the image, in pixels, at which an f-theta lens shows angles."""
+    """Returns the distances from the principal point, in pixels, at which an f-theta lens shows angles."""
     root = _bisect(lambda t: _polynomial(t, k)[0], theta, k.distance_max)
     value, slope = _polynomial(root, k)
     inverse = root - (value - theta) / torch.where(slope > 0, slope, 1.0)  # of the implicit function theorem
@@ -213,14 +221,14 @@ def _distance(theta: Tensor, k: Any) -> Tensor:
 
 
 def _polynomial(t: Tensor, k: Any) -> tuple[Tensor, Tensor]:
-    """The polynomial that defines an f-theta lens, and its derivative."""
+    """Returns the polynomial that defines an f-theta lens, and its derivative."""
     value = t * (k.c1 + t * (k.c2 + t * (k.c3 + t * (k.c4 + t * k.c5))))
     return value, k.c1 + t * (2 * k.c2 + t * (3 * k.c3 + t * (4 * k.c4 + t * 5 * k.c5)))
 
 
 @torch.no_grad()
 def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) -> Tensor:
-    """Where a function that grows from 0 to ``high`` has a value."""
+    """Returns where in [0, high] a growing function that is 0 at 0 has the value ``target``, by bisection."""
     low, high = torch.zeros_like(target), high.expand_as(target)
     for _ in range(80):
         middle = 0.5 * (low + high)
@@ -235,7 +243,7 @@ class Equirectangular(Lens):
     culls_by_distance = True
     wraps = True
 
-    def bend(self, p: Triple, k: Any) -> Triple:
+    def project(self, p: Triple, k: Any) -> Triple:
         x, y, z = p
         square = x * x + z * z
         is_pole = square <= AXIS_MIN
@@ -244,7 +252,7 @@ class Equirectangular(Lens):
         latitude = torch.where(is_pole, 0.5 * torch.pi * y.sign(), (y / across).atan())
         return longitude, latitude, torch.ones_like(is_pole)
 
-    def unbend(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
+    def unproject(self, x: Tensor, y: Tensor, k: Any) -> tuple[Triple, Tensor]:
         return (y.cos() * x.sin(), y.sin(), y.cos() * x.cos()), y.abs() <= 0.5 * torch.pi
 
 

@@ -30,7 +30,7 @@ from ..runtime.memory import MemoryBudget, check_images
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
-from .lens_models import LensArguments, add_lens, given_intrinsics, turns_of_rows
+from .lens_models import LensArguments, add_lens, given_intrinsics, u_periods
 from .lidars import LidarLayout
 from .options import IMMUTABLE_TYPES, Options, Settings, check_options, unsupported
 from .sparse_gradients import SparseGradients
@@ -185,11 +185,11 @@ class Call:
 
     def screen_bounds(self, received: ProjectedGaussians, cameras: Cameras) -> tuple[ProjectedGaussians, Tensor | None]:
         """Returns what lists of tiles are made of, given the cameras of all ranks: the Gaussians that this rank
-        composites, of lidars as boxes of the image; and the pixels of a turn for each, None if cameras do not wrap."""
+        composites, of lidars as boxes of the image; and the period of u for each, None if cameras do not wrap."""
         local = self.select_local(cameras)
         if self.lidar is not None:
             return self.lidar.boxes(received, local, self.settings.numerics)
-        return received, turns_of_rows(received, local, self.options.camera_model)
+        return received, u_periods(received, local, self.options.camera_model)
 
     def select_local(self, cameras: Cameras) -> Cameras:
         """Returns this rank's cameras among those of all ranks."""

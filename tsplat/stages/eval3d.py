@@ -17,9 +17,9 @@ from ..config import CameraSettings
 from ..data import Cameras, CompositingSettings, Gaussians3D, ProjectedGaussians, Rays
 from ..errors import ShapeError
 from ..formulas.rotations import rotation_rows
-from ..kernels_torch.lens_pixels import directions
+from ..kernels_torch.lens_pixels import unproject
 from ..kernels_torch.lenses import LENSES
-from ..kernels_torch.shutters import pose_at, time_of
+from ..kernels_torch.shutters import exposure_time, pose_at
 from .inputs import gather_features
 
 
@@ -61,7 +61,7 @@ def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = Fals
         shape = (len(Ks), settings.height, settings.width)
         x, y = x[:, None, :].expand(shape), y[:, :, None].expand(shape)
     start = (x, y) if LENSES[settings.model].is_parallel else None
-    return rays_of(directions(x, y, lens, settings), cameras, settings, unit=unit, start=start)
+    return rays_of(unproject(x, y, lens, settings), cameras, settings, unit=unit, start=start)
 
 
 def pixel_centers(settings: CameraSettings, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ def _poses(
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
     """Rotations and translations when pixels are exposed, [I, H, 1] or [I, 1, W] each."""
     by_row = settings.readout in ("ROLLING_TOP_TO_BOTTOM", "ROLLING_BOTTOM_TO_TOP")
-    times = time_of(xs, ys, settings)
+    times = exposure_time(xs, ys, settings)
     shape = (len(shutter), *((-1, 1) if by_row else (1, -1)))
     paths = shutter.repeat_interleave(len(times), 0)
     rows, shift = pose_at(paths, times.repeat(len(shutter)))

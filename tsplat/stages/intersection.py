@@ -24,7 +24,7 @@ def intersect(
     budget: MemoryBudget,
     explain: Callable[[], str],
     ranks: Ranks | None = None,
-    turns: Tensor | None = None,
+    periods: Tensor | None = None,
 ) -> BandedIntersections:
     """Intersects projected Gaussians with tiles.
 
@@ -37,7 +37,7 @@ def intersect(
         budget: Memory for the intersections.
         explain: Returns the likely cause if even a single tile row exceeds the budget.
         ranks: Those that render together, or None.
-        turns: See :class:`ScreenGaussians`.
+        periods: See :class:`ScreenGaussians`.
 
     Raises:
         ArgumentError: There are more rows or tiles than 32-bit indices hold.
@@ -51,11 +51,11 @@ def intersect(
         screen = ScreenGaussians(
             projected.means2d if projected.means2d.dim() == 2 else projected.means2d.reshape(-1, 2),
             projected.radii,
-            None if settings.boxes else projected.conics if turns is None else projected.conics[:, :3].contiguous(),
+            None if settings.boxes else projected.conics if periods is None else projected.conics[:, :3].contiguous(),
             None if settings.boxes else projected.opacities,
             depth_order(projected.depths, image_ids, n_segments),
             image_ids,
-            turns,
+            periods,
         )
         capacities = None
         if screen.depth_order.numel():

@@ -135,12 +135,12 @@ def given_intrinsics(Ks: Tensor | None, model: object, viewmats: object, size: t
     return _on_device(values, dtype, viewmats.device).view(3, 3).expand(*viewmats.shape[:-2], 3, 3)
 
 
-def turns_of_rows(projected: ProjectedGaussians, cameras: Cameras, model: str) -> Tensor | None:
-    """Returns the pixels of a turn of 360 degrees for each row of cameras [B, C], [nnz]; None if they do not wrap."""
+def u_periods(projected: ProjectedGaussians, cameras: Cameras, model: str) -> Tensor | None:
+    """Returns the period of u [nnz], the pixels of 360 degrees, of the camera of each row; None if they do not wrap."""
     if not LENSES[model].wraps:
         return None
-    turns, ids = 2 * math.pi * cameras.Ks[..., 0, 0].abs().flatten(), projected.image_ids()
-    return turns.repeat_interleave(projected.n_gaussians) if ids is None else turns[ids]
+    periods, ids = 2 * math.pi * cameras.Ks[..., 0, 0].abs().flatten(), projected.image_ids()
+    return periods.repeat_interleave(projected.n_gaussians) if ids is None else periods[ids]
 
 
 def check_unscented(
@@ -331,8 +331,8 @@ def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     q1 = torch.where(cosine < 0, -q1, q1)
     # Precise for small angles, as the cosine is not.
     angle = 2 * torch.atan2((q1 - q0).norm(dim=-1, keepdim=True), (q1 + q0).norm(dim=-1, keepdim=True))
-    turns = angle > torch.finfo(start.dtype).eps
-    inverse = torch.where(turns, 1 / torch.where(turns, angle, 1.0).sin(), 0.0)
+    rotates = angle > torch.finfo(start.dtype).eps
+    inverse = torch.where(rotates, 1 / torch.where(rotates, angle, 1.0).sin(), 0.0)
     center = camera_centers(end, numerics)
     path = Path(q0, q1, start[..., :3, 3], end[..., :3, 3], angle, inverse, center, unused=0 * angle)
     return torch.where(valid, torch.cat(path, -1), largest)

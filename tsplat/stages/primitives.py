@@ -17,7 +17,7 @@ from .compositing import composite_outputs
 from .eval3d import with_world_shapes
 from .inputs import gather_features
 from .intersection import BandedIntersections
-from .lens_models import turns_of_rows
+from .lens_models import u_periods
 from .surfel_pixels import composite_surfels, with_screen_gradient
 
 
@@ -34,8 +34,8 @@ def with_shapes(
     elif call.options.surfels:
         densify = extra["gradient_2dgs"] = torch.zeros_like(projected.means2d, requires_grad=True)
         projected = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
-    elif (turns := turns_of_rows(projected, cameras, call.options.camera_model)) is not None:
-        projected = projected._replace(conics=torch.cat([projected.conics, turns[:, None]], -1))
+    elif (periods := u_periods(projected, cameras, call.options.camera_model)) is not None:
+        projected = projected._replace(conics=torch.cat([projected.conics, periods[:, None]], -1))
     return projected, with_outputs(features, projected, call.settings.compositing.outputs), extra
 
 

@@ -86,7 +86,7 @@ def _to_screen(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     w, t, intrinsics = camera[0], camera[1], camera[2]
     width, height, eps2d = plane
     p = add(matvec3(w, mean), t)
-    mean2d, row0, row1, saved = CONSTANTS.LENS.project(p, intrinsics, width, height, CONSTANTS.FOV_MARGIN)
+    mean2d, row0, row1, saved = CONSTANTS.LENS.project_with_jacobian(p, intrinsics, width, height, CONSTANTS.FOV_MARGIN)
     t0 = (
         CONSTANTS.LENS.row_times(row0, w, 0, 0),
         CONSTANTS.LENS.row_times(row0, w, 1, 0),
@@ -122,7 +122,9 @@ def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl
         v_mean2d = (zero, zero)
     v_row0 = _row_times_vjp(w, v_t0)
     v_row1 = _row_times_vjp(w, v_t1)
-    v_p = CONSTANTS.LENS.project_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1)
+    v_p = CONSTANTS.LENS.project_with_jacobian_vjp(
+        p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1
+    )  # fmt: skip
     if v_depth is not None:
         v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
     return matvec3_transposed(w, v_p) + v_sigma, v_gaussian_opacity, (), (v_p, row0, row1, v_t0, v_t1)

@@ -21,7 +21,7 @@ TWO_PI = tl.constexpr(2 * math.pi)
 
 @triton.jit
 def load_lens(lens, image, N_LENS: tl.constexpr):
-    """Values of the lens of an image; () without one."""
+    """Loads the values of the lens of an image; () without one."""
     values = ()
     if lens is not None:
         values = load_tuple(lens + image * N_LENS, 1, N_COEFFICIENTS)
@@ -31,32 +31,35 @@ def load_lens(lens, image, N_LENS: tl.constexpr):
 
 
 @triton.jit
-def _bend(p, k, LENS: tl.constexpr):
-    """What ``Lens.bend`` returns, of the point that a windshield shows, and what ``refract`` returns, or ()."""
+def _project(p, k, LENS: tl.constexpr):
+    """Projects a point as the windshield shows it, if there is one.
+
+    Returns what ``Lens.project`` returns, and what ``refract`` does; () for the latter without a windshield.
+    """
     if len(k) > N_COEFFICIENTS:
-        glass = refract(p, k[N_COEFFICIENTS])
-        x, y, seen, saved = LENS.bend(glass[0], k)
-        return x, y, seen & glass[1], saved, glass
+        refracted = refract(p, k[N_COEFFICIENTS])
+        x, y, seen, saved = LENS.project(refracted[0], k)
+        return x, y, seen & refracted[1], saved, refracted
     else:
-        x, y, seen, saved = LENS.bend(p, k)
+        x, y, seen, saved = LENS.project(p, k)
         return x, y, seen, saved, ()
 
 
 @triton.jit
-def turn_of(intrinsics):
-    """Pixels of a turn of 360 degrees, the period of u of a lens that wraps."""
+def u_period(intrinsics):
+    """Returns the period of u of a lens that wraps: the pixels of 360 degrees."""
     return TWO_PI * tl.abs(intrinsics[0])
 
 
 @triton.jit
-def turns_of(difference, turn):
-    """What to take from a difference of two u to have that of the nearest copies, whole turns."""
-    return turn * tl.floor(difference / turn + 0.5)
+def whole_periods(difference, period):
+    """Returns the whole periods that take a difference of two u to that of the nearest copies if subtracted."""
+    return period * tl.floor(difference / period + 0.5)
 
 
 @triton.jit
 def _in_front(p, k, LENS: tl.constexpr):
-    """Returns whether a point is in front of the camera or shown behind it, and the point, or one on the axis."""
+    """Returns whether a point is in front of the camera or shown behind it, and the point; if not, one on the axis."""
     if LENS.WRAPS:
         front = dot(p, p) > SQUARE_MIN
     else:
@@ -68,7 +71,7 @@ def _in_front(p, k, LENS: tl.constexpr):
 
 @triton.jit
 def _inside(u, v, width, height, MARGIN: tl.constexpr):
-    """Whether a pixel is within the image and a margin."""
+    """Returns whether a pixel is within the image and a margin."""
     side = constant(MARGIN, u) * width
     top = constant(MARGIN, u) * height
     return (u >= -side) & (u < width + side) & (v >= -top) & (v < height + top)
@@ -76,47 +79,47 @@ def _inside(u, v, width, height, MARGIN: tl.constexpr):
 
 @triton.jit
 def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
-    """Pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
+    """Returns the pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
     front, q = _in_front(p, k, LENS)
-    x, y, seen, _, _ = _bend(q, k, LENS)
+    x, y, seen, _, _ = _project(q, k, LENS)
     u = tl.where(front, intrinsics[0] * x + intrinsics[2], 0.0)
     v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
     if LENS.WRAPS:
-        u = tl.where(front, u - turns_of(u - 0.5 * width, turn_of(intrinsics)), 0.0)
+        u = tl.where(front, u - whole_periods(u - 0.5 * width, u_period(intrinsics)), 0.0)
     return u, v, front & seen & _inside(u, v, width, height, MARGIN)
 
 
 @triton.jit
-def pixel_offset(p, d, pixel, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
-    """Pixel of p + d less the pixel of p, without the rounding errors of either; and whether p + d is seen."""
-    x, y = LENS.offset(p, d)
+def pixel_difference(p, d, pixel, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
+    """Returns the pixel of p + d less that of p, without the rounding errors of either; and whether p + d is seen."""
+    x, y = LENS.project_difference(p, d)
     dx, dy = intrinsics[0] * x, intrinsics[1] * y
     front, _ = _in_front(add(p, d), (), LENS)
     u = pixel[0] + dx
-    u -= turns_of(u - 0.5 * width, turn_of(intrinsics))
+    u -= whole_periods(u - 0.5 * width, u_period(intrinsics))
     return dx, dy, front & _inside(u, pixel[1] + dy, width, height, MARGIN)
 
 
 @triton.jit
 def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
-    """Gradient of the point from that of its pixel."""
+    """Returns the gradient of a point from that of its pixel."""
     front, q = _in_front(p, k, LENS)
-    _, _, _, saved, glass = _bend(q, k, LENS)
+    _, _, _, saved, refracted = _project(q, k, LENS)
     v_x = intrinsics[0] * v_u
     v_y = intrinsics[1] * v_v
-    if len(glass) > 0:
-        shown, clear, of_glass = glass
-        v = refract_vjp(q, shown, clear, of_glass, LENS.bend_vjp(shown, k, saved, v_x, v_y))
+    if len(refracted) > 0:
+        shown, clear, of_glass = refracted
+        v = refract_vjp(q, shown, clear, of_glass, LENS.project_vjp(shown, k, saved, v_x, v_y))
     else:
-        v = LENS.bend_vjp(q, k, saved, v_x, v_y)
+        v = LENS.project_vjp(q, k, saved, v_x, v_y)
     return tl.where(front, v[0], 0.0), tl.where(front, v[1], 0.0), tl.where(front, v[2], 0.0)
 
 
 @triton.jit
 def coefficients_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
-    """Gradient of the coefficients of a lens from that of the pixel of a point; zeros for what is not a coefficient."""
+    """Returns the gradient of a lens's coefficients from that of a point's pixel; 0 for what is not a coefficient."""
     front, q = _in_front(p, k, LENS)
-    _, _, _, saved, _ = _bend(q, k, LENS)
+    _, _, _, saved, _ = _project(q, k, LENS)
     v_x = tl.where(front, intrinsics[0] * v_u, 0.0)
     v_y = tl.where(front, intrinsics[1] * v_v, 0.0)
     return LENS.coefficients_vjp(k, saved, v_x, v_y)

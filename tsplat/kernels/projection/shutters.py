@@ -17,7 +17,7 @@ STEPS = tl.constexpr(SHUTTER_STEPS)
 
 @triton.jit
 def load_path(shutter, image):
-    """Path of the camera of an image; () if it has none."""
+    """Loads the path of the camera of an image; () if it has none."""
     path = ()
     if shutter is not None:
         path = load_tuple(shutter + image * 20, 1, 16)
@@ -31,22 +31,22 @@ def to_camera(point, pose):
 
 
 @triton.jit
-def _mix(values, others, before, after):
-    """``before`` times the entries of a tuple plus ``after`` times those of another."""
-    mixed = ()
+def _weighted_sum(values, others, before, after):
+    """Returns ``before`` times the entries of a tuple plus ``after`` times those of another."""
+    total = ()
     for k in tl.static_range(len(values)):
-        mixed = mixed + (before * values[k] + after * others[k],)
-    return mixed
+        total = total + (before * values[k] + after * others[k],)
+    return total
 
 
 @triton.jit
 def pose_at(path, time):
-    """Rotation (nine entries) and translation at a time; quaternions are interpolated along the sphere."""
-    turns = path[15] > 0.0
-    before = tl.where(turns, sine((1.0 - time) * path[14]) * path[15], 1.0 - time)
-    after = tl.where(turns, sine(time * path[14]) * path[15], time)
-    unit, _ = normalize4(_mix(path[:4], path[4:8], before, after))
-    translation = _mix(path[8:11], path[11:14], 1.0 - time, time)
+    """Returns rotation (nine entries) and translation at a time; quaternions are interpolated along the sphere."""
+    rotates = path[15] > 0.0
+    before = tl.where(rotates, sine((1.0 - time) * path[14]) * path[15], 1.0 - time)
+    after = tl.where(rotates, sine(time * path[14]) * path[15], time)
+    unit, _ = normalize4(_weighted_sum(path[:4], path[4:8], before, after))
+    translation = _weighted_sum(path[8:11], path[11:14], 1.0 - time, time)
     return rotation(unit), translation
 
 
@@ -54,18 +54,18 @@ def pose_at(path, time):
 def pose_at_vjp(path, time, rotated, v_p):
     """Gradient of the first 15 values of a path from that of a point in the frame of the camera at a time.
 
-    A turn w of the camera moves the point by w x ``rotated``, and the quaternion u by (0, w) u / 2. Between quaternions
-    at an angle a, the derivative with respect to a has the direction of q1 cos(t a) - q0 cos((1 - t) a). There is no
-    gradient of the inverse of its sine, which only scales u before it is normalized.
+    A rotation w of the camera moves the point by w x ``rotated``, and the quaternion u by (0, w) u / 2. Between
+    quaternions at an angle a, the derivative with respect to a has the direction of q1 cos(t a) - q0 cos((1 - t) a).
+    There is no gradient of the inverse of its sine, which only scales u before it is normalized.
     """
-    turns = path[15] > 0.0
+    rotates = path[15] > 0.0
     angle_before = (1.0 - time) * path[14]
     angle_after = time * path[14]
     sine_before = sine(angle_before)
     sine_after = sine(angle_after)
-    before = tl.where(turns, sine_before * path[15], 1.0 - time)
-    after = tl.where(turns, sine_after * path[15], time)
-    u, inverse_norm = normalize4(_mix(path[:4], path[4:8], before, after))
+    before = tl.where(rotates, sine_before * path[15], 1.0 - time)
+    after = tl.where(rotates, sine_after * path[15], time)
+    u, inverse_norm = normalize4(_weighted_sum(path[:4], path[4:8], before, after))
     scale = 2.0 * inverse_norm
     x = scale * (rotated[1] * v_p[2] - rotated[2] * v_p[1])
     y = scale * (rotated[2] * v_p[0] - rotated[0] * v_p[2])
@@ -114,7 +114,7 @@ def _readout(width, height, like, READOUT: tl.constexpr):
 def exposed_pixel(
     point, path, lens, intrinsics, width, height, LENS: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr
 ):  # fmt: skip
-    """Pixel of a point of the world when the shutter exposes it, whether it is seen, and that time."""
+    """Returns the pixel of a point of the world when the shutter exposes it, whether it is seen, and that time."""
     first, per_column, per_row = _readout(width, height, point[0], READOUT)
     time = point[0] * 0.0
     u, v, at_start = lens_pixel(
@@ -135,7 +135,7 @@ def exposed_pixel(
 
 
 @triton.jit
-def at_exposure_vjp(
+def exposure_time_vjp(
     p, translation, path, lens, intrinsics, width, height, v_u, v_v, LENS: tl.constexpr, READOUT: tl.constexpr
 ):  # fmt: skip
     """Adds to the gradient of a pixel (u, v) what it has through the time of the exposure, so that this can be fixed.
@@ -153,7 +153,7 @@ def at_exposure_vjp(
 
 @triton.jit
 def _velocity(p, translation, path):
-    """Motion of a point of the camera frame per unit of time, as the camera turns and moves at constant rates."""
+    """Motion of a point of the camera frame per unit of time, as the camera rotates and moves at constant rates."""
     rate = 2.0 * tl.where(path[15] > 0.0, path[14] * path[15], 1.0)
     # The imaginary part of q1 times the conjugate of q0.
     x = rate * (path[0] * path[5] - path[4] * path[1] - path[6] * path[3] + path[7] * path[2])

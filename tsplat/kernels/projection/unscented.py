@@ -35,10 +35,10 @@ from ..device_math import (
     times,
 )
 from .covariances import blur, shape_of, shape_vjp
-from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, pixel_offset, turn_of, turns_of
-from .lenses.equirectangular import angle
+from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, pixel_difference, u_period, whole_periods
+from .lenses.equirectangular import atan2
 from .projector import Projector
-from .shutters import at_exposure_vjp, exposed_pixel, pose_at, pose_at_vjp, to_camera
+from .shutters import exposed_pixel, exposure_time_vjp, pose_at, pose_at_vjp, to_camera
 from .windshield import sine
 
 BEYOND = tl.constexpr(BEHIND_POLE)
@@ -82,11 +82,11 @@ def _pixel(point, camera, plane, CONSTANTS: tl.constexpr):
 
 
 @triton.jit
-def _pixel_offset(mean, offset, pixel, camera, plane, CONSTANTS: tl.constexpr):
+def _pixel_difference(mean, offset, pixel, camera, plane, CONSTANTS: tl.constexpr):
     """Pixel of a sigma point less that of the mean, whether it is seen, and when it is exposed."""
     if CONSTANTS.LENS.WRAPS and len(camera[4]) == 0:
         w = camera[0]
-        dx, dy, seen = pixel_offset(
+        dx, dy, seen = pixel_difference(
             to_camera(mean, (w, camera[1])), matvec3(w, offset), pixel, camera[2], plane[0], plane[1],
             CONSTANTS.LENS, CONSTANTS.UNSCENTED.margin,
         )  # fmt: skip
@@ -95,7 +95,7 @@ def _pixel_offset(mean, offset, pixel, camera, plane, CONSTANTS: tl.constexpr):
         u, v, seen, time = _pixel(add(mean, offset), camera, plane, CONSTANTS)
         dx = u - pixel[0]
         if CONSTANTS.LENS.WRAPS:
-            dx -= turns_of(dx, turn_of(camera[2]))
+            dx -= whole_periods(dx, u_period(camera[2]))
         return dx, v - pixel[1], seen, time
 
 
@@ -106,7 +106,7 @@ def _across(difference, camera, CONSTANTS: tl.constexpr):
     With a pole between the points, it counts far more: a Gaussian that holds a pole covers all columns.
     """
     if CONSTANTS.LENS.WRAPS:
-        quarter = 0.25 * turn_of(camera[2])
+        quarter = 0.25 * u_period(camera[2])
         beyond = tl.maximum(tl.abs(difference) - quarter, 0.0)
         steepness = BEYOND / quarter * beyond
         more = steepness * beyond
@@ -128,8 +128,8 @@ def _radii_on_sphere(radii, v, distance, scale, intrinsics, CONSTANTS: tl.conste
     cosine = sine(0.5 * PI - tl.abs(v - cy) / fy)
     holds_pole = s >= cosine
     ratio = tl.where(holds_pole, 1.0, s / tl.where(holds_pole, 1.0, cosine))
-    longitude = tl.where(holds_pole, PI, angle(ratio, tl.sqrt((1.0 - ratio) * (1.0 + ratio))))
-    latitude = angle(s, tl.sqrt((1.0 - s) * (1.0 + s)))
+    longitude = tl.where(holds_pole, PI, atan2(ratio, tl.sqrt((1.0 - ratio) * (1.0 + ratio))))
+    latitude = atan2(s, tl.sqrt((1.0 - s) * (1.0 + s)))
     is_wide = s > 0.1 * cosine
     least_x = tl.where(is_wide, tl.ceil(fx * longitude), 0.0)
     least_y = tl.where(is_wide, tl.ceil(fy * latitude), 0.0)
@@ -175,7 +175,7 @@ def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     # A loop, as code for each point would take minutes to compile.
     for i in range(6):
         offset, _ = _sigma_point(axes, i, spread)
-        dx, dy, also, _ = _pixel_offset(mean, offset, (u0, v0), camera, plane, CONSTANTS)
+        dx, dy, also, _ = _pixel_difference(mean, offset, (u0, v0), camera, plane, CONSTANTS)
         if CONSTANTS.UNSCENTED.all_valid:
             seen = seen & also
         else:
@@ -229,7 +229,7 @@ def _unscented_vjp(
     v_v0 = v_mean2d[1] + zero
     for i in range(6):
         offset, step = _sigma_point(axes, i, spread)
-        dx, dy, _, time = _pixel_offset(mean, offset, (u0, v0), camera, plane, CONSTANTS)
+        dx, dy, _, time = _pixel_difference(mean, offset, (u0, v0), camera, plane, CONSTANTS)
         wide, slope = _across(dx, camera, CONSTANTS)
         dx, dy = dx - delta_x, dy - delta_y
         if CONSTANTS.LENS.WRAPS:
@@ -273,7 +273,7 @@ def _point_vjp(
     pose = _pose(camera, time)
     p = to_camera(point, pose)
     if len(path) > 0:
-        v_u, v_v = at_exposure_vjp(
+        v_u, v_v = exposure_time_vjp(
             p, pose[1], path, lens, intrinsics, plane[0], plane[1], v_u, v_v, LENS, READOUT
         )  # fmt: skip
     v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, LENS)

@@ -10,18 +10,18 @@ from .interface import Local, Pixels
 
 
 class Wrapped(Ellipse):
-    """The ellipse at pixel centers, of the copy of each splat that is nearest. Shapes are a conic and a turn."""
+    """The ellipse at pixel centers, of the copy of each splat that is nearest. Shapes are a conic and a period."""
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
-        """Packs the pixels of a turn, and what the ellipse packs. [8, nnz]"""
+        """Packs the period, and what the ellipse packs. [8, nnz]"""
         ellipses = splats._replace(conics=splats.conics[:, :3])
         return torch.cat([splats.conics[:, 3:].T, super().pack(ellipses, numerics)])
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
         x, y = pixels
-        turn, mean_x, mean_y = record[:3]
+        period, mean_x, mean_y = record[:3]
         dx = x[:, None] - mean_x
-        return self.locate_offsets(record[1:], dx - turn * (dx / turn + 0.5).floor(), y[:, None] - mean_y)
+        return self.locate_offsets(record[1:], dx - period * (dx / period + 0.5).floor(), y[:, None] - mean_y)
 
     def slopes(self, record: Tensor, g: Tensor, local: Local) -> list[Tensor]:
         return super().slopes(record[1:], g, local)

@@ -30,7 +30,7 @@ class Fisheye(Lens):
         radial = given.get("radial_coeffs", zeros[..., :4])
         return torch.cat([radial, _largest_angle(radial.detach())[..., None], zeros[..., 5:]], -1)
 
-    def project(self, p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int) -> Projected:
+    def project_with_jacobian(self, p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int) -> Projected:
         fx, fy, cx, cy = intrinsics
         (dx, dy, dz), inverse_norm, k, m = fisheye_direction(p)
         sx, sy = fx * inverse_norm, fy * inverse_norm
@@ -42,7 +42,7 @@ class Fisheye(Lens):
             (sy * mixed, sy * (dz - m * dx * dx), -sy * dy),
         )
 
-    def bend(self, p: Triple, k: Coefficients | None) -> Triple:
+    def project(self, p: Triple, k: Coefficients | None) -> Triple:
         (x, y, _), _, gain, _ = fisheye_direction(p)
         if k is None:
             return gain * x, gain * y, torch.ones_like(x, dtype=torch.bool)
@@ -50,10 +50,10 @@ class Fisheye(Lens):
         gain = gain * _gain(square, k)
         return gain * x, gain * y, square <= k.theta_max * k.theta_max
 
-    def unbend(self, x: Tensor, y: Tensor, k: Coefficients | None) -> Triple:
+    def unproject(self, x: Tensor, y: Tensor, k: Coefficients | None) -> Triple:
         radius = torch.hypot(x, y)
         if k is None:
-            return at_angle(radius, x, y, radius, radius <= torch.pi)
+            return direction_at_angle(radius, x, y, radius, radius <= torch.pi)
         fixed = Coefficients(*[value.detach() for value in k])
         theta = invert(
             lambda theta: _gain_and_slope(theta, fixed),
@@ -65,25 +65,25 @@ class Fisheye(Lens):
             # Zeros, which have the gradient of the inverse.
             change = sum((value - value.detach()) * theta ** (2 * i + 3) for i, value in enumerate(k[:4]))
             theta = theta - change / torch.where(valid & (slope > 0), slope, torch.inf)
-        return at_angle(theta, x, y, radius, valid)
+        return direction_at_angle(theta, x, y, radius, valid)
 
 
 def _gain(square: Tensor, k: Coefficients) -> Tensor:
-    """The distorted angle over theta, from theta^2."""
+    """Returns the distorted angle over theta, from theta^2."""
     k1, k2, k3, k4, _ = k
     gain: Tensor = 1 + square * (k1 + square * (k2 + square * (k3 + square * k4)))
     return gain
 
 
 def _gain_and_slope(theta: Tensor, k: Coefficients) -> tuple[Tensor, Tensor]:
-    """The distorted angle over theta, and its derivative with respect to theta."""
+    """Returns the distorted angle over theta, and the derivative of the distorted angle with respect to theta."""
     square = theta * theta
     slope = 1 + square * (3 * k.k1 + square * (5 * k.k2 + square * (7 * k.k3 + square * 9 * k.k4)))
     return _gain(square, k), slope
 
 
 def fisheye_direction(p: Triple) -> tuple[Triple, Tensor, Tensor, Tensor]:
-    """Returns p / |p|, 1 / |p|, K and M."""
+    """Returns d = p / |p|, 1 / |p|, K and M."""
     x, y, z = p
     inverse_norm = (x * x + y * y + z * z).rsqrt()
     dx, dy, dz = x * inverse_norm, y * inverse_norm, z * inverse_norm
@@ -97,13 +97,13 @@ def fisheye_direction(p: Triple) -> tuple[Triple, Tensor, Tensor, Tensor]:
     m = -(2 * c + squared_sine * series) / 3
     k = c - squared_sine * m
     inverse = torch.where(behind, dx * dx + dy * dy, 1.0).rsqrt()
-    turn = math.pi * inverse
-    k, m = torch.where(behind, turn - k, k), torch.where(behind, -turn * inverse * inverse - m, m)
+    pi_over_sine = math.pi * inverse
+    k, m = torch.where(behind, pi_over_sine - k, k), torch.where(behind, -pi_over_sine * inverse * inverse - m, m)
     return (dx, dy, dz), inverse_norm, k, m
 
 
-def at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor, valid: Tensor) -> Triple:
-    """Unit directions at angles from the optical axis, on the side of x, y; zero where they are not valid."""
+def direction_at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor, valid: Tensor) -> Triple:
+    """Returns unit directions at angles from the optical axis, on the side of x, y; zero where they are not valid."""
     scale = theta.sin() / torch.where(radius > 0, radius, 1.0)
     dx, dy, dz = (torch.where(valid, value, 0.0) for value in (scale * x, scale * y, theta.cos()))
     return dx, dy, dz
@@ -113,22 +113,25 @@ def at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor, valid: Tensor)
 def invert(
     function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, high: Tensor, t: Tensor, steps: int
 ) -> Tensor:
-    """Returns where a function that grows from 0 at 0 has a value, at most at ``high``; t is the first guess.
+    """Returns where in [0, high] a growing function that is 0 at 0 has the value ``target``; t is the first guess.
 
-    ``function`` returns what is to be multiplied by t for the value, and the derivative of the value.
+    ``function`` returns the value over t, and the derivative of the value.
     """
     low, high = torch.zeros_like(t), high.expand_as(t)
     for _ in range(steps):
         gain, slope = function(t)
-        rest = t * gain - target
-        low, high = torch.where(rest <= 0, t, low), torch.where(rest >= 0, t, high)
-        newton = t - rest / slope
+        residual = t * gain - target
+        low, high = torch.where(residual <= 0, t, low), torch.where(residual >= 0, t, high)
+        newton = t - residual / slope
         t = torch.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
     return t
 
 
 def _largest_angle(radial: Tensor) -> Tensor:
-    """The angle at which theta (1 + k1 theta^2 + ... + k4 theta^8) stops to grow, at most pi. [..., 4] -> [...]"""
+    """Returns the angle at which theta (1 + k1 theta^2 + ... + k4 theta^8) stops to grow, at most pi.
+
+    [..., 4] -> [...]
+    """
     coefficients = radial.double() * torch.arange(3, 10, 2, dtype=torch.float64, device=radial.device)
 
     def grows(angle: Tensor) -> Tensor:

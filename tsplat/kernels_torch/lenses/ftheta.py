@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...config import BACK_SLOPE_SQUARED, FTHETA_STEPS
 from ...formulas.rotations import Triple
-from .fisheye import at_angle, fisheye_direction, invert
+from .fisheye import direction_at_angle, fisheye_direction, invert
 from .interface import Lens
 
 Coefficients = namedtuple("Coefficients", "c1 c2 c3 c4 c5 theta_max distance_max c d e inverts around")
@@ -25,7 +25,7 @@ class FTheta(Lens):
         shown: Tensor = has_azimuth & (k.around > 0)
         return shown
 
-    def bend(self, p: Triple, k: Coefficients) -> Triple:
+    def project(self, p: Triple, k: Coefficients) -> Triple:
         (x, y, _), _, gain, _ = fisheye_direction(p)
         square = gain * gain * (x * x + y * y)  # theta^2
         theta = torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
@@ -34,7 +34,7 @@ class FTheta(Lens):
         return k.c * x + k.d * y, k.e * x + y, theta <= k.theta_max
 
     @torch.no_grad()
-    def unbend(self, x: Tensor, y: Tensor, k: Coefficients) -> Triple:
+    def unproject(self, x: Tensor, y: Tensor, k: Coefficients) -> Triple:
         c, d, e = k.c, k.d, k.e
         x, y = (x - d * y) / (c - d * e), (c * y - e * x) / (c - d * e)
         radius = torch.hypot(x, y)
@@ -43,11 +43,11 @@ class FTheta(Lens):
             lambda t: _polynomial(t, k), inside, k.theta_max, inside * (k.theta_max / k.distance_max), FTHETA_STEPS
         )
         theta = torch.where(k.inverts > 0, inside * _polynomial(inside, k)[0], theta)
-        return at_angle(theta, x, y, radius, radius <= k.distance_max)
+        return direction_at_angle(theta, x, y, radius, radius <= k.distance_max)
 
 
 def _gain(theta: Tensor, k: Coefficients) -> Tensor:
-    """The distance from the principal point at which the lens shows an angle, over theta."""
+    """Returns the distance from the principal point at which the lens shows an angle, over theta."""
     inverts = k.inverts > 0
     root = invert(
         lambda t: _polynomial(t, k), theta, k.distance_max, theta * (k.distance_max / k.theta_max), FTHETA_STEPS
@@ -61,6 +61,6 @@ def _gain(theta: Tensor, k: Coefficients) -> Tensor:
 
 
 def _polynomial(t: Tensor, k: Coefficients) -> tuple[Tensor, Tensor]:
-    """The polynomial over t, and the derivative of the polynomial."""
+    """Returns the polynomial over t, and the derivative of the polynomial."""
     value = k.c1 + t * (k.c2 + t * (k.c3 + t * (k.c4 + t * k.c5)))
     return value, k.c1 + t * (2 * k.c2 + t * (3 * k.c3 + t * (4 * k.c4 + t * (5 * k.c5))))

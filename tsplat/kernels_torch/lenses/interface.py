@@ -31,7 +31,7 @@ class Lens(ABC):
     Attributes:
         coefficients: Class of the coefficients, in the order of ``Cameras.lens``.
         arguments: Arguments of ``rasterization()`` that are coefficients, and how many values each has.
-        has_jacobian: Whether there is a ``project``, for EWA splatting.
+        has_jacobian: Whether there is a ``project_with_jacobian``, for EWA splatting.
         culls_by_distance: Whether planes cull by the distance from the camera, where depth is that distance.
         is_parallel: Whether rays are parallel to the axis, from x and y, rather than from the center of the camera.
         wraps: Whether x is an angle of a full circle. Then the camera sees all directions, and u has a period.
@@ -53,15 +53,15 @@ class Lens(ABC):
         values = [given.get(name, zeros[..., :n]) for name, n in self.arguments.items()]
         return torch.cat([*values, zeros[..., sum(self.arguments.values()) :]], -1)
 
-    def project(self, p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int) -> Projected:
+    def project_with_jacobian(self, p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int) -> Projected:
         """Returns the pixel of a point, without distortion, and both rows of the Jacobian."""
         raise NotImplementedError
 
     def shows_behind(self, p: Triple, k: Any) -> Tensor | None:
-        """Returns where :meth:`bend` takes points even if they are behind the camera; None if it never does."""
+        """Returns where :meth:`project` takes points even if they are behind the camera; None if it never does."""
         return None
 
-    def offset(self, p: Triple, d: Triple) -> Triple:
+    def project_difference(self, p: Triple, d: Triple) -> Triple:
         """Returns x and y of p + d less those of p, without the rounding errors of either; and whether p + d has any.
 
         For lenses that wrap: x is the shorter way around.
@@ -69,9 +69,9 @@ class Lens(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def bend(self, p: Triple, k: Any) -> Triple:
-        """Returns where a point in front of the camera, or anywhere if it wraps, is shown; and whether it is seen."""
+    def project(self, p: Triple, k: Any) -> Triple:
+        """Returns x and y of a point in front of the camera, or anywhere if it wraps; and whether the lens sees it."""
 
     @abstractmethod
-    def unbend(self, x: Tensor, y: Tensor, k: Any) -> Triple:
+    def unproject(self, x: Tensor, y: Tensor, k: Any) -> Triple:
         """Returns the unit direction that is shown at x and y; zeros if there is none."""

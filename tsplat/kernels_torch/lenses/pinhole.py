@@ -22,7 +22,7 @@ class Pinhole(Lens):
     coefficients = Coefficients
     arguments: ClassVar = {"radial_coeffs": 6, "tangential_coeffs": 2, "thin_prism_coeffs": 4}
 
-    def project(self, p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int) -> Projected:
+    def project_with_jacobian(self, p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int) -> Projected:
         x, y, z = p
         fx, fy, cx, cy = intrinsics
         reciprocal = 1 / z
@@ -30,28 +30,28 @@ class Pinhole(Lens):
         k, k2 = _row(y, reciprocal, fy, cy, height)
         return fx * x * reciprocal + cx, fy * y * reciprocal + cy, (j, None, j2), (None, k, k2)
 
-    def bend(self, p: Triple, k: Coefficients | None) -> Triple:
+    def project(self, p: Triple, k: Coefficients | None) -> Triple:
         a, b = p[0] / p[2], p[1] / p[2]
         if k is None:
             return a, b, torch.ones_like(a, dtype=torch.bool)
         x, y, gain, _ = _distort(a, b, k)
         return x, y, gain > LENS_GAIN_MIN
 
-    def unbend(self, x: Tensor, y: Tensor, k: Coefficients | None) -> Triple:
+    def unproject(self, x: Tensor, y: Tensor, k: Coefficients | None) -> Triple:
         a, b, valid = (x, y, torch.ones_like(x, dtype=torch.bool)) if k is None else _undistort(x, y, k)
         inverse_norm = torch.where(valid, (a * a + b * b + 1).rsqrt(), 0.0)
         return a * inverse_norm, b * inverse_norm, inverse_norm
 
 
 def _row(p: Tensor, reciprocal: Tensor, focal: Tensor, center: Tensor, extent: int) -> tuple[Tensor, Tensor]:
-    """Row of the Jacobian for one image axis: d pixel / d p and d pixel / d z."""
+    """Returns d pixel / d p and d pixel / d z, the row of the Jacobian of one image axis."""
     margin = 0.5 * FOV_MARGIN * extent / focal
     slope = torch.clamp(p * reciprocal, -(center / focal + margin), (extent - center) / focal + margin)
     return focal * reciprocal, -focal * reciprocal * slope
 
 
 def _distort(a: Tensor, b: Tensor, k: Coefficients) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Distorts a = x / z and b = y / z. Also returns the radial factor, and the denominator of that."""
+    """Distorts a = x / z and b = y / z. Returns both, the radial factor, and its denominator."""
     k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = k
     square = a * a + b * b
     above = 1 + square * (k1 + square * (k2 + square * k3))
@@ -59,9 +59,9 @@ def _distort(a: Tensor, b: Tensor, k: Coefficients) -> tuple[Tensor, Tensor, Ten
     below = torch.where(below.abs() > 1e-8, below, torch.inf)
     gain = above / below
     mixed = 2 * a * b
-    bent_a = gain * a + p1 * mixed + p2 * (square + 2 * a * a) + square * (s1 + square * s2)
-    bent_b = gain * b + p1 * (square + 2 * b * b) + p2 * mixed + square * (s3 + square * s4)
-    return bent_a, bent_b, gain, below
+    distorted_a = gain * a + p1 * mixed + p2 * (square + 2 * a * a) + square * (s1 + square * s2)
+    distorted_b = gain * b + p1 * (square + 2 * b * b) + p2 * mixed + square * (s3 + square * s4)
+    return distorted_a, distorted_b, gain, below
 
 
 def _undistort(x: Tensor, y: Tensor, k: Coefficients) -> Triple:
@@ -70,8 +70,8 @@ def _undistort(x: Tensor, y: Tensor, k: Coefficients) -> Triple:
     k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = fixed
     a, b = x, y
     for step in range(NEWTON_STEPS + 1):
-        bent_a, bent_b, gain, below = _distort(a, b, fixed)
-        rest_x, rest_y = bent_a - x, bent_b - y
+        distorted_a, distorted_b, gain, below = _distort(a, b, fixed)
+        residual_x, residual_y = distorted_a - x, distorted_b - y
         square = a * a + b * b
         slope_above = k1 + square * (2 * k2 + square * 3 * k3)
         slope = 2 * (slope_above - gain * (k4 + square * (2 * k5 + square * 3 * k6))) / below
@@ -84,14 +84,14 @@ def _undistort(x: Tensor, y: Tensor, k: Coefficients) -> Triple:
         det = torch.where(det.abs() > 1e-8, det, torch.inf)
         if step == NEWTON_STEPS:
             break
-        a, b = a - (yy * rest_x - xy * rest_y) / det, b - (xx * rest_y - yx * rest_x) / det
+        a, b = a - (yy * residual_x - xy * residual_y) / det, b - (xx * residual_y - yx * residual_x) / det
     size = 1 + x.abs() + y.abs()
-    solved = rest_x.abs() + rest_y.abs() <= 100 * torch.finfo(x.dtype).eps * size
+    solved = residual_x.abs() + residual_y.abs() <= 100 * torch.finfo(x.dtype).eps * size
     valid = solved & (gain > LENS_GAIN_MIN)
     a, b = torch.where(valid, a, 0.0), torch.where(valid, b, 0.0)
     if any(value.requires_grad for value in k):
         # Zeros, which have the gradient of the inverse.
-        bent_a, bent_b, _, _ = _distort(a, b, k)
-        rest_x, rest_y = bent_a - bent_a.detach(), bent_b - bent_b.detach()
-        a, b = a - (yy * rest_x - xy * rest_y) / det, b - (xx * rest_y - yx * rest_x) / det
+        distorted_a, distorted_b, _, _ = _distort(a, b, k)
+        residual_x, residual_y = distorted_a - distorted_a.detach(), distorted_b - distorted_b.detach()
+        a, b = a - (yy * residual_x - xy * residual_y) / det, b - (xx * residual_y - yx * residual_x) / det
     return a, b, valid

@@ -1,7 +1,7 @@
 """The ellipse on an image whose columns wrap: at each pixel, that of the copy of a splat which is nearest.
 
-A *shape* is a conic, and the pixels of a turn of 360 degrees after which columns are the same. A record holds what that
-of the ellipse does, then the turn and its inverse.
+A *shape* is a conic, and the period: the pixels of 360 degrees, after which columns are the same. A record holds what
+that of the ellipse does, then the period and its inverse.
 """
 
 import dataclasses
@@ -19,28 +19,28 @@ def _of_ellipse(record):
 
 
 @triton.jit
-def _pack_with_turn(mean, shape, visible):
-    turn = shape[3]
-    has_turn = (turn > 0.0) & (turn * 0.0 == 0.0)
-    values, valid = _pack(mean, shape[:3], visible & has_turn)
-    turn = tl.where(has_turn, turn, 1.0)
-    return values + (turn, 1.0 / turn), valid
+def _pack_with_period(mean, shape, visible):
+    period = shape[3]
+    has_period = (period > 0.0) & (period * 0.0 == 0.0)
+    values, valid = _pack(mean, shape[:3], visible & has_period)
+    period = tl.where(has_period, period, 1.0)
+    return values + (period, 1.0 / period), valid
 
 
 @triton.jit
-def _turns(record, difference):
-    """What to take from a difference of columns to have that of the nearest copies, whole turns."""
+def _whole_periods(record, difference):
+    """Returns the whole periods that take a difference of columns to that of the nearest copies if subtracted."""
     return record[5] * tl.floor(difference * record[6] + 0.5)
 
 
 @triton.jit
 def _bound_copies(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
     """That of the copy nearest to the middle of the tile, and the offset of the other one that is nearest."""
-    turn = record[5]
+    period = record[5]
     middle = x - record[0] + 0.5 * (TILE - 1)
-    turns = _turns(record, middle)
-    bound = _bound(_of_ellipse(record), x - turns, y, TILE, LOG2_ALPHA_MIN)
-    return bound, tl.where(middle - turns > 0.0, -turn, turn)
+    whole_periods = _whole_periods(record, middle)
+    bound = _bound(_of_ellipse(record), x - whole_periods, y, TILE, LOG2_ALPHA_MIN)
+    return bound, tl.where(middle - whole_periods > 0.0, -period, period)
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _reaches_copies(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr
 def _locate(record, pixel):
     """Offsets dx, dy from the mean of the nearest copy. As dx is one per column, sums are those of the ellipse."""
     dx = pixel[0] - record[0]
-    return dx - _turns(record, dx), pixel[1] - record[1]
+    return dx - _whole_periods(record, dx), pixel[1] - record[1]
 
 
 @triton.jit
@@ -72,8 +72,8 @@ def _slopes_of_copy(record, g, local):
 
 
 @triton.jit
-def _finish_with_turn(moment, shape, opacity):
-    """The turn has no gradient."""
+def _finish_with_period(moment, shape, opacity):
+    """The period has no gradient."""
     v_mean, v_conic, v_opacity = _finish(moment, shape[:3], opacity)
     return v_mean, v_conic + (v_opacity * 0.0,), v_opacity
 
@@ -82,11 +82,11 @@ WRAPPED = dataclasses.replace(
     ELLIPSE,
     SHAPE=4,
     VALUES=7,
-    pack=_pack_with_turn,
+    pack=_pack_with_period,
     bound=_bound_copies,
     reaches=_reaches_copies,
     locate=_locate,
     log2_alpha=_log2_alpha_of_copy,
     slopes=_slopes_of_copy,
-    finish=_finish_with_turn,
+    finish=_finish_with_period,
 )

@@ -8,8 +8,8 @@ the distance r from the y axis, r^2 = x^2 + z^2:
 
 On the y axis, longitude is 0, and the gradients of x and z are 0.
 
-Longitudes of a point p + d from that of p are those in a frame that is turned by that of p, where p is (0, y, r), and
-latitudes b from that of p are those of (y, r) in a frame that is turned again:
+Longitudes of a point p + d from that of p are those in a frame that is rotated by that of p, where p is (0, y, r), and
+latitudes b from that of p are those of (y, r) in a frame that is rotated again:
 
     sin(b' - b) = (d_y r - y (r' - r)) / (|p| |p + d|),  r' - r = (d_x^2 + d_z (2 r + d_z)) / (r' + r)
 """
@@ -29,35 +29,36 @@ PI = tl.constexpr(math.pi)
 
 
 @triton.jit
-def angle(sine, cosine):
-    """The angle whose sine and cosine are in proportion to these, in (-pi, pi]."""
+def atan2(sine, cosine):
+    """Returns the angle of (cosine, sine), a vector of any length, in (-pi, pi]."""
     d, _, k, _, _ = fisheye_direction((sine, sine * 0.0, cosine))
     # Behind, k is infinite at 0.
     return tl.where((cosine < 0.0) & (tl.abs(d[0]) < 1e-15), PI, k * d[0])
 
 
 @triton.jit
-def _bend(p, k):
+def _project(p, k):
     square = p[0] * p[0] + p[2] * p[2]
     has_longitude = square > SQUARE_MIN
-    longitude = angle(tl.where(has_longitude, p[0], 0.0), tl.where(has_longitude, p[2], 1.0))
-    across = tl.where(has_longitude, tl.sqrt(square), 0.0)
-    return longitude, angle(p[1], across), square >= 0.0, (across,)
+    longitude = atan2(tl.where(has_longitude, p[0], 0.0), tl.where(has_longitude, p[2], 1.0))
+    r = tl.where(has_longitude, tl.sqrt(square), 0.0)
+    return longitude, atan2(p[1], r), square >= 0.0, (r,)
 
 
 @triton.jit
-def _bend_vjp(p, k, saved, v_x, v_y):
-    across = saved[0]
-    has_longitude = across > 0.0
-    inverse = tl.where(has_longitude, 1.0 / tl.where(has_longitude, across, 1.0), 0.0)
-    v_latitude = v_y / (across * across + p[1] * p[1])
+def _project_vjp(p, k, saved, v_x, v_y):
+    r = saved[0]
+    has_longitude = r > 0.0
+    inverse = tl.where(has_longitude, 1.0 / tl.where(has_longitude, r, 1.0), 0.0)
+    v_latitude = v_y / (r * r + p[1] * p[1])
     v_longitude = v_x * inverse * inverse
-    v_across = v_latitude * p[1] * inverse
-    return v_longitude * p[2] - v_across * p[0], v_latitude * across, -v_longitude * p[0] - v_across * p[2]
+    v_r = v_latitude * p[1] * inverse
+    return v_longitude * p[2] - v_r * p[0], v_latitude * r, -v_longitude * p[0] - v_r * p[2]
 
 
 @triton.jit
-def _offset(p, d):
+def _project_difference(p, d):
+    # q = p + d in the frame that is rotated by the longitude of p
     square = p[0] * p[0] + p[2] * p[2]
     has_longitude = square > SQUARE_MIN
     inverse = tl.where(has_longitude, 1.0 / tl.sqrt(tl.where(has_longitude, square, 1.0)), 0.0)
@@ -66,17 +67,18 @@ def _offset(p, d):
     dx, dz = cosine * d[0] - sine * d[2], sine * d[0] + cosine * d[2]
     q = add((0.0, p[1], r), (dx, d[1], dz))
     exists = dot(q, q) > SQUARE_MIN
-    longitude, _, _, saved = _bend((q[0], q[1], tl.where(exists, q[2], 1.0)), ())
-    across = saved[0]
-    total = r + across
-    further = (dx * dx + dz * (2.0 * r + dz)) / tl.where(total > 0.0, total, 1.0)
+    longitude, _, _, saved = _project((q[0], q[1], tl.where(exists, q[2], 1.0)), ())
+    r_of_q = saved[0]
+    total = r + r_of_q
+    r_difference = (dx * dx + dz * (2.0 * r + dz)) / tl.where(total > 0.0, total, 1.0)
     square = p[1] * p[1] + r * r
     inverse = tl.where(square > SQUARE_MIN, 1.0 / tl.sqrt(tl.where(square > SQUARE_MIN, square, 1.0)), 0.0)
     sine, cosine = p[1] * inverse, tl.where(square > SQUARE_MIN, r * inverse, 1.0)
-    latitude = angle(d[1] * cosine - further * sine, q[1] * sine + across * cosine)
+    latitude = atan2(d[1] * cosine - r_difference * sine, q[1] * sine + r_of_q * cosine)
     return tl.where(exists, longitude, 0.0), tl.where(exists, latitude, 0.0)
 
 
 EQUIRECTANGULAR = Lens(
-    None, None, None, None, _bend, _bend_vjp, CULLS_BY_DISTANCE=True, WRAPS=True, offset=_offset
+    None, None, None, None, _project, _project_vjp, CULLS_BY_DISTANCE=True, WRAPS=True,
+    project_difference=_project_difference,
 )  # fmt: skip

@@ -31,7 +31,7 @@ PI = tl.constexpr(math.pi)
 
 @triton.jit
 def fisheye_direction(p):
-    """p / |p|, 1 / |p|, and K, M, N."""
+    """Returns d = p / |p|, 1 / |p|, and K, M, N; see the equations above."""
     inverse_norm = 1.0 / tl.sqrt(dot(p, p))
     d = times(p, inverse_norm)
     square = d[0] * d[0] + d[1] * d[1]
@@ -46,29 +46,32 @@ def fisheye_direction(p):
     behind = p[2] < 0.0
     # On the axis behind the camera, K is infinite.
     inverse = 1.0 / tl.sqrt(tl.where(behind, square, 1.0))
-    turn = PI * inverse
-    around = inverse * inverse
-    k = tl.where(behind, turn - k, k)
-    m = tl.where(behind, -turn * around - m, m)
-    n = tl.where(behind, 3.0 * turn * around * around - n, n)
+    pi_over_sine = PI * inverse
+    inverse_square = inverse * inverse
+    k = tl.where(behind, pi_over_sine - k, k)
+    m = tl.where(behind, -pi_over_sine * inverse_square - m, m)
+    n = tl.where(behind, 3.0 * pi_over_sine * inverse_square * inverse_square - n, n)
     return d, inverse_norm, k, m, n
 
 
 @triton.jit
-def _rows(d, m):
-    """|p| J for focal lengths of 1: entries 00, 01 and 11. The third column is -(d_x, d_y)."""
+def _scaled_jacobian(d, m):
+    """Returns entries 00, 01 and 11 of |p| J for focal lengths of 1. The third column is -(d_x, d_y)."""
     return d[2] - m * d[1] * d[1], m * d[0] * d[1], d[2] - m * d[0] * d[0]
 
 
 @triton.jit
-def _rows_vjp(d, inverse_norm, m, n, v_u, v_0, v_1):
-    """Gradient of p from those of the pixel and of |p| J, all times the focal lengths."""
-    j00, j01, j11 = _rows(d, m)
+def _scaled_jacobian_vjp(d, inverse_norm, m, n, v_u, v_0, v_1):
+    """Returns the gradient of p from those of the pixel and of |p| J, all times the focal lengths.
+
+    ``across`` is d'^T V d' for the gradient V of the first two columns, minus the gradient of M.
+    """
+    j00, j01, j11 = _scaled_jacobian(d, m)
     trace = 2.0 * (v_0[0] + v_1[1])
     mixed = v_0[1] + v_1[0]
     column = v_0[2] * d[0] + v_1[2] * d[1]
-    bent = v_0[0] * d[1] * d[1] - mixed * d[0] * d[1] + v_1[1] * d[0] * d[0]
-    along = 2.0 * column - trace * d[2] - bent * n
+    across = v_0[0] * d[1] * d[1] - mixed * d[0] * d[1] + v_1[1] * d[0] * d[0]
+    along = 2.0 * column - trace * d[2] - across * n
     return (
         inverse_norm * (v_u[0] * j00 + v_u[1] * j01 + along * d[0] - m * (2.0 * v_1[1] * d[0] - mixed * d[1]) - v_0[2]),
         inverse_norm * (v_u[0] * j01 + v_u[1] * j11 + along * d[1] - m * (2.0 * v_0[0] * d[1] - mixed * d[0]) - v_1[2]),
@@ -76,17 +79,17 @@ def _rows_vjp(d, inverse_norm, m, n, v_u, v_0, v_1):
         * (
             (0.5 * trace) * (d[0] * d[0] + d[1] * d[1] - d[2] * d[2])
             - (v_u[0] * d[0] + v_u[1] * d[1])
-            - 2.0 * bent
+            - 2.0 * across
             + 2.0 * column * d[2]
         ),
     )
 
 
 @triton.jit
-def _project(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
+def _project_with_jacobian(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
     fx, fy, cx, cy = intrinsics
     d, inverse_norm, k, m, n = fisheye_direction(p)
-    j00, j01, j11 = _rows(d, m)
+    j00, j01, j11 = _scaled_jacobian(d, m)
     sx = fx * inverse_norm
     sy = fy * inverse_norm
     pixel = (fx * (k * d[0]) + cx, fy * (k * d[1]) + cy)
@@ -94,19 +97,19 @@ def _project(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
 
 
 @triton.jit
-def _project_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
+def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
     fx, fy = intrinsics[0], intrinsics[1]
     d, inverse_norm, m, n = saved
     sx = fx * inverse_norm
     sy = fy * inverse_norm
     v_0 = (sx * v_row0[0], sx * v_row0[1], sx * v_row0[2])
     v_1 = (sy * v_row1[0], sy * v_row1[1], sy * v_row1[2])
-    return _rows_vjp(d, inverse_norm, m, n, (fx * v_pixel[0], fy * v_pixel[1]), v_0, v_1)
+    return _scaled_jacobian_vjp(d, inverse_norm, m, n, (fx * v_pixel[0], fy * v_pixel[1]), v_0, v_1)
 
 
 @triton.jit
 def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
-    """All entries."""
+    """Returns entry K of a row times the rotation W; all three entries of the row may differ from 0."""
     return row[0] * w[K] + row[1] * w[3 + K] + row[2] * w[6 + K]
 
 
@@ -116,10 +119,10 @@ def _add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _bend(p, k):
-    d, inverse_norm, gain_of_angle, m, _ = fisheye_direction(p)
-    q0 = gain_of_angle * d[0]
-    q1 = gain_of_angle * d[1]
+def _project(p, k):
+    d, inverse_norm, theta_over_sine, m, _ = fisheye_direction(p)
+    q0 = theta_over_sine * d[0]
+    q1 = theta_over_sine * d[1]
     if len(k) == 0:
         return q0, q1, p[2] > 0.0, (d, inverse_norm, m)
     else:
@@ -132,15 +135,18 @@ def _bend(p, k):
 
 
 @triton.jit
-def fisheye_bend_vjp(p, k, saved, v_x, v_y):
-    """For any lens that scales (x, y) theta / r by a gain, whose derivative is 2 slope theta."""
+def radial_project_vjp(p, k, saved, v_x, v_y):
+    """Returns the gradient of a point for any lens that shows it at a gain times (x, y) theta / r.
+
+    The derivative of the gain is 2 slope theta.
+    """
     d = saved[0]
     if len(k) > 0:
         q0, q1, gain, slope = saved[3], saved[4], saved[5], saved[6]
         along = 2.0 * slope * (q0 * v_x + q1 * v_y)
         v_x = gain * v_x + along * q0
         v_y = gain * v_y + along * q1
-    j00, j01, j11 = _rows(d, saved[2])
+    j00, j01, j11 = _scaled_jacobian(d, saved[2])
     return (
         saved[1] * (v_x * j00 + v_y * j01),
         saved[1] * (v_x * j01 + v_y * j11),
@@ -158,4 +164,12 @@ def _coefficients_vjp(k, saved, v_x, v_y):
     return v_k1, v_k2, v_k3, square * v_k3, zero, zero, zero, zero, zero, zero, zero, zero
 
 
-FISHEYE = Lens(_project, _project_vjp, _row_times, _add_entry_times, _bend, fisheye_bend_vjp, _coefficients_vjp)
+FISHEYE = Lens(
+    _project_with_jacobian,
+    _project_with_jacobian_vjp,
+    _row_times,
+    _add_entry_times,
+    _project,
+    radial_project_vjp,
+    _coefficients_vjp,
+)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ....config import BACK_SLOPE_SQUARED, FTHETA_STEPS
-from .fisheye import fisheye_bend_vjp, fisheye_direction
+from .fisheye import fisheye_direction, radial_project_vjp
 from .interface import Lens
 
 INVERSION_STEPS = tl.constexpr(FTHETA_STEPS)
@@ -19,7 +19,7 @@ LEAST_SLOPE = tl.constexpr(BACK_SLOPE_SQUARED)
 
 @triton.jit
 def _gain(theta, k):
-    """The distance from the principal point over theta, and half its derivative over theta."""
+    """Returns the distance from the principal point over theta, and half the derivative of that ratio over theta."""
     theta_max, distance_max, inverts = k[5], k[6], k[10] > 0.0
     inside = tl.minimum(theta, theta_max)
     t = inside * (distance_max / theta_max)
@@ -27,10 +27,10 @@ def _gain(theta, k):
     high = low + distance_max
     for _ in range(INVERSION_STEPS):
         value, slope = _polynomial(t, k)
-        rest = t * value - inside
-        low = tl.where(rest <= 0.0, t, low)
-        high = tl.where(rest >= 0.0, t, high)
-        newton = t - rest / (value + t * slope)
+        residual = t * value - inside
+        low = tl.where(residual <= 0.0, t, low)
+        high = tl.where(residual >= 0.0, t, high)
+        newton = t - residual / (value + t * slope)
         t = tl.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
     t = tl.where(inverts, t, inside)
     value, slope = _polynomial(t, k)
@@ -41,19 +41,19 @@ def _gain(theta, k):
 
 @triton.jit
 def _polynomial(t, k):
-    """The polynomial over t, and the derivative of that."""
+    """Returns the polynomial over t, and the derivative of that ratio."""
     c1, c2, c3, c4, c5 = k[:5]
     value = c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))
     return value, c2 + t * (2.0 * c3 + t * (3.0 * c4 + t * (4.0 * c5)))
 
 
 @triton.jit
-def _bend(p, k):
+def _project(p, k):
     theta_max = k[5]
     c, d, e = k[7:10]
-    direction, inverse_norm, gain_of_angle, m, _ = fisheye_direction(p)
-    q0 = gain_of_angle * direction[0]
-    q1 = gain_of_angle * direction[1]
+    direction, inverse_norm, theta_over_sine, m, _ = fisheye_direction(p)
+    q0 = theta_over_sine * direction[0]
+    q1 = theta_over_sine * direction[1]
     theta = tl.sqrt(q0 * q0 + q1 * q1)
     gain, slope = _gain(theta, k)
     x = gain * q0
@@ -62,9 +62,9 @@ def _bend(p, k):
 
 
 @triton.jit
-def _bend_vjp(p, k, saved, v_x, v_y):
+def _project_vjp(p, k, saved, v_x, v_y):
     c, d, e = k[7:10]
-    return fisheye_bend_vjp(p, k, saved, c * v_x + e * v_y, d * v_x + v_y)
+    return radial_project_vjp(p, k, saved, c * v_x + e * v_y, d * v_x + v_y)
 
 
 @triton.jit
@@ -72,4 +72,4 @@ def _shows_behind(p, k):
     return (k[11] > 0.0) & (p[0] * p[0] + p[1] * p[1] > LEAST_SLOPE * (p[2] * p[2]))
 
 
-FTHETA = Lens(None, None, None, None, _bend, _bend_vjp, CULLS_BY_DISTANCE=True, shows_behind=_shows_behind)
+FTHETA = Lens(None, None, None, None, _project, _project_vjp, CULLS_BY_DISTANCE=True, shows_behind=_shows_behind)

@@ -18,31 +18,34 @@ class Lens(Contract):
     None if EWA splatting does not support the lens.
 
     Attributes:
-        project: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and what ``project_vjp`` needs.
-        project_vjp: (p, intrinsics, row0, row1, that, gradients of the pixel and of both rows, all three entries) to
-            the gradient of the point.
+        project_with_jacobian: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and what the gradient
+            needs.
+        project_with_jacobian_vjp: (p, intrinsics, row0, row1, that, gradients of the pixel and of both rows, all three
+            entries) to the gradient of the point.
         row_times: (row, W, K, AXIS) to entry K of a row times the rotation W.
         add_entry_times: (total, row, K, v, AXIS) to the total plus entry K of a row times v.
-        bend: (p, k) to where a lens with a focal length of 1 shows a point in front, x and y; whether it sees it; and
-            what gradients need. For the unscented transform, as the next two.
-        bend_vjp: (p, k, that, v_x, v_y) to the gradient of the point.
+        project: (p, k) to x and y, where a lens with a focal length of 1 and its distortion shows a point in front;
+            whether it sees the point; and what gradients need. For the unscented transform, as the next two.
+        project_vjp: (p, k, that, v_x, v_y) to the gradient of the point.
         coefficients_vjp: (k, that, v_x, v_y) to the gradients of twelve values of the lens, zero for what is not a
             coefficient; None if coefficients have no gradients.
         CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera, where depth is that distance.
-        WRAPS: Whether x is an angle of a full circle. Then ``bend`` gets points in any direction, and u has a period.
-        offset: (p, d) to x and y of p + d less those of p, without the rounding errors of either, for a lens that wraps
-            and has no values: x the shorter way around.
-        shows_behind: (p, k) to whether ``bend`` takes a point even if it is behind the camera; None if it never does.
+        WRAPS: Whether x is an angle of a full circle. Then ``project`` gets points in any direction, and u has a
+            period.
+        project_difference: (p, d) to x and y of p + d less those of p, without the rounding errors of either, for a
+            lens that wraps and has no values: x the shorter way around.
+        shows_behind: (p, k) to whether ``project`` takes a point even if it is behind the camera; None if it never
+            does.
     """
 
-    project: Any
-    project_vjp: Any
+    project_with_jacobian: Any
+    project_with_jacobian_vjp: Any
     row_times: Any
     add_entry_times: Any
-    bend: Any
-    bend_vjp: Any
+    project: Any
+    project_vjp: Any
     coefficients_vjp: Any = None
     CULLS_BY_DISTANCE: bool = False
     WRAPS: bool = False
-    offset: Any = None
+    project_difference: Any = None
     shows_behind: Any = None

@@ -7,21 +7,21 @@ from .interface import Lens
 
 
 @triton.jit
-def _project(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
+def _project_with_jacobian(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
     fx, fy, cx, cy = intrinsics
     zero = p[0] * 0.0
     return (fx * p[0] + cx, fy * p[1] + cy), (fx + zero,), (fy + zero,), (zero,)
 
 
 @triton.jit
-def _project_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
+def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
     fx, fy = intrinsics[0], intrinsics[1]
     return fx * v_pixel[0], fy * v_pixel[1], p[2] * 0.0
 
 
 @triton.jit
 def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
-    """The entry is AXIS."""
+    """Returns entry K of a row, which has entry AXIS only, times the rotation W."""
     return row[0] * w[3 * AXIS + K]
 
 
@@ -34,13 +34,13 @@ def _add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _bend(p, k):
+def _project(p, k):
     return p[0], p[1], p[2] > 0.0, (p[2],)
 
 
 @triton.jit
-def _bend_vjp(p, k, saved, v_x, v_y):
+def _project_vjp(p, k, saved, v_x, v_y):
     return v_x, v_y, v_x * 0.0
 
 
-ORTHO = Lens(_project, _project_vjp, _row_times, _add_entry_times, _bend, _bend_vjp)
+ORTHO = Lens(_project_with_jacobian, _project_with_jacobian_vjp, _row_times, _add_entry_times, _project, _project_vjp)

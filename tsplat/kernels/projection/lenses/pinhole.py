@@ -15,7 +15,7 @@ GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
 
 @triton.jit
 def _clamped_slope(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """p / z clamped to the image plus a margin, and whether it was inside (bounds included)."""
+    """Returns p / z clamped to the image plus a margin, and whether it was inside (bounds included)."""
     margin = extent / focal * (0.5 * FOV_MARGIN)
     low = -(center / focal + margin)
     high = (extent - center) / focal + margin
@@ -25,21 +25,21 @@ def _clamped_slope(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
 
 @triton.jit
 def _row(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """Row of the perspective Jacobian for one image axis: d pixel / d p and d pixel / d z."""
+    """Returns d pixel / d p and d pixel / d z, a row of the perspective Jacobian, and whether p / z was not clamped."""
     slope, inside = _clamped_slope(p, z, focal, center, extent, FOV_MARGIN)
     return focal / z, -focal * slope / z, inside
 
 
 @triton.jit
 def _row_vjp(p, z, focal, j_p, j_z, inside, v_p, v_z):
-    """Gradients of p and z from those of the row of the Jacobian."""
+    """Returns gradients of p and z from those of the row of the Jacobian."""
     v_slope = -v_z * focal / z
     grad_z = -(v_p * j_p + v_z * j_z) / z - tl.where(inside, v_slope * p / (z * z), 0.0)
     return tl.where(inside, v_slope / z, 0.0), grad_z
 
 
 @triton.jit
-def _project(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
+def _project_with_jacobian(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
     fx, fy, cx, cy = intrinsics
     j0, j02, inside_x = _row(p[0], p[2], fx, cx, width, FOV_MARGIN)
     j1, j12, inside_y = _row(p[1], p[2], fy, cy, height, FOV_MARGIN)
@@ -48,7 +48,7 @@ def _project(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
 
 
 @triton.jit
-def _project_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
+def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
     fx, fy = intrinsics[0], intrinsics[1]
     v_x, v_zx = _row_vjp(p[0], p[2], fx, row0[0], row0[1], saved[0], v_row0[0], v_row0[2])
     v_y, v_zy = _row_vjp(p[1], p[2], fy, row1[0], row1[1], saved[1], v_row1[1], v_row1[2])
@@ -61,7 +61,7 @@ def _project_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
 
 @triton.jit
 def _row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr):
-    """The entries are AXIS and 2."""
+    """Returns entry K of a row, which has the entries AXIS and 2, times the rotation W."""
     return row[0] * w[3 * AXIS + K] + row[1] * w[6 + K]
 
 
@@ -76,15 +76,15 @@ def _add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _denominator(k, square):
-    """Denominator of the radial distortion, and its inverse, 0 where that is infinite."""
+def _inverse_denominator(k, square):
+    """Returns the inverse of the denominator of the radial distortion, 0 where the denominator is about 0."""
     _, _, _, k4, k5, k6 = k[:6]
     below = 1.0 + square * (k4 + square * (k5 + square * k6))
     return tl.where(tl.abs(below) > constant(1e-8, below), 1.0 / below, 0.0)
 
 
 @triton.jit
-def _bend(p, k):
+def _project(p, k):
     a = p[0] / p[2]
     b = p[1] / p[2]
     if len(k) == 0:
@@ -93,7 +93,7 @@ def _bend(p, k):
         k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = k[:12]
         square = a * a + b * b
         above = 1.0 + square * (k1 + square * (k2 + square * k3))
-        inverse = _denominator(k, square)
+        inverse = _inverse_denominator(k, square)
         gain = above * inverse
         above_slope = k1 + square * (2.0 * k2 + square * 3.0 * k3)
         below_slope = k4 + square * (2.0 * k5 + square * 3.0 * k6)
@@ -105,7 +105,7 @@ def _bend(p, k):
 
 
 @triton.jit
-def _bend_vjp(p, k, saved, v_x, v_y):
+def _project_vjp(p, k, saved, v_x, v_y):
     a = saved[0]
     b = saved[1]
     if len(k) > 0:
@@ -129,7 +129,7 @@ def _bend_vjp(p, k, saved, v_x, v_y):
 @triton.jit
 def _coefficients_vjp(k, saved, v_x, v_y):
     a, b, square, gain = saved[0], saved[1], saved[2], saved[3]
-    v_k1 = square * (v_x * a + v_y * b) * _denominator(k, square)
+    v_k1 = square * (v_x * a + v_y * b) * _inverse_denominator(k, square)
     v_k2 = square * v_k1
     v_k3 = square * v_k2
     mixed = 2.0 * a * b
@@ -140,4 +140,12 @@ def _coefficients_vjp(k, saved, v_x, v_y):
     )  # fmt: skip
 
 
-PINHOLE = Lens(_project, _project_vjp, _row_times, _add_entry_times, _bend, _bend_vjp, _coefficients_vjp)
+PINHOLE = Lens(
+    _project_with_jacobian,
+    _project_with_jacobian_vjp,
+    _row_times,
+    _add_entry_times,
+    _project,
+    _project_vjp,
+    _coefficients_vjp,
+)
