@@ -120,3 +120,23 @@ def test_more_intersections_than_32_bits_hold_raise():
             **splats, colors=torch.ones(1, 1, 3), image_width=4, image_height=4, tile_size=4,
             isect_offsets=torch.zeros(1, 1, 1, dtype=torch.int32), flatten_ids=torch.ones(1).int().expand(2**28),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rays_of_panoramas_show_what_rasterization_shows(backend):
+    """What is behind the origin of a ray is seen by another one, with every preset."""
+    generator = torch.Generator().manual_seed(0)
+    means, quats, scales, colors = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (3, 4, 3, 3))
+    means, scales, opacities = 2 * means, 0.2 * scales.abs() + 0.1, torch.full((12,), 0.9, dtype=torch.float64)
+    viewmats = torch.eye(4, dtype=torch.float64)[None]
+    Ks = torch.tensor([[[16 / torch.pi, 0, 16], [0, 16 / torch.pi, 8], [0, 0, 1]]], dtype=torch.float64)
+    shared = dict(camera_model="equirectangular", backend=backend)
+    expected, _, _ = tsplat.rasterization(
+        means, quats, scales, opacities, colors, viewmats, Ks, 32, 16, with_ut=True, with_eval3d=True, **shared
+    )
+    ids = means.norm(dim=-1).argsort().repeat(2)
+    found, _ = tsplat.rasterize_to_pixels_eval3d(
+        means, quats, scales, colors[None], opacities[None], viewmats, Ks, 32, 16, 16, torch.tensor([[[0, 12]]]), ids,
+        **shared,
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from ..errors import ShapeError
 from ..output_maps import HITS, OF_SURFELS, RAY_NORMALS
 from ..runtime.compilation import eager, with_plain_tensors
 from ..stages.compositing import composite_outputs
-from ..stages.eval3d import camera_rays, check_rays, given_rays, third_axes
+from ..stages.eval3d import camera_rays, check_rays, given_rays, ray_footprint, third_axes
 from ..stages.inputs import check_scene, flatten_batch, flatten_batches
 from ..stages.lens_models import LensArguments, add_lens, check_camera_model, check_unscented, name_of
 from ..stages.surfel_pixels import composite_surfels, with_screen_gradient
@@ -299,14 +300,7 @@ def rasterize_to_pixels_eval3d(
         )
         assert image.shape == (1, height, width, 3)
     """
-    inputs = ray_inputs(locals())
-    lists = inputs.lists
-    maps = composite_outputs(inputs.splats, inputs.backgrounds, *inputs.arranged, inputs.settings, inputs.rays)
-    images, alphas = maps["colors"], maps["alphas"]
-    if inputs.behind is not None:
-        images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * inputs.behind], -1)
-    rendered = (images.reshape(*lists.size, -1), alphas.view(*lists.size, 1))
-    return (*rendered, maps["normals"].reshape(*lists.size, 3)) if return_normals else rendered
+    return ray_inputs(locals()).images()
 
 
 class RayInputs(NamedTuple):
@@ -330,6 +324,15 @@ class RayInputs(NamedTuple):
     settings: CompositingSettings
     rays: Rays
 
+    def images(self) -> tuple[Tensor, ...]:
+        """Composites colors and alphas, and normals if they are rendered; see :func:`rasterize_to_pixels_eval3d`."""
+        maps = composite_outputs(self.splats, self.backgrounds, *self.arranged, self.settings, self.rays)
+        images, alphas, size = maps["colors"], maps["alphas"], self.lists.size
+        if self.behind is not None:
+            images = torch.cat([images[..., :-1], images[..., -1:] + (1 - alphas) * self.behind], -1)
+        rendered = (images.reshape(*size, -1), alphas.view(*size, 1))
+        return (*rendered, maps["normals"].reshape(*size, 3)) if self.settings.normals else rendered
+
     def contributions(self) -> Contributions:
         """Returns the contributions of the Gaussians to all pixels."""
         masks, n_images, (intersections,) = self.arranged
@@ -339,8 +342,14 @@ class RayInputs(NamedTuple):
         return Contributions(self.splats, intersections, self.settings, places, lists.size, self.rays, masks)
 
 
-def ray_inputs(arguments: dict[str, Any]) -> RayInputs:
-    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, by name."""
+def ray_inputs(
+    arguments: dict[str, Any], rays_of: Callable[[Cameras, CameraSettings, bool], Rays] | None = None
+) -> RayInputs:
+    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, by name.
+
+    Without ``rays``, those of the pixels of cameras [B, C] are made by ``rays_of``, given their settings and whether
+    directions are normalized in the world frame; None for :func:`camera_rays`.
+    """
     means, quats, scales, colors, opacities, viewmats, Ks, isect_offsets, backgrounds, rays = (
         arguments[name]
         for name in (
@@ -374,10 +383,11 @@ def ray_inputs(arguments: dict[str, Any]) -> RayInputs:
     hits, normals = (check_bool(name, arguments[name]) for name in ("use_hit_distance", "return_normals"))
     outputs = (*((RAY_NORMALS,) if normals else ()), *((HITS,) if hits else ()))
     settings = lists.settings(
-        preset, arguments["backend"], camera=camera, footprint=preset.ray_footprint, outputs=outputs
+        preset, arguments["backend"], camera=camera, footprint=ray_footprint(camera_model, preset), outputs=outputs
     )
     if rays is None:
-        world_rays = camera_rays(flatten_batches(cameras, len(batch), dtype), camera, unit=hits)
+        flat = flatten_batches(cameras, len(batch), dtype)
+        world_rays = camera_rays(flat, camera, unit=hits) if rays_of is None else rays_of(flat, camera, hits)
     else:
         world_rays = given_rays(flatten_batch(rays, len(batch), dtype).flatten(0, 1))
     features = colors.to(dtype)

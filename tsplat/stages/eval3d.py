@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_tensor
-from ..config import CameraSettings
+from ..config import CameraSettings, Numerics
 from ..data import Cameras, CompositingSettings, Gaussians3D, ProjectedGaussians, Rays
 from ..errors import ShapeError
 from ..formulas.rotations import rotation_rows
@@ -44,6 +44,11 @@ def third_axes(quats: Tensor) -> Tensor:
     """Returns the third axes of Gaussians, world frame, [..., 3]: their normals before they face a pixel."""
     rows = rotation_rows(torch.nn.functional.normalize(quats, dim=-1))
     return torch.stack([row[2] for row in rows], -1)
+
+
+def ray_footprint(model: str, numerics: Numerics) -> str:
+    """Returns the footprint along rays: what is behind the cameras of a model that wraps is seen by other rays."""
+    return "ray in front" if LENSES[model].wraps else numerics.ray_footprint
 
 
 def camera_rays(cameras: Cameras, settings: CameraSettings, *, unit: bool = False) -> Rays:

@@ -56,7 +56,9 @@ from ..runtime.tracing import is_tracing
 NEGLIGIBLE = 1e-30
 """Smaller coefficients of an f-theta polynomial show in no image, and are taken for 0 where its domain is searched."""
 
-RASTERIZATION_ONLY = {"lidar": "stages do not know spinning lidars; use rasterization"}
+RASTERIZATION_ONLY = {
+    "lidar": "stages do not know spinning lidars; use rasterization, or the stages of tsplat.compat.gsplat"
+}
 """Camera models that only ``rasterization`` takes, none of its stages, and what to do instead."""
 
 REQUIRES_UT = "it requires the unscented transform: with_ut=True, or fully_fused_projection_with_ut"
@@ -149,7 +151,7 @@ def check_unscented(
     """Checks the parameters of the unscented transform. Returns None without it."""
     radial = not check_bool("global_z_order", global_z_order)
     if with_ut:
-        return Unscented.of(_check_parameters(ut_params), numerics, radial or LENSES[model].wraps)
+        return Unscented.of(check_parameters(ut_params), numerics, radial or LENSES[model].wraps)
     if ut_params is not None:
         raise ArgumentError("ut_params: requires with_ut=True, found with_ut=False")
     if radial:
@@ -157,7 +159,7 @@ def check_unscented(
     return None
 
 
-def _check_parameters(given: object) -> UnscentedTransformParameters:
+def check_parameters(given: object) -> UnscentedTransformParameters:
     """Checks parameters, of tsplat or of gsplat."""
     if given is None:
         return UnscentedTransformParameters()

@@ -218,11 +218,15 @@ class LidarLayout:
 
     def rays(self, cameras: Cameras, settings: CameraSettings, *, unit: bool) -> Rays:
         """Returns the rays of the aligned image of all cameras [B, C]; see :func:`camera_rays`."""
+        rays = self.element_rays(cameras, settings, unit=unit)
+        return rays._replace(per_pixel=self.align(rays.per_pixel))
+
+    def element_rays(self, cameras: Cameras, settings: CameraSettings, *, unit: bool) -> Rays:
+        """Returns the rays of the range images of all cameras [B, C], whose size settings need not have."""
         shape = (cameras.viewmats.shape[:2].numel(), self.n_rows, self.n_columns)
         along = self.directions(cameras.viewmats)
-        settings = dataclasses.replace(settings, width=self.n_columns)
-        rays = rays_of(tuple(d.expand(shape) for d in along), cameras, settings, unit=unit)  # type: ignore[arg-type]
-        return rays._replace(per_pixel=self.align(rays.per_pixel))
+        settings = dataclasses.replace(settings, width=self.n_columns, height=self.n_rows)
+        return rays_of(tuple(d.expand(shape) for d in along), cameras, settings, unit=unit)  # type: ignore[arg-type]
 
     def align(self, values: Tensor) -> Tensor:
         """Moves values [..., H, W] of elements to the aligned image, with zeros elsewhere. Differentiable."""

@@ -19,6 +19,7 @@ from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..kernels_torch.lenses import LENSES
 from ..output_maps import DEPTHS, HITS, OF_SURFELS, ON_REQUEST, PLANE_DEPTHS, Output
 from .capacity import Capacity
+from .eval3d import ray_footprint
 from .lens_models import check_camera_model, check_unscented, name_of
 from .lidars import MARGIN, LidarLayout, check_lidar
 
@@ -282,10 +283,9 @@ class Settings(NamedTuple):
 def _footprint(o: Options, numerics: config.Numerics) -> str:
     if o.surfels:
         return "surfel plane" if o.renders_planes else "surfel"
-    wraps = LENSES[o.camera_model].wraps
     if o.with_eval3d:
-        return "ray in front" if wraps else numerics.ray_footprint  # what is behind is seen there
-    return "wrapped ellipse" if wraps else "ellipse"
+        return ray_footprint(o.camera_model, numerics)
+    return "wrapped ellipse" if LENSES[o.camera_model].wraps else "ellipse"
 
 
 def with_capacities(arguments: Mapping[str, Any], capacities: config.Capacities) -> dict[str, Any]:

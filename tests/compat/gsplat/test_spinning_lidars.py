@@ -136,6 +136,8 @@ def test_lists_of_packed_boxes_are_those_of_dense_ones():
         assert torch.equal(one, other)
     unsorted = gsplat.isect_tiles_lidar(given, **boxes, sort=False)
     assert (unsorted[2].diff() >= 0).all()
+    of_tiles = (unsorted[1] >> 32)[unsorted[2] == unsorted[2].mode().values]
+    assert len(of_tiles) > 4 and (of_tiles.diff() > 0).all()
     assert torch.equal(unsorted[1].sort().values, isect_ids)
     with pytest.raises(tsplat.ArgumentError, match="image_ids: required with n_images"):
         gsplat.isect_tiles_lidar(given, **packed)

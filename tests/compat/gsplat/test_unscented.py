@@ -5,7 +5,7 @@ import torch
 
 import tsplat
 from tests.support import scenes
-from tsplat import UnsupportedError, isect_offset_encode, isect_tiles
+from tsplat import isect_offset_encode, isect_tiles
 from tsplat.compat.gsplat import (
     RendererConfig,
     RendererConfig_MixedBatch,
@@ -90,17 +90,8 @@ def test_extra_returns_what_is_asked_for():
     assert rasterize_to_pixels_eval3d_extra(**given)[2] is not None
 
 
-def test_lidars_and_unknown_kernels_are_refused():
+def test_unknown_kernels_are_refused():
     given = make_lists()
-    projection = [given[name] for name in ("means", "quats", "scales")]
-    views = [given[name] for name in ("viewmats", "Ks", "image_width", "image_height")]
-    for call in (
-        lambda: fully_fused_projection_with_ut(*projection, None, *views, lidar_coeffs=object()),
-        lambda: rasterize_to_pixels_eval3d(**given, lidar_coeffs=object()),
-        lambda: rasterize_to_pixels_eval3d_extra(**given, lidar_coeffs=object()),
-    ):
-        with pytest.raises(UnsupportedError, match=r"lidar_coeffs: not implemented; use rasterization\(.*; pass None"):
-            call()
     with pytest.raises(TypeError, match="renderer_config: expected None"):
         rasterize_to_pixels_eval3d(**given, renderer_config=object())
     with pytest.raises(TypeError, match="construct RendererConfig_MixedBatch"):

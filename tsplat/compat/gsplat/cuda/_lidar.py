@@ -21,18 +21,8 @@ from ....stages.intersection import tile_bits
 from ....stages.lidars import SCALE, TURN
 from ....support.extras import require
 
-USE_RASTERIZATION = (
-    "not implemented; use rasterization(camera_model='lidar', lidar_coeffs=..., with_ut=True, with_eval3d=True)"
-)
-
 AZIMUTH_CELLS_MAX = 1 << 20
 """Cells of the field of view by which elements are told to have equal azimuths."""
-
-
-def refuse_lidars(lidar_coeffs: object) -> None:
-    """Raises `UnsupportedError` unless the argument of this name is None."""
-    if lidar_coeffs is not None:
-        raise UnsupportedError(f"lidar_coeffs: {USE_RASTERIZATION}; pass None")
 
 
 @dataclasses.dataclass(eq=False)
@@ -210,7 +200,8 @@ def isect_tiles_lidar(
         means2d: Azimuths and elevations, 1,024 per radian. [..., N, 2], or [nnz, 2] if packed
         radii: Half the widths and heights of the boxes, 1,024 per radian; zero where culled. Integers as ``means2d``.
         depths: [..., N] or [nnz].
-        sort: Whether to sort by image, tile and depth; otherwise intersections come Gaussian by Gaussian.
+        sort: Whether to sort by image, tile and depth; otherwise intersections come Gaussian by Gaussian, of a Gaussian
+            by tile.
         segmented: Unused: the result is the same. Not supported if packed.
         packed: Whether inputs are packed; requires ``n_images`` and ``image_ids`` [nnz].
         gaussian_ids: Unused, in gsplat as well.
@@ -248,13 +239,13 @@ def isect_tiles_lidar(
         held = part.holds_elements(rows, tiling) & (half_widths > 0) & (half_heights > 0)
         overlapped |= held[:, None] & (tiles >= first[:, None]) & (tiles < end[:, None])
     first_band, end_band = rows.bands(tiling)
-    gaussians, columns = overlapped.nonzero(as_tuple=True)
-    heights = end_band - first_band
+    heights = torch.where(overlapped.any(-1), end_band - first_band, 0)
     counts = heights * overlapped.sum(-1)
-    each = heights[gaussians]
-    places = torch.arange(int(each.sum()), device=each.device) - (each.cumsum(0) - each).repeat_interleave(each)
-    gaussians, columns = gaussians.repeat_interleave(each), columns.repeat_interleave(each)
-    tile_ids = (first_band[gaussians] + places) * tiling.n_bins_azimuth + columns
+    of_bands = torch.arange(len(heights), device=heights.device).repeat_interleave(heights)
+    places = torch.arange(len(of_bands), device=heights.device) - (heights.cumsum(0) - heights)[of_bands]
+    bands, columns = overlapped[of_bands].nonzero(as_tuple=True)
+    gaussians = of_bands[bands]
+    tile_ids = (first_band[gaussians] + places[bands]) * tiling.n_bins_azimuth + columns
     images = gaussians // max(depths.shape[-1], 1) if image_ids is None else image_ids.long()[gaussians]
     images = images << tile_bits(tiling.n_bins_azimuth * tiling.n_bins_elevation)
     keys = depths.flatten().to(torch.float32).view(torch.int32)[gaussians]

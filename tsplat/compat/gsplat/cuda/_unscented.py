@@ -13,11 +13,13 @@ from ....functional.compositing import ray_inputs
 from ....runtime.compilation import eager, with_plain_tensors
 from ....stages.options import check_renderer_config
 from ._distortion import UnscentedTransformParameters
-from ._lidar import refuse_lidars
+from ._range_images import element_inputs, project_to_angles
 
 DEFAULTS = UnscentedTransformParameters()
 
 
+@eager
+@with_plain_tensors
 def fully_fused_projection_with_ut(
     means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor | None, viewmats: Tensor, Ks: Tensor,
     width: int, height: int, eps2d: float = 0.3,
@@ -34,17 +36,20 @@ def fully_fused_projection_with_ut(
 
     Args:
         means to viewmats_rs, and the others: As for :func:`tsplat.fully_fused_projection_with_ut`.
-        lidar_coeffs: Only None is implemented; :func:`tsplat.rasterization` renders lidars.
+        lidar_coeffs: As in :func:`tsplat.rasterization`, of ``camera_model="lidar"``, whose ``viewmats`` lead to the
+            frame of the lidar. ``Ks``, ``width``, ``height``, ``global_z_order`` and the margin of ``ut_params`` are
+            not read: Gaussians are sorted and culled by distance.
 
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
-        [..., C, N, 3], and [..., C, N] or None, differentiable as there. Culled Gaussians are zero.
+        [..., C, N, 3], and [..., C, N] or None, differentiable as there. Culled Gaussians are zero. For lidars, means
+        are azimuths, up to turns, and elevations, 1,024 pixels per radian, and depths are distances.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: ``lidar_coeffs`` is not None.
     """
-    refuse_lidars(lidar_coeffs)
+    if lidar_coeffs is not None or camera_model == "lidar":
+        return project_to_angles(locals())
     return project(
         means, quats, scales, opacities, viewmats, Ks, width, height, eps2d, near_plane, far_plane, radius_clip,
         calc_compensations, camera_model, ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs,
@@ -53,6 +58,8 @@ def fully_fused_projection_with_ut(
     )  # fmt: skip
 
 
+@eager
+@with_plain_tensors
 def rasterize_to_pixels_eval3d(
     means: Tensor, quats: Tensor, scales: Tensor, colors: Tensor, opacities: Tensor, viewmats: Tensor, Ks: Tensor,
     image_width: int, image_height: int, tile_size: int, isect_offsets: Tensor, flatten_ids: Tensor,
@@ -70,19 +77,25 @@ def rasterize_to_pixels_eval3d(
 
     Args:
         means to viewmats_rs, and the others: As for :func:`tsplat.rasterize_to_pixels_eval3d`.
-        lidar_coeffs: Only None is implemented; :func:`tsplat.rasterization` renders lidars.
+        lidar_coeffs: As in :func:`tsplat.rasterization`, with the ``tiling`` whose tiles the lists, ``isect_offsets``
+            and ``masks`` are about, such as those of :func:`isect_tiles_lidar`. ``image_width`` and ``image_height``
+            are the numbers of its columns and rows; ``Ks`` are not read. The square of ``tile_size`` is at least the
+            number of elements of any tile.
         renderer_config: As in :func:`tsplat.rasterization`.
 
     Returns:
         ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]; and with ``return_normals`` normals
-        [..., C, H, W, 3]. Differentiable as there.
+        [..., C, H, W, 3]. Differentiable as there, and with respect to the angles of lidars.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: ``lidar_coeffs`` is not None, or another ``renderer_config``.
+        NotImplementedError: Another ``renderer_config``.
     """
-    refuse_lidars(lidar_coeffs)
-    check_renderer_config(renderer_config, with_eval3d=True)
+    given = locals()
+    check_renderer_config(given.pop("renderer_config"), with_eval3d=True)
+    if lidar_coeffs is not None or camera_model == "lidar":
+        tiles, inputs = element_inputs(given)
+        return tuple(tiles.range_image(image) for image in inputs.images())
     return rasterize(
         means, quats, scales, colors, opacities, viewmats, Ks, image_width, image_height, tile_size, isect_offsets,
         flatten_ids, backgrounds, masks, camera_model, ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs,
@@ -127,7 +140,7 @@ def rasterize_to_pixels_eval3d_extra(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: ``lidar_coeffs`` is not None, or another ``renderer_config``.
+        NotImplementedError: Another ``renderer_config``.
     """
     arguments = locals()
     names = ("return_last_ids", "return_sample_counts", "unsafe_masked_tile_outputs")
@@ -136,7 +149,14 @@ def rasterize_to_pixels_eval3d_extra(
     last_ids = sample_counts = None
     if finds_last or counts:
         with torch.no_grad():
-            contributions = ray_inputs(arguments).contributions()
+            is_lidar = lidar_coeffs is not None
+            tiles, inputs = element_inputs(arguments) if is_lidar else (None, ray_inputs(arguments))
+            contributions = inputs.contributions()
             last_ids = contributions.find_last() if finds_last else None
             sample_counts = contributions.count()[0] if counts else None
+        if tiles is not None:
+            last_ids, sample_counts = (
+                None if image is None else tiles.range_image(image[..., None])[..., 0]
+                for image in (last_ids, sample_counts)
+            )
     return *images[:2], last_ids, sample_counts, images[2] if return_normals else None

@@ -1,0 +1,151 @@
+"""Spinning lidars in functions of stages: projection to angles, and compositing of lists of a lidar's own tiles.
+
+A tile of a :class:`LidarTiling` holds elements of the range image that are near each other, in no grid. Each tile
+becomes a square of an image of squares, whose pixels are its elements and, where it has fewer, have no ray. Compositing
+renders this image like any other, and the elements are taken from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .... import ArgumentError, fully_fused_projection_with_ut
+from ....arguments import INTEGERS, check_devices, check_size, check_tensor, check_tile_size
+from ....config import CameraSettings
+from ....data import Cameras, Rays
+from ....functional.compositing import RayInputs, ray_inputs
+from ....stages.eval3d import check_rays
+from ....stages.lens_models import check_parameters, name_of
+from ....stages.lidars import MARGIN, SCALE, LidarLayout, check_lidar
+
+MODEL = "equirectangular"
+"""The lens of the image of angles."""
+
+
+def project_to_angles(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:
+    """Projects Gaussians to azimuths and elevations; see :func:`fully_fused_projection_with_ut`, whose arguments these
+    are by name."""
+    given = dict(arguments)
+    layout, given["rolling_shutter"] = _check_lidar(given)
+    del given["lidar_coeffs"], given["global_z_order"]
+    cameras = layout.cameras(Cameras(given["viewmats"], given["Ks"]))
+    given |= dict(viewmats=cameras.viewmats, Ks=cameras.Ks, viewmats_rs=layout.camera_frame(given["viewmats_rs"]))
+    given |= dict(width=layout.panorama[0], height=layout.panorama[1], camera_model=MODEL)
+    given["ut_params"] = dataclasses.replace(check_parameters(given["ut_params"]), in_image_margin_factor=MARGIN)
+    radii, means2d, depths, conics, compensations = fully_fused_projection_with_ut(**given)
+    assert radii is not None and means2d is not None and conics is not None
+    # Longitudes grow clockwise and v downwards, azimuths counterclockwise and elevations upwards.
+    sign = -layout.fx / SCALE
+    (u, v), (cu, cv) = means2d.unbind(-1), layout.center
+    angles = torch.stack([sign * (u - cu), cv - v], -1)
+    angles = torch.where((radii > 0).all(-1, keepdim=True), angles, 0.0)
+    return radii, angles, depths, conics * conics.new_tensor([1.0, -sign, 1.0]), compensations
+
+
+def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
+    """Checks the arguments of :func:`rasterize_to_pixels_eval3d` for a lidar, by name.
+
+    Returns where elements are in the image of squares, and what is composited there.
+    """
+    given = dict(arguments)
+    lidar = given.pop("lidar_coeffs")
+    layout, given["rolling_shutter"] = _check_lidar(given | {"lidar_coeffs": lidar})
+    for name, size in (("image_width", layout.n_columns), ("image_height", layout.n_rows)):
+        if check_size(name, given[name]) != size:
+            raise ArgumentError(f"{name}: expected {size}, as of the elements of lidar_coeffs, found {given[name]}")
+    tiles = ElementTiles.of(layout, getattr(lidar, "tiling", None), check_tile_size(given["tile_size"]))
+    cameras = layout.cameras(Cameras(given["viewmats"], given["Ks"]))
+    given |= dict(viewmats=cameras.viewmats, Ks=cameras.Ks, viewmats_rs=layout.camera_frame(given["viewmats_rs"]))
+    given |= dict(camera_model=MODEL, image_width=tiles.width, image_height=tiles.height)
+    if given["rays"] is not None and isinstance(given["viewmats"], Tensor):
+        rays = check_rays(given["rays"], (*given["viewmats"].shape[:-2], layout.n_rows, layout.n_columns, 6))
+        check_devices({"rays": rays, "lidar_coeffs.tiling.tiles_to_elements_map": tiles.places})
+        given["rays"] = tiles.squares(rays.movedim(-1, -3)).movedim(-3, -1)
+
+    def rays_of(cameras: Cameras, settings: CameraSettings, unit: bool) -> Rays:
+        rays = layout.element_rays(cameras, settings, unit=unit)
+        return rays._replace(per_pixel=tiles.squares(rays.per_pixel))
+
+    return tiles, ray_inputs(given, rays_of)
+
+
+def _check_lidar(arguments: dict[str, Any]) -> tuple[LidarLayout, str]:
+    lidar, model, readout = (arguments[name] for name in ("lidar_coeffs", "camera_model", "rolling_shutter"))
+    sweeps = arguments["viewmats_rs"] is not None
+    return check_lidar(lidar, model, name_of(readout), is_exact=True, sweeps=sweeps)
+
+
+class ElementTiles(NamedTuple):
+    """Where the elements of a range image are in the image of squares.
+
+    Attributes:
+        n_rows, n_columns: Size of the range image.
+        width, height: Size of the image of squares.
+        places: [H * W] int64, the pixel of each element, row by row.
+    """
+
+    n_rows: int
+    n_columns: int
+    width: int
+    height: int
+    places: Tensor
+
+    @classmethod
+    def of(cls, layout: LidarLayout, tiling: object, tile_size: int) -> ElementTiles:
+        """Checks the tiles of a lidar, and puts their elements into squares of ``tile_size``.
+
+        Raises:
+            ArgumentError: There is no tiling, it does not hold each element once, or tiles hold more elements than
+                squares have pixels.
+        """
+        across, down = (
+            check_size(f"lidar_coeffs.tiling.{name}", getattr(tiling, name, None))
+            for name in ("n_bins_azimuth", "n_bins_elevation")
+        )
+        ranges = check_tensor(
+            "lidar_coeffs.tiling.tiles_pack_info", getattr(tiling, "tiles_pack_info", None), [across * down, 2],
+            "[tiles, 2]", dtypes=INTEGERS,
+        )  # fmt: skip
+        n_rows, n_columns = layout.n_rows, layout.n_columns
+        elements = check_tensor(
+            "lidar_coeffs.tiling.tiles_to_elements_map", getattr(tiling, "tiles_to_elements_map", None),
+            [n_rows * n_columns, 2], "[H * W, 2]", dtypes=INTEGERS,
+        )  # fmt: skip
+        check_devices({"tiles_pack_info": ranges, "tiles_to_elements_map": elements})
+        starts, counts = ranges.long().unbind(-1)
+        columns, rows = elements.long().unbind(-1)
+        inside = (columns >= 0) & (columns < n_columns) & (rows >= 0) & (rows < n_rows)
+        own = torch.where(inside, rows * n_columns + columns, 0)
+        ends = counts.cumsum(0)
+        in_order = bool((counts >= 0).all() & (starts == ends - counts).all() & (ends[-1] == len(own)))
+        if not in_order or not bool((own.bincount(minlength=len(own)) == 1).all()):
+            raise ArgumentError(
+                "lidar_coeffs.tiling: expected every element of the range image in one tile, tile by tile; pass that "
+                "of compute_lidar_tiling"
+            )
+        most = int(counts.max())
+        if most > tile_size**2:
+            raise ArgumentError(
+                f"tile_size: expected one whose square is at least {most}, as so many elements are in a tile of "
+                f"lidar_coeffs, found {tile_size}; pass a larger one, or a tiling with a smaller max_pts_per_tile"
+            )
+        tiles = torch.arange(len(counts), device=own.device).repeat_interleave(counts)
+        within = torch.arange(len(own), device=own.device) - starts.repeat_interleave(counts)
+        y = tiles // across * tile_size + within // tile_size
+        x = tiles % across * tile_size + within % tile_size
+        width = across * tile_size
+        return cls(n_rows, n_columns, width, down * tile_size, torch.empty_like(own).index_copy(0, own, y * width + x))
+
+    def squares(self, values: Tensor) -> Tensor:
+        """Moves values [..., H, W] of elements to the image of squares, with zeros elsewhere. Differentiable."""
+        flat = values.new_zeros(*values.shape[:-2], self.height * self.width)
+        return flat.index_copy(-1, self.places, values.flatten(-2)).view(*values.shape[:-2], self.height, self.width)
+
+    def range_image(self, values: Tensor) -> Tensor:
+        """Takes the elements [..., H, W, D] of an image of squares. Differentiable."""
+        chosen = values.flatten(-3, -2).index_select(-2, self.places)
+        return chosen.view(*values.shape[:-3], self.n_rows, self.n_columns, values.shape[-1])
