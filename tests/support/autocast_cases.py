@@ -801,6 +801,12 @@ compat_case("losses.weights_reg", lambda: dict(weights_list=[generated(5, 3), ge
 compat_case("losses.identity_distance", lambda: dict(grid=generated(2, 12, 3)))
 compat_case("losses.bilateral_grid_drift_loss", lambda: dict(grids=[generated(2, 12, 3)]))
 compat_case("losses.total_variation_temporal", lambda: dict(x=generated(2, 3, 1, 2, 2), loss_mask=torch.ones(1)))
+compat_case("losses.create_ssim_window", lambda: dict(window_size=11, channel=3))
+compat_case(
+    "losses.torch_ssim_loss",
+    lambda: dict(**dict(zip(("img1", "img2"), images(True))), window=torch.full((3, 1, 11, 11), 1 / 121)),
+    ("window",),
+)
 compat_case("losses.ssim_loss", lambda: dict(**dict(zip(("img1", "img2"), images(True)))), ("img2",))
 compat_case("losses.depth_l1_loss", lambda: dict(pred_depth=generated(5, 4, low=-1), gt_depth=generated(5, 4, seed=1)))
 for name, other, values in (

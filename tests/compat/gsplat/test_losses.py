@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.support.closeness import assert_exact
-from tsplat import ArgumentError, ShapeError, UnsupportedError
+from tsplat import ArgumentError, ShapeError, UnsupportedError, l1_and_ssim
 from tsplat.compat import gsplat
 from tsplat.compat.gsplat import losses
 from tsplat.config import SSIM_K1, SSIM_K2
@@ -37,6 +37,33 @@ def test_ssim_is_that_of_windows_inside_the_images():
     assert_exact("loss", losses.ssim_loss(*images), 1 - ssim.mean())
     with pytest.raises(UnsupportedError, match="window_size: only 11"):
         losses.ssim_loss(*images, window_size=7)
+
+
+def test_maps_of_ssim():
+    """They are those of windows that the image ends in, too, whose mean `l1_and_ssim` computes."""
+    window = losses.create_ssim_window(11, 3)
+    assert (
+        window.shape == (3, 1, 11, 11)
+        and window.dtype == torch.float32
+        and window.flatten(1).sum(-1).sub(1).abs().max() < 1e-6
+    )
+    assert torch.equal(window, window.flip(-1)) and torch.equal(window, window.mT) and torch.equal(window[0], window[2])
+    assert abs(window[0, 0, 5, 5] / window[0, 0, 5, 2] - torch.tensor(2.0).exp()) < 1e-4  # three pixels, two deviations
+    images = [random(2, 3, 14, 13, low=0.0, seed=seed) for seed in range(2)]
+    found = losses.torch_ssim_loss(*images, window)
+    _, mean = l1_and_ssim(*(image.movedim(1, -1) for image in images))
+    assert found.shape == (2, 3, 14, 13) and abs(float(found.mean() - mean)) < 1e-6
+    assert losses.torch_ssim_loss(images[0], images[0], window).sub(1).abs().max() < 1e-9
+    small = [image[:1, :, :4, :4].clone().requires_grad_() for image in images]
+    assert torch.autograd.gradcheck(lambda x, y: losses.torch_ssim_loss(x, y, window.double()), small, fast_mode=True)
+    for arguments, message in (
+        (dict(window=window[:1]), r"window: expected .* found"),
+        (dict(window_size=10), "window_size: expected an odd number"),
+        (dict(img2=images[1][:1]), r"img2: expected .* found"),
+        (dict(channel=2), r"img1: expected .* found"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            losses.torch_ssim_loss(**dict(img1=images[0], img2=images[1], window=window) | arguments)
 
 
 def test_depths_that_are_not_positive_have_no_disparity():

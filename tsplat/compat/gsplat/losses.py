@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import ArgumentError, ShapeError, UnsupportedError, l1_and_ssim
-from ...arguments import check_tensor
-from ...config import SSIM_TAPS
+from ...arguments import check_devices, check_size, check_tensor, compute_dtype
+from ...config import SSIM_K1, SSIM_K2, SSIM_TAPS
 from ...precision import in_full_precision
 from ._loss_terms import (
     LinearLambdaScheduler,
@@ -44,6 +44,7 @@ __all__ = [
     "bce_with_logits_loss",
     "bilateral_grid_drift_loss",
     "binocular_disparity_l1",
+    "create_ssim_window",
     "cross_entropy_loss",
     "depth_inverse_mse",
     "depth_l1_loss",
@@ -72,6 +73,7 @@ __all__ = [
     "scale_reg_loss",
     "smooth_l1_loss",
     "ssim_loss",
+    "torch_ssim_loss",
     "total_variation_loss",
     "total_variation_temporal",
     "weights_reg",
@@ -106,6 +108,57 @@ def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> 
         for name, image in (("img1", img1), ("img2", img2))
     ]
     return 1 - l1_and_ssim(images[0], images[1], padding="valid")[1]
+
+
+def create_ssim_window(window_size: int, channel: int, device: torch.device | str = "cpu") -> Tensor:
+    """Makes the window of :func:`torch_ssim_loss`: Gaussian weights of standard deviation 1.5, whose sum is 1.
+
+    Returns:
+        [channel, 1, window_size, window_size] float32, the same for each channel.
+
+    Raises:
+        ArgumentError: A size is not a positive integer.
+    """
+    window_size, channel = check_size("window_size", window_size), check_size("channel", channel)
+    offsets = torch.arange(window_size, dtype=torch.float64) - window_size // 2
+    weights = torch.softmax(-0.5 * (offsets / 1.5).square(), 0)
+    return torch.outer(weights, weights).to(device, torch.float32).repeat(channel, 1, 1, 1)
+
+
+@in_full_precision
+def torch_ssim_loss(img1: Tensor, img2: Tensor, window: Tensor, window_size: int = 11, channel: int = 3) -> Tensor:
+    """Computes the map of structural similarity (Wang et al., 2004): 1 where images are equal, in spite of its name.
+
+    Args:
+        img1, img2: [B, channel, H, W], data range [0, 1]; zero outside. Both are differentiable.
+        window: [channel, 1, window_size, window_size], from :func:`create_ssim_window`.
+        window_size, channel: Odd edge of the window, and the number of channels.
+
+    Returns:
+        [B, channel, H, W], with values in [-1, 1].
+
+    Raises:
+        ArgumentError: A shape or size is invalid.
+    """
+    window_size, channel = check_size("window_size", window_size), check_size("channel", channel)
+    if window_size % 2 == 0:
+        raise ArgumentError(f"window_size: expected an odd number, as its middle is a pixel, found {window_size}")
+    check_tensor("img1", img1, [None, channel, None, None], "[B, channel, H, W]")
+    check_tensor("img2", img2, img1.shape, "[B, channel, H, W] as img1")
+    check_tensor("window", window, [channel, 1, window_size, window_size], "[channel, 1, window_size, window_size]")
+    check_devices(dict(img1=img1, img2=img2, window=window))
+
+    dtype = compute_dtype(img1, img2, window)
+    one, two = img1.to(dtype), img2.to(dtype)
+
+    def mean(values: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(values, window.to(dtype), padding=window_size // 2, groups=channel)
+
+    x, y = mean(one), mean(two)
+    variances = mean(one.square()) - x.square() + mean(two.square()) - y.square()
+    covariances = mean(one * two) - x * y
+    c1, c2 = SSIM_K1**2, SSIM_K2**2
+    return (2 * x * y + c1) * (2 * covariances + c2) / ((x.square() + y.square() + c1) * (variances + c2))
 
 
 def masked_ssim(pred: Tensor, gt: Tensor, mask: Tensor) -> Tensor:
