@@ -9,9 +9,11 @@ from torch.nn.functional import pad
 
 import tsplat
 from tests.support import lenses, scenes
+from tests.support.autocast_cases import CASES
 from tests.support.backends import BACKENDS
-from tests.support.layouts import LAYOUTS, with_layout
+from tests.support.layouts import LAYOUTS, MORE, with_layout
 from tests.support.slow import slow_after
+from tests.test_autocast import matrix, values_of
 from tsplat.ops.adam import Adam
 
 
@@ -196,3 +198,26 @@ def test_layouts_of_gradients_of_images_do_not_change_bits(name, repeats, backen
     """Pixels that are evenly spaced in memory, and others, which are copied."""
     for i, (one, other) in enumerate(zip(*_results_of_layouts(backend, repeats, name), strict=True)):
         assert torch.equal(one, other), f"result {i} differs"
+
+
+def _lazily_negated(tensor):
+    """The values of a tensor whose axes are in the opposite order in memory, as a lazily negated view."""
+    return MORE["negative, transposed"](tensor) if tensor.is_floating_point() else with_layout(tensor, "transposed")
+
+
+@pytest.mark.parametrize(("name", "backend"), list(matrix()))
+def test_public_functions_take_lazy_views_of_any_strides(name, backend):
+    """Functions of PyTorch's operators sum in another order there, so that results are close and not equal."""
+
+    def results(lay_out):
+        function, arguments, fixed = CASES[name](backend)
+        given = {n: lay_out(value.detach()) for n, value in arguments.items() if isinstance(value, Tensor)}
+        leaves = [given[n].requires_grad_() for n in given if given[n].is_floating_point() and n not in fixed]
+        outputs = [value for value in values_of(function(**(arguments | given))) if isinstance(value, Tensor)]
+        roots = [t for t in outputs if t.grad_fn is not None]
+        v = [lay_out(t) for t in scenes.random_like(roots, 1)]
+        gradients = torch.autograd.grad(roots, leaves, v, allow_unused=True) if roots else ()
+        return [*outputs, *gradients]
+
+    for one, other in zip(results(_lazily_negated), results(torch.clone), strict=True):
+        assert one is other is None or torch.allclose(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .precision import in_full_precision
+from .precision import fp64, in_full_precision
 from .rasterization import rasterization, rasterization_2dgs
 from .scene.cameras import Camera, rasterization_arguments
 from .scene.capture.views import Color
@@ -58,7 +58,7 @@ def render_views(
     degree = gaussians.sh_degree if sh_degree is None else sh_degree
     backgrounds = None
     if "RGB" in options.get("render_mode", "RGB"):
-        color = background if isinstance(background, Tensor) else gaussians.means.new_tensor(background)
+        color = background if isinstance(background, Tensor) else fp64(background).to(gaussians.means)
         backgrounds = color.expand(len(cameras[:n_cameras]), 3)
     call: dict[str, Any] = {
         **gaussians.rasterization_arguments(degree),

@@ -8,7 +8,7 @@ import inspect
 import torch
 
 import tsplat
-import tsplat.compat.gsplat
+import tsplat.compat.gsplat.strategy.ops
 import tsplat.compat.inria
 import tsplat.ops
 import tsplat.scene

@@ -69,6 +69,8 @@ def targets(backend: str) -> dict[str, Target]:
         if more.pop("extra", False):
             given["extra_signals"] = torch.rand(*scene["means"].shape[:-1], 2)
             given["backgrounds"] = torch.rand(*scene["backgrounds"].shape[:-1], scene["backgrounds"].shape[-1] + 2)
+        if more.pop("in_two_tensors", False):
+            given["colors"], given["shN"] = scene["colors"][..., :1, :].clone(), scene["colors"][..., 1:, :].clone()
         fixed = {name: value for name, value in scene.items() if name not in given} | options | more
 
         def render(**tensors: Tensor) -> tuple[Tensor, ...]:
@@ -77,7 +79,8 @@ def targets(backend: str) -> dict[str, Target]:
                 return colors, alphas, meta["render_extra_signals"]
             return colors, alphas
 
-        return Target(render, given, tuple(name for name in (*scenes.DIFFERENTIABLE, "extra_signals") if name in given))
+        differentiable = (*scenes.DIFFERENTIABLE, "shN", "extra_signals")
+        return Target(render, given, tuple(name for name in differentiable if name in given))
 
     image, target = torch.rand(2, 2, 13, 15, 3, generator=torch.Generator().manual_seed(0))
     images = dict(image=image, target=target)
@@ -96,6 +99,7 @@ def targets(backend: str) -> dict[str, Target]:
         "two losses": Target(both, images, ("image",)),
         "rasterization": of_scene(structure, render_mode="RGB+ED"),
         "harmonics": of_scene(changed(sh_degree=1, n=10), rasterize_mode="antialiased"),
+        "harmonics in two tensors": of_scene(changed(sh_degree=2, n=10), in_two_tensors=True),
         "covariances": of_scene(changed(covars=True, batch=(2,), channels=5), extra=True),
         "evaluation in 3D": of_scene(changed(cameras=1), with_eval3d=True, with_ut=True, validate="off"),
     }

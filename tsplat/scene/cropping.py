@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..errors import ArgumentError
+from ..precision import fp64
 from .gaussians import Gaussians
 
 Model = TypeVar("Model", bound=Sized)
@@ -24,7 +25,7 @@ def crop_gaussians(gaussians: Gaussians, box: Box) -> Gaussians:
     Raises:
         ArgumentError: A corner is not finite.
     """
-    low, high = (gaussians.means.new_tensor(corner) for corner in _sorted(box))
+    low, high = (fp64(corner).to(gaussians.means) for corner in _sorted(box))
     inside = ((gaussians.means >= low) & (gaussians.means <= high)).all(-1)
     return gaussians.select(inside)
 
@@ -43,7 +44,7 @@ def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) ->
         raise ArgumentError(f"center: expected three finite numbers, found {list(center)}")
     if not 0 < radius < math.inf:
         raise ArgumentError(f"radius: expected a positive number, found {radius}")
-    inside = (gaussians.means - gaussians.means.new_tensor(center)).norm(dim=-1) <= radius
+    inside = (gaussians.means - fp64(center).to(gaussians.means)).norm(dim=-1) <= radius
     return gaussians.select(inside)
 
 

@@ -177,7 +177,7 @@ def decompose_similarity(matrix: Tensor, name: str = "matrix") -> tuple[float, T
     matrix = matrix.detach().double().cpu()
     if matrix.shape not in ((4, 4), (3, 4)):
         raise ArgumentError(f"{expected}; found {list(matrix.shape)}")
-    last = matrix.new_tensor([0, 0, 0, 1])
+    last = fp64([0, 0, 0, 1])
     if not matrix.isfinite().all() or (len(matrix) == 4 and not torch.allclose(matrix[3], last)):
         raise ArgumentError(f"{expected}; found {matrix.tolist()}")
     u, stretch, v = torch.linalg.svd(matrix[:3, :3])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..precision import fp64
 from ..support.extras import require
 from .markup import Html, escape
 
@@ -55,7 +56,7 @@ def color_depths_over_checks(
     values = _between(inverse, limits)
     colors = apply_colormap(1 - values if inverted else values, name).to(depths.device).float() / 255
     rows, columns = (torch.arange(n, device=depths.device) // CHECK_SIZE % 2 for n in depths.shape)
-    dark, bright = depths.new_tensor(CHECKS).unbind()
+    dark, bright = fp64(CHECKS).to(depths).unbind()
     checks = torch.where(rows[:, None] == columns, dark, bright)
     return torch.lerp(checks[..., None].expand_as(colors), colors, alphas.clamp(0, 1)[..., None])
 

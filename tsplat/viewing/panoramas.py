@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import ArgumentError
+from ..precision import fp64
 from ..scene.cameras import Camera, look_at, panorama_intrinsics
 from .run_cameras import mean_up
 
@@ -48,7 +49,7 @@ def level_panoramas(
     panoramas = []
     for camera in cameras:
         rotation = camera.viewmat[:3, :3].double()
-        axis = torch.nn.functional.normalize(rotation.new_tensor(up), dim=0)
+        axis = torch.nn.functional.normalize(fp64(up).to(rotation), dim=0)
         # What is ahead of a camera that looks up is at the bottom of its image, and at the top if it looks down.
         bottom = rotation[1] * (rotation[2] @ axis).sign()
         level = [direction - (direction @ axis) * axis for direction in (rotation[2], bottom)]

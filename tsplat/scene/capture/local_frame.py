@@ -69,7 +69,7 @@ class LocalFrame:
 
     def points_of_model(self, points: Tensor) -> Tensor:
         """Moves points [P, 3] from the local frame to that of the model. [P, 3] fp64"""
-        return self.unit * points.double() + points.new_tensor(self.origin, dtype=torch.float64)
+        return self.unit * points.double() + fp64(self.origin).to(points.device)
 
     def gaussians_of_model(self, gaussians: Gaussians) -> Gaussians:
         """Moves Gaussians from the local frame to that of the model."""
@@ -87,7 +87,7 @@ class LocalFrame:
         """Moves Gaussians from the frame of the model to the local one."""
         if self.is_of_model:
             return gaussians
-        offsets = gaussians.means.double() - gaussians.means.new_tensor(self.origin, dtype=torch.float64)
+        offsets = gaussians.means.double() - fp64(self.origin).to(gaussians.means.device)
         moved = dataclasses.replace(
             gaussians,
             means=(offsets / self.unit).to(gaussians.means),
