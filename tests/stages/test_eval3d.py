@@ -322,6 +322,19 @@ def test_graphs_of_torch_compile_give_the_same_bits():
     assert all(torch.equal(one, other) for one, other in zip(found, expected)) and found[0].any()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("readout", ["ROLLING_TOP_TO_BOTTOM", "ROLLING_LEFT_TO_RIGHT"])
+def test_calls_without_cameras_return_no_images(backend, readout):
+    of_cameras = ("viewmats", "viewmats_rs", "Ks", "backgrounds", "radial_coeffs", "tangential_coeffs")
+    scene = make("distorted pinhole", readout, dtype=torch.float32, n=6)
+    scene = {name: value[:0] if name in of_cameras else value for name, value in scene.items()}
+    scene["means"].requires_grad_()
+    colors, alphas, _ = tsplat.rasterization(**scene | dict(with_eval3d=True, thin_prism_coeffs=None), backend=backend)
+    assert colors.shape == (0, scene["height"], scene["width"], 3)
+    (colors.sum() + alphas.sum()).backward()
+    assert not scene["means"].grad.any()
+
+
 def test_what_does_not_fit_is_refused():
     scene = make("pinhole")
     scene["with_ut"] = False

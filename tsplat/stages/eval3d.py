@@ -143,7 +143,7 @@ def _poses(
     """Rotations and translations when pixels are exposed, [I, H, 1] or [I, 1, W] each."""
     by_row = settings.readout in ("ROLLING_TOP_TO_BOTTOM", "ROLLING_BOTTOM_TO_TOP")
     times = exposure_time(xs, ys, settings)
-    shape = (len(shutter), *((-1, 1) if by_row else (1, -1)))
+    shape = (len(shutter), *((len(times), 1) if by_row else (1, len(times))))
     paths = shutter.repeat_interleave(len(times), 0)
     rows, shift = pose_at(paths, times.repeat(len(shutter)))
     return [[entry.view(shape) for entry in row] for row in rows], [entry.view(shape) for entry in shift]

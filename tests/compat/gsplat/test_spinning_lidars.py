@@ -77,6 +77,19 @@ def test_the_map_names_the_missing_package(monkeypatch):
         gsplat.compute_lidar_angles_to_columns_map(lidar(0))
 
 
+def test_boxes_that_are_not_finite_are_in_no_list():
+    params = lidar(1, dtype=torch.float32)
+    tiling = gsplat.compute_lidar_tiling(params, max_pts_per_tile=16, n_bins_elevation=4)
+    given = gsplat.RowOffsetStructuredSpinningLidarModelParametersExt(params, torch.zeros(36, 160), tiling)
+    boxes = angular_boxes(1)
+    boxes["means2d"][0, :7] = torch.tensor([torch.nan, torch.inf])
+    boxes["means2d"][1, 3, 1] = -torch.inf
+    is_finite = boxes["means2d"].isfinite().all(-1, keepdim=True)
+    culled = dict(means2d=boxes["means2d"].nan_to_num(0, 0, 0), radii=boxes["radii"] * is_finite)
+    for one, other in zip(gsplat.isect_tiles_lidar(given, **boxes), gsplat.isect_tiles_lidar(given, **boxes | culled)):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_lists_have_the_tiles_of_all_elements_in_boxes(seed):
     """And of the others only those that a box overlaps."""

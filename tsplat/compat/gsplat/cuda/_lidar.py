@@ -199,6 +199,7 @@ def isect_tiles_lidar(
         lidar: With a ``tiling``, such as that of :func:`compute_lidar_tiling`.
         means2d: Azimuths and elevations, 1,024 per radian. [..., N, 2], or [nnz, 2] if packed
         radii: Half the widths and heights of the boxes, 1,024 per radian; zero where culled. Integers as ``means2d``.
+            Boxes whose center is not finite overlap no tile.
         depths: [..., N] or [nnz].
         sort: Whether to sort by image, tile and depth; otherwise intersections come Gaussian by Gaussian, of a Gaussian
             by tile.
@@ -227,6 +228,8 @@ def isect_tiles_lidar(
     check_devices(
         dict(means2d=means2d, radii=radii, depths=depths, image_ids=image_ids, tiling=tiling.cdf_dense_ray_mask)
     )
+    is_finite = means2d.isfinite().all(-1, keepdim=True)
+    means2d, radii = torch.where(is_finite, means2d, 0.0), torch.where(is_finite, radii, 0)
     azimuths, elevations = means2d.to(compute_dtype(means2d)).reshape(-1, 2).unbind(-1)
     half_widths, half_heights = radii.reshape(-1, 2).unbind(-1)
     rows = _Interval.of_elevations(lidar, elevations, half_heights)
