@@ -36,21 +36,22 @@ def fail(**_):
     raise OSError("no compiler\nfound")
 
 
-def version_without_pillow(package):
-    if package == "pillow":
+def version_of_others(package):
+    if package in ("pillow", "viser"):
         raise importlib.metadata.PackageNotFoundError(package)
     return "1.0"
 
 
 def test_doctor_reports_failures_and_missing_packages(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "rasterization", fail)
-    monkeypatch.setattr(importlib.metadata, "version", version_without_pillow)
+    monkeypatch.setattr(importlib.metadata, "version", version_of_others)
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "FAILS: OSError: no compiler found" in out
     assert "pillow      missing" in out
     advice = "no pillow: demo, render and train need pip install 'tsplat[train]'"
     assert advice in out
+    assert "no viser: view and train --view need pip install 'tsplat[viewer]'" in out
     assert cli.main(["doctor", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["packages"]["torch"], report["packages"]["pillow"]) == ("1.0", None)

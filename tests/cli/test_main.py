@@ -70,6 +70,8 @@ INVALID = [
     (["render", "{model}", "--out", "a.png", "--backend", "opengl"], "--backend"),
     (["view", "text.ply"], "not a PLY"),
     (["view", "folder.png"], "has neither meta.json"),
+    (["view", "photos"], "photos: a folder of photographs, not a model; .* tsplat prepare PHOTOS"),
+    (["info", "page.html"], "page.html: a page, which is opened in a web browser"),
     (["view", "/dev/zero"], "is a device"),
     (["view", "{model}", "missing.ply"], "missing.ply"),
     (["view", "{model}", "--address", ""], "cannot listen at ''"),
@@ -82,7 +84,9 @@ INVALID = [
     (["view", "{model}", "--checkpoint", "1"], "is not a training run"),
     (["prepare", "", "--out", "new"], "PHOTOS: expected a path"),
     (["prepare", "a\0b", "--out", "new"], "PHOTOS: expected a path"),
-    (["prepare", "text.ply", "--out", "new"], "text.ply: no such folder"),
+    (["prepare", "text.ply", "--out", "new"], "text.ply: not a folder of photographs; videos end in"),
+    (["prepare", "missing", "--out", "new"], "missing: no such folder"),
+    (["prepare", "videos", "--out", "new"], r"found 0; name one video, such as videos/a\.MOV"),
     (["prepare", "folder.png", "--out", "new"], "at least two photographs"),
     (["prepare", "folder.png", "--out", "new", "--max-size", "9" * 400], "--max-size"),
     (["demo", "--out", "/dev/null"], "/dev/null: cannot write there"),
@@ -140,7 +144,10 @@ def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, mode
     (tmp_path / "unknown.bin").write_bytes(content[4:])
     (tmp_path / "a.ksplat").write_bytes(content[4:])
     (tmp_path / "empty.ply").write_bytes(content[: -3 * 17 * 4].replace(b"vertex 3", b"vertex 0"))
-    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "page.html").write_text("<!doctype html>")
+    for path in ("photos/a.JPG", "videos/a.MOV", "folder.png/.hidden"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
     if "scene" in arguments:
         write_scene(tmp_path / "scene", n=3)
     before = sorted(tmp_path.rglob("*"))

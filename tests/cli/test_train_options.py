@@ -217,7 +217,7 @@ def test_resume_does_not_take_settings():
         ("scene --out run --preset fixed --strategy.cap-max 3", "the preset fixed has no strategy"),
         ("scene --out run --preset default", "default was renamed to adaptive"),
         ("scene --out run --test-every 1", "--test-every: 1 holds out every view"),
-        ("scene --out run --preset best", "preset"),
+        ("scene --out run --preset best", r"--preset: invalid choice: 'best' \(choose from .*'refine'\);"),
         ("scene --out run --colors red", "unrecognized arguments: --colors red"),
         ("scene --out run --antialised", "did you mean --antialiased instead of --antialised"),
         ("scene --out run --strategy.cap-max many", "--strategy.cap-max: expected an integer, found 'many'"),

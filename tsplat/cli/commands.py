@@ -184,6 +184,8 @@ def view(arguments: Namespace) -> int:
             models[0].warm_up()
             threading.Event().wait()
         print("stopped; open pages show their last image")
+        if is_run(arguments.models[0]):
+            print_next("export", arguments.models[0], "--out", f"{arguments.models[0].resolve().name}.html")
     finally:
         viewer.close("The viewer has been stopped. Start tsplat view again for a new address.")
     return 0
@@ -238,7 +240,7 @@ def print_steps_note(words: Sequence[str]) -> None:
 
     note = note_steps(words)
     if note and _is_main_rank():
-        print(note)
+        print(note, flush=True)
 
 
 def add_eval_options(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,9 @@ from ..scene.cameras import Camera, rasterization_arguments
 
 CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors")
+"""What the extra `train` installs, beside `llvmlite`."""
+
+VIEWER = "viser"
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +62,7 @@ def doctor(arguments: Namespace) -> int:
 def _find_packages(show: Callable[[str], object]) -> dict[str, str | None]:
     """Shows and returns the versions of packages; None for those that are not installed."""
     versions: dict[str, str | None] = {}
-    for package in (*CORE, "llvmlite", *OPTIONAL):
+    for package in (*CORE, "llvmlite", *OPTIONAL, VIEWER):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -104,6 +107,8 @@ def _advice(missing: list[str], has_gpu: bool, driver_problem: str | None = None
     optional = [package for package in missing if package in OPTIONAL]
     if optional:
         advice.append(f"no {', '.join(optional)}: demo, render and train need pip install 'tsplat[train]'")
+    if VIEWER in missing:
+        advice.append(f"no {VIEWER}: view and train --view need pip install 'tsplat[viewer]'")
     return advice
 
 

@@ -99,7 +99,7 @@ def list_options() -> dict[str, tuple[str, ...]]:
 def _parse_known(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments that decide on the defaults of others."""
     first = Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
-    first.add_argument("--preset", choices=(*PRESETS, "default"))
+    first.add_argument("--preset")
     first.add_argument("--init", action="append")
     first.add_argument("--device", default="auto")
     first.add_argument("--primitive")
@@ -110,7 +110,8 @@ def _parse_known(arguments: Sequence[str]) -> argparse.Namespace:
     known: argparse.Namespace = first.parse_known_args(arguments)[0]
     if known.preset == "default":
         first.error(f"--preset: default was renamed to adaptive; without --preset it is {DEFAULT_PRESET}")
-    known.preset = known.preset or (INIT_PRESET if known.init else DEFAULT_PRESET)
+    if known.preset not in PRESETS:  # a name that is none is reported by the parser of the run
+        known.preset = INIT_PRESET if known.init else DEFAULT_PRESET
     return known
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.captures import write_colmap
+from tests.support.captures import write_colmap, write_scene
 from tests.support.training_scenes import make_checkpoint, make_gaussians, make_views
 from tsplat import ArgumentError
 from tsplat.scene import look_at, write_ply
@@ -91,3 +91,11 @@ def test_capture_is_shown_by_its_points_with_its_photographs(tmp_path):
     assert len(model.views) == 8
     image = next(view for view in views if model.cameras[0].name.startswith(view.name)).image
     assert torch.equal(model.views[model.cameras[0].name].image, image)
+
+
+def test_run_in_the_folder_of_its_scene_is_shown_by_its_model(tmp_path):
+    scene = write_scene(tmp_path / "scene")
+    assert len(opened(scene).gaussians) == 5
+    write_checkpoint(scene / "checkpoints", make_checkpoint(n=7))
+    model = opened(scene)
+    assert (model.name, len(model.gaussians)) == ("scene", 7)

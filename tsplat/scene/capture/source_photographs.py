@@ -58,7 +58,8 @@ def find_photographs(
     and again while they are decoded.
     """
     if not photos.is_dir():
-        raise FileError(f"{photos}: no such folder; videos end in {', '.join(VIDEO_SUFFIXES)}")
+        what = "not a folder of photographs" if photos.exists() else "no such folder"
+        raise FileError(f"{photos}: {what}; videos end in {', '.join(VIDEO_SUFFIXES)}")
     visible: list[Path] = []
     for parent, folders, names in os.walk(photos):
         folders[:] = [name for name in folders if _has_photographs(Path(parent, name), masks)]
@@ -95,10 +96,12 @@ def find_photographs(
         if left_out:
             shown, reason = list_names([*map(str, left_out)], NAMES_MAX), next(iter(left_out.values()))
             notes.append(f"skipped {len(left_out)} photographs that {what}: {shown}: {reason}")
+    videos = [path for path in visible if path.suffix.lower() in VIDEO_SUFFIXES]
     if len(files) < 2:
         raise FileError(
             f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}"
             + "".join(f"; {note}" for note in notes)
+            + (f"; name one video, such as {videos[0]}" if videos else "")
         )
     return files, notes + _check_cameras(photos, files, single_camera) + _note_copies(files)
 

@@ -44,6 +44,9 @@ KNOWN = (
     "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .lcc, .lcc2, .glb, .gltf, .usda, .usdc, .usdz, "
     "gsplat's .pt or PNG images, nerfstudio's .ckpt, Inria's .pth"
 )
+PHOTOGRAPHS = (".jpg", ".jpeg", ".heic")
+"""Endings of the names of photographs; models have images in other formats."""
+
 POINT_CLOUDS = (".las", ".laz", ".e57", ".pcd", ".pts", ".xyz")
 """Endings of the names of point clouds, which are no models."""
 
@@ -142,6 +145,11 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     if path.name == LOD_META or (path / LOD_META).is_file():
         return read_streamed_sog(path, warn=warn)
     if path.is_dir():
+        if any(file.suffix.lower() in PHOTOGRAPHS for file in path.iterdir()):
+            raise FileError(
+                f"{path}: a folder of photographs, not a model; to make a model, run: "
+                "tsplat prepare PHOTOS --out SCENE, then tsplat train SCENE --out RUN"
+            )
         raise FileError(
             f"{path}: the folder has neither {META} (SOG, PNG images) nor {LOD_META} (Streamed SOG) nor .pt files "
             f"(gsplat) nor .ckpt files (nerfstudio) nor {POINT_CLOUD}; expected {KNOWN}"
@@ -174,6 +182,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         return read_splat(path, warn=warn)
     if suffix == ".ksplat":
         return read_ksplat(path, warn=warn)
+    if suffix == ".html":
+        raise FileError(f"{path}: a page, which is opened in a web browser; tsplat reads the model it was made from")
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 

@@ -183,7 +183,7 @@ class Session:
         what = frame.note or f"{drawn} · {width}×{height}"
         if not self._closed.is_set():
             self._panel.show_depths(frame.depths)
-            self._panel.show_status(f"{what} · {1e3 * frame.seconds:.0f} ms" if frame.seconds else what)
+            self._panel.show_status(f"{what} · {1e3 * frame.seconds:.0f}\u00a0ms" if frame.seconds else what)
 
     def tell(self, message: str) -> None:
         """Shows a message above the controls until one of them is used; hides it if it is empty."""

@@ -18,7 +18,7 @@ from ...scene.capture.captures import is_capture, read_capture
 from ...scene.capture.views import Color, View
 from ...scene.cropping import Corner
 from ...scene.extents import near_plane
-from ...scene.formats.checkpoints import open_model
+from ...scene.formats.checkpoints import is_run, open_model
 from ...scene.gaussians import Gaussians, drop_invalid
 from ..run_cameras import FOV, find_background, find_cameras
 from ..start_views import SIZE, StartView, check_up, first_view
@@ -131,7 +131,8 @@ def open_viewed(
     up: Sequence[float] | None = None,
     warn: Callable[[str], object],
 ) -> ViewedModel:
-    """Reads what the viewer shows: a model, a run, a checkpoint, or a capture, whose sparse points are shown.
+    """Reads what the viewer shows: a model, a run, a checkpoint, or a capture, whose sparse points are shown unless it
+    is also the folder of a run.
 
     Args:
         device: Device to render on.
@@ -148,7 +149,7 @@ def open_viewed(
     """
     views: dict[str, View] = {}
     remark = ""
-    if is_capture(path):
+    if is_capture(path) and not is_run(path):
         capture = read_capture(path)
         gaussians = Gaussians.from_points(capture.points, capture.colors, 0, opacity=POINT_OPACITY, scale=POINT_SCALE)
         cameras = cameras_of_views(capture.train, capture.test)
