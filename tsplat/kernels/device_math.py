@@ -9,9 +9,22 @@ Values keep their dtype: what runs in fp32 on a GPU runs in fp64 in tests. ``APP
 instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from triton.language import core
+
+
+class RotatedGaussian(NamedTuple):
+    """Mean, rotation matrix and scales of a Gaussian; its unit quaternion, and 1 over the norm of the quaternion
+    given."""
+
+    mean: Any
+    rotation: Any
+    scale: Any
+    unit: Any
+    inverse_norm: Any
 
 
 @triton.jit
@@ -368,10 +381,13 @@ def gaussians_of_program(n_gaussians, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_rotated(gaussians, i, mask):
-    """Mean, rotation and scales of Gaussians with quaternions, and what ``quaternion_vjp`` needs."""
+    """Loads a :class:`RotatedGaussian` of each index, from means, quaternions and scales."""
     mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
     unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
-    return mean, rotation(unit), load_tuple(gaussians.scales + i * 3, 1, 3, mask), unit, inverse_norm
+    scale = load_tuple(gaussians.scales + i * 3, 1, 3, mask)
+    return RotatedGaussian(
+        mean=mean, rotation=rotation(unit), scale=scale, unit=unit, inverse_norm=inverse_norm
+    )  # fmt: skip
 
 
 @triton.jit

@@ -19,9 +19,8 @@ from ..device_math import add_where, constant, finite, gaussians_of_program, loa
 from ..launch import Int, block_size, indices_of, kernel, programs
 from .camera_sums import CameraSums
 from .ewa import EWA
-from .lens_pixels import load_lens
-from .projector import Constants, Projector
-from .shutters import load_path
+from .loaded_cameras import Plane, load_camera
+from .projector import Constants, ProjectionGradients, Projector
 from .surfels import SURFEL
 from .unscented import UNSCENTED
 
@@ -32,17 +31,6 @@ def _projector(settings: ProjectionSettings) -> Projector:
     if settings.surfels:
         return SURFEL
     return EWA if settings.unscented is None else UNSCENTED
-
-
-@triton.jit
-def _load_camera(cameras, image, CONSTANTS: tl.constexpr):
-    """The camera of an image, as a `Projector` gets it."""
-    v = cameras.viewmats + image * 16
-    k = cameras.Ks + image * 9
-    rotation_rows = load_tuple(v, 1, 3) + load_tuple(v + 4, 1, 3) + load_tuple(v + 8, 1, 3)
-    intrinsics = (tl.load(k), tl.load(k + 4), tl.load(k + 2), tl.load(k + 5))
-    lens = load_lens(cameras.lens, image, CONSTANTS.N_LENS)
-    return rotation_rows, load_tuple(v + 3, 4, 3), intrinsics, lens, load_path(cameras.shutter, image)
 
 
 @kernel
@@ -70,13 +58,13 @@ def _projection_fwd_kernel(
     opacity = None
     if gaussians.opacities is not None:
         opacity = tl.load(gaussians.opacities + gaussian_id, mask=mask, other=0.0)
-    camera = _load_camera(cameras, image, CONSTANTS)
-    seen, depth, z, mean2d, radii, shape, normal, rho, opacity = PROJECTOR.project(
-        gaussian, camera, opacity, (width, height, eps2d), CONSTANTS
-    )
+    camera = load_camera(cameras, image, CONSTANTS.N_LENS)
+    plane = Plane(width=width, height=height, eps2d=eps2d)
+    projection = PROJECTOR.project(gaussian, camera, opacity, plane, CONSTANTS)
+    z, mean2d, radii, shape = projection.z, projection.mean2d, projection.radii, projection.shape
 
     # Culling. Every comparison is written so that NaN fails it.
-    visible = mask & seen & (z >= constant(near, z)) & (z <= constant(far, z)) & finite(size_of(shape))
+    visible = mask & projection.seen & (z >= constant(near, z)) & (z <= constant(far, z)) & finite(size_of(shape))
     if gaussians.valid is not None:
         visible = visible & (tl.load(gaussians.valid + gaussian_id, mask=mask, other=0) != 0)
     radius_min = constant(radius_clip, z)
@@ -95,18 +83,18 @@ def _projection_fwd_kernel(
         tl.store(projected.radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
         store_tuple(projected.means2d + row * 2, 1, mean2d, mask, visible)
         store_tuple(projected.conics + row * len(shape), 1, shape, mask, visible)
-        tl.store(projected.depths + row, tl.where(visible, depth, 0.0), mask=mask)
+        tl.store(projected.depths + row, tl.where(visible, projection.depth, 0.0), mask=mask)
         if projected.compensations is not None:
-            tl.store(projected.compensations + row, tl.where(visible, rho, 0.0), mask=mask)
+            tl.store(projected.compensations + row, tl.where(visible, projection.compensation, 0.0), mask=mask)
         if projected.opacities is not None:
-            tl.store(projected.opacities + row, tl.where(visible, opacity, 0.0), mask=mask)
+            tl.store(projected.opacities + row, tl.where(visible, projection.opacity, 0.0), mask=mask)
         if projected.normals is not None:
-            store_tuple(projected.normals + row * 3, 1, normal, mask, visible)
+            store_tuple(projected.normals + row * 3, 1, projection.normal, mask, visible)
 
 
 @triton.jit
 def _find_rows(row_of, radii, dense_id, mask):
-    """Rows of indices into [B, C, N], and whether they are visible."""
+    """Returns the rows of indices into [B, C, N], and whether they are visible."""
     if row_of is not None:
         row = tl.load(row_of + dense_id, mask=mask, other=-1).to(tl.int64)
         return row, row >= 0
@@ -134,7 +122,8 @@ def _projection_bwd_kernel(
     given_opacity = None
     if CONSTANTS.COMPENSATE and gaussians.opacities is not None:
         given_opacity = tl.load(gaussians.opacities + gaussian_id, mask=mask, other=0.0)
-    zero = tl.zeros([BLOCK], gaussian[0][0].dtype)
+    zero = tl.zeros([BLOCK], gaussian.mean[0].dtype)
+    plane = Plane(width=width, height=height, eps2d=eps2d)
     total, v_opacity = (zero,) * GRADIENTS, zero
     seen = tl.zeros([BLOCK], tl.int1)
     is_clean = mask
@@ -142,7 +131,7 @@ def _projection_bwd_kernel(
         image = batch * n_cameras + camera_index
         row, visible = _find_rows(row_of, radii, image * n_gaussians + n, mask)
         seen = seen | visible
-        camera = _load_camera(cameras, image, CONSTANTS)
+        camera = load_camera(cameras, image, CONSTANTS.N_LENS)
 
         # The gradients of the row, and whether they are finite.
         v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho = None, None, None, None, None, None
@@ -167,32 +156,34 @@ def _projection_bwd_kernel(
             incoming += tl.abs(v_rho)
         is_clean = is_clean & finite(incoming)
 
-        v_gaussian, v_gaussian_opacity, v_camera, saved = PROJECTOR.vjp(
-            gaussian, camera, given_opacity, (width, height, eps2d),
-            (v_mean2d, v_depth, v_shape, v_normal, v_row_opacity, v_rho),
-            sums.lens is not None, sums.shutter is not None, CONSTANTS,
+        v_row = ProjectionGradients(
+            v_mean2d=v_mean2d, v_depth=v_depth, v_shape=v_shape, v_normal=v_normal, v_opacity=v_row_opacity,
+            v_compensation=v_rho,
         )  # fmt: skip
-        outgoing = size_of(v_gaussian) + tl.abs(v_gaussian_opacity)
+        v_inputs = PROJECTOR.vjp(
+            gaussian, camera, given_opacity, plane, v_row, sums.lens is not None, sums.shutter is not None, CONSTANTS
+        )
+        outgoing = size_of(v_inputs.v_gaussian) + tl.abs(v_inputs.v_opacity)
+        v_camera = v_inputs.v_lens + v_inputs.v_path
         if len(v_camera) > 0:
             outgoing += size_of(v_camera)
         visible = visible & (finite(outgoing) | (finite(incoming) == 0))
-        total = add_where(total, visible, v_gaussian)
-        v_opacity += tl.where(visible, v_gaussian_opacity, 0.0)
+        total = add_where(total, visible, v_inputs.v_gaussian)
+        v_opacity += tl.where(visible, v_inputs.v_opacity, 0.0)
 
         # Sums over the block for the camera.
         place = block.to(tl.int64) * n_images + image
         if sums.poses is not None:
             for i in tl.static_range(3):
                 for j in tl.static_range(4):
-                    v_w = PROJECTOR.pose_gradient(gaussian, saved, i, j, CONSTANTS)
+                    v_w = PROJECTOR.pose_gradient(gaussian, v_inputs.saved, i, j, CONSTANTS)
                     tl.store(sums.poses + place * 12 + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
         if sums.lens is not None:
             for k in tl.static_range(12):
-                tl.store(sums.lens + place * 12 + k, tl.sum(tl.where(visible, v_camera[k], 0.0)))
+                tl.store(sums.lens + place * 12 + k, tl.sum(tl.where(visible, v_inputs.v_lens[k], 0.0)))
         if sums.shutter is not None:
             for k in tl.static_range(15):
-                v_path = v_camera[len(v_camera) - 15 + k]
-                tl.store(sums.shutter + place * 20 + k, tl.sum(tl.where(visible, v_path, 0.0)))
+                tl.store(sums.shutter + place * 20 + k, tl.sum(tl.where(visible, v_inputs.v_path[k], 0.0)))
 
     v_quat, v_scale, v_covar = PROJECTOR.finish(gaussians, gaussian_id, mask, gaussian, total)
     outgoing = size_of(total[:3] + v_quat + v_scale + v_covar) + tl.abs(v_opacity)

@@ -3,6 +3,8 @@
 Tuples are laid out as in ``device_math.py``.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -19,20 +21,34 @@ from ..device_math import (
 )
 
 
+class Ellipse(NamedTuple):
+    """What a screen covariance makes visible.
+
+    Attributes:
+        seen: Whether it is positive definite, and opaque enough if there is an opacity.
+        radii: Along x and y, pixels.
+        conic: Its inverse.
+        compensation: Factor of the opacity; 1 without antialiasing.
+        opacity: The opacity times that; () without opacity.
+    """
+
+    seen: Any
+    radii: Any
+    conic: Any
+    compensation: Any
+    opacity: Any
+
+
 @triton.jit
 def blur(sharp, eps2d):
-    """A screen covariance with eps2d on its diagonal."""
+    """Adds eps2d to the diagonal of a screen covariance."""
     added = constant(eps2d, sharp[0])
     return sharp[0] + added, sharp[1], sharp[2] + added
 
 
 @triton.jit
-def shape_of(sharp, blurred, opacity, CONSTANTS: tl.constexpr):
-    """Culls, bounds and inverts a screen covariance, given without and with eps2d. Comparisons fail for NaN.
-
-    Returns:
-        Whether it is seen; radii along x and y; conic; compensation (or 1); opacity times it, () without opacity.
-    """
+def visible_ellipse(sharp, blurred, opacity, CONSTANTS: tl.constexpr):
+    """Returns the :class:`Ellipse` of a screen covariance, given without and with eps2d. Comparisons fail for NaN."""
     det = det2(blurred)
     inverse = conic(blurred, det)
     seen = (det > 0.0) & finite(det)
@@ -49,20 +65,16 @@ def shape_of(sharp, blurred, opacity, CONSTANTS: tl.constexpr):
         if CONSTANTS.OPACITY_AWARE:
             seen = seen & (culling_opacity >= constant(CONSTANTS.ALPHA_MIN, culling_opacity))
         radii = bounds(blurred, det, culling_opacity, CONSTANTS.ALPHA_MIN, CONSTANTS.EXTEND, CONSTANTS.OPACITY_AWARE)
-        return seen, radii, inverse, rho, compensated_opacity
+        return Ellipse(seen=seen, radii=radii, conic=inverse, compensation=rho, opacity=compensated_opacity)
     else:
-        return (
-            seen,
-            bounds(blurred, det, None, CONSTANTS.ALPHA_MIN, CONSTANTS.EXTEND, CONSTANTS.OPACITY_AWARE),
-            inverse,
-            rho,
-            (),
-        )
+        radii = bounds(blurred, det, None, CONSTANTS.ALPHA_MIN, CONSTANTS.EXTEND, CONSTANTS.OPACITY_AWARE)
+        return Ellipse(seen=seen, radii=radii, conic=inverse, compensation=rho, opacity=())
 
 
 @triton.jit
-def shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, CONSTANTS: tl.constexpr):
-    """Gradients of the screen covariance and of the opacity from those of what ``shape_of`` returns; None for zero."""
+def visible_ellipse_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, CONSTANTS: tl.constexpr):
+    """Returns gradients of the screen covariance and of the opacity from those of an :class:`Ellipse`; None for
+    zero."""
     det = det2(blurred)
     zero = tl.zeros_like(det)
     v_cov = (zero,) * 3

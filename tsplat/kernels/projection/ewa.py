@@ -5,6 +5,8 @@ y/z in it to the image plus a margin, but not in the projected mean. Gradients a
 for Sigma, from which those of quaternion and scales follow.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -20,13 +22,42 @@ from ..device_math import (
     quaternion_vjp,
     symmetric_matvec3,
 )
-from .covariances import blur, shape_of, shape_vjp
-from .projector import Projector
+from .covariances import blur, visible_ellipse, visible_ellipse_vjp
+from .projector import InputGradients, Projection, Projector
+
+
+class Gaussian(NamedTuple):
+    """Mean, and upper triangle of the covariance, in the world frame."""
+
+    mean: Any
+    covariance: Any
+
+
+class Linearized(NamedTuple):
+    """The projection of a Gaussian, linearized at its mean.
+
+    Attributes:
+        p: Mean in the frame of the camera.
+        mean2d: Mean in pixels.
+        row0, row1, saved: Rows of the Jacobian J, as the lens lays them out, and what the lens's gradient needs.
+        t0, t1: Rows of J W, for the rotation W of the camera.
+        sharp, blurred: The screen covariance without and with eps2d on its diagonal.
+    """
+
+    p: Any
+    mean2d: Any
+    row0: Any
+    row1: Any
+    saved: Any
+    t0: Any
+    t1: Any
+    sharp: Any
+    blurred: Any
 
 
 @triton.jit
 def _screen_covariance(t0, t1, s):
-    """T S T^T, upper triangle, for the rows t0 and t1 of T = J W."""
+    """Returns T S T^T, upper triangle, for the rows t0 and t1 of T = J W."""
     s0 = symmetric_matvec3(s, t0)
     s1 = symmetric_matvec3(s, t1)
     return dot(t0, s0), dot(t0, s1), dot(t1, s1)
@@ -34,7 +65,7 @@ def _screen_covariance(t0, t1, s):
 
 @triton.jit
 def _screen_covariance_vjp(t0, t1, s, v):
-    """Gradients of t0, t1 and s. With G the symmetric 2×2 gradient: v_T = 2 G T S, v_S = T^T G T."""
+    """Returns gradients of t0, t1 and s. With G the symmetric 2×2 gradient: v_T = 2 G T S, v_S = T^T G T."""
     s0 = symmetric_matvec3(s, t0)
     s1 = symmetric_matvec3(s, t1)
     v_t0 = (
@@ -60,33 +91,29 @@ def _screen_covariance_vjp(t0, t1, s, v):
 
 @triton.jit
 def _row_times_vjp(w, v):
-    """Gradient of a row, all three entries, from that of row W."""
+    """Returns the gradient of a row, all three entries, from that of the row times W."""
     return dot(v, w[:3]), dot(v, w[3:6]), dot(v, w[6:])
 
 
 @triton.jit
 def _load(gaussians, i, mask):
-    """Mean, and the upper triangle of the world-space covariance."""
+    """Loads the :class:`Gaussian` of each index."""
     if gaussians.covars is not None:
-        return load_tuple(gaussians.means + i * 3, 1, 3, mask), load_tuple(gaussians.covars + i * 6, 1, 6, mask)
+        mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
+        return Gaussian(mean=mean, covariance=load_tuple(gaussians.covars + i * 6, 1, 6, mask))
     else:
-        mean, r, scale, _, _ = load_rotated(gaussians, i, mask)
-        return mean, covariance(r, scale)
+        rotated = load_rotated(gaussians, i, mask)
+        return Gaussian(mean=rotated.mean, covariance=covariance(rotated.rotation, rotated.scale))
 
 
 @triton.jit
-def _to_screen(gaussian, camera, plane, CONSTANTS: tl.constexpr):
-    """Projects a mean and a covariance.
-
-    Returns:
-        Mean in camera space; mean in pixels; the two rows of the Jacobian J and what its gradient needs; the two rows
-        of J W; screen covariance without and with eps2d on its diagonal.
-    """
-    mean, sigma = gaussian
-    w, t, intrinsics = camera[0], camera[1], camera[2]
-    width, height, eps2d = plane
-    p = add(matvec3(w, mean), t)
-    mean2d, row0, row1, saved = CONSTANTS.LENS.project_with_jacobian(p, intrinsics, width, height, CONSTANTS.FOV_MARGIN)
+def _linearize(gaussian, camera, plane, CONSTANTS: tl.constexpr):
+    """Projects a mean and a covariance. Returns a :class:`Linearized`."""
+    w = camera.pose.rotation
+    p = add(matvec3(w, gaussian.mean), camera.pose.translation)
+    mean2d, row0, row1, saved = CONSTANTS.LENS.project_with_jacobian(
+        p, camera.intrinsics, plane.width, plane.height, CONSTANTS.FOV_MARGIN
+    )
     t0 = (
         CONSTANTS.LENS.row_times(row0, w, 0, 0),
         CONSTANTS.LENS.row_times(row0, w, 1, 0),
@@ -97,47 +124,58 @@ def _to_screen(gaussian, camera, plane, CONSTANTS: tl.constexpr):
         CONSTANTS.LENS.row_times(row1, w, 1, 1),
         CONSTANTS.LENS.row_times(row1, w, 2, 1),
     )
-    sharp = _screen_covariance(t0, t1, sigma)
-    return p, mean2d, (row0, row1, saved), t0, t1, sharp, blur(sharp, eps2d)
+    sharp = _screen_covariance(t0, t1, gaussian.covariance)
+    return Linearized(
+        p=p, mean2d=mean2d, row0=row0, row1=row1, saved=saved, t0=t0, t1=t1, sharp=sharp,
+        blurred=blur(sharp, plane.eps2d),
+    )  # fmt: skip
 
 
 @triton.jit
 def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
-    p, mean2d, _, _, _, sharp, blurred = _to_screen(gaussian, camera, plane, CONSTANTS)
-    seen, radii, shape, rho, shown = shape_of(sharp, blurred, opacity, CONSTANTS)
-    return seen, p[2], p[2], mean2d, radii, shape, (), rho, shown
+    linearized = _linearize(gaussian, camera, plane, CONSTANTS)
+    ellipse = visible_ellipse(linearized.sharp, linearized.blurred, opacity, CONSTANTS)
+    z = linearized.p[2]
+    return Projection(
+        seen=ellipse.seen, depth=z, z=z, mean2d=linearized.mean2d, radii=ellipse.radii, shape=ellipse.conic, normal=(),
+        compensation=ellipse.compensation, opacity=ellipse.opacity,
+    )  # fmt: skip
 
 
 @triton.jit
 def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
-    v_mean2d, v_depth, v_conic, _, v_opacity, v_compensation = v
-    w, intrinsics = camera[0], camera[2]
-    p, _, jacobian, t0, t1, sharp, blurred = _to_screen(gaussian, camera, plane, CONSTANTS)
-    row0, row1, saved = jacobian
-    v_cov, v_gaussian_opacity = shape_vjp(sharp, blurred, opacity, v_conic, v_opacity, v_compensation, CONSTANTS)
+    w = camera.pose.rotation
+    linearized = _linearize(gaussian, camera, plane, CONSTANTS)
+    p, row0, row1 = linearized.p, linearized.row0, linearized.row1
+    v_cov, v_opacity = visible_ellipse_vjp(
+        linearized.sharp, linearized.blurred, opacity, v.v_shape, v.v_opacity, v.v_compensation, CONSTANTS
+    )
     # Sigma2d = T Sigma T^T with T = J W
-    v_t0, v_t1, v_sigma = _screen_covariance_vjp(t0, t1, gaussian[1], v_cov)
+    v_t0, v_t1, v_sigma = _screen_covariance_vjp(linearized.t0, linearized.t1, gaussian.covariance, v_cov)
+    v_mean2d = v.v_mean2d
     if v_mean2d is None:
         zero = tl.zeros_like(p[0])
         v_mean2d = (zero, zero)
     v_row0 = _row_times_vjp(w, v_t0)
     v_row1 = _row_times_vjp(w, v_t1)
     v_p = CONSTANTS.LENS.project_with_jacobian_vjp(
-        p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1
+        p, camera.intrinsics, row0, row1, linearized.saved, v_mean2d, v_row0, v_row1
     )  # fmt: skip
-    if v_depth is not None:
-        v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
-    return matvec3_transposed(w, v_p) + v_sigma, v_gaussian_opacity, (), (v_p, row0, row1, v_t0, v_t1)
+    if v.v_depth is not None:
+        v_p = (v_p[0], v_p[1], v_p[2] + v.v_depth)
+    v_gaussian = matvec3_transposed(w, v_p) + v_sigma
+    saved = (v_p, row0, row1, v_t0, v_t1)
+    return InputGradients(v_gaussian=v_gaussian, v_opacity=v_opacity, v_lens=(), v_path=(), saved=saved)
 
 
 @triton.jit
 def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
-    """dL/dp (mean, 1)^T, and J^T times the gradient of T = J W."""
+    """Returns entry ROW, COLUMN of dL/dp (mean, 1)^T plus J^T times the gradient of T = J W."""
     v_p, row0, row1, v_t0, v_t1 = saved
     if COLUMN == 3:
         return v_p[ROW]
     else:
-        v_w = CONSTANTS.LENS.add_entry_times(v_p[ROW] * gaussian[0][COLUMN], row0, ROW, v_t0[COLUMN], 0)
+        v_w = CONSTANTS.LENS.add_entry_times(v_p[ROW] * gaussian.mean[COLUMN], row0, ROW, v_t0[COLUMN], 0)
         return CONSTANTS.LENS.add_entry_times(v_w, row1, ROW, v_t1[COLUMN], 1)
 
 
@@ -146,9 +184,9 @@ def _finish(gaussians, i, mask, gaussian, sums):
     if gaussians.covars is not None:
         return (), (), sums[3:]
     else:
-        _, r, scale, unit, inverse_norm = load_rotated(gaussians, i, mask)
-        v_rotation, v_scale = covariance_vjp(r, scale, sums[3:])
-        return quaternion_vjp(unit, inverse_norm, v_rotation), v_scale, ()
+        rotated = load_rotated(gaussians, i, mask)
+        v_rotation, v_scale = covariance_vjp(rotated.rotation, rotated.scale, sums[3:])
+        return quaternion_vjp(rotated.unit, rotated.inverse_norm, v_rotation), v_scale, ()
 
 
 EWA = Projector(3, 9, _load, _project, _vjp, _pose_gradient, _finish)

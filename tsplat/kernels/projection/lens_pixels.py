@@ -1,8 +1,8 @@
 """Device functions of the pixels of points, by any lens, with a windshield or without.
 
-``k`` are the values of a lens, () without one; with a windshield, a pointer to its polynomials follows them. Points
-behind a camera are at pixel 0, 0, and are not seen, unless its lens shows them. Nothing is behind a camera whose lens
-wraps: u is in the period around the middle of the image. Tuples are laid out as in ``device_math.py``.
+Points behind a camera are at pixel 0, 0, and are not seen, unless its lens shows them. Nothing is behind a camera whose
+lens wraps: u is in the period around the middle of the image. Tuples are laid out as in ``device_math.py``; a
+``camera`` is a :class:`Camera`.
 """
 
 import math
@@ -11,23 +11,12 @@ import triton
 import triton.language as tl
 
 from ...config import AXIS_MIN
-from ..device_math import add, constant, dot, load_tuple
+from ..device_math import add, constant, dot
+from .loaded_cameras import N_COEFFICIENTS
 from .windshield import refract, refract_vjp
 
-N_COEFFICIENTS = tl.constexpr(12)
 SQUARE_MIN = tl.constexpr(AXIS_MIN)
 TWO_PI = tl.constexpr(2 * math.pi)
-
-
-@triton.jit
-def load_lens(lens, image, N_LENS: tl.constexpr):
-    """Loads the values of the lens of an image; () without one."""
-    values = ()
-    if lens is not None:
-        values = load_tuple(lens + image * N_LENS, 1, N_COEFFICIENTS)
-        if N_LENS > N_COEFFICIENTS:
-            values = values + (lens + image * N_LENS + N_COEFFICIENTS,)
-    return values
 
 
 @triton.jit
@@ -37,9 +26,9 @@ def _project(p, k, LENS: tl.constexpr):
     Returns what ``Lens.project`` returns, and what ``refract`` does; () for the latter without a windshield.
     """
     if len(k) > N_COEFFICIENTS:
-        refracted = refract(p, k[N_COEFFICIENTS])
-        x, y, seen, saved = LENS.project(refracted[0], k)
-        return x, y, seen & refracted[1], saved, refracted
+        refraction = refract(p, k[N_COEFFICIENTS])
+        x, y, seen, saved = LENS.project(refraction.direction, k)
+        return x, y, seen & refraction.exists, saved, refraction
     else:
         x, y, seen, saved = LENS.project(p, k)
         return x, y, seen, saved, ()
@@ -48,7 +37,7 @@ def _project(p, k, LENS: tl.constexpr):
 @triton.jit
 def u_period(intrinsics):
     """Returns the period of u of a lens that wraps: the pixels of 360 degrees."""
-    return TWO_PI * tl.abs(intrinsics[0])
+    return TWO_PI * tl.abs(intrinsics.fx)
 
 
 @triton.jit
@@ -70,56 +59,58 @@ def _in_front(p, k, LENS: tl.constexpr):
 
 
 @triton.jit
-def _inside(u, v, width, height, MARGIN: tl.constexpr):
-    """Returns whether a pixel is within the image and a margin."""
-    side = constant(MARGIN, u) * width
-    top = constant(MARGIN, u) * height
-    return (u >= -side) & (u < width + side) & (v >= -top) & (v < height + top)
+def _inside(u, v, plane, MARGIN: tl.constexpr):
+    """Returns whether a pixel is within the image and a margin, a fraction of its size."""
+    side = constant(MARGIN, u) * plane.width
+    top = constant(MARGIN, u) * plane.height
+    return (u >= -side) & (u < plane.width + side) & (v >= -top) & (v < plane.height + top)
 
 
 @triton.jit
-def lens_pixel(p, k, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
+def lens_pixel(p, camera, plane, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Returns the pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
-    front, q = _in_front(p, k, LENS)
-    x, y, seen, _, _ = _project(q, k, LENS)
-    u = tl.where(front, intrinsics[0] * x + intrinsics[2], 0.0)
-    v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
+    intrinsics = camera.intrinsics
+    front, q = _in_front(p, camera.lens, LENS)
+    x, y, seen, _, _ = _project(q, camera.lens, LENS)
+    u = tl.where(front, intrinsics.fx * x + intrinsics.cx, 0.0)
+    v = tl.where(front, intrinsics.fy * y + intrinsics.cy, 0.0)
     if LENS.WRAPS:
-        u = tl.where(front, u - whole_periods(u - 0.5 * width, u_period(intrinsics)), 0.0)
-    return u, v, front & seen & _inside(u, v, width, height, MARGIN)
+        u = tl.where(front, u - whole_periods(u - 0.5 * plane.width, u_period(intrinsics)), 0.0)
+    return u, v, front & seen & _inside(u, v, plane, MARGIN)
 
 
 @triton.jit
-def pixel_difference(p, d, pixel, intrinsics, width, height, LENS: tl.constexpr, MARGIN: tl.constexpr):
+def pixel_difference(p, d, pixel, camera, plane, LENS: tl.constexpr, MARGIN: tl.constexpr):
     """Returns the pixel of p + d less that of p, without the rounding errors of either; and whether p + d is seen."""
+    intrinsics = camera.intrinsics
     x, y = LENS.project_difference(p, d)
-    dx, dy = intrinsics[0] * x, intrinsics[1] * y
+    dx, dy = intrinsics.fx * x, intrinsics.fy * y
     front, _ = _in_front(add(p, d), (), LENS)
     u = pixel[0] + dx
-    u -= whole_periods(u - 0.5 * width, u_period(intrinsics))
-    return dx, dy, front & _inside(u, pixel[1] + dy, width, height, MARGIN)
+    u -= whole_periods(u - 0.5 * plane.width, u_period(intrinsics))
+    return dx, dy, front & _inside(u, pixel[1] + dy, plane, MARGIN)
 
 
 @triton.jit
-def lens_pixel_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
+def lens_pixel_vjp(p, camera, v_u, v_v, LENS: tl.constexpr):
     """Returns the gradient of a point from that of its pixel."""
+    k = camera.lens
     front, q = _in_front(p, k, LENS)
-    _, _, _, saved, refracted = _project(q, k, LENS)
-    v_x = intrinsics[0] * v_u
-    v_y = intrinsics[1] * v_v
-    if len(refracted) > 0:
-        shown, clear, of_glass = refracted
-        v = refract_vjp(q, shown, clear, of_glass, LENS.project_vjp(shown, k, saved, v_x, v_y))
+    _, _, _, saved, refraction = _project(q, k, LENS)
+    v_x = camera.intrinsics.fx * v_u
+    v_y = camera.intrinsics.fy * v_v
+    if len(refraction) > 0:
+        v = refract_vjp(q, refraction, LENS.project_vjp(refraction.direction, k, saved, v_x, v_y))
     else:
         v = LENS.project_vjp(q, k, saved, v_x, v_y)
     return tl.where(front, v[0], 0.0), tl.where(front, v[1], 0.0), tl.where(front, v[2], 0.0)
 
 
 @triton.jit
-def coefficients_vjp(p, k, intrinsics, v_u, v_v, LENS: tl.constexpr):
+def coefficients_vjp(p, camera, v_u, v_v, LENS: tl.constexpr):
     """Returns the gradient of a lens's coefficients from that of a point's pixel; 0 for what is not a coefficient."""
-    front, q = _in_front(p, k, LENS)
-    _, _, _, saved, _ = _project(q, k, LENS)
-    v_x = tl.where(front, intrinsics[0] * v_u, 0.0)
-    v_y = tl.where(front, intrinsics[1] * v_v, 0.0)
-    return LENS.coefficients_vjp(k, saved, v_x, v_y)
+    front, q = _in_front(p, camera.lens, LENS)
+    _, _, _, saved, _ = _project(q, camera.lens, LENS)
+    v_x = tl.where(front, camera.intrinsics.fx * v_u, 0.0)
+    v_y = tl.where(front, camera.intrinsics.fy * v_v, 0.0)
+    return LENS.coefficients_vjp(camera.lens, saved, v_x, v_y)

@@ -47,26 +47,72 @@ class Constants(NamedTuple):
         )
 
 
+class Projection(NamedTuple):
+    """What a projector computes of a Gaussian and a camera.
+
+    Attributes:
+        seen: Whether the Gaussian passes the projector's own tests.
+        depth, z: Its depth, and the depth that the near and the far plane cull by.
+        mean2d, radii: Mean, and radii along x and y, pixels.
+        shape: Values of ``ProjectedGaussians.conics``.
+        normal, compensation: As in ``ProjectedGaussians``; () if the projector has none.
+        opacity: The opacity times the compensation; () without opacity.
+    """
+
+    seen: Any
+    depth: Any
+    z: Any
+    mean2d: Any
+    radii: Any
+    shape: Any
+    normal: Any
+    compensation: Any
+    opacity: Any
+
+
+class ProjectionGradients(NamedTuple):
+    """Gradients of a :class:`Projection`; None for those that are not given."""
+
+    v_mean2d: Any
+    v_depth: Any
+    v_shape: Any
+    v_normal: Any
+    v_opacity: Any
+    v_compensation: Any
+
+
+class InputGradients(NamedTuple):
+    """Gradients of a Gaussian and a camera.
+
+    Attributes:
+        v_gaussian: GRADIENTS values in the world frame.
+        v_opacity: That of the opacity.
+        v_lens, v_path: Of the 12 first values of the lens, and the 15 of the path that have gradients; or ().
+        saved: What ``pose_gradient`` needs.
+    """
+
+    v_gaussian: Any
+    v_opacity: Any
+    v_lens: Any
+    v_path: Any
+    saved: Any
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Projector(Contract):
     """A projection, by device functions that are differentiated by hand.
 
-    `gaussian` is what ``load`` returned for a Gaussian: a tuple whose first entry is the mean. A `camera` is (w, t,
-    intrinsics, lens, path): rotation and translation from world to camera, (fx, fy, cx, cy), and what ``load_lens`` and
-    ``load_path`` return. A `plane` is (width, height, eps2d). CONSTANTS are a :class:`Constants`.
+    `gaussian` is what ``load`` returned for a Gaussian: a bundle with its ``mean``. `camera` is a :class:`Camera`,
+    `plane` a :class:`Plane`, and CONSTANTS are a :class:`Constants`.
 
     Attributes:
         SHAPE: Values of a row's shape, ``ProjectedGaussians.conics``.
         GRADIENTS: Values of a Gaussian's gradient that are summed over its cameras; the first three are the mean's.
         load: (gaussians, i, mask) to `gaussian` of Gaussian i.
-        project: (gaussian, camera, opacity or None, plane, CONSTANTS) to whether a Gaussian passes the projector's own
-            tests; its depth, and the depth that the near and the far plane cull by; mean in pixels; radii along x and
-            y; shape; and, () if there is none, normal; compensation; and the opacity times it.
-        vjp: (gaussian, camera, opacity or None, plane, v, OF_LENS, OF_PATH, CONSTANTS) to gradients: GRADIENTS values
-            in the world frame; that of the opacity; those of the lens if OF_LENS, followed by those of the path if
-            OF_PATH, or (); and what ``pose_gradient`` needs. v are the gradients of the mean in pixels, the depth, the
-            shape, the normal, the opacity and the compensation; None for those that are not given.
-        pose_gradient: (gaussian, what ``vjp`` returned for it, ROW, COLUMN, CONSTANTS) to that of an entry of the view
+        project: (gaussian, camera, opacity or None, plane, CONSTANTS) to a :class:`Projection`.
+        vjp: (gaussian, camera, opacity or None, plane, v, OF_LENS, OF_PATH, CONSTANTS) to :class:`InputGradients`, with
+            v_lens if OF_LENS and v_path if OF_PATH, from v, the :class:`ProjectionGradients`.
+        pose_gradient: (gaussian, ``saved`` of ``vjp``, ROW, COLUMN, CONSTANTS) to the gradient of an entry of the view
             matrix.
         finish: (gaussians, i, mask, gaussian, sums of GRADIENTS values) to the gradients of quaternion, scales and
             covariance, () for those that the Gaussian does not have.

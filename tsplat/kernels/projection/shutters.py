@@ -1,33 +1,25 @@
 """Device functions of rolling shutters: the pose of a camera at a time, and when it exposes a point.
 
-A rolling shutter exposes a row or column at a time, and the pose is interpolated; ``path`` is ``Cameras.shutter``, see
-``kernels_torch/shutters.py``. Tuples are laid out as in ``device_math.py``.
+A rolling shutter exposes a row or column at a time, and the pose is interpolated along a ``path``, see :class:`Path`.
+Tuples are laid out as in ``device_math.py``.
 """
 
 import triton
 import triton.language as tl
 
 from ...config import SHUTTER_STEPS
-from ..device_math import add, dot, load_tuple, matvec3, normalize4, rotation
+from ..device_math import add, dot, matvec3, normalize4, rotation
 from .lens_pixels import lens_pixel, lens_pixel_vjp
+from .loaded_cameras import Pose
 from .windshield import sine
 
 STEPS = tl.constexpr(SHUTTER_STEPS)
 
 
 @triton.jit
-def load_path(shutter, image):
-    """Loads the path of the camera of an image; () if it has none."""
-    path = ()
-    if shutter is not None:
-        path = load_tuple(shutter + image * 20, 1, 16)
-    return path
-
-
-@triton.jit
 def to_camera(point, pose):
-    w, t = pose
-    return add(matvec3(w, point), t)
+    """Transforms a point of the world to the frame of the camera."""
+    return add(matvec3(pose.rotation, point), pose.translation)
 
 
 @triton.jit
@@ -41,31 +33,34 @@ def _weighted_sum(values, others, before, after):
 
 @triton.jit
 def pose_at(path, time):
-    """Returns rotation (nine entries) and translation at a time; quaternions are interpolated along the sphere."""
-    rotates = path[15] > 0.0
-    before = tl.where(rotates, sine((1.0 - time) * path[14]) * path[15], 1.0 - time)
-    after = tl.where(rotates, sine(time * path[14]) * path[15], time)
-    unit, _ = normalize4(_weighted_sum(path[:4], path[4:8], before, after))
-    translation = _weighted_sum(path[8:11], path[11:14], 1.0 - time, time)
-    return rotation(unit), translation
+    """Returns the pose at a time, 0 at the start and 1 at the end; quaternions are interpolated along the sphere."""
+    rotates = path.inverse_sine > 0.0
+    before = tl.where(rotates, sine((1.0 - time) * path.angle) * path.inverse_sine, 1.0 - time)
+    after = tl.where(rotates, sine(time * path.angle) * path.inverse_sine, time)
+    unit, _ = normalize4(_weighted_sum(path.q0, path.q1, before, after))
+    translation = _weighted_sum(path.t0, path.t1, 1.0 - time, time)
+    return Pose(rotation=rotation(unit), translation=translation)
 
 
 @triton.jit
 def pose_at_vjp(path, time, rotated, v_p):
-    """Gradient of the first 15 values of a path from that of a point in the frame of the camera at a time.
+    """Returns the gradient of a path from that of a point in the frame of the camera at a time.
 
-    A rotation w of the camera moves the point by w x ``rotated``, and the quaternion u by (0, w) u / 2. Between
-    quaternions at an angle a, the derivative with respect to a has the direction of q1 cos(t a) - q0 cos((1 - t) a).
-    There is no gradient of the inverse of its sine, which only scales u before it is normalized.
+    It has 15 values: those of q0, q1, t0, t1 and the angle. ``rotated`` is the rotation of the pose times the point of
+    the world. A rotation w of the camera moves the point by w x ``rotated``, and the quaternion u by (0, w) u / 2.
+    Between quaternions at an angle a, the derivative with respect to a has the direction of
+    q1 cos(t a) - q0 cos((1 - t) a). There is no gradient of the inverse of its sine, which only scales u before it is
+    normalized.
     """
-    rotates = path[15] > 0.0
-    angle_before = (1.0 - time) * path[14]
-    angle_after = time * path[14]
+    q0, q1 = path.q0, path.q1
+    rotates = path.inverse_sine > 0.0
+    angle_before = (1.0 - time) * path.angle
+    angle_after = time * path.angle
     sine_before = sine(angle_before)
     sine_after = sine(angle_after)
-    before = tl.where(rotates, sine_before * path[15], 1.0 - time)
-    after = tl.where(rotates, sine_after * path[15], time)
-    u, inverse_norm = normalize4(_weighted_sum(path[:4], path[4:8], before, after))
+    before = tl.where(rotates, sine_before * path.inverse_sine, 1.0 - time)
+    after = tl.where(rotates, sine_after * path.inverse_sine, time)
+    u, inverse_norm = normalize4(_weighted_sum(q0, q1, before, after))
     scale = 2.0 * inverse_norm
     x = scale * (rotated[1] * v_p[2] - rotated[2] * v_p[1])
     y = scale * (rotated[2] * v_p[0] - rotated[0] * v_p[2])
@@ -83,85 +78,80 @@ def pose_at_vjp(path, time, rotated, v_p):
     along = time * cosine_after * sine_before - (1.0 - time) * cosine_before * sine_after
     v_angle = time * 0.0
     for k in tl.static_range(4):
-        v_angle += g[k] * (path[4 + k] * cosine_after - path[k] * cosine_before)
+        v_angle += g[k] * (q1[k] * cosine_after - q0[k] * cosine_before)
     return (
         before * g[0], before * g[1], before * g[2], before * g[3],
         after * g[0], after * g[1], after * g[2], after * g[3],
         (1.0 - time) * v_p[0], (1.0 - time) * v_p[1], (1.0 - time) * v_p[2],
         time * v_p[0], time * v_p[1], time * v_p[2],
-        v_angle * along * path[15] * path[15],
+        v_angle * along * path.inverse_sine * path.inverse_sine,
     )  # fmt: skip
 
 
 @triton.jit
-def _readout(width, height, like, READOUT: tl.constexpr):
-    """The time at pixel 0, 0, and its growth with u and v; 0 and 1 are the centers of the first and last line read."""
+def _readout(plane, like, READOUT: tl.constexpr):
+    """Returns the time at pixel 0, 0, and its growth with u and v.
+
+    Times are 0 and 1 at the centers of the first and last line that is read.
+    """
     zero = like * 0.0
-    rows = 1.0 / (zero + tl.maximum(height - 1, 1))
-    columns = 1.0 / (zero + tl.maximum(width - 1, 1))
+    rows = 1.0 / (zero + tl.maximum(plane.height - 1, 1))
+    columns = 1.0 / (zero + tl.maximum(plane.width - 1, 1))
     if READOUT == "ROLLING_TOP_TO_BOTTOM":
         return -0.5 * rows, zero, rows
     elif READOUT == "ROLLING_BOTTOM_TO_TOP":
-        return (height - 0.5) * rows, zero, -rows
+        return (plane.height - 0.5) * rows, zero, -rows
     elif READOUT == "ROLLING_LEFT_TO_RIGHT":
         return -0.5 * columns, columns, zero
     else:
         tl.static_assert(READOUT == "ROLLING_RIGHT_TO_LEFT")
-        return (width - 0.5) * columns, -columns, zero
+        return (plane.width - 0.5) * columns, -columns, zero
 
 
 @triton.jit
-def exposed_pixel(
-    point, path, lens, intrinsics, width, height, LENS: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr
-):  # fmt: skip
+def exposed_pixel(point, camera, plane, LENS: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr):
     """Returns the pixel of a point of the world when the shutter exposes it, whether it is seen, and that time."""
-    first, per_column, per_row = _readout(width, height, point[0], READOUT)
+    path = camera.path
+    first, per_column, per_row = _readout(plane, point[0], READOUT)
     time = point[0] * 0.0
-    u, v, at_start = lens_pixel(
-        to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, LENS, MARGIN
-    )  # fmt: skip
-    end_u, end_v, at_end = lens_pixel(
-        to_camera(point, pose_at(path, time + 1.0)), lens, intrinsics, width, height, LENS, MARGIN
-    )  # fmt: skip
+    u, v, at_start = lens_pixel(to_camera(point, pose_at(path, time)), camera, plane, LENS, MARGIN)
+    end_u, end_v, at_end = lens_pixel(to_camera(point, pose_at(path, time + 1.0)), camera, plane, LENS, MARGIN)
     u = tl.where(at_start, u, end_u)
     v = tl.where(at_start, v, end_v)
     seen = at_start
     for _ in range(STEPS):
         time = first + per_column * u + per_row * v
-        u, v, seen = lens_pixel(
-            to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, LENS, MARGIN
-        )  # fmt: skip
+        u, v, seen = lens_pixel(to_camera(point, pose_at(path, time)), camera, plane, LENS, MARGIN)
     return u, v, seen & (at_start | at_end), time
 
 
 @triton.jit
-def exposure_time_vjp(
-    p, translation, path, lens, intrinsics, width, height, v_u, v_v, LENS: tl.constexpr, READOUT: tl.constexpr
-):  # fmt: skip
+def exposure_time_vjp(p, translation, camera, plane, v_u, v_v, LENS: tl.constexpr, READOUT: tl.constexpr):
     """Adds to the gradient of a pixel (u, v) what it has through the time of the exposure, so that this can be fixed.
 
     The time s depends on the pixel, q = f(p(s(q))). With J = df / dp, the velocity w = J dp / ds of the pixel and the
     gradient d of s: dq = J dp + w (d J dp) / (1 - d w). So v acts like v + d (v w) / (1 - d w).
     """
-    _, per_column, per_row = _readout(width, height, v_u, READOUT)
-    velocity = _velocity(p, translation, path)
+    _, per_column, per_row = _readout(plane, v_u, READOUT)
+    velocity = _velocity(p, translation, camera.path)
     # The products with w = J dp / ds are those of gradients of p with dp / ds.
-    along = dot(lens_pixel_vjp(p, lens, intrinsics, per_column, per_row, LENS), velocity)
-    v_time = dot(lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, LENS), velocity) / (1.0 - along)
+    along = dot(lens_pixel_vjp(p, camera, per_column, per_row, LENS), velocity)
+    v_time = dot(lens_pixel_vjp(p, camera, v_u, v_v, LENS), velocity) / (1.0 - along)
     return v_u + per_column * v_time, v_v + per_row * v_time
 
 
 @triton.jit
 def _velocity(p, translation, path):
-    """Motion of a point of the camera frame per unit of time, as the camera rotates and moves at constant rates."""
-    rate = 2.0 * tl.where(path[15] > 0.0, path[14] * path[15], 1.0)
+    """Returns dp / ds of a point of the camera frame, as the camera rotates and moves at constant rates."""
+    q0, q1, t0, t1 = path.q0, path.q1, path.t0, path.t1
+    rate = 2.0 * tl.where(path.inverse_sine > 0.0, path.angle * path.inverse_sine, 1.0)
     # The imaginary part of q1 times the conjugate of q0.
-    x = rate * (path[0] * path[5] - path[4] * path[1] - path[6] * path[3] + path[7] * path[2])
-    y = rate * (path[0] * path[6] - path[4] * path[2] - path[7] * path[1] + path[5] * path[3])
-    z = rate * (path[0] * path[7] - path[4] * path[3] - path[5] * path[2] + path[6] * path[1])
+    x = rate * (q0[0] * q1[1] - q1[0] * q0[1] - q1[2] * q0[3] + q1[3] * q0[2])
+    y = rate * (q0[0] * q1[2] - q1[0] * q0[2] - q1[3] * q0[1] + q1[1] * q0[3])
+    z = rate * (q0[0] * q1[3] - q1[0] * q0[3] - q1[1] * q0[2] + q1[2] * q0[1])
     r = (p[0] - translation[0], p[1] - translation[1], p[2] - translation[2])
     return (
-        y * r[2] - z * r[1] + path[11] - path[8],
-        z * r[0] - x * r[2] + path[12] - path[9],
-        x * r[1] - y * r[0] + path[13] - path[10],
+        y * r[2] - z * r[1] + t1[0] - t0[0],
+        z * r[0] - x * r[2] + t1[1] - t0[1],
+        x * r[1] - y * r[0] + t1[2] - t0[2],
     )

@@ -7,6 +7,8 @@ cancel: with D = A_z0^2 + A_z1^2 - p_z^2, their center is at (a A_z0 + b A_z1, c
 extent is the square of that minus (a^2 + b^2) / D, alike (c^2 + d^2) / D.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -21,23 +23,52 @@ from ..device_math import (
     quaternion_vjp,
     times,
 )
-from .projector import Projector
+from .projector import InputGradients, Projection, Projector
 
 VARIANCE_MIN = tl.constexpr(BOX_VARIANCE_MIN)
 
 
+class Disc(NamedTuple):
+    """A disc in the frame of the camera: its center p, the columns c of its rotation, and two columns of A."""
+
+    p: Any
+    c0: Any
+    c1: Any
+    c2: Any
+    a0: Any
+    a1: Any
+
+
+class Box(NamedTuple):
+    """The box around a projected disc.
+
+    Attributes:
+        m: The entries a to d of the ray transform relative to the projected center.
+        slopes: x / z and y / z of the center.
+        inverse: 1 / D.
+        offset: Of the box's center from the projected one, pixels.
+    """
+
+    m: Any
+    slopes: Any
+    inverse: Any
+    offset: Any
+
+
 @triton.jit
-def _to_camera(mean, r, scale, w, t):
-    """The center of a disc, and the columns of its rotation and of A, in the camera frame."""
-    p = add(matvec3(w, mean), t)
+def _to_camera(gaussian, pose):
+    """Transforms a Gaussian to a :class:`Disc` in the frame of the camera."""
+    w, r, scale = pose.rotation, gaussian.rotation, gaussian.scale
+    p = add(matvec3(w, gaussian.mean), pose.translation)
     c0, c1, c2 = matvec3(w, r[::3]), matvec3(w, r[1::3]), matvec3(w, r[2::3])
-    return p, c0, c1, c2, times(c0, scale[0]), times(c1, scale[1])
+    return Disc(p=p, c0=c0, c1=c1, c2=c2, a0=times(c0, scale[0]), a1=times(c1, scale[1]))
 
 
 @triton.jit
-def _box(p, a0, a1, intrinsics):
-    """The entries a to d; the slopes x/z and y/z of the center; 1 / D; and the offset of the box's center."""
-    fx, fy, _, _ = intrinsics
+def _box(disc, intrinsics):
+    """Returns the :class:`Box` around a projected disc."""
+    p, a0, a1 = disc.p, disc.a0, disc.a1
+    fx, fy = intrinsics.fx, intrinsics.fy
     slope_x = p[0] / p[2]
     slope_y = p[1] / p[2]
     a = fx * (a0[0] - slope_x * a0[2])
@@ -46,13 +77,15 @@ def _box(p, a0, a1, intrinsics):
     d = fy * (a1[1] - slope_y * a1[2])
     inverse = 1.0 / (a0[2] * a0[2] + a1[2] * a1[2] - p[2] * p[2])
     offset = ((a * a0[2] + b * a1[2]) * inverse, (c * a0[2] + d * a1[2]) * inverse)
-    return (a, b, c, d), (slope_x, slope_y), inverse, offset
+    return Box(m=(a, b, c, d), slopes=(slope_x, slope_y), inverse=inverse, offset=offset)
 
 
 @triton.jit
-def _box_vjp(p, a0, a1, intrinsics, m, slopes, inverse, offset, v):
-    """Gradients of p, a0 and a1 from that of the box's center."""
-    fx, fy, _, _ = intrinsics
+def _box_vjp(disc, intrinsics, box, v):
+    """Returns gradients of p, a0 and a1 from that of the offset of the box's center."""
+    p, a0, a1 = disc.p, disc.a0, disc.a1
+    m, slopes, inverse, offset = box.m, box.slopes, box.inverse, box.offset
+    fx, fy = intrinsics.fx, intrinsics.fy
     v_a = v[0] * a0[2] * inverse
     v_b = v[0] * a1[2] * inverse
     v_c = v[1] * a0[2] * inverse
@@ -72,11 +105,11 @@ def _box_vjp(p, a0, a1, intrinsics, m, slopes, inverse, offset, v):
 
 @triton.jit
 def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
-    mean, r, scale, _, _ = gaussian
-    w, t, intrinsics = camera[0], camera[1], camera[2]
-    fx, fy, cx, cy = intrinsics
-    p, _, _, normal, a0, a1 = _to_camera(mean, r, scale, w, t)
-    m, slopes, inverse, offset = _box(p, a0, a1, intrinsics)
+    fx, fy, cx, cy = camera.intrinsics
+    disc = _to_camera(gaussian, camera.pose)
+    box = _box(disc, camera.intrinsics)
+    p, normal, a0, a1 = disc.p, disc.c2, disc.a0, disc.a1
+    m, slopes, inverse, offset = box.m, box.slopes, box.inverse, box.offset
     mean2d = (fx * slopes[0] + cx + offset[0], fy * slopes[1] + cy + offset[1])
     least = constant(VARIANCE_MIN, p[2])
     square_x = tl.maximum(offset[0] * offset[0] - (m[0] * m[0] + m[1] * m[1]) * inverse, least)
@@ -92,47 +125,49 @@ def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
     if opacity is not None:
         shown = opacity
     seen = p[2] == p[2]  # no test of its own
-    return seen, p[2], p[2], mean2d, radii, transform, times(normal, sign), (), shown
+    return Projection(
+        seen=seen, depth=p[2], z=p[2], mean2d=mean2d, radii=radii, shape=transform, normal=times(normal, sign),
+        compensation=(), opacity=shown,
+    )  # fmt: skip
 
 
 @triton.jit
 def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
-    v_mean2d, v_depth, v_transform, v_normal, v_opacity, _ = v
-    mean, r, scale, _, _ = gaussian
-    w, t, intrinsics = camera[0], camera[1], camera[2]
-    fx, fy, cx, cy = intrinsics
-    p, c0, c1, c2, a0, a1 = _to_camera(mean, r, scale, w, t)
+    w, scale = camera.pose.rotation, gaussian.scale
+    fx, fy, cx, cy = camera.intrinsics
+    disc = _to_camera(gaussian, camera.pose)
+    p = disc.p
     zero = tl.zeros_like(p[2])
     v_p, v_a0, v_a1, v_c2 = (zero,) * 3, (zero,) * 3, (zero,) * 3, (zero,) * 3
-    if v_mean2d is not None:
-        m, slopes, inverse, offset = _box(p, a0, a1, intrinsics)
-        v_p, v_a0, v_a1 = _box_vjp(p, a0, a1, intrinsics, m, slopes, inverse, offset, v_mean2d)
-    if v_transform is not None:  # M = K A
-        u = v_transform
+    if v.v_mean2d is not None:
+        v_p, v_a0, v_a1 = _box_vjp(disc, camera.intrinsics, _box(disc, camera.intrinsics), v.v_mean2d)
+    if v.v_shape is not None:  # M = K A
+        u = v.v_shape
         v_a0 = (v_a0[0] + fx * u[0], v_a0[1] + fy * u[3], v_a0[2] + cx * u[0] + cy * u[3] + u[6])
         v_a1 = (v_a1[0] + fx * u[1], v_a1[1] + fy * u[4], v_a1[2] + cx * u[1] + cy * u[4] + u[7])
         v_p = (v_p[0] + fx * u[2], v_p[1] + fy * u[5], v_p[2] + cx * u[2] + cy * u[5] + u[8])
-    if v_depth is not None:
-        v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
-    if v_normal is not None:
-        v_c2 = times(v_normal, tl.where(dot(c2, p) < 0.0, 1.0, -1.0).to(p[2].dtype))
-    v_gaussian_opacity = zero
-    if v_opacity is not None:
-        v_gaussian_opacity = v_opacity
+    if v.v_depth is not None:
+        v_p = (v_p[0], v_p[1], v_p[2] + v.v_depth)
+    if v.v_normal is not None:
+        v_c2 = times(v.v_normal, tl.where(dot(disc.c2, p) < 0.0, 1.0, -1.0).to(p[2].dtype))
+    v_opacity = zero
+    if v.v_opacity is not None:
+        v_opacity = v.v_opacity
     v_c0 = times(v_a0, scale[0])
     v_c1 = times(v_a1, scale[1])
     v_r0 = matvec3_transposed(w, v_c0)
     v_r1 = matvec3_transposed(w, v_c1)
     v_r2 = matvec3_transposed(w, v_c2)
     v_r = (v_r0[0], v_r1[0], v_r2[0], v_r0[1], v_r1[1], v_r2[1], v_r0[2], v_r1[2], v_r2[2])
-    v_gaussian = matvec3_transposed(w, v_p) + (dot(c0, v_a0), dot(c1, v_a1)) + v_r
-    return v_gaussian, v_gaussian_opacity, (), (v_p, v_c0, v_c1, v_c2)
+    v_gaussian = matvec3_transposed(w, v_p) + (dot(disc.c0, v_a0), dot(disc.c1, v_a1)) + v_r
+    saved = (v_p, v_c0, v_c1, v_c2)
+    return InputGradients(v_gaussian=v_gaussian, v_opacity=v_opacity, v_lens=(), v_path=(), saved=saved)
 
 
 @triton.jit
 def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
-    """The center is W mean + t, and the columns c are those of W R."""
-    mean, r = gaussian[0], gaussian[1]
+    """Returns the gradient of an entry of (W, t): the center is W mean + t, and the columns c are those of W R."""
+    mean, r = gaussian.mean, gaussian.rotation
     v_p, v_c0, v_c1, v_c2 = saved
     v_w = v_p[ROW]
     if COLUMN < 3:
@@ -145,8 +180,7 @@ def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CON
 
 @triton.jit
 def _finish(gaussians, i, mask, gaussian, sums):
-    _, _, _, unit, inverse_norm = gaussian
-    v_quat = quaternion_vjp(unit, inverse_norm, sums[5:])
+    v_quat = quaternion_vjp(gaussian.unit, gaussian.inverse_norm, sums[5:])
     return v_quat, (sums[3], sums[4], tl.zeros_like(sums[0])), ()
 
 

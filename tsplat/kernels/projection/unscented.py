@@ -19,6 +19,7 @@ is computed without pixels, whose rounding errors grow with the width of the ima
 """
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -34,10 +35,10 @@ from ..device_math import (
     quaternion_vjp,
     times,
 )
-from .covariances import blur, shape_of, shape_vjp
+from .covariances import blur, visible_ellipse, visible_ellipse_vjp
 from .lens_pixels import coefficients_vjp, lens_pixel, lens_pixel_vjp, pixel_difference, u_period, whole_periods
 from .lenses.equirectangular import atan2
-from .projector import Projector
+from .projector import InputGradients, Projection, Projector
 from .shutters import exposed_pixel, exposure_time_vjp, pose_at, pose_at_vjp, to_camera
 from .windshield import sine
 
@@ -45,9 +46,26 @@ BEYOND = tl.constexpr(BEHIND_POLE)
 PI = tl.constexpr(math.pi)
 
 
+class SigmaPoints(NamedTuple):
+    """What the gradient of a projection by sigma points needs.
+
+    Attributes:
+        axes: One standard deviation along each axis of the Gaussian, world frame; three values each.
+        u0, v0, time: Pixel of the mean, and when it is exposed.
+        delta_x, delta_y: Shift of the projected mean from that pixel.
+    """
+
+    axes: Any
+    u0: Any
+    v0: Any
+    time: Any
+    delta_x: Any
+    delta_y: Any
+
+
 @triton.jit
 def _sigma_point(axes, i, spread):
-    """Offset of one of the six outer points from the mean, and the same in units of the axis i // 2."""
+    """Returns the offset of one of the six outer points from the mean, and its length in units of the axis i // 2."""
     step = tl.where(i % 2 == 0, spread, -spread)
     offset = ()
     for j in tl.static_range(3):
@@ -58,36 +76,32 @@ def _sigma_point(axes, i, spread):
 
 @triton.jit
 def _pose(camera, time):
-    """The pose of a camera at a time of its exposure."""
-    w, t, path = camera[0], camera[1], camera[4]
-    if len(path) > 0:
-        return pose_at(path, time)
+    """Returns the pose of a camera at a time of its exposure."""
+    if len(camera.path) > 0:
+        return pose_at(camera.path, time)
     else:
-        return w, t
+        return camera.pose
 
 
 @triton.jit
 def _pixel(point, camera, plane, CONSTANTS: tl.constexpr):
-    """Pixel of a point, whether it is seen, and when it is exposed: any value without a rolling shutter."""
-    w, t, intrinsics, lens, path = camera
-    width, height = plane[0], plane[1]
+    """Returns the pixel of a point, whether it is seen, and when it is exposed: any value without a rolling shutter."""
     MARGIN: tl.constexpr = CONSTANTS.UNSCENTED.margin
     LENS: tl.constexpr = CONSTANTS.LENS
     READOUT: tl.constexpr = CONSTANTS.READOUT
-    if len(path) > 0:
-        return exposed_pixel(point, path, lens, intrinsics, width, height, LENS, READOUT, MARGIN)
+    if len(camera.path) > 0:
+        return exposed_pixel(point, camera, plane, LENS, READOUT, MARGIN)
     else:
-        u, v, seen = lens_pixel(to_camera(point, (w, t)), lens, intrinsics, width, height, LENS, MARGIN)
+        u, v, seen = lens_pixel(to_camera(point, camera.pose), camera, plane, LENS, MARGIN)
         return u, v, seen, u
 
 
 @triton.jit
 def _pixel_difference(mean, offset, pixel, camera, plane, CONSTANTS: tl.constexpr):
-    """Pixel of a sigma point less that of the mean, whether it is seen, and when it is exposed."""
-    if CONSTANTS.LENS.WRAPS and len(camera[4]) == 0:
-        w = camera[0]
+    """Returns the pixel of a sigma point less that of the mean, whether it is seen, and when it is exposed."""
+    if CONSTANTS.LENS.WRAPS and len(camera.path) == 0:
         dx, dy, seen = pixel_difference(
-            to_camera(mean, (w, camera[1])), matvec3(w, offset), pixel, camera[2], plane[0], plane[1],
+            to_camera(mean, camera.pose), matvec3(camera.pose.rotation, offset), pixel, camera, plane,
             CONSTANTS.LENS, CONSTANTS.UNSCENTED.margin,
         )  # fmt: skip
         return dx, dy, seen, dx
@@ -95,18 +109,18 @@ def _pixel_difference(mean, offset, pixel, camera, plane, CONSTANTS: tl.constexp
         u, v, seen, time = _pixel(add(mean, offset), camera, plane, CONSTANTS)
         dx = u - pixel[0]
         if CONSTANTS.LENS.WRAPS:
-            dx -= whole_periods(dx, u_period(camera[2]))
+            dx -= whole_periods(dx, u_period(camera.intrinsics))
         return dx, v - pixel[1], seen, time
 
 
 @triton.jit
-def _across(difference, camera, CONSTANTS: tl.constexpr):
-    """What a difference of the u of two sigma points counts in its own variance, and the derivative of that.
+def _over_poles(difference, camera, CONSTANTS: tl.constexpr):
+    """Returns what a difference of the u of two sigma points counts in its own variance, and the derivative of that.
 
     With a pole between the points, it counts far more: a Gaussian that holds a pole covers all columns.
     """
     if CONSTANTS.LENS.WRAPS:
-        quarter = 0.25 * u_period(camera[2])
+        quarter = 0.25 * u_period(camera.intrinsics)
         beyond = tl.maximum(tl.abs(difference) - quarter, 0.0)
         steepness = BEYOND / quarter * beyond
         more = steepness * beyond
@@ -117,14 +131,15 @@ def _across(difference, camera, CONSTANTS: tl.constexpr):
 
 @triton.jit
 def _radii_on_sphere(radii, v, distance, scale, intrinsics, CONSTANTS: tl.constexpr):
-    """Radii in whole pixels, at most half a turn, and of wide Gaussians at least those of a cap of directions.
+    """Returns radii in whole pixels, at most half a period, and of wide Gaussians at least those of a cap of
+    directions.
 
     The cap's radius is the angle of a sphere of the Gaussian's largest extent. Where caps are narrow against the
     distance from the pole, the ellipse bounds a Gaussian by itself.
     """
     largest = tl.maximum(tl.maximum(tl.abs(scale[0]), tl.abs(scale[1])), tl.abs(scale[2]))
     s = tl.minimum(constant(CONSTANTS.EXTEND, v) * largest / distance, 1.0)
-    fx, fy, cy = tl.abs(intrinsics[0]), tl.abs(intrinsics[1]), intrinsics[3]
+    fx, fy, cy = tl.abs(intrinsics.fx), tl.abs(intrinsics.fy), intrinsics.cy
     cosine = sine(0.5 * PI - tl.abs(v - cy) / fy)
     holds_pole = s >= cosine
     ratio = tl.where(holds_pole, 1.0, s / tl.where(holds_pole, 1.0, cosine))
@@ -141,13 +156,13 @@ def _radii_on_sphere(radii, v, distance, scale, intrinsics, CONSTANTS: tl.conste
 
 @triton.jit
 def _distance(p):
-    """Distance of a point from the origin; a tiny number at it."""
+    """Returns the distance of a point from the origin, at least 1e-15."""
     return tl.sqrt(tl.maximum(dot(p, p), 1e-30))
 
 
 @triton.jit
 def _depths(p, CONSTANTS: tl.constexpr):
-    """Depth of a point of the camera frame, and that by which planes cull."""
+    """Returns the depth of a point of the camera frame, and that by which planes cull."""
     if not CONSTANTS.UNSCENTED.radial:
         return p[2], p[2]
     elif CONSTANTS.LENS.CULLS_BY_DISTANCE:
@@ -161,13 +176,13 @@ def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
     """Projects a Gaussian.
 
     Returns:
-        Mean in pixels, and in the frame of the camera; screen covariance; whether the camera sees it; and what the
-        gradient needs: the axes (three values each), the pixel of the mean and its time, and delta.
+        Mean in pixels, and in the frame of the camera; screen covariance; whether the camera sees it; and the
+        :class:`SigmaPoints`.
     """
-    mean, r, scale = gaussian[0], gaussian[1], gaussian[2]
+    mean = gaussian.mean
     axes = ()
     for k in tl.static_range(3):
-        axes = axes + times(r[k::3], scale[k])
+        axes = axes + times(gaussian.rotation[k::3], gaussian.scale[k])
     u0, v0, seen, time = _pixel(mean, camera, plane, CONSTANTS)
     zero = u0 * 0.0
     spread = constant(CONSTANTS.UNSCENTED.spread, u0)
@@ -180,7 +195,7 @@ def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
             seen = seen & also
         else:
             seen = seen | also
-        wide, _ = _across(dx, camera, CONSTANTS)
+        wide, _ = _over_poles(dx, camera, CONSTANTS)
         delta_x += dx
         delta_y += dy
         xx += wide * wide
@@ -200,21 +215,21 @@ def _unscented(gaussian, camera, plane, CONSTANTS: tl.constexpr):
         weight * yy + rest * delta_y * delta_y,
     )
     pose = _pose(camera, constant(0.5, u0) + zero)
-    return (u0 + delta_x, v0 + delta_y), to_camera(mean, pose), covariance, seen, (axes, u0, v0, time, delta_x, delta_y)
+    points = SigmaPoints(axes=axes, u0=u0, v0=v0, time=time, delta_x=delta_x, delta_y=delta_y)
+    return (u0 + delta_x, v0 + delta_y), to_camera(mean, pose), covariance, seen, points
 
 
 @triton.jit
 def _unscented_vjp(
-    mean, camera, plane, saved, v_mean2d, v_depth, v_cov,
+    mean, camera, plane, points, v_mean2d, v_depth, v_cov,
     OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the mean (three values) and of the axes (nine); and of the camera.
+    """Returns gradients of the mean (three values), of the axes (nine), of the lens (12) and of the path (15).
 
-    They are in the frame of the camera if its shutter is global, and otherwise in the world frame. Those of the camera
-    are the 12 values of its lens if OF_LENS, and the first 15 of its path if OF_PATH.
+    The first two are in the frame of the camera if its shutter is global, and otherwise in the world frame. The others
+    are () unless OF_LENS and OF_PATH.
     """
-    axes, u0, v0, time0, delta_x, delta_y = saved
-    path = camera[4]
+    axes, delta_x, delta_y = points.axes, points.delta_x, points.delta_y
     weight = constant(CONSTANTS.UNSCENTED.weight, v_depth)
     spread = constant(CONSTANTS.UNSCENTED.spread, v_depth)
     rest = constant(2.0 * (CONSTANTS.UNSCENTED.center_weight - 1.0 + 6.0 * CONSTANTS.UNSCENTED.weight), v_depth)
@@ -229,8 +244,8 @@ def _unscented_vjp(
     v_v0 = v_mean2d[1] + zero
     for i in range(6):
         offset, step = _sigma_point(axes, i, spread)
-        dx, dy, _, time = _pixel_difference(mean, offset, (u0, v0), camera, plane, CONSTANTS)
-        wide, slope = _across(dx, camera, CONSTANTS)
+        dx, dy, _, time = _pixel_difference(mean, offset, (points.u0, points.v0), camera, plane, CONSTANTS)
+        wide, slope = _over_poles(dx, camera, CONSTANTS)
         dx, dy = dx - delta_x, dy - delta_y
         if CONSTANTS.LENS.WRAPS:
             v_u = weight * (2.0 * v_cov[0] * wide * slope + v_cov[1] * dy)
@@ -245,7 +260,7 @@ def _unscented_vjp(
         for k in tl.static_range(9):
             added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * v_point[k % 3], 0.0),)
         v_axes = added
-    total = add(total, _point_vjp(mean, time0, camera, plane, v_u0, v_v0, OF_LENS, OF_PATH, CONSTANTS))
+    total = add(total, _point_vjp(mean, points.time, camera, plane, v_u0, v_v0, OF_LENS, OF_PATH, CONSTANTS))
     along = (zero, zero, v_depth)
     v_path = ()
     half = constant(0.5, v_depth) + zero
@@ -254,81 +269,84 @@ def _unscented_vjp(
         p = to_camera(mean, pose)
         scale = v_depth / _distance(p)
         along = (scale * p[0], scale * p[1], scale * p[2])
-    if len(path) > 0:
+    if len(camera.path) > 0:
         if OF_PATH:
-            v_path = pose_at_vjp(path, half, matvec3(pose[0], mean), along)
-        along = matvec3_transposed(pose[0], along)
-    v_camera = total[3 : 3 + 12 * OF_LENS] + add(total[3 + 12 * OF_LENS :], v_path)
-    return add(total[:3], along), v_axes, v_camera
+            v_path = pose_at_vjp(camera.path, half, matvec3(pose.rotation, mean), along)
+        along = matvec3_transposed(pose.rotation, along)
+    return add(total[:3], along), v_axes, total[3 : 3 + 12 * OF_LENS], add(total[3 + 12 * OF_LENS :], v_path)
 
 
 @triton.jit
 def _point_vjp(
     point, time, camera, plane, v_u, v_v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr
 ):
-    """Gradient of a sigma point from that of its pixel; then those of the lens and of the path if asked for."""
-    intrinsics, lens, path = camera[2], camera[3], camera[4]
+    """Returns the gradient of a sigma point from that of its pixel; then those of lens and path if asked for."""
+    path = camera.path
     LENS: tl.constexpr = CONSTANTS.LENS
     READOUT: tl.constexpr = CONSTANTS.READOUT
     pose = _pose(camera, time)
     p = to_camera(point, pose)
     if len(path) > 0:
-        v_u, v_v = exposure_time_vjp(
-            p, pose[1], path, lens, intrinsics, plane[0], plane[1], v_u, v_v, LENS, READOUT
-        )  # fmt: skip
-    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, LENS)
+        v_u, v_v = exposure_time_vjp(p, pose.translation, camera, plane, v_u, v_v, LENS, READOUT)
+    v_p = lens_pixel_vjp(p, camera, v_u, v_v, LENS)
     gradients = v_p
     if len(path) > 0:
-        gradients = matvec3_transposed(pose[0], v_p)
+        gradients = matvec3_transposed(pose.rotation, v_p)
     if OF_LENS:
-        gradients = gradients + coefficients_vjp(p, lens, intrinsics, v_u, v_v, LENS)
+        gradients = gradients + coefficients_vjp(p, camera, v_u, v_v, LENS)
     if OF_PATH:
-        gradients = gradients + pose_at_vjp(path, time, matvec3(pose[0], point), v_p)
+        gradients = gradients + pose_at_vjp(path, time, matvec3(pose.rotation, point), v_p)
     return gradients
 
 
 @triton.jit
 def _project(gaussian, camera, opacity, plane, CONSTANTS: tl.constexpr):
     mean2d, p, sharp, visible, _ = _unscented(gaussian, camera, plane, CONSTANTS)
-    seen, radii, shape, rho, shown = shape_of(sharp, blur(sharp, plane[2]), opacity, CONSTANTS)
+    ellipse = visible_ellipse(sharp, blur(sharp, plane.eps2d), opacity, CONSTANTS)
     depth, z = _depths(p, CONSTANTS)
+    radii = ellipse.radii
     if CONSTANTS.LENS.WRAPS:
-        radii = _radii_on_sphere(radii, mean2d[1], depth, gaussian[2], camera[2], CONSTANTS)
-    return visible & seen, depth, z, mean2d, radii, shape, (), rho, shown
+        radii = _radii_on_sphere(radii, mean2d[1], depth, gaussian.scale, camera.intrinsics, CONSTANTS)
+    return Projection(
+        seen=visible & ellipse.seen, depth=depth, z=z, mean2d=mean2d, radii=radii, shape=ellipse.conic, normal=(),
+        compensation=ellipse.compensation, opacity=ellipse.opacity,
+    )  # fmt: skip
 
 
 @triton.jit
 def _vjp(gaussian, camera, opacity, plane, v, OF_LENS: tl.constexpr, OF_PATH: tl.constexpr, CONSTANTS: tl.constexpr):
-    v_mean2d, v_depth, v_conic, _, v_opacity, v_compensation = v
-    _, _, sharp, _, saved = _unscented(gaussian, camera, plane, CONSTANTS)
-    v_cov, v_gaussian_opacity = shape_vjp(
-        sharp, blur(sharp, plane[2]), opacity, v_conic, v_opacity, v_compensation, CONSTANTS
+    v_mean2d, v_depth = v.v_mean2d, v.v_depth
+    _, _, sharp, _, points = _unscented(gaussian, camera, plane, CONSTANTS)
+    v_cov, v_opacity = visible_ellipse_vjp(
+        sharp, blur(sharp, plane.eps2d), opacity, v.v_shape, v.v_opacity, v.v_compensation, CONSTANTS
     )
     zero = tl.zeros_like(sharp[0])
     if v_mean2d is None:
         v_mean2d = (zero, zero)
     if v_depth is None:
         v_depth = sharp[0] * 0.0  # no constant, so that products are fused with sums as if it were given
-    v_mean, v_axes, v_camera = _unscented_vjp(
-        gaussian[0], camera, plane, saved, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, CONSTANTS
+    v_mean, v_axes, v_lens, v_path = _unscented_vjp(
+        gaussian.mean, camera, plane, points, v_mean2d, v_depth, v_cov, OF_LENS, OF_PATH, CONSTANTS
     )
     v_gaussian = v_mean + v_axes
     v_world = ()
     for k in tl.static_range(4):
         v_vector = v_gaussian[3 * k : 3 * k + 3]
-        if len(camera[4]) == 0:
-            v_vector = matvec3_transposed(camera[0], v_vector)
+        if len(camera.path) == 0:
+            v_vector = matvec3_transposed(camera.pose.rotation, v_vector)
         v_world = v_world + v_vector
-    return v_world, v_gaussian_opacity, v_camera, (v_gaussian, saved[0])
+    saved = (v_gaussian, points.axes)
+    return InputGradients(v_gaussian=v_world, v_opacity=v_opacity, v_lens=v_lens, v_path=v_path, saved=saved)
 
 
 @triton.jit
 def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CONSTANTS: tl.constexpr):
-    """The gradients of the mean and of the axes in the frame of the camera, times these in the world frame."""
+    """Returns an entry of the gradients of the mean and the axes in the camera's frame, times both in the world
+    frame."""
     v, axes = saved
     v_w = v[ROW]
     if COLUMN < 3:
-        v_w = v[ROW] * gaussian[0][COLUMN]
+        v_w = v[ROW] * gaussian.mean[COLUMN]
         for k in tl.static_range(3):
             v_w += v[3 + 3 * k + ROW] * axes[3 * k + COLUMN]
     return v_w
@@ -336,8 +354,8 @@ def _pose_gradient(gaussian, saved, ROW: tl.constexpr, COLUMN: tl.constexpr, CON
 
 @triton.jit
 def _finish(gaussians, i, mask, gaussian, sums):
-    """The axes are the columns of the rotation times the scales."""
-    _, r, scale, unit, inverse_norm = gaussian
+    """Returns the gradients of quaternion and scales from those of the axes, columns of the rotation times scales."""
+    r, scale = gaussian.rotation, gaussian.scale
     v_rotation = ()
     for row in tl.static_range(3):
         for k in tl.static_range(3):
@@ -345,7 +363,7 @@ def _finish(gaussians, i, mask, gaussian, sums):
     v_scale = ()
     for k in tl.static_range(3):
         v_scale = v_scale + (dot(r[k::3], sums[3 + 3 * k : 6 + 3 * k]),)
-    return quaternion_vjp(unit, inverse_norm, v_rotation), v_scale, ()
+    return quaternion_vjp(gaussian.unit, gaussian.inverse_norm, v_rotation), v_scale, ()
 
 
 UNSCENTED = Projector(3, 12, load_rotated, _project, _vjp, _pose_gradient, _finish)

@@ -4,6 +4,7 @@ These are polynomials of the angles: sums of c_jk phi^j psi^k with j + k at most
 """
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -20,11 +21,28 @@ RIGHT_ANGLE = tl.constexpr(math.pi / 2)
 N_POLYNOMIAL = tl.constexpr(21)
 
 
+class Refraction(NamedTuple):
+    """What a windshield shows of a point.
+
+    Attributes:
+        direction: Unit direction in which it shows the point; the optical axis if it does not.
+        exists: Whether it shows the point.
+        h_phi, h_psi, v_phi, v_psi: Derivatives of the horizontal and the vertical angle.
+    """
+
+    direction: Any
+    exists: Any
+    h_phi: Any
+    h_psi: Any
+    v_phi: Any
+    v_psi: Any
+
+
 @triton.jit
 def refract(p, polynomials):
-    """Unit direction in which a windshield shows a point in front; whether it does, and the axis if not; derivatives.
+    """Returns the :class:`Refraction` of a point in front, by the 2 × 21 coefficients that ``polynomials`` points to.
 
-    Beyond right angles, and where directions turn back, nothing is seen.
+    Beyond right angles, and where the map from directions to directions folds back, nothing is seen.
     """
     phi = _angle(p[0], p[1], p[2])
     psi = _angle(p[1], p[0], p[2])
@@ -34,21 +52,21 @@ def refract(p, polynomials):
     y = sine(v)
     square = 1.0 - x * x - y * y
     limit = constant(RIGHT_ANGLE, h)
-    clear = (tl.abs(h) < limit) & (tl.abs(v) < limit) & (square > 0.0) & (h_phi * v_psi > h_psi * v_phi)
-    q = tl.where(clear, x, 0.0), tl.where(clear, y, 0.0), tl.sqrt(tl.where(clear, square, 1.0))
-    return q, clear, (h_phi, h_psi, v_phi, v_psi)
+    exists = (tl.abs(h) < limit) & (tl.abs(v) < limit) & (square > 0.0) & (h_phi * v_psi > h_psi * v_phi)
+    direction = tl.where(exists, x, 0.0), tl.where(exists, y, 0.0), tl.sqrt(tl.where(exists, square, 1.0))
+    return Refraction(direction=direction, exists=exists, h_phi=h_phi, h_psi=h_psi, v_phi=v_phi, v_psi=v_psi)
 
 
 @triton.jit
 def _angle(along, aside, z):
-    """Angle of a point from the plane across an axis: asin(along / |p|)."""
-    d, _, k, _, _ = fisheye_direction((along, along * 0.0, tl.sqrt(aside * aside + z * z)))
-    return k * d[0]
+    """Returns asin(along / |p|), the angle of a point from the plane across an axis."""
+    direction = fisheye_direction((along, along * 0.0, tl.sqrt(aside * aside + z * z)))
+    return direction.k * direction.unit[0]
 
 
 @triton.jit
 def _polynomial(coefficients, x, y):
-    """Sum of y^k (c_0k + c_1k x + ... ), and its derivatives with respect to x and y; six coefficients for k = 0."""
+    """Returns the sum of y^k (c_0k + c_1k x + ... ), and its derivatives by x and y; six coefficients for k = 0."""
     value = x * 0.0
     of_x = value
     of_y = value
@@ -66,28 +84,28 @@ def _polynomial(coefficients, x, y):
 
 
 @triton.jit
-def refract_vjp(p, q, clear, of_glass, v):
-    """Gradient of the point from that of the direction in which a windshield shows it."""
-    h_phi, h_psi, v_phi, v_psi = of_glass
+def refract_vjp(p, refraction, v):
+    """Returns the gradient of a point from that of the direction in which a windshield shows it."""
+    q, exists = refraction.direction, refraction.exists
     v_h = tl.sqrt(1.0 - q[0] * q[0]) * (v[0] - v[2] * q[0] / q[2])
     v_v = tl.sqrt(1.0 - q[1] * q[1]) * (v[1] - v[2] * q[1] / q[2])
     aside_x = tl.sqrt(p[1] * p[1] + p[2] * p[2])
     aside_y = tl.sqrt(p[0] * p[0] + p[2] * p[2])
     inverse = 1.0 / (p[0] * p[0] + aside_x * aside_x)
-    of_phi = inverse * (v_h * h_phi + v_v * v_phi)
-    of_psi = inverse * (v_h * h_psi + v_v * v_psi)
+    of_phi = inverse * (v_h * refraction.h_phi + v_v * refraction.v_phi)
+    of_psi = inverse * (v_h * refraction.h_psi + v_v * refraction.v_psi)
     along_x = of_phi * p[0] / aside_x
     along_y = of_psi * p[1] / aside_y
     return (
-        tl.where(clear, of_phi * aside_x - along_y * p[0], 0.0),
-        tl.where(clear, of_psi * aside_y - along_x * p[1], 0.0),
-        tl.where(clear, -(along_x + along_y) * p[2], 0.0),
+        tl.where(exists, of_phi * aside_x - along_y * p[0], 0.0),
+        tl.where(exists, of_psi * aside_y - along_x * p[1], 0.0),
+        tl.where(exists, -(along_x + along_y) * p[2], 0.0),
     )
 
 
 @triton.jit
 def sine(x):
-    """The sine of an angle, clamped to SINE_MAX."""
+    """Returns the sine of an angle, clamped to [-SINE_MAX, SINE_MAX]."""
     x = tl.minimum(tl.maximum(x, -SINE_MAX), SINE_MAX)
     square = x * x
     total = constant(SINE[0], x)

@@ -31,9 +31,10 @@ PI = tl.constexpr(math.pi)
 @triton.jit
 def atan2(sine, cosine):
     """Returns the angle of (cosine, sine), a vector of any length, in (-pi, pi]."""
-    d, _, k, _, _ = fisheye_direction((sine, sine * 0.0, cosine))
+    direction = fisheye_direction((sine, sine * 0.0, cosine))
+    unit_sine = direction.unit[0]
     # Behind, k is infinite at 0.
-    return tl.where((cosine < 0.0) & (tl.abs(d[0]) < 1e-15), PI, k * d[0])
+    return tl.where((cosine < 0.0) & (tl.abs(unit_sine) < 1e-15), PI, direction.k * unit_sine)
 
 
 @triton.jit

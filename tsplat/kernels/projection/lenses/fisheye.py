@@ -15,6 +15,7 @@ point, as theta = pi - theta'. So no angle loses precision, and there is no bran
 """
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -29,9 +30,28 @@ N_LOWER = tl.constexpr(len(FISHEYE_SERIES) - 1)
 PI = tl.constexpr(math.pi)
 
 
+class FisheyeDirection(NamedTuple):
+    """The direction of a point: d = p / |p|, 1 / |p|, and the quotients K, M and N of the equations above."""
+
+    unit: Any
+    inverse_norm: Any
+    k: Any
+    m: Any
+    n: Any
+
+
+class RadialDistortion(NamedTuple):
+    """(x, y) theta / r, the gain by which a lens scales it, and half the derivative of the gain over theta."""
+
+    x: Any
+    y: Any
+    gain: Any
+    slope: Any
+
+
 @triton.jit
 def fisheye_direction(p):
-    """Returns d = p / |p|, 1 / |p|, and K, M, N; see the equations above."""
+    """Returns the :class:`FisheyeDirection` of a point."""
     inverse_norm = 1.0 / tl.sqrt(dot(p, p))
     d = times(p, inverse_norm)
     square = d[0] * d[0] + d[1] * d[1]
@@ -51,7 +71,7 @@ def fisheye_direction(p):
     k = tl.where(behind, pi_over_sine - k, k)
     m = tl.where(behind, -pi_over_sine * inverse_square - m, m)
     n = tl.where(behind, 3.0 * pi_over_sine * inverse_square * inverse_square - n, n)
-    return d, inverse_norm, k, m, n
+    return FisheyeDirection(unit=d, inverse_norm=inverse_norm, k=k, m=m, n=n)
 
 
 @triton.jit
@@ -61,17 +81,18 @@ def _scaled_jacobian(d, m):
 
 
 @triton.jit
-def _scaled_jacobian_vjp(d, inverse_norm, m, n, v_u, v_0, v_1):
+def _scaled_jacobian_vjp(direction, v_u, v_0, v_1):
     """Returns the gradient of p from those of the pixel and of |p| J, all times the focal lengths.
 
     ``across`` is d'^T V d' for the gradient V of the first two columns, minus the gradient of M.
     """
+    d, inverse_norm, m = direction.unit, direction.inverse_norm, direction.m
     j00, j01, j11 = _scaled_jacobian(d, m)
     trace = 2.0 * (v_0[0] + v_1[1])
     mixed = v_0[1] + v_1[0]
     column = v_0[2] * d[0] + v_1[2] * d[1]
     across = v_0[0] * d[1] * d[1] - mixed * d[0] * d[1] + v_1[1] * d[0] * d[0]
-    along = 2.0 * column - trace * d[2] - across * n
+    along = 2.0 * column - trace * d[2] - across * direction.n
     return (
         inverse_norm * (v_u[0] * j00 + v_u[1] * j01 + along * d[0] - m * (2.0 * v_1[1] * d[0] - mixed * d[1]) - v_0[2]),
         inverse_norm * (v_u[0] * j01 + v_u[1] * j11 + along * d[1] - m * (2.0 * v_0[0] * d[1] - mixed * d[0]) - v_1[2]),
@@ -88,23 +109,23 @@ def _scaled_jacobian_vjp(d, inverse_norm, m, n, v_u, v_0, v_1):
 @triton.jit
 def _project_with_jacobian(p, intrinsics, width, height, FOV_MARGIN: tl.constexpr):
     fx, fy, cx, cy = intrinsics
-    d, inverse_norm, k, m, n = fisheye_direction(p)
-    j00, j01, j11 = _scaled_jacobian(d, m)
-    sx = fx * inverse_norm
-    sy = fy * inverse_norm
+    direction = fisheye_direction(p)
+    d, k = direction.unit, direction.k
+    j00, j01, j11 = _scaled_jacobian(d, direction.m)
+    sx = fx * direction.inverse_norm
+    sy = fy * direction.inverse_norm
     pixel = (fx * (k * d[0]) + cx, fy * (k * d[1]) + cy)
-    return pixel, (sx * j00, sx * j01, -sx * d[0]), (sy * j01, sy * j11, -sy * d[1]), (d, inverse_norm, m, n)
+    return pixel, (sx * j00, sx * j01, -sx * d[0]), (sy * j01, sy * j11, -sy * d[1]), direction
 
 
 @triton.jit
 def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
-    fx, fy = intrinsics[0], intrinsics[1]
-    d, inverse_norm, m, n = saved
-    sx = fx * inverse_norm
-    sy = fy * inverse_norm
+    fx, fy = intrinsics.fx, intrinsics.fy
+    sx = fx * saved.inverse_norm
+    sy = fy * saved.inverse_norm
     v_0 = (sx * v_row0[0], sx * v_row0[1], sx * v_row0[2])
     v_1 = (sy * v_row1[0], sy * v_row1[1], sy * v_row1[2])
-    return _scaled_jacobian_vjp(d, inverse_norm, m, n, (fx * v_pixel[0], fy * v_pixel[1]), v_0, v_1)
+    return _scaled_jacobian_vjp(saved, (fx * v_pixel[0], fy * v_pixel[1]), v_0, v_1)
 
 
 @triton.jit
@@ -120,45 +141,49 @@ def _add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr):
 
 @triton.jit
 def _project(p, k):
-    d, inverse_norm, theta_over_sine, m, _ = fisheye_direction(p)
-    q0 = theta_over_sine * d[0]
-    q1 = theta_over_sine * d[1]
+    direction = fisheye_direction(p)
+    q0 = direction.k * direction.unit[0]
+    q1 = direction.k * direction.unit[1]
     if len(k) == 0:
-        return q0, q1, p[2] > 0.0, (d, inverse_norm, m)
+        return q0, q1, p[2] > 0.0, (direction, ())
     else:
         k1, k2, k3, k4, theta_max = k[:5]
         square = q0 * q0 + q1 * q1  # theta^2
         gain = 1.0 + square * (k1 + square * (k2 + square * (k3 + square * k4)))
         slope = k1 + square * (2.0 * k2 + square * (3.0 * k3 + square * 4.0 * k4))
         seen = (p[2] > 0.0) & (square <= theta_max * theta_max)
-        return gain * q0, gain * q1, seen, (d, inverse_norm, m, q0, q1, gain, slope)
+        distortion = RadialDistortion(x=q0, y=q1, gain=gain, slope=slope)
+        return gain * q0, gain * q1, seen, (direction, distortion)
 
 
 @triton.jit
 def radial_project_vjp(p, k, saved, v_x, v_y):
     """Returns the gradient of a point for any lens that shows it at a gain times (x, y) theta / r.
 
-    The derivative of the gain is 2 slope theta.
+    ``saved`` are the :class:`FisheyeDirection` of the point, and its :class:`RadialDistortion` or ().
     """
-    d = saved[0]
-    if len(k) > 0:
-        q0, q1, gain, slope = saved[3], saved[4], saved[5], saved[6]
+    direction, distortion = saved
+    d, inverse_norm = direction.unit, direction.inverse_norm
+    if len(distortion) > 0:
+        q0, q1, gain, slope = distortion.x, distortion.y, distortion.gain, distortion.slope
         along = 2.0 * slope * (q0 * v_x + q1 * v_y)
         v_x = gain * v_x + along * q0
         v_y = gain * v_y + along * q1
-    j00, j01, j11 = _scaled_jacobian(d, saved[2])
+    j00, j01, j11 = _scaled_jacobian(d, direction.m)
     return (
-        saved[1] * (v_x * j00 + v_y * j01),
-        saved[1] * (v_x * j01 + v_y * j11),
-        -saved[1] * (v_x * d[0] + v_y * d[1]),
+        inverse_norm * (v_x * j00 + v_y * j01),
+        inverse_norm * (v_x * j01 + v_y * j11),
+        -inverse_norm * (v_x * d[0] + v_y * d[1]),
     )
 
 
 @triton.jit
 def _coefficients_vjp(k, saved, v_x, v_y):
     zero = v_x * 0.0
-    square = saved[3] * saved[3] + saved[4] * saved[4]
-    v_k1 = square * (v_x * saved[3] + v_y * saved[4])
+    _, distortion = saved
+    x, y = distortion.x, distortion.y
+    square = x * x + y * y  # theta^2
+    v_k1 = square * (v_x * x + v_y * y)
     v_k2 = square * v_k1
     v_k3 = square * v_k2
     return v_k1, v_k2, v_k3, square * v_k3, zero, zero, zero, zero, zero, zero, zero, zero

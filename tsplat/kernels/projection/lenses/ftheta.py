@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ....config import BACK_SLOPE_SQUARED, FTHETA_STEPS
-from .fisheye import fisheye_direction, radial_project_vjp
+from .fisheye import RadialDistortion, fisheye_direction, radial_project_vjp
 from .interface import Lens
 
 INVERSION_STEPS = tl.constexpr(FTHETA_STEPS)
@@ -51,14 +51,15 @@ def _polynomial(t, k):
 def _project(p, k):
     theta_max = k[5]
     c, d, e = k[7:10]
-    direction, inverse_norm, theta_over_sine, m, _ = fisheye_direction(p)
-    q0 = theta_over_sine * direction[0]
-    q1 = theta_over_sine * direction[1]
+    direction = fisheye_direction(p)
+    q0 = direction.k * direction.unit[0]
+    q1 = direction.k * direction.unit[1]
     theta = tl.sqrt(q0 * q0 + q1 * q1)
     gain, slope = _gain(theta, k)
     x = gain * q0
     y = gain * q1
-    return c * x + d * y, e * x + y, theta <= theta_max, (direction, inverse_norm, m, q0, q1, gain, slope)
+    distortion = RadialDistortion(x=q0, y=q1, gain=gain, slope=slope)
+    return c * x + d * y, e * x + y, theta <= theta_max, (direction, distortion)
 
 
 @triton.jit

@@ -10,8 +10,8 @@ from ...contract import Contract
 class Lens(Contract):
     """A camera model, by device functions that are differentiated by hand.
 
-    A point p is in the frame of the camera, ``intrinsics`` are (fx, fy, cx, cy), and k are the values of the lens, see
-    ``kernels_torch/lenses/``, or (). Tuples are laid out as in ``device_math.py``.
+    A point p is in the frame of the camera, ``intrinsics`` are :class:`Intrinsics`, and k are the values of the lens,
+    see ``kernels_torch/lenses/``, or (). Tuples are laid out as in ``device_math.py``.
 
     EWA splatting needs the pixel and the Jacobian, without coefficients. A row of the Jacobian is a tuple of the
     entries that are not always zero; AXIS is 0 for the row of u and 1 for that of v. The first four fields are

@@ -15,8 +15,7 @@ def _project_with_jacobian(p, intrinsics, width, height, FOV_MARGIN: tl.constexp
 
 @triton.jit
 def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
-    fx, fy = intrinsics[0], intrinsics[1]
-    return fx * v_pixel[0], fy * v_pixel[1], p[2] * 0.0
+    return intrinsics.fx * v_pixel[0], intrinsics.fy * v_pixel[1], p[2] * 0.0
 
 
 @triton.jit

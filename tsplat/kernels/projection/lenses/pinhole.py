@@ -3,6 +3,8 @@
 In the Jacobian, x/z and y/z are clamped to the image plus a margin.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -11,6 +13,15 @@ from ...device_math import constant
 from .interface import Lens
 
 GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
+
+
+class OpenCVDistortion(NamedTuple):
+    """a^2 + b^2 for a = x / z and b = y / z, the radial factor, and half the derivative of the factor over the
+    radius."""
+
+    square: Any
+    gain: Any
+    slope: Any
 
 
 @triton.jit
@@ -49,9 +60,10 @@ def _project_with_jacobian(p, intrinsics, width, height, FOV_MARGIN: tl.constexp
 
 @triton.jit
 def _project_with_jacobian_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1):
-    fx, fy = intrinsics[0], intrinsics[1]
-    v_x, v_zx = _row_vjp(p[0], p[2], fx, row0[0], row0[1], saved[0], v_row0[0], v_row0[2])
-    v_y, v_zy = _row_vjp(p[1], p[2], fy, row1[0], row1[1], saved[1], v_row1[1], v_row1[2])
+    fx, fy = intrinsics.fx, intrinsics.fy
+    inside_x, inside_y = saved
+    v_x, v_zx = _row_vjp(p[0], p[2], fx, row0[0], row0[1], inside_x, v_row0[0], v_row0[2])
+    v_y, v_zy = _row_vjp(p[1], p[2], fy, row1[0], row1[1], inside_y, v_row1[1], v_row1[2])
     return (
         v_x + fx * v_pixel[0] / p[2],
         v_y + fy * v_pixel[1] / p[2],
@@ -88,7 +100,7 @@ def _project(p, k):
     a = p[0] / p[2]
     b = p[1] / p[2]
     if len(k) == 0:
-        return a, b, p[2] > 0.0, (a, b)
+        return a, b, p[2] > 0.0, (a, b, ())
     else:
         k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = k[:12]
         square = a * a + b * b
@@ -101,15 +113,16 @@ def _project(p, k):
         mixed = 2.0 * a * b
         x = gain * a + p1 * mixed + p2 * (square + 2.0 * a * a) + square * (s1 + square * s2)
         y = gain * b + p1 * (square + 2.0 * b * b) + p2 * mixed + square * (s3 + square * s4)
-        return x, y, (p[2] > 0.0) & (gain > constant(GAIN_MIN, gain)), (a, b, square, gain, slope)
+        seen = (p[2] > 0.0) & (gain > constant(GAIN_MIN, gain))
+        distortion = OpenCVDistortion(square=square, gain=gain, slope=slope)
+        return x, y, seen, (a, b, distortion)
 
 
 @triton.jit
 def _project_vjp(p, k, saved, v_x, v_y):
-    a = saved[0]
-    b = saved[1]
-    if len(k) > 0:
-        square, gain, slope = saved[2], saved[3], saved[4]
+    a, b, distortion = saved
+    if len(distortion) > 0:
+        square, gain, slope = distortion.square, distortion.gain, distortion.slope
         p1, p2, s1, s2, s3, s4 = k[6:12]
         prism_x = 2.0 * (s1 + 2.0 * s2 * square)
         prism_y = 2.0 * (s3 + 2.0 * s4 * square)
@@ -128,7 +141,8 @@ def _project_vjp(p, k, saved, v_x, v_y):
 
 @triton.jit
 def _coefficients_vjp(k, saved, v_x, v_y):
-    a, b, square, gain = saved[0], saved[1], saved[2], saved[3]
+    a, b, distortion = saved
+    square, gain = distortion.square, distortion.gain
     v_k1 = square * (v_x * a + v_y * b) * _inverse_denominator(k, square)
     v_k2 = square * v_k1
     v_k3 = square * v_k2
