@@ -74,8 +74,9 @@ def _beams_kernel(
     PARTS: tl.constexpr = ACROSS * (TILE // HEIGHT)
     tile = tl.program_id(0)
     dtype = beams.dtype.element_ty
-    _image, ray, inside, _pixel, part_pixel = part_pixels(tile, 0, part_grid, rays, WHOLE, TILE, dtype)
-    valid = has_ray(ray, inside)
+    pixels = part_pixels(tile, 0, part_grid, rays, WHOLE, TILE, dtype)
+    ray, part_pixel = pixels.position, pixels.part_index
+    valid = has_ray(ray, pixels.inside)
     one = tl.full([TILE, TILE], 1.0, dtype)
     column = (part_pixel % TILE).to(dtype)
     line = part_pixel // TILE

@@ -46,18 +46,19 @@ def _transmittance_kernel(
     STEP: tl.constexpr,
     WALK: tl.constexpr,
 ):
-    """The product of 1 - alpha over each chunk but the last of a list, also where pixels have stopped before."""
+    """Computes the product of 1 - alpha over each chunk but the last of a list, also where pixels have stopped."""
     PART: tl.constexpr = WALK.PART  # Triton 3.6 cannot pass a field that is a bundle
     dtype = records.dtype.element_ty
     FOOTPRINT: tl.constexpr = WALK.FOOTPRINT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     UNROLL: tl.constexpr = WALK.UNROLL
     program = tl.program_id(0)
-    index, start, begin, end, _, end_chunk, _ = load_range(program, ranges, PART.CHUNK)
-    _, center, inside, _, part_pixel = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
-    if program + 1 < end_chunk:
-        transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
-        ids += start
+    entry_range = load_range(program, ranges, PART.CHUNK)
+    begin, end = entry_range.begin, entry_range.end
+    pixels = part_pixels(entry_range.list_index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
+    if program + 1 < entry_range.end_chunk:
+        transmittance = tl.where(pixels.inside, 1.0, 0.0).to(dtype)
+        ids += entry_range.start
         record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
         next_row = tl.load(ids + begin + 1)
         if WALK.APPROX:
@@ -73,14 +74,14 @@ def _transmittance_kernel(
                     ahead += 1
                 else:
                     next_row = tl.load(ids + entry + 2)
-                alpha = alpha_at(record, center, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)[0]
+                alpha = alpha_at(record, pixels.position, FOOTPRINT, WALK.LOG2_ALPHA_MIN, WALK.APPROX, WALK.AMD)[0]
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop
             # Where it is lower, pixels have stopped before the next chunk.
             highest = tl.max(transmittance)
             alive = highest > constant(WALK.TRANSMITTANCE_MIN, highest)
-        tl.store(products + program.to(tl.int64) * (PART.WIDTH * PART.HEIGHT) + part_pixel, transmittance)
+        tl.store(products + program.to(tl.int64) * (PART.WIDTH * PART.HEIGHT) + pixels.part_index, transmittance)
 
 
 @kernel
@@ -105,7 +106,8 @@ def _combine_kernel(
     program = tl.program_id(0) // passes
     channel = tl.program_id(0) % passes * CHANNELS
     index = tl.load(ranges.chunk_lists + program)
-    image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
+    pixels = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
+    inside, pixel, part_pixel = pixels.inside, pixels.index, pixels.part_index
     first_chunk = tl.load(ranges.chunk_starts + index)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == first_chunk) & (program < end_chunk):
@@ -161,7 +163,9 @@ def _combine_kernel(
             value = color[k]
             if backgrounds is not None:
                 has_background = channel + k < n_colors
-                background = tl.load(backgrounds + image * n_colors + channel + k, mask=has_background, other=0.0)
+                background = tl.load(
+                    backgrounds + pixels.image * n_colors + channel + k, mask=has_background, other=0.0
+                )
                 value = tl.fma(transmittance, background, value)
             tl.store(images.colors + pixel * n_features + channel + k, value, mask=inside)
         is_first = channel == 0
@@ -186,15 +190,15 @@ def _combine_rays_kernel(
     program = tl.program_id(0)
     index = tl.load(ranges.chunk_lists + program)
     dtype = chunk_v_rays.dtype.element_ty
-    image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
+    pixels = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
     end_chunk = tl.load(ranges.chunk_starts + index + 1)
     if (program == tl.load(ranges.chunk_starts + index)) & (program < end_chunk):
         plane = part_grid.width.to(tl.int64) * part_grid.height
         for k in tl.static_range(6):
             total = tl.zeros([HEIGHT, WIDTH], dtype)
             for chunk in range(program, end_chunk):
-                total += tl.load(chunk_v_rays + (chunk.to(tl.int64) * 6 + k) * PIXELS + part_pixel)
-            tl.store(v_rays + pixel + (image * 5 + k) * plane, total, mask=inside)
+                total += tl.load(chunk_v_rays + (chunk.to(tl.int64) * 6 + k) * PIXELS + pixels.part_index)
+            tl.store(v_rays + pixels.index + (pixels.image * 5 + k) * plane, total, mask=pixels.inside)
 
 
 def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | None:

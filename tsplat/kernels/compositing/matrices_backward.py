@@ -115,14 +115,14 @@ def _features_bwd_kernel(
     pixel_in_part = tl.arange(0, PIXELS)[:, None]
     program = tl.program_id(0)
     for part in range(PARTS_PER_PROGRAM):
-        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
-            program, ranges, PART.CHUNK, part * part_grid.n_tiles
-        )
-        image, center, inside, pixel, part_pixel = part_pixels(
+        entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.n_tiles)
+        index, begin, end_chunk = entry_range.list_index, entry_range.begin, entry_range.end_chunk
+        pixels = part_pixels(
             index, 0, part_grid, rays, PART, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + pixel_in_part * CHANNELS + channels
+        image, inside, pixel = pixels.image, pixels.inside, pixels.index
         transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
         behind = tl.zeros_like(transmittance)
         if v_render_alphas is not None:
@@ -134,9 +134,10 @@ def _features_bwd_kernel(
                 v = tl.load(v_part + block * PIXELS * CHANNELS)
                 behind += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
         if ranges.chunk_lists is not None:
-            if is_chunk:
+            if entry_range.is_chunk:
                 behind *= transmittance
-                transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
+                chunk_pixels = program.to(tl.int64) * PIXELS + pixels.part_index
+                transmittance = tl.abs(tl.load(chunks.transmittances + chunk_pixels))
                 for block in range(blocks):
                     channel = block * CHANNELS + channels
                     v = tl.load(v_part + block * PIXELS * CHANNELS)
@@ -148,10 +149,10 @@ def _features_bwd_kernel(
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
                 behind *= inverse_transmittance(transmittance, PRODUCTS.APPROX)
         last = tl.load(final.last_ids + pixel, mask=inside, other=0)
-        end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
+        end = tl.maximum(tl.minimum(tl.max(last), entry_range.end), begin)
         if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
-        list_entries = entries + start
+        list_entries = entries + entry_range.start
         for done in range(0, end - begin, GROUP):
             # Back to front; before the start, repeats the first row with weight 0.
             entry = end - 1 - done - column
@@ -167,7 +168,7 @@ def _features_bwd_kernel(
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
             record = _load_group(records, rows, in_range, PRODUCTS.RECORD_WIDTH, VALUES)
-            local = FOOTPRINT.locate(record, _of_group(center))
+            local = FOOTPRINT.locate(record, _of_group(pixels.position))
             e = FOOTPRINT.log2_alpha(record, local)
             kept = (e >= constant(PRODUCTS.LOG2_ALPHA_MIN, e)) & (entry[:, None, None] < last[None])
             alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], PRODUCTS.APPROX), 0.0)
@@ -202,10 +203,7 @@ def _features_bwd_kernel(
                 in_slot = in_range[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, PARTS_PER_PROGRAM)
         if rays.v_per_pixel is not None:
-            store_ray_gradients(
-                rays, chunks, v_pixels, program, image, pixel, part_pixel, inside, is_chunk,
-                first_chunk == end_chunk, part_grid, PIXELS,
-            )  # fmt: skip
+            store_ray_gradients(rays, chunks, v_pixels, program, entry_range, pixels, part_grid, PIXELS)
 
 
 def features_bwd(

@@ -56,12 +56,11 @@ def _features_fwd_kernel(
     entry_range, pixels, shown, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, PART, PRODUCTS.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
-    _, start, begin, end, _, _, _ = entry_range
-    center = pixels[1]
+    begin, end, center = entry_range.begin, entry_range.end, pixels.position
     color = (tl.zeros([PIXELS, CHANNELS], dtype),) * BLOCKS
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     first_channel = own_pass * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
-    ids += start
+    ids += entry_range.start
     alive = shown  # Triton 3.7 cannot compile the loop for a GPU if this comes first.
     done = begin
     while (done < end) & alive:
@@ -89,33 +88,36 @@ def _features_fwd_kernel(
         alive = tl.max(transmittance) > 0.0
     # Recomputed: addresses kept during the walk would occupy registers.
     program += tl.minimum(done, 0)
-    index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(program, ranges, PART.CHUNK)
-    image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, 0, part_grid, PART, HEIGHT)
+    entry_range = load_range(program, ranges, PART.CHUNK)
+    pixels = part_coordinates(entry_range.list_index, 0, part_grid, PART, HEIGHT)
     n_features = n_colors + (depths is not None)
-    pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
+    pixel_in_images = tl.reshape(pixels.index, [PIXELS, 1])
     first_stored = own_pass == 0
     if ranges.chunk_lists is not None:
-        if is_chunk:
+        if entry_range.is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(chunks, chunk, part_pixel, transmittance, last, first_stored, PIXELS)
+            store_chunk(chunks, chunk, pixels.part_index, transmittance, last, first_stored, PIXELS)
             for block in tl.static_range(BLOCKS):
                 channel = first_channel + block * CHANNELS
                 address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
                 tl.store(chunks.colors + address, color[block], mask=channel < n_features)
-    is_whole = first_chunk == end_chunk
-    inside = inside & is_whole
+    is_whole = entry_range.first_chunk == entry_range.end_chunk
+    inside = pixels.inside & is_whole
     transmittance = tl.abs(transmittance)
     for block in tl.static_range(BLOCKS):
         channel = first_channel + block * CHANNELS
         value = color[block]
         if backgrounds is not None:
-            background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
+            background = tl.load(backgrounds + pixels.image * n_colors + channel, mask=channel < n_colors, other=0.0)
             value = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, value)
         stored = tl.reshape(inside, [PIXELS, 1]) & (channel < n_features)
         tl.store(images.colors + pixel_in_images * n_features + channel, value, mask=stored)
     inside = inside & first_stored
     is_whole = is_whole & first_stored
-    store_list(images, ranges.walk_ends, pixel, index, start, transmittance, last, inside, is_whole)
+    store_list(
+        images, ranges.walk_ends, pixels.index, entry_range.list_index, entry_range.start, transmittance, last, inside,
+        is_whole,
+    )  # fmt: skip
 
 
 def features_fwd(

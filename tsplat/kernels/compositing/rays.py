@@ -8,7 +8,7 @@ from ..device_math import load_tuple, store_tuple
 
 @triton.jit
 def load_rays(rays, image, pixel, inside, part_grid):
-    """Origins and directions of pixels; zero outside of the image."""
+    """Loads origins and directions of the rays of pixels; zero outside of the image."""
     plane = part_grid.width.to(tl.int64) * part_grid.height
     if rays.origins is None:
         return load_tuple(rays.per_pixel + pixel + image * (5 * plane), plane, 6, inside)
@@ -19,7 +19,7 @@ def load_rays(rays, image, pixel, inside, part_grid):
 
 @triton.jit
 def has_ray(ray, inside):
-    """Whether pixels are inside the image and have a ray, if they need one: their center may be passed instead."""
+    """Returns whether pixels are inside the image and have a ray, if they need one: ``ray`` may be their center."""
     if len(ray) == 6:
         return inside & (tl.abs(ray[3]) + tl.abs(ray[4]) + tl.abs(ray[5]) > 0.0)
     else:
@@ -28,7 +28,7 @@ def has_ray(ray, inside):
 
 @triton.jit
 def no_gradients(like):
-    """Zero gradients of rays, to add to."""
+    """Returns zero gradients of rays, to add to."""
     return (tl.zeros_like(like),) * 6
 
 
@@ -46,12 +46,11 @@ def add_pixel_gradients(total, record, g, local, FOOTPRINT: tl.constexpr, GROUPE
 
 
 @triton.jit
-def store_ray_gradients(
-    rays, chunks, v, program, image, pixel, part_pixel, inside, is_chunk, is_whole, part_grid, PIXELS: tl.constexpr
-):  # fmt: skip
+def store_ray_gradients(rays, chunks, v, program, entry_range, pixels, part_grid, PIXELS: tl.constexpr):
     """Stores the gradients of a part's rays: of a chunk by the index of the pixel in the part, else in the images."""
     plane = part_grid.width.to(tl.int64) * part_grid.height
     if chunks.v_rays is not None:
-        if is_chunk:
-            store_tuple(chunks.v_rays + program.to(tl.int64) * (6 * PIXELS) + part_pixel, PIXELS, v)
-    store_tuple(rays.v_per_pixel + pixel + image * (5 * plane), plane, v, inside & is_whole)
+        if entry_range.is_chunk:
+            store_tuple(chunks.v_rays + program.to(tl.int64) * (6 * PIXELS) + pixels.part_index, PIXELS, v)
+    is_whole = entry_range.first_chunk == entry_range.end_chunk
+    store_tuple(rays.v_per_pixel + pixels.index + pixels.image * (5 * plane), plane, v, pixels.inside & is_whole)

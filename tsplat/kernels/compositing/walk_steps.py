@@ -5,7 +5,7 @@ and are compiled without contraction, so that both passes compute the same bits 
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -126,6 +126,43 @@ class Part(NamedTuple):
     CHUNK: int
 
 
+class EntryRange(NamedTuple):
+    """The entries that a program composites: a chunk of a long list, or a list that is not cut.
+
+    Attributes:
+        list_index: Index of the list.
+        start: Its first entry, int64; ``begin`` and ``end`` of the range are counted from there.
+        first_chunk, end_chunk: The list's first chunk and the one after its last; equal if it is not cut.
+        is_chunk: Whether the program has a chunk. Programs beyond the last one have no entries and store nothing.
+    """
+
+    list_index: Any
+    start: Any
+    begin: Any
+    end: Any
+    first_chunk: Any
+    end_chunk: Any
+    is_chunk: Any
+
+
+class BlockPixels(NamedTuple):
+    """The pixels of a block, BLOCK_HEIGHT pixel rows of a part.
+
+    Attributes:
+        image: The tile's image, int64.
+        position: x [1, WIDTH] and y [BLOCK_HEIGHT, 1] in the image; of ``part_pixels`` the centers, or the rays.
+        inside: Whether they are inside the image, [BLOCK_HEIGHT, WIDTH], as the next two.
+        index: Flat index in the images, int64.
+        part_index: Index in the part.
+    """
+
+    image: Any
+    position: Any
+    inside: Any
+    index: Any
+    part_index: Any
+
+
 class Walk(NamedTuple):
     """Constants of kernels that walk lists one Gaussian after the other.
 
@@ -155,7 +192,7 @@ class Walk(NamedTuple):
 
 @triton.jit
 def _nth_list(n, launch_order):
-    """The n-th list in the launch order [lists] int64; list n without one."""
+    """Returns the n-th list in the launch order [lists] int64; list n without one."""
     if launch_order is not None:
         return tl.load(launch_order + n).to(tl.int32)
     else:
@@ -164,16 +201,11 @@ def _nth_list(n, launch_order):
 
 @triton.jit
 def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
-    """The entries that a program composites: a chunk of a long list, or a list that is not cut.
+    """Returns the :class:`EntryRange` of a program; ``n_chunks`` of ``ranges`` may be more than there are.
 
     Args:
         ranges: See :class:`Ranges`.
         skipped: Added to the index of the list, where a program composites several parts; 0 if lists are cut.
-
-    Returns:
-        The index of the list; its first entry; begin and end of the range, counted from there; the list's first chunk
-        and the one after its last, equal if it is not cut; whether the program has a chunk. Programs beyond the last
-        chunk have no entries and store nothing: ``n_chunks`` may be a bound.
     """
     if ranges.chunk_lists is None:
         index = _nth_list(program, ranges.launch_order) + skipped
@@ -187,7 +219,9 @@ def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
     count = tl.load(ranges.offsets + index + 1) - start
     start = start.to(tl.int64)
     if ranges.chunk_lists is None:
-        return index, start, 0, count, 0, 0, False
+        return EntryRange(
+            list_index=index, start=start, begin=0, end=count, first_chunk=0, end_chunk=0, is_chunk=False
+        )  # fmt: skip
     else:
         first_chunk = tl.load(ranges.chunk_starts + index)
         end_chunk = tl.load(ranges.chunk_starts + index + 1)
@@ -198,7 +232,10 @@ def load_range(program, ranges, CHUNK: tl.constexpr, skipped=0):
         begin = tl.where(is_chunk, (program - first_chunk) * CHUNK, 0)
         # A list that is cut is left to the programs of its chunks.
         end = tl.where(is_chunk, tl.minimum(begin + CHUNK, count), tl.where(first_chunk < end_chunk, 0, count))
-        return index, start, begin, end, first_chunk, end_chunk, is_chunk & (is_beyond == 0)
+        return EntryRange(
+            list_index=index, start=start, begin=begin, end=end, first_chunk=first_chunk, end_chunk=end_chunk,
+            is_chunk=is_chunk & (is_beyond == 0),
+        )  # fmt: skip
 
 
 @triton.jit
@@ -206,17 +243,13 @@ def part_coordinates(
     index, block: tl.constexpr, part_grid, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr,
     BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """Where a block is, BLOCK_HEIGHT pixel rows of the part whose list has the given index.
+    """Returns the :class:`BlockPixels` of a block of the part whose list has the given index.
 
     If BY_COLUMN, the index in the part has a hint that lets a lane hold pixels of a column, which share more of the
     work of a Gaussian than those of a pixel row.
 
     Args:
         part_grid: See :class:`PartGrid`.
-
-    Returns:
-        The tile's image; pixels x [1, WIDTH] and y [BLOCK_HEIGHT, 1] in it; whether they are inside the image, their
-        flat index in the images, and their index in the part, [BLOCK_HEIGHT, WIDTH].
     """
     TILE: tl.constexpr = PART.TILE
     WIDTH: tl.constexpr = PART.WIDTH
@@ -235,7 +268,7 @@ def part_coordinates(
     part_pixel = part_y * WIDTH + part_x
     if BY_COLUMN:
         part_pixel = tl.max_contiguous(part_pixel, [1, 1])
-    return image, x, y, inside, pixel, part_pixel
+    return BlockPixels(image=image, position=(x, y), inside=inside, index=pixel, part_index=part_pixel)
 
 
 @triton.jit
@@ -243,12 +276,16 @@ def part_pixels(
     index, block: tl.constexpr, part_grid, rays, PART: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
     BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """What ``part_coordinates`` returns, with what footprints call a pixel, its center or its ray, for x and y."""
-    image, x, y, inside, pixel, part_pixel = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT, BY_COLUMN)
+    """Returns what ``part_coordinates`` does, with the centers or rays of pixels for positions."""
+    pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT, BY_COLUMN)
     if rays.per_pixel is None:
-        return image, (x.to(dtype) + 0.5, y.to(dtype) + 0.5), inside, pixel, part_pixel
+        x, y = pixels.position
+        position = (x.to(dtype) + 0.5, y.to(dtype) + 0.5)
     else:
-        return image, load_rays(rays, image, pixel, inside, part_grid), inside, pixel, part_pixel
+        position = load_rays(rays, pixels.image, pixels.index, pixels.inside, part_grid)
+    return BlockPixels(
+        image=pixels.image, position=position, inside=pixels.inside, index=pixels.index, part_index=pixels.part_index
+    )  # fmt: skip
 
 
 @triton.jit
@@ -256,7 +293,7 @@ def begin_forward(
     program, ranges, masks, products, part_grid, rays, PART: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
-    """What a forward walk starts from.
+    """Finds the entries and pixels of a program, and the state of its pixels in front of its entries.
 
     Args:
         masks: [I, tiles_per_image] bool or None.
@@ -267,17 +304,16 @@ def begin_forward(
         program's entries, negative where pixels are outside, have no ray or have stopped before.
     """
     entry_range = load_range(program, ranges, PART.CHUNK)
-    index, _, _, _, first_chunk, _, is_chunk = entry_range
+    index = entry_range.list_index
     pixels = part_pixels(index, 0, part_grid, rays, PART, PART.HEIGHT, dtype)
-    _, center, inside, _, part_pixel = pixels
     shown = True
     if masks is not None:
         shown = tl.load(masks + (part_grid.first_tile + index % part_grid.n_tiles)) != 0
-    transmittance = tl.where(has_ray(center, inside), 1.0, -1.0).to(dtype)
+    transmittance = tl.where(has_ray(pixels.position, pixels.inside), 1.0, -1.0).to(dtype)
     if products is not None:
-        if is_chunk & shown:
-            for earlier in range(first_chunk, program):
-                address = products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + part_pixel
+        if entry_range.is_chunk & shown:
+            for earlier in range(entry_range.first_chunk, program):
+                address = products + tl.cast(earlier, tl.int64) * (PART.WIDTH * PART.HEIGHT) + pixels.part_index
                 transmittance *= tl.load(address)
             alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
@@ -298,6 +334,7 @@ def store_list(images, walk_ends, pixel, index, start, transmittance, last, insi
 
     Args:
         images: See ``RenderBuffers``.
+        index, start: Of the list, see :class:`EntryRange`.
     """
     if images.transmittances is not None:
         tl.store(images.transmittances + pixel, transmittance, mask=inside)
@@ -310,7 +347,7 @@ def store_list(images, walk_ends, pixel, index, start, transmittance, last, insi
 
 @triton.jit
 def load_entry(pointer, PTX: tl.constexpr):
-    """Row and slot of an entry of a list of the backward pass."""
+    """Loads row and slot of an entry of a list of the backward pass."""
     if PTX:
         return tl.inline_asm_elementwise(
             "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [pointer.to(tl.int64)], dtype=(tl.int32, tl.int32),
@@ -323,20 +360,20 @@ def load_entry(pointer, PTX: tl.constexpr):
 
 @triton.jit
 def load_row(entries, index):
-    """Rows of the entries at an index, where registers are too few for the slots as well."""
+    """Loads the rows of the entries at an index, where registers are too few for the slots as well."""
     return tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index)
 
 
 @triton.jit
 def load_slot(entries, index):
-    """Slots of the entries at an index. int64"""
+    """Loads the slots of the entries at an index. int64"""
     slot = tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index + 1)
     return slot.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
 @triton.jit
 def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
-    """2^e clamped to the limit. Callers replace results below the threshold of alpha."""
+    """Returns 2^e clamped to the limit. Callers replace results below the threshold of alpha."""
     if not (APPROX or AMD):
         # Numbers close to 0 (denormal ones) cost a CPU a hundred cycles.
         e = tl.maximum(e, -126.0)
@@ -347,7 +384,7 @@ def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
 def alpha_at(
     record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr
 ):  # fmt: skip
-    """Alpha of a record at pixels, 0 below the threshold, and their local coordinates in the splat."""
+    """Returns alpha of a record at pixels, 0 below the threshold, and their local coordinates in the splat."""
     local = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, local)
     limit = record[FOOTPRINT.VALUES + OPACITY - 1]
@@ -356,7 +393,7 @@ def alpha_at(
 
 @triton.jit
 def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.constexpr = False):
-    """One step front to back. Returns the weight alpha T, whether the Gaussian is added, and T behind it.
+    """Blends a Gaussian front to back. Returns its weight alpha T, whether it is added, and T behind it.
 
     A pixel adds all until it stops, if only with alpha 0. Then it keeps T, with a negative sign; if AMD, weights are 0.
     """
@@ -372,13 +409,13 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.conste
 
 @triton.jit
 def inverse_transmittance(transmittance, APPROX: tl.constexpr):
-    """1 / T; finite also where T is lower than in any pixel that has not stopped."""
+    """Returns 1 / T; finite also where T is lower than in any pixel that has not stopped."""
     return reciprocal(tl.maximum(transmittance, 1e-6), APPROX)
 
 
 @triton.jit
 def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
-    """One step back to front.
+    """Takes a Gaussian out of a pixel, back to front: the vector-Jacobian product of ``absorb``.
 
     Args:
         transmittance: T behind the Gaussian.
@@ -396,7 +433,7 @@ def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
 
 @triton.jit
 def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry, WALK: tl.constexpr):
-    """One Gaussian at the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
+    """Takes a Gaussian out of the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
 
     Returns:
         T and ``behind`` in front of it, its weight, g, the local coordinates of pixels, the gradient of its features

@@ -32,7 +32,7 @@ from .walk_steps import (
 
 @triton.jit
 def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, chunks, part_grid, WALK: tl.constexpr):
-    """The state of the pixels of a block behind the entries of a program.
+    """Loads the state of the pixels of a block behind the entries of a program.
 
     Returns:
         T; ``behind``; the gradients of features; the entry behind the last one that was added; the state of
@@ -40,7 +40,7 @@ def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, c
     """
     FEATURES: tl.constexpr = WALK.FEATURES
     VALUES: tl.constexpr = FEATURES + WALK.DISTORTION
-    image, _, inside, pixel, part_pixel = pixels
+    image, inside, pixel, part_pixel = pixels.image, pixels.inside, pixels.index, pixels.part_index
     v_image = v_images.colors + image * v_images.image_stride
     v_pixel = v_image + (pixel - image * part_grid.height * part_grid.width) * v_images.pixel_stride
     transmittance = tl.load(final.transmittances + pixel, mask=inside, other=1.0)
@@ -63,8 +63,8 @@ def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, c
         state = begin_distortion(final.depth_sums, pixel, inside, v_distortion, transmittance)
     # behind T_end, plus v . color of the chunks behind, over T behind this chunk
     if ranges.chunk_lists is not None:
-        end_chunk, is_chunk = entry_range[5], entry_range[6]
-        if is_chunk:
+        end_chunk = entry_range.end_chunk
+        if entry_range.is_chunk:
             PIXELS: tl.constexpr = WALK.PART.WIDTH * WALK.PART.HEIGHT
             behind *= transmittance
             transmittance = tl.abs(tl.load(chunks.transmittances + program.to(tl.int64) * PIXELS + part_pixel))
@@ -88,7 +88,7 @@ def _begin(entry_range, pixels, program, final, v_images, backgrounds, ranges, c
 
 @triton.jit
 def _load_state(carry, inside, pixel, state):
-    """T, ``behind`` and the state of distortion of pixels, as the layer behind has left them."""
+    """Loads T, ``behind`` and the state of distortion of pixels, as the layer behind has left them."""
     N: tl.constexpr = 2 + (len(state) > 0)
     transmittance = tl.load(carry + pixel * N, mask=inside, other=1.0)
     behind = tl.load(carry + pixel * N + 1, mask=inside, other=0.0)
@@ -99,7 +99,7 @@ def _load_state(carry, inside, pixel, state):
 
 @triton.jit
 def _store_state(carry, inside, pixel, transmittance, behind, state):
-    """Leaves T, ``behind`` and the state of distortion of pixels to the layer in front."""
+    """Stores T, ``behind`` and the state of distortion of pixels for the layer in front."""
     N: tl.constexpr = 2 + (len(state) > 0)
     tl.store(carry + pixel * N, transmittance, mask=inside)
     tl.store(carry + pixel * N + 1, behind, mask=inside)
@@ -112,7 +112,7 @@ def _step(
     record, entry, centers, transmittance, behind, states, v_pixels, v_colors, last, ABSGRAD: tl.constexpr,
     WALK: tl.constexpr,
 ):  # fmt: skip
-    """One Gaussian, back to front, at the pixels of all blocks.
+    """Takes a Gaussian out of the pixels of all blocks, back to front.
 
     Returns:
         T, ``behind``, the states of distortion and the gradients of rays in front of it, for each block; the sums of
@@ -190,7 +190,7 @@ def _composite_bwd_kernel(
     program = tl.program_id(0)
     for part in range(PARTS_PER_PROGRAM):
         entry_range = load_range(program, ranges, PART.CHUNK, part * part_grid.n_tiles)
-        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = entry_range
+        index, begin, range_end = entry_range.list_index, entry_range.begin, entry_range.end
         if layer.entry_starts is not None:
             n_lists = part_grid.n_tiles * ((PART.TILE // PART.WIDTH) * (PART.TILE // PART.HEIGHT))
             entry_start = layer.entry_starts + layer.number.to(tl.int64) * n_lists + index
@@ -209,8 +209,8 @@ def _composite_bwd_kernel(
                 entry_range, pixels, program, final, v_images, backgrounds, ranges, chunks, part_grid, WALK
             )
             if HAS_CARRY:
-                block_t, block_behind, state = _load_state(layer.carry, pixels[2], pixels[3], state)
-            centers = centers + (pixels[1],)
+                block_t, block_behind, state = _load_state(layer.carry, pixels.inside, pixels.index, state)
+            centers = centers + (pixels.position,)
             transmittance = transmittance + (block_t,)
             behind = behind + (block_behind,)
             v_colors = v_colors + (v_color,)
@@ -220,7 +220,7 @@ def _composite_bwd_kernel(
                 v_pixels = v_pixels + (no_gradients(block_t),)
             last = last + (block_last,)
             end = tl.maximum(end, tl.max(block_last))
-        list_entries = entries + start
+        list_entries = entries + entry_range.start
         first_out = v_slots
         is_first = True
         if FOLD:
@@ -232,7 +232,7 @@ def _composite_bwd_kernel(
             row, slot = load_entry(list_entries + end - 1, WALK.APPROX)
             record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
             next_row, next_slot = load_entry(list_entries + end - 2, WALK.APPROX)
-            ahead = start + end - 3  # if derived from entry, that would take 64 bits as well
+            ahead = entry_range.start + end - 3  # if derived from entry, that would take 64 bits as well
             for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
                 entry = end - 1 - step
                 next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
@@ -254,16 +254,17 @@ def _composite_bwd_kernel(
         if layer.entry_starts is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):
-                    _, _, _, inside, pixel, _ = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
+                    pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
                     block_state = states[block] if WALK.DISTORTION else ()
-                    _store_state(layer.carry, inside, pixel, transmittance[block], behind[block], block_state)
+                    _store_state(
+                        layer.carry, pixels.inside, pixels.index, transmittance[block], behind[block], block_state
+                    )
         if rays.v_per_pixel is not None:
             for block in tl.static_range(BLOCKS):
-                image, _x, _y, inside, pixel, part_pixel = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
+                pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
                 store_ray_gradients(
-                    rays, chunks, v_pixels[block], program, image, pixel, part_pixel, inside, is_chunk,
-                    first_chunk == end_chunk, part_grid, PART.WIDTH * PART.HEIGHT,
-                )  # fmt: skip
+                    rays, chunks, v_pixels[block], program, entry_range, pixels, part_grid, PART.WIDTH * PART.HEIGHT
+                )
 
 
 def walk_bwd(

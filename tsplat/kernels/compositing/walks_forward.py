@@ -59,15 +59,14 @@ def _composite_fwd_kernel(
     entry_range, pixels, shown, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, PART, WALK.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
-    index, start, begin, end, first_chunk, end_chunk, is_chunk = entry_range
-    image, center, inside, pixel, part_pixel = pixels
+    begin, end, center = entry_range.begin, entry_range.end, pixels.position
     color = (tl.zeros([HEIGHT, WIDTH], dtype),) * ADDED
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
     if WALK.DISTORTION:
         color = color + (1.0 - tl.abs(transmittance),)
         median = tl.zeros([HEIGHT, WIDTH], tl.int32)
     alive = shown & (begin < end)
-    ids += start
+    ids += entry_range.start
     if alive:
         record = load_record(records, tl.load(ids + begin), WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
         next_row = tl.load(ids + begin + 1)
@@ -106,22 +105,28 @@ def _composite_fwd_kernel(
             done = stop
             alive = tl.max(transmittance) > 0.0
     if ranges.chunk_lists is not None:
-        if is_chunk:
+        if entry_range.is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(chunks, chunk, part_pixel, transmittance, last, None, PIXELS)
+            store_chunk(chunks, chunk, pixels.part_index, transmittance, last, None, PIXELS)
             for k in tl.static_range(ADDED):
-                tl.store(chunks.colors + (chunk * stride + k) * PIXELS + part_pixel, color[k])
-    is_whole = first_chunk == end_chunk
-    inside = inside & is_whole
+                tl.store(chunks.colors + (chunk * stride + k) * PIXELS + pixels.part_index, color[k])
+    is_whole = entry_range.first_chunk == entry_range.end_chunk
+    inside = pixels.inside & is_whole
     transmittance = tl.abs(transmittance)
     if WALK.DISTORTION:
-        store_medians(images, chunks, ids, median, pixel, part_pixel, inside, program.to(tl.int64), is_chunk, PIXELS)
+        store_medians(
+            images, chunks, ids, median, pixels.index, pixels.part_index, inside, program.to(tl.int64),
+            entry_range.is_chunk, PIXELS,
+        )  # fmt: skip
     for k in tl.static_range(ADDED):
         value = color[k]
         if (backgrounds is not None) and (k < WALK.COLORS):
-            value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
-        tl.store(images.colors + pixel * stride + k, value, mask=inside)
-    store_list(images, ranges.walk_ends, pixel, index, start, transmittance, last, inside, is_whole)
+            value = tl.fma(transmittance, tl.load(backgrounds + pixels.image * background_stride + k), value)
+        tl.store(images.colors + pixels.index * stride + k, value, mask=inside)
+    store_list(
+        images, ranges.walk_ends, pixels.index, entry_range.list_index, entry_range.start, transmittance, last, inside,
+        is_whole,
+    )  # fmt: skip
 
 
 def _pass_size(settings: CompositingSettings) -> int:
