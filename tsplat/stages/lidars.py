@@ -35,6 +35,7 @@ SCALE = 1024
 """Pixels per radian of projected Gaussians, as in gsplat."""
 
 TURN = 2 * math.pi * SCALE
+"""Pixels of 360 degrees."""
 
 SUPPORT = 3.33
 """Standard deviations at which alpha of an opaque Gaussian is 1/255."""
@@ -65,7 +66,7 @@ class FOV:
 
     @property
     def end(self) -> float:
-        """Where it ends, radians."""
+        """The angle at which it ends, radians."""
         return self.start + (self.span if self.direction is SpinningDirection.COUNTER_CLOCKWISE else -self.span)
 
 
@@ -105,13 +106,13 @@ class RowOffsetStructuredSpinningLidarModelParameters:
 
     @property
     def fov_vert_rad(self) -> FOV:
-        """From the first to the last elevation."""
+        """The field of view from the first to the last elevation."""
         first, last = self.row_elevations_rad[[0, -1]].tolist()
         return FOV(first, first - last, SpinningDirection.CLOCKWISE)
 
     @property
     def fov_horiz_rad(self) -> FOV:
-        """From the first to the last azimuth of any row, at most a turn."""
+        """The field of view from the first to the last azimuth of any row, at most a turn."""
         grows = self.spinning_direction is SpinningDirection.COUNTER_CLOCKWISE
         offsets = (self.row_azimuth_offsets_rad.min().item(), self.row_azimuth_offsets_rad.max().item())
         steps = self.column_azimuths_rad.double().diff() * (1 if grows else -1)
@@ -122,24 +123,25 @@ class RowOffsetStructuredSpinningLidarModelParameters:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LidarLayout:
-    """Where the elements of a lidar are in the aligned image, and how angles become its rows and columns.
+    """The places of a lidar's elements in the aligned image, and the map of angles to its rows and columns.
 
     Attributes:
         tables: Elevations [H], azimuths [W] and offsets [H] as given.
         n_rows, n_columns: H and W, of the range image.
         width: Columns of the aligned image, at least W and at most about those of a turn.
-        period: Columns of a turn; the width if rows go around it.
+        period: Columns of 360 degrees; the width if rows go around it.
         pixels: [H * W] int64, the pixel of each element among those of the aligned image, row by row; None if they are
             the same.
         panorama: Width and height of the image of angles.
-        v: [H] of each row in the image of angles, ascending.
-        knots: [W + 1] of each column, pixels of angles from the first one, ascending; then a turn.
-        first: Of the first column, u and the column of the aligned image.
+        row_v: [H] v of each row in the image of angles, ascending.
+        column_u: [W + 1] u of each column of a row without an offset, from that of the first one, ascending; then
+            ``TURN``.
+        first_u, first_column: Where the first column of such a row is in the image of angles, and in the aligned image.
         center: cx and cy of the image of angles.
         fx: ``SCALE`` if clockwise, otherwise its negative, as longitudes grow clockwise.
-        margins: Least and largest number of columns by which an element is behind its place in the aligned image.
-        lag: Most that the time of an element differs from that of its place in the image of angles, in sweeps.
-        reach: Most that offsets move elements, pixels of angles.
+        column_errors: Least and largest of the exact columns of elements less their whole ones in the aligned image.
+        time_error: Most that the time of an element differs from that of its place in the image of angles, in sweeps.
+        offset_max: Most that offsets move elements, pixels of angles.
     """
 
     tables: tuple[Tensor, Tensor, Tensor]
@@ -149,14 +151,15 @@ class LidarLayout:
     period: float
     pixels: Tensor | None
     panorama: tuple[int, int]
-    v: Tensor
-    knots: Tensor
-    first: tuple[float, float]
+    row_v: Tensor
+    column_u: Tensor
+    first_u: float
+    first_column: int
     center: tuple[float, float]
     fx: float
-    margins: tuple[float, float]
-    lag: float
-    reach: float
+    column_errors: tuple[float, float]
+    time_error: float
+    offset_max: float
 
     @classmethod
     def of(cls, lidar: object) -> LidarLayout:
@@ -192,9 +195,9 @@ class LidarLayout:
 
     @staticmethod
     def camera_frame(poses: Any) -> Any:
-        """Turns poses [..., 4, 4] that lead to frames of lidars: to frames with x right, y down and z forward.
+        """Rotates the frames that poses [..., 4, 4] lead to from those of lidars to x right, y down and z forward.
 
-        It returns anything else as it is.
+        Returns anything else as it is.
         """
         if not isinstance(poses, Tensor) or poses.shape[-2:] != (4, 4):
             return poses
@@ -247,7 +250,7 @@ class LidarLayout:
     def boxes(
         self, projected: ProjectedGaussians, cameras: Cameras, numerics: Numerics
     ) -> tuple[ProjectedGaussians, Tensor]:
-        """Returns means and radii as boxes of the aligned image, for lists of tiles, and the columns of a turn [nnz].
+        """Returns means and radii as boxes of the aligned image, for lists of tiles, and the period of columns [nnz].
 
         Gaussians without an element within their bounds have radii of 0. With a rolling shutter, bounds are wider by
         what motion may add: between the time at which projection finds a Gaussian, and those of all elements that may
@@ -257,60 +260,65 @@ class LidarLayout:
         seen = (radii > 0).all(-1)
         half = radii.to(means.dtype)
         # The bounding sphere holds the lidar, if it covers a right angle.
-        around = half[:, 1] >= TURN / 4
+        holds_lidar = half[:, 1] >= TURN / 4
         half = SLACK * SUPPORT / min(numerics.extend, SUPPORT) * half + 1
         if cameras.shutter is not None:
-            half = half + self._motion(means, half, projected, cameras.shutter)
-        half = torch.where(around[:, None], TURN, half)
+            half = half + self._motion_bounds(means, half, projected, cameras.shutter)
+        half = torch.where(holds_lidar[:, None], TURN, half)
         low, high = (means - half).unbind(-1), (means + half).unbind(-1)
-        v = self.v.to(means)
-        first = torch.searchsorted(v, low[1].contiguous())
-        end = torch.searchsorted(v, high[1].contiguous(), right=True)
-        left, right = self._columns(low[0]) - self.margins[1], self._columns(high[0]) - self.margins[0]
-        left, right = (torch.where(2 * half[:, 0] < TURN, x, c) for x, c in ((left, 0.0), (right, self.period)))
-        boxes = torch.stack([0.5 * (left + right + 1), 0.5 * (first + end)], -1)
-        sizes = torch.stack([0.5 * (right - left), (0.5 * (end - first - 1)).clamp_min(0.5)], -1).ceil().clamp_min(1)
-        sizes = torch.where((seen & (end > first))[:, None], sizes, 0.0).to(torch.int32)
+        row_v = self.row_v.to(means)
+        first_row = torch.searchsorted(row_v, low[1].contiguous())
+        end_row = torch.searchsorted(row_v, high[1].contiguous(), right=True)
+        left = self._columns(low[0]) - self.column_errors[1]
+        right = self._columns(high[0]) - self.column_errors[0]
+        is_sector = 2 * half[:, 0] < TURN
+        left, right = torch.where(is_sector, left, 0.0), torch.where(is_sector, right, self.period)
+        centers = torch.stack([0.5 * (left + right + 1), 0.5 * (first_row + end_row)], -1)
+        half_height = (0.5 * (end_row - first_row - 1)).clamp_min(0.5)
+        sizes = torch.stack([0.5 * (right - left), half_height], -1).ceil().clamp_min(1)
+        sizes = torch.where((seen & (end_row > first_row))[:, None], sizes, 0.0).to(torch.int32)
         boxed = projected._replace(
-            means2d=boxes.to(means).view_as(projected.means2d), radii=sizes.view_as(projected.radii)
+            means2d=centers.to(means).view_as(projected.means2d), radii=sizes.view_as(projected.radii)
         )
         return boxed, means.new_full((len(means),), self.period)
 
     def _columns(self, u: Tensor) -> Tensor:
         """Returns the columns of the aligned image at positions u [nnz] of the image of angles, as real numbers."""
-        knots = self.knots.to(u)
-        x = u - self.first[0]
+        column_u = self.column_u.to(u)
+        x = u - self.first_u
         turns = (x / TURN).floor()
         x = x - TURN * turns
-        i = torch.searchsorted(knots, x.contiguous(), right=True).clamp(1, self.n_columns) - 1
-        steps = torch.where(i == self.n_columns - 1, self.period - (self.n_columns - 1), 1.0)
-        part = (x - knots[i]) / (knots[i + 1] - knots[i])
-        return self.first[1] + i + steps * part + self.period * turns
+        i = torch.searchsorted(column_u, x.contiguous(), right=True).clamp(1, self.n_columns) - 1
+        # From the last column to the first one of the next turn.
+        step = torch.where(i == self.n_columns - 1, self.period - (self.n_columns - 1), 1.0)
+        fraction = (x - column_u[i]) / (column_u[i + 1] - column_u[i])
+        return self.first_column + i + step * fraction + self.period * turns
 
-    def _motion(self, means: Tensor, half: Tensor, projected: ProjectedGaussians, shutter: Tensor) -> Tensor:
+    def _motion_bounds(self, means: Tensor, half: Tensor, projected: ProjectedGaussians, shutter: Tensor) -> Tensor:
         """Returns what motion during a sweep may add to half extents [nnz, 2], in pixels of the image of angles."""
         ids = projected.image_ids()
         flat = shutter.detach().flatten(0, 1)
         poses = flat.repeat_interleave(projected.n_gaussians, 0) if ids is None else flat[ids]
         path, (rows, start) = path_of(poses), pose_at(poses, torch.zeros_like(poses[:, 0]))
-        moved = (path.center + torch.stack(to_world(rows, start), -1)).norm(dim=-1)
-        turned, largest = path.angle[:, 0], torch.maximum(path.t0.norm(dim=-1), path.t1.norm(dim=-1))
+        distance = (path.center + torch.stack(to_world(rows, start), -1)).norm(dim=-1)
+        rotation, t_max = path.angle[:, 0], torch.maximum(path.t0.norm(dim=-1), path.t1.norm(dim=-1))
         # Translations are interpolated, so that the center moves along an arc.
-        shift = moved + 0.25 * turned * (turned * largest + 2 * (path.t1 - path.t0).norm(dim=-1))
+        shift = distance + 0.25 * rotation * (rotation * t_max + 2 * (path.t1 - path.t0).norm(dim=-1))
         depths, size = projected.depths.detach().reshape(-1), half[:, 1] / SCALE
         nearest = depths * (1 - size).clamp_min(0) - shift
-        whole = turned + shift / nearest.clamp_min(1e-9)
+        # The angle by which a sweep moves a direction, and the fraction of a sweep within a Gaussian's bounds.
+        of_sweep = rotation + shift / nearest.clamp_min(1e-9)
         latitude = ((means[:, 1] - self.center[1]) / SCALE).abs()
         u, width = means[:, 0], self.panorama[0]
-        part = self.lag + half[:, 0] / max(width - 1, 1)
+        fraction = self.time_error + half[:, 0] / max(width - 1, 1)
         # At the seam, elements are exposed at the start or at the end.
-        to_seam = torch.minimum(u, width - u) - half[:, 0] - self.reach
-        slope = (latitude + size + whole).clamp_max(0.5 * math.pi).cos()
-        at_seam = to_seam < SCALE * whole / slope.clamp_min(1e-3)
-        angle = whole * torch.where(at_seam, 1.0, part.clamp_max(1.0))
+        to_seam = torch.minimum(u, width - u) - half[:, 0] - self.offset_max
+        cosine = (latitude + size + of_sweep).clamp_max(0.5 * math.pi).cos()
+        at_seam = to_seam < SCALE * of_sweep / cosine.clamp_min(1e-3)
+        angle = of_sweep * torch.where(at_seam, 1.0, fraction.clamp_max(1.0))
         angle = torch.where(nearest > 0, angle, math.pi)
-        slope = (latitude + size + angle).clamp_max(0.5 * math.pi).cos()
-        return SCALE * torch.stack([(angle / slope.clamp_min(1e-3)).clamp_max(math.pi), angle.clamp_max(math.pi)], -1)
+        cosine = (latitude + size + angle).clamp_max(0.5 * math.pi).cos()
+        return SCALE * torch.stack([(angle / cosine.clamp_min(1e-3)).clamp_max(math.pi), angle.clamp_max(math.pi)], -1)
 
 
 LAYOUTS_MAX = 8
@@ -328,9 +336,8 @@ def _is_same(key: Any, direction: str, tables: tuple[Tensor, ...]) -> bool:
     return is_known and versions is not None and versions == key[2]
 
 
-def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
-    """Checks the angles of a lidar, and lays out its elements; ``sign`` is 1 counterclockwise and -1 clockwise."""
-    elevations, azimuths, offsets = (table.detach().cpu().double().numpy() for table in tables)
+def _check_angles(elevations: np.ndarray, azimuths: np.ndarray, offsets: np.ndarray, sign: int) -> np.ndarray:
+    """Checks the angles of a lidar. Returns azimuths from the first one in the direction of the spin, ascending."""
     n_rows, n_columns = len(elevations), len(azimuths)
     if not n_rows or not n_columns or len(offsets) != n_rows:
         found = f"{n_rows} rows, {n_columns} columns and {len(offsets)} offsets"
@@ -350,38 +357,52 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
             "lidar_coeffs.row_azimuth_offsets_rad: expected angles of at most pi in magnitude, found "
             f"{abs(offsets).max():.4g}; convert degrees to radians, or subtract turns"
         )
-    columns = np.concatenate([[0.0], np.cumsum(np.mod(sign * np.diff(azimuths), 2 * math.pi))])
-    span = columns[-1]
-    if (np.diff(columns) <= 0).any() or span >= 2 * math.pi:
+    from_first = np.concatenate([[0.0], np.cumsum(np.mod(sign * np.diff(azimuths), 2 * math.pi))])
+    if (np.diff(from_first) <= 0).any() or from_first[-1] >= 2 * math.pi:
         raise ArgumentError(
             "lidar_coeffs.column_azimuths_rad: expected angles in the direction of the spin, less than a turn from the "
             "first to the last; sort the columns, or pass the other spinning_direction"
         )
+    return from_first
+
+
+def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
+    """Checks the angles of a lidar, and lays out its elements; ``sign`` is 1 counterclockwise and -1 clockwise.
+
+    Angles are in the direction of the spin, from the first column of a row without an offset. Element (r, c) is at the
+    angle ``from_first[c] + moves[r]``. Its exact column grows by one between columns, and by that of an average pitch
+    in the gap behind the last one; its whole column is c plus the shift of its row.
+    """
+    elevations, azimuths, offsets = (table.detach().cpu().double().numpy() for table in tables)
+    from_first = _check_angles(elevations, azimuths, offsets, sign)
+    n_rows, n_columns = len(elevations), len(azimuths)
+    span = from_first[-1]
     gap = 2 * math.pi - span
     pitch = span / (n_columns - 1) if n_columns > 1 else gap
     moves = sign * offsets
     shifts = np.rint(moves / pitch).astype(np.int64)
     # Columns of the aligned image are at most those of a turn, around which rows may go.
     period = n_columns - 1 + gap / pitch
-    width, most = n_columns + int(np.ptp(shifts)), max(n_columns, round(period))
-    closes = width >= most
-    if closes:
-        width, period = most, float(most)
-    first = 0 if closes else -int(shifts.min())
-    places = np.arange(n_columns) + (first + shifts)[:, None]
-    knots = np.append(columns, 2 * math.pi)
-    at = columns + moves[:, None]
-    turns = np.floor(at / (2 * math.pi))
-    exact = np.interp(at - 2 * math.pi * turns, knots, np.append(np.arange(n_columns), period)) + period * turns
-    behind = first + exact - places
-    if closes:
-        places = places % width
+    width, width_max = n_columns + int(np.ptp(shifts)), max(n_columns, round(period))
+    goes_around = width >= width_max
+    if goes_around:
+        width, period = width_max, float(width_max)
+    first_column = 0 if goes_around else -int(shifts.min())
+    whole_columns = np.arange(n_columns) + (first_column + shifts)[:, None]
+    knots = np.append(from_first, 2 * math.pi)
+    angles = from_first + moves[:, None]
+    turns = np.floor(angles / (2 * math.pi))
+    exact = np.interp(angles - 2 * math.pi * turns, knots, np.append(np.arange(n_columns), period)) + period * turns
+    column_errors = first_column + exact - whole_columns
+    if goes_around:
+        whole_columns = whole_columns % width
+    # The image of angles begins and ends in front of and behind all elements, at most in the middle of the gap.
     before, after = (min(max(end, 0.0), 0.5 * gap) for end in (-moves.min(), moves.max()))
     size = math.ceil(SCALE * (before + span + after)) + 1
-    times = np.mod(before + at, 2 * math.pi) * SCALE / max(size - 1, 1)
-    lags = abs(np.arange(n_columns) / max(n_columns - 1, 1) - times)
-    lags = np.minimum(lags, abs(1 - lags))
-    pixels = torch.from_numpy((places + width * np.arange(n_rows)[:, None]).reshape(-1))
+    times = np.mod(before + angles, 2 * math.pi) * SCALE / max(size - 1, 1)
+    time_errors = abs(np.arange(n_columns) / max(n_columns - 1, 1) - times)
+    time_errors = np.minimum(time_errors, abs(1 - time_errors))
+    pixels = torch.from_numpy((whole_columns + width * np.arange(n_rows)[:, None]).reshape(-1))
     is_aligned = width == n_columns and not shifts.any()
     u = 0.5 + SCALE * before
     # Longitudes grow clockwise.
@@ -393,14 +414,15 @@ def _lay_out(tables: tuple[Tensor, ...], sign: int) -> LidarLayout:
         period=period,
         pixels=None if is_aligned else pixels.to(tables[0].device),
         panorama=(size, math.ceil(SCALE * (elevations[0] - elevations[-1])) + 1),
-        v=torch.from_numpy(0.5 + SCALE * (elevations[0] - elevations)),
-        knots=torch.from_numpy(SCALE * knots),
-        first=(u, float(first)),
+        row_v=torch.from_numpy(0.5 + SCALE * (elevations[0] - elevations)),
+        column_u=torch.from_numpy(SCALE * knots),
+        first_u=u,
+        first_column=first_column,
         center=(u - sign * SCALE * float(azimuths[0]), 0.5 + SCALE * float(elevations[0])),
         fx=-sign * float(SCALE),
-        margins=(float(behind.min()), float(behind.max())),
-        lag=float(lags.max()),
-        reach=SCALE * float(abs(offsets).max()),
+        column_errors=(float(column_errors.min()), float(column_errors.max())),
+        time_error=float(time_errors.max()),
+        offset_max=SCALE * float(abs(offsets).max()),
     )
 
 
