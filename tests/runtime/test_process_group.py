@@ -39,5 +39,5 @@ def test_records_are_sent_from_the_gpu_of_the_tensors(monkeypatch, types, device
     monkeypatch.setattr(dist, "get_rank", lambda _group: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda _group: 2)
     ranks = Ranks(Group(), torch.zeros(4, 3).as_subclass(Means))
-    assert ranks._record_device == torch.device(expected)
-    assert Ranks(Group(), None)._record_device.index is None
+    assert ranks._description_device == torch.device(expected)
+    assert Ranks(Group(), None)._description_device.index is None

@@ -27,7 +27,7 @@ from ..runtime.backend import launchers
 from ..runtime.bundles import flatten, restore, structure
 from ..runtime.compilation import plain_all, refuse_transforms
 from ..runtime.memory import MemoryBudget, check_images
-from .agreement import Ranks, agreement, check_distributed, describe, join
+from .agreement import Ranks, check_distributed, checks_on_all_ranks, join_ranks
 from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import NO_HARMONICS, Harmonics, check_scene, flatten_batch, flatten_batches, in_dtype
 from .lens_models import LensArguments, add_lens, given_intrinsics, u_periods
@@ -227,16 +227,17 @@ def check_call(arguments: dict[str, Any], *, surfels: bool = False) -> Call:
     distributed = check_bool("distributed", options.distributed)
     if group is not None and not distributed:
         raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
-    ranks = join(group, call.means) if distributed else None
+    ranks = join_ranks(group, call.means) if distributed else None
     if ranks is None:
         _check(call)
     else:
-        with agreement(ranks, options.shared()) as record:
+        with checks_on_all_ranks(ranks, options.shared()) as description:
             _check(call)
             launchers(call.means.device, call.options.backend)  # raises where the backend cannot run
+            ranks.check_device(call.means)
             signals = {"colors": call.colors, "shN": call.shN, "extra_signals": call.extra_signals}
             sizes = call.n_cameras, call.dtype, options.capacity is not None
-            describe(record, ranks, call.gaussians(), signals, call.cameras, *sizes)
+            description.add_tensors(call.gaussians(), signals, call.cameras, *sizes)
     call.ranks = ranks
     call.sparse_gradients = SparseGradients() if call.options.sparse_grad else None
     return call

@@ -60,7 +60,7 @@ def gather_cameras(ranks: Ranks | None, cameras: Cameras, device: torch.device) 
     The gradients that the ranks compute for a camera are summed on the rank that holds it, in rank order."""
     if ranks is None:
         return cameras
-    anchor = _anchor(ranks.differentiable_cameras, device)
+    anchor = _anchor(ranks.any_cameras_require_grad, device)
     like = structure(cameras)
     gathered: Cameras = restore(like, _GatherCameras.apply(ranks, like, anchor, *flatten(cameras)))  # type: ignore[no-untyped-call]
     return gathered
@@ -190,7 +190,7 @@ def exchange(
         projected.opacities,
         *features,
         projected.radii,
-        _anchor(ranks.differentiable, projected.means2d.device),
+        _anchor(ranks.any_requires_grad, projected.means2d.device),
         ranks,
         _find_route(ranks, projected),
         received_means2d,
