@@ -77,10 +77,10 @@ def test_graphs_give_the_bits_of_eager_calls(structure, options, backend):
         for name, value in meta_found.items():
             assert torch.equal(value, meta[name]) if isinstance(value, torch.Tensor) else value == meta[name], name
     assert not meta_found["means2d"].requires_grad
-    recordings = dict(operator_of(rasterization)._recordings)
+    graphs = dict(operator_of(rasterization)._graphs)
     with torch.no_grad():
         assert torch.equal(run(scenes.leaves(scene), backend=backend, **options)[0], eager[0])
-    assert operator_of(rasterization)._recordings == recordings  # nothing is recorded without gradients
+    assert operator_of(rasterization)._graphs == graphs  # none is built without gradients
 
 
 def test_losses_are_part_of_graphs():
@@ -162,7 +162,7 @@ def test_no_tensor_is_kept():
     assert not any(tensor() is not None for tensor in kept)
 
 
-def test_recordings_are_told_apart():
+def test_graphs_are_told_apart():
     """By which inputs need gradients, and not by where these lie in memory."""
     scene = make()
     run = compiled(loss)
@@ -181,20 +181,20 @@ def test_sizes_may_change():
         assert torch.equal(run(scene)[0], loss(scene)[0])
 
 
-def test_number_of_recordings_is_bounded(monkeypatch):
-    monkeypatch.setattr(operators, "KEPT_MAX", 1)
+def test_number_of_graphs_is_bounded(monkeypatch):
+    monkeypatch.setattr(operators, "GRAPHS_MAX", 1)
     for n in (3, 4, 5):
         compiled(loss)(scenes.leaves(make(n=n)))
-    assert len(operator_of(rasterization)._recordings) <= 1
+    assert len(operator_of(rasterization)._graphs) <= 1
 
 
-def test_backward_pass_without_a_recording(monkeypatch):
+def test_backward_pass_without_a_graph(monkeypatch):
     scene = make()
     eager, _ = differentiate(loss, scene)
     inputs = scenes.leaves(scene)
     total, _ = compiled(loss)(inputs)
-    monkeypatch.setattr(operators, "KEPT_MAX", 1)
-    compiled(loss)(scenes.leaves(make(n=3)))  # drops the other recording
+    monkeypatch.setattr(operators, "GRAPHS_MAX", 1)
+    compiled(loss)(scenes.leaves(make(n=3)))  # drops the other graph
     wanted = [t for t in inputs.values() if isinstance(t, torch.Tensor) and t.requires_grad]
     found = torch.autograd.grad(total, wanted)
     assert all(torch.equal(one, other) for one, other in zip(eager[1:], found, strict=True))

@@ -57,7 +57,7 @@ class _L1Ssim(torch.autograd.Function):
 OUTPUTS = ("l1", "ssim", "loss")
 
 RESULTS = Results(
-    fits=lambda _arguments: True,
+    sizes_are_known=lambda _arguments: True,
     names=lambda _arguments: (OUTPUTS, ()),
     unpack=lambda outputs: dict(zip(OUTPUTS, outputs)),
     pack=lambda outputs, _arguments: tuple(outputs.values()),

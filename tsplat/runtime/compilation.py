@@ -39,7 +39,7 @@ def eager(function: Callable[Parameters, Result], operator: Operator | None = No
     def disable() -> bool:
         """Fills the list: functions for calls that nothing traces, and for calls in traced code."""
         if not disabled:
-            outside = function if operator is None else operator.outside
+            outside = function if operator is None else operator.call_outside
             disabled.extend(torch.compiler.disable(each, reason=REASON) for each in (function, outside))  # type: ignore[no-untyped-call]
         return True
 

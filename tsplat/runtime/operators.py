@@ -28,18 +28,18 @@ Arguments = dict[str, Any]
 
 LIBRARY = torch.library.Library("tsplat", "DEF")  # type: ignore[no-untyped-call]
 
-KINDS = {
+SCHEMA_TYPES = {
     "Tensor": "Tensor", "Tensor | None": "Tensor", "bool": "bool", "int": "SymInt", "int | None": "SymInt?",
     "float": "float", "Capacity": "SymInt?", "Backend": "str", "CameraModel": "str", "NumericsName": "str",
     "Padding": "str", "RasterizeMode": "str", "RenderMode": "str", "Validate": "str",
 }  # fmt: skip
-"""Deferred annotation of a parameter -> its type in the schema of an operator. Parameters of other types keep their
+"""Annotation of a parameter, as text -> its type in the schema of an operator. Parameters of other types keep their
 default."""
 
-CLASSES = (Tensor, torch.nn.Parameter)
-"""Those of tensors that operators take."""
+TENSOR_CLASSES = (Tensor, torch.nn.Parameter)
+"""Classes of tensors that operators take."""
 
-KEPT_MAX = 64
+GRAPHS_MAX = 64
 """Number of layouts whose graphs of autograd are kept."""
 
 
@@ -47,14 +47,14 @@ class Results(NamedTuple):
     """What a function returns, and when an operator can return it.
 
     Attributes:
-        fits: Whether the sizes of all outputs follow from the sizes and other arguments of a call, without a wait.
+        sizes_are_known: Whether the sizes of all outputs follow from the arguments of a call, without a wait.
         names: Names of the differentiable outputs, and of the others.
         unpack: Returns the outputs by name.
-        pack: Makes what the function returns. Traced by ``torch.compile``.
+        pack: Makes what the function returns from the outputs by name. Traced by ``torch.compile``.
         plain: Replaces what ``torch.compile`` cannot take from a function outside of its graphs.
     """
 
-    fits: Callable[[Arguments], bool]
+    sizes_are_known: Callable[[Arguments], bool]
     names: Callable[[Arguments], tuple[tuple[str, ...], tuple[str, ...]]]
     unpack: Callable[[Any], dict[str, Any]]
     pack: Callable[[dict[str, Tensor], Arguments], Any]
@@ -67,25 +67,25 @@ class Operator:
     def __init__(self, function: Callable[..., Any], results: Results) -> None:
         self._function, self._results = function, results
         parameters = inspect.signature(function).parameters.values()
-        kinds = {p.name: KINDS.get(p.annotation, "") for p in parameters}
-        self._names = tuple(kinds)
+        schema_types = {p.name: SCHEMA_TYPES.get(p.annotation, "") for p in parameters}
+        self._names = tuple(schema_types)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._tensors = tuple([name for name, kind in kinds.items() if kind == "Tensor"])
-        self._settings = tuple([name for name, kind in kinds.items() if kind not in ("", "Tensor")])
-        self._fixed = tuple([name for name, kind in kinds.items() if not kind])
-        self._recordings: dict[Any, _Recording] = {}
-        self._known: dict[Any, _Sizes] = {}
+        self._tensors = tuple([name for name, kind in schema_types.items() if kind == "Tensor"])
+        self._settings = tuple([name for name, kind in schema_types.items() if kind not in ("", "Tensor")])
+        self._defaulted = tuple([name for name, kind in schema_types.items() if not kind])
+        self._graphs: dict[Any, _AutogradGraph] = {}
+        self._result_sizes: dict[Any, _ResultSizes] = {}
         name = function.__name__.strip("_")
-        own = ", ".join(
-            ["Tensor?[] tensors", "bool[] needs", *(f"{kinds[setting]} {setting}" for setting in self._settings)]
+        inputs = ", ".join(
+            ["Tensor?[] tensors", "bool[] needs", *(f"{schema_types[setting]} {setting}" for setting in self._settings)]
         )
-        for full, schema, run, fake in (
-            (name, own, self._forward, self._fake_forward),
-            (f"{name}_backward", f"Tensor?[] v, Tensor[] outputs, {own}", self._backward, self._fake_backward),
+        for operator_name, schema, run, fake in (
+            (name, inputs, self._forward, self._fake_forward),
+            (f"{name}_backward", f"Tensor?[] v, Tensor[] outputs, {inputs}", self._backward, self._fake_backward),
         ):
-            LIBRARY.define(f"{full}({schema}) -> Tensor[]")  # type: ignore[no-untyped-call]
-            LIBRARY.impl(full, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-            torch.library.register_fake(f"tsplat::{full}", fake, lib=LIBRARY)
+            LIBRARY.define(f"{operator_name}({schema}) -> Tensor[]")  # type: ignore[no-untyped-call]
+            LIBRARY.impl(operator_name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+            torch.library.register_fake(f"tsplat::{operator_name}", fake, lib=LIBRARY)
         self._operators = getattr(torch.ops.tsplat, name), getattr(torch.ops.tsplat, f"{name}_backward")
         self._apply = _differentiable(*self._operators)
 
@@ -96,10 +96,10 @@ class Operator:
         arguments = {**self._defaults, **dict(zip(self._names, args)), **kwargs}
         if len(args) > len(self._names) or len(arguments) != len(self._names):
             return None
-        fixed = all(arguments[name] is self._defaults[name] for name in self._fixed)
+        fixed = all(arguments[name] is self._defaults[name] for name in self._defaulted)
         # PyTorch cannot run operators on instances of subclasses inside of graphs.
-        are_tensors = all(arguments[name] is None or type(arguments[name]) in CLASSES for name in self._tensors)
-        return arguments if fixed and are_tensors and self._results.fits(arguments) else None
+        are_tensors = all(arguments[name] is None or type(arguments[name]) in TENSOR_CLASSES for name in self._tensors)
+        return arguments if fixed and are_tensors and self._results.sizes_are_known(arguments) else None
 
     def call(self, arguments: Arguments) -> Any:
         """Calls the function through its operators."""
@@ -114,7 +114,7 @@ class Operator:
             outputs = self._operators[0](tensors, needs, *settings)
         return self._results.pack(dict(zip(differentiable + others, outputs)), arguments)
 
-    def outside(self, *args: Any, **kwargs: Any) -> Any:
+    def call_outside(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function outside of graphs."""
         return self._results.plain(self._function(*args, **kwargs))
 
@@ -122,12 +122,13 @@ class Operator:
 
     def _forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
         if any(needs):
-            return self._record(self._lay_out(tensors), needs, settings)[1]
+            return self._build_graph(self._lay_out_all(tensors), needs, settings)[1]
         with torch.no_grad():
             differentiable, others = self._call(tensors, settings)
-        return _Memory(_given(tensors)).outputs(differentiable + others)
+        return _Memory(_not_none(tensors)).outputs(differentiable + others)
 
-    def _lay_out(self, tensors: Tensors) -> Tensors:
+    def _lay_out_all(self, tensors: Tensors) -> Tensors:
+        """Lays out tensors in the order of ``_tensors``; see :func:`_lay_out`."""
         return [None if t is None else _lay_out(name, t) for name, t in zip(self._tensors, tensors)]
 
     def _call(self, tensors: Tensors, settings: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
@@ -137,67 +138,67 @@ class Operator:
         differentiable, others = self._results.names(arguments)
         return [results[name] for name in differentiable], [results[name] for name in others]
 
-    def _record(
+    def _build_graph(
         self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]
-    ) -> tuple["_Recording", list[Tensor]]:
+    ) -> tuple["_AutogradGraph", list[Tensor]]:
         """Calls the function on tensors that are laid out. Returns autograd's graph; outputs, and what it saved."""
-        memory, recording = _Memory(_given(tensors)), _Recording()
+        memory, graph = _Memory(_not_none(tensors)), _AutogradGraph()
         start = torch.zeros(0, requires_grad=True)
-        with _autograd(), saved_tensors_hooks(memory.pack, recording.unpack):
+        with _autograd(), saved_tensors_hooks(memory.pack, graph.unpack):
             detached = [None if t is None else t.detach() for t in tensors]
             inputs = [_Input.apply(t, start) if need else t for t, need in zip(detached, needs)]  # type: ignore[no-untyped-call]
             differentiable, others = self._call(inputs, settings)
             # Until PyTorch 2.10, only edges of PyTorch's own functions have the metadata that gradients are checked by.
             edges = [get_gradient_edge(output.view_as(output)) for output in differentiable]
-        recording.inputs = list(map(get_gradient_edge, _needed(inputs, needs)))
-        recording.outputs = edges
+        graph.inputs = list(map(get_gradient_edge, _needed(inputs, needs)))
+        graph.outputs = edges
         outputs = memory.outputs(differentiable + others)
-        recording.places, recording.sizes = memory.places, _sizes([*_given(tensors), *outputs])
-        if len(self._recordings) >= KEPT_MAX:
-            self._recordings.clear()
-        self._recordings.setdefault(_layout(tensors, needs, settings), recording)
-        return recording, outputs
+        graph.locations, graph.sizes = memory.locations, _sizes([*_not_none(tensors), *outputs])
+        if len(self._graphs) >= GRAPHS_MAX:
+            self._graphs.clear()
+        self._graphs.setdefault(_layout(tensors, needs, settings), graph)
+        return graph, outputs
 
     def _backward(
         self, v: Tensors, outputs: list[Tensor], tensors: Tensors, needs: list[bool], *settings: Any
     ) -> list[Tensor]:
-        tensors, outputs = self._lay_out(tensors), [_lay_out("outputs", t) for t in outputs]
-        recording = self._recordings.get(_layout(tensors, needs, settings))
-        if recording is None:
-            recording = self._record(tensors, needs, settings)[0]
-        gradients = recording.run(v, [*_given(tensors), *outputs])
-        expected = self._fake_backward(v, outputs, tensors, needs, *settings)
-        for own, gradient in zip(expected, gradients, strict=True):
-            own.zero_() if gradient is None else own.copy_(gradient.detach())
-        return expected
+        tensors, outputs = self._lay_out_all(tensors), [_lay_out("outputs", t) for t in outputs]
+        graph = self._graphs.get(_layout(tensors, needs, settings))
+        if graph is None:
+            graph = self._build_graph(tensors, needs, settings)[0]
+        gradients = graph.run(v, [*_not_none(tensors), *outputs])
+        results = self._fake_backward(v, outputs, tensors, needs, *settings)
+        for result, gradient in zip(results, gradients, strict=True):
+            result.zero_() if gradient is None else result.copy_(gradient.detach())
+        return results
 
-    def _sizes(self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> "_Sizes":
+    def _find_sizes(self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> "_ResultSizes":
         """Returns the sizes of what the operators return, which are those of a call with values of no meaning."""
-        device = _given(tensors)[0].device
+        device = _not_none(tensors)[0].device
         settings = tuple([int(value) if isinstance(value, torch.SymInt) else value for value in settings])
         shapes = [None if t is None else (tuple(map(int, t.shape)), t.dtype) for t in tensors]
         key = (tuple(shapes), tuple(needs), settings, device)
-        if key not in self._known:
+        if key not in self._result_sizes:
 
-            def run() -> _Sizes:
+            def run() -> _ResultSizes:
                 examples = [None if shape is None else _example(*shape, device) for shape in shapes]
                 if not any(needs):
-                    return _Sizes(_sizes(self._forward(examples, needs, *settings)), [])
-                recording, outputs = self._record(self._lay_out(examples), needs, settings)
-                v = [torch.ones_like(output) for output in outputs[: len(recording.outputs)]]
-                gradients = recording.run(v, [*_given(examples), *outputs])
+                    return _ResultSizes(_sizes(self._forward(examples, needs, *settings)), [])
+                graph, outputs = self._build_graph(self._lay_out_all(examples), needs, settings)
+                v = [torch.ones_like(output) for output in outputs[: len(graph.outputs)]]
+                gradients = graph.run(v, [*_not_none(examples), *outputs])
                 given = _needed(examples, needs)
                 strides = [_strides(t if g is None else g.detach()) for g, t in zip(gradients, given)]
-                return _Sizes(_sizes(outputs), strides)
+                return _ResultSizes(_sizes(outputs), strides)
 
             with ThreadPoolExecutor(1) as thread:  # which has no modes of tracing
-                self._known[key] = thread.submit(run).result()
-        return self._known[key]
+                self._result_sizes[key] = thread.submit(run).result()
+        return self._result_sizes[key]
 
     def _fake_forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
         """Returns outputs of the sizes that an eager call has. Sizes become constants of the graph."""
-        device = _given(tensors)[0].device
-        outputs = self._sizes(tensors, needs, settings).outputs
+        device = _not_none(tensors)[0].device
+        outputs = self._find_sizes(tensors, needs, settings).outputs
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs]
 
     def _fake_backward(
@@ -205,14 +206,14 @@ class Operator:
     ) -> list[Tensor]:
         """Returns gradients with the strides of those of an eager call, as the order of PyTorch's sums depends on
         them."""
-        strides = self._sizes(tensors, needs, settings).strides
+        strides = self._find_sizes(tensors, needs, settings).strides
         return [
             torch.empty_strided(t.shape, of_gradient, dtype=t.dtype, device=t.device)
             for t, of_gradient in zip(_needed(tensors, needs), strides, strict=True)
         ]
 
 
-class _Sizes(NamedTuple):
+class _ResultSizes(NamedTuple):
     """Sizes of what operators return: shapes and dtypes of outputs, and strides of gradients."""
 
     outputs: list[tuple[torch.Size, torch.dtype]]
@@ -230,14 +231,19 @@ class _Saved(NamedTuple):
 
 
 class _Memory:
-    """The memory of the tensors of a call: the index and the offset in bytes of the tensor at an address."""
+    """The memory of the tensors of a call.
+
+    Attributes:
+        locations: Address -> index and offset in bytes of the tensor there, among inputs, outputs and what is saved.
+    """
 
     def __init__(self, inputs: list[Tensor]) -> None:
         self._inputs = inputs
         self._saved: dict[int, Tensor] = {}
-        self.places: dict[int, tuple[int, int]] = {}
+        self.locations: dict[int, tuple[int, int]] = {}
 
     def pack(self, t: Tensor) -> _Saved:
+        """Describes a tensor that autograd saves, in place of it."""
         t = t.detach()
         self._saved.setdefault(_address(t), t)
         return _Saved(_address(t), _offset(t), t.dtype, t.shape, t.stride())
@@ -249,30 +255,37 @@ class _Memory:
         for t in outputs:
             t = t.detach()
             is_whole = t.is_contiguous() and t.nbytes == t.untyped_storage().nbytes() and _address(t) not in taken
-            owned.append(t if is_whole else _own(t))
+            owned.append(t if is_whole else _contiguous_copy(t))
             taken.add(_address(owned[-1]))
         for address, t in self._saved.items():
             if address not in taken:
                 owned.append(torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()))
         for i, t in enumerate([*self._inputs, *owned]):
-            self.places.setdefault(_address(t), (i, _offset(t)))
+            self.locations.setdefault(_address(t), (i, _offset(t)))
         self._inputs, self._saved = [], {}  # autograd keeps the hooks of what it saves
         return owned
 
 
-class _Recording:
-    """Autograd's graph of a function, without tensors; gradients enter at the outputs and leave at the inputs."""
+class _AutogradGraph:
+    """Autograd's graph of a function, without tensors.
+
+    Attributes:
+        inputs, outputs: Edges at which gradients leave and enter.
+        locations: See :class:`_Memory`.
+        sizes: Of inputs, outputs and what is saved.
+    """
 
     def __init__(self) -> None:
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
-        self.places: dict[int, tuple[int, int]] = {}
+        self.locations: dict[int, tuple[int, int]] = {}
         self.sizes: list[tuple[torch.Size, torch.dtype]] = []
         self._tensors: list[Tensor] = []
         self._lock = threading.Lock()
 
     def unpack(self, saved: _Saved) -> Tensor:
-        i, offset = self.places[saved.address]
+        """Makes a saved tensor again, as a view of the tensors of the backward pass that runs."""
+        i, offset = self.locations[saved.address]
         t = self._tensors[i]
         first = (_offset(t) - offset + saved.offset) // saved.dtype.itemsize
         view = torch.empty(0, dtype=saved.dtype, device=t.device)
@@ -298,7 +311,7 @@ class _Recording:
 
 
 class _Input(torch.autograd.Function):
-    """An input of a recording, which does not keep the tensor."""
+    """An input of a graph, which does not keep the tensor."""
 
     @staticmethod
     def forward(_ctx: Any, tensor: Tensor, _start: Tensor) -> Tensor:
@@ -310,9 +323,12 @@ class _Input(torch.autograd.Function):
 
 
 def _differentiable(forward_operator: Any, backward_operator: Any) -> Callable[..., Any]:
-    """Returns a function of the number of differentiable outputs, and of arguments of the forward operator."""
+    """Returns the forward operator with the backward operator as its gradient.
 
-    class Both(torch.autograd.Function):
+    Its arguments are (number of differentiable outputs, needs, settings), and the tensors.
+    """
+
+    class BothPasses(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, call: tuple[int, list[bool], tuple[Any, ...]], *tensors: Any) -> Any:
             n, needs, settings = call
@@ -329,7 +345,7 @@ def _differentiable(forward_operator: Any, backward_operator: Any) -> Callable[.
             rest = iter(gradients)
             return None, *[next(rest) if need else None for need in ctx.needs]
 
-    apply: Callable[..., Any] = Both.apply
+    apply: Callable[..., Any] = BothPasses.apply
     return apply
 
 
@@ -358,7 +374,7 @@ def _lay_out(name: str, tensor: Tensor) -> Tensor:
     """Returns values in C order in memory, strides of axes of size 1 included; a tensor that has them so is itself."""
     tensor = plain(name, tensor)
     strides = tuple(accumulate(tensor.shape[:0:-1], operator.mul, initial=1))[::-1]
-    return tensor if tensor.stride() == strides[: tensor.dim()] else _own(tensor)
+    return tensor if tensor.stride() == strides[: tensor.dim()] else _contiguous_copy(tensor)
 
 
 def _layout(tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> Any:
@@ -366,35 +382,40 @@ def _layout(tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> A
 
     Tensors that share memory count with their distance in it: what autograd saves is found by its place in memory.
     """
-    given, firsts = _given(tensors), dict[int, tuple[int, int]]()
+    given, firsts = _not_none(tensors), dict[int, tuple[int, int]]()
     shared = []
     for i, t in enumerate(given):
         first, offset = firsts.setdefault(_address(t), (i, _offset(t)))
         shared.append((first, _offset(t) - offset))
-    kinds = tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
+    metadata = tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
     stream = torch.cuda.current_stream(given[0].device) if given[0].is_cuda else None
-    return kinds, tuple(shared), tuple(needs), settings, stream
+    return metadata, tuple(shared), tuple(needs), settings, stream
 
 
 def _sizes(tensors: list[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    """Returns shapes and dtypes."""
     return [(t.shape, t.dtype) for t in tensors]
 
 
-def _given(tensors: Tensors) -> list[Tensor]:
+def _not_none(tensors: Tensors) -> list[Tensor]:
+    """Returns the tensors that are not None."""
     return [t for t in tensors if t is not None]
 
 
 def _needed(tensors: Tensors, needs: list[bool]) -> list[Tensor]:
+    """Returns the tensors that need a gradient."""
     return [t for t, need in zip(tensors, needs, strict=True) if need and t is not None]
 
 
-def _own(t: Tensor) -> Tensor:
+def _contiguous_copy(t: Tensor) -> Tensor:
     return t.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _address(t: Tensor) -> int:
+    """Returns the address of a tensor's storage."""
     return t.untyped_storage().data_ptr()
 
 
 def _offset(t: Tensor) -> int:
+    """Returns where a tensor begins in its storage, in bytes."""
     return int(t.storage_offset()) * t.itemsize

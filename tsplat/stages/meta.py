@@ -237,7 +237,7 @@ ROWS = ("radii", "means2d", "depths", "conics", "opacities")
 """What ``meta`` has of each projected Gaussian."""
 
 
-def _fits(a: Arguments) -> bool:
+def _sizes_are_known(a: Arguments) -> bool:
     is_empty = any(isinstance(value, Tensor) and value.numel() == 0 for value in a.values())
     return not is_empty and all(supported.has(a[name]) for name, supported in SUPPORTED["graphs"].items())
 
@@ -272,7 +272,7 @@ def _plain(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> tuple[Tensor, Te
     return render_colors, render_alphas, meta.copy()
 
 
-IN_GRAPHS = Results(_fits, _names, _unpack, _pack, _plain)
+IN_GRAPHS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
 """What ``rasterization()`` returns in graphs of ``torch.compile``: ``meta`` has tensors of fixed sizes only."""
 
 
