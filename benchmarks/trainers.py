@@ -35,7 +35,7 @@ from tsplat.strategies import MCMCStrategy
 from tsplat.training import RunConfig, Trainer, evaluate, preset
 from tsplat.training.configuration import from_json, to_json
 from tsplat.training.presets import SCHEDULE_STEPS
-from tsplat.training.report.quality import floaters
+from tsplat.training.report.quality import floater_shares
 from tsplat.training.runs.initial_gaussians import initial_gaussians
 
 
@@ -131,7 +131,7 @@ def run(
         "gaussians": trainer.n_gaussians,
         "seconds": round(seconds, 1),
         "train_psnr": round(fitted.psnr, 3),
-        "floaters": round(mean(floaters(trainer.gaussians, [view.camera for view in capture.test])), 4),
+        "floaters": round(mean(floater_shares(trainer.gaussians, [view.camera for view in capture.test])), 4),
         "curve": curve,
     }
 

@@ -15,5 +15,5 @@ def write_no_curve(path, history):
 def simplify(setattr=setattr):
     """Makes the runs of this process leave out charts, and fit poses in three steps."""
     setattr(charts, "_svg", lambda title, draw: Html("<svg></svg>"))
-    setattr(results, "curve", write_no_curve)
+    setattr(results, "write_psnr_curve", write_no_curve)
     setattr(evaluation, "POSE_STEPS", 3)

@@ -19,7 +19,7 @@ from tsplat.training import History, RunConfig, preset
 from tsplat.training.configuration import Config
 from tsplat.training.presets import PRESETS
 from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
-from tsplat.training.report.quality import floaters, score_regions
+from tsplat.training.report.quality import floater_shares, score_regions
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -150,7 +150,7 @@ def test_quality_is_that_of_the_shown_views(page, parsed):
     text = parsed.of("section")[3][2]
     assert "Training views have 25.50 dB, +4.51 dB against test views." in text
     scores = [score_regions(view.target, view.rendered) for view in page.shown]
-    (first, *_), parts = scores, floaters(page.gaussians, [view.camera for view in page.shown])
+    (first, *_), parts = scores, floater_shares(page.gaussians, [view.camera for view in page.shown])
     expected = [first["sharp"].psnr, first["flat"].psnr, first["border"].psnr, first["sharp"].ssim, first["flat"].ssim]
     shown = figures(parsed)[18:]
     assert shown[:7] == [*expected, first["border"].ssim, 100 * parts[0]]

@@ -10,7 +10,14 @@ from PIL import Image
 from tsplat import ArgumentError
 from tsplat.scene import Camera, MissingExtraError, View
 from tsplat.training import History, Score
-from tsplat.training.report.plots import CAPTION_HEIGHT, CELL_WIDTH, GAP, contact_sheet, curve, side_by_side
+from tsplat.training.report.plots import (
+    CAPTION_HEIGHT,
+    CELL_WIDTH,
+    GAP,
+    write_contact_sheet,
+    write_psnr_curve,
+    write_side_by_side,
+)
 
 
 def make_scores(n=1):
@@ -24,7 +31,7 @@ def make_scores(n=1):
 
 def test_contact_sheet_layout(tmp_path):
     start, result = make_scores(2)
-    contact_sheet(tmp_path / "a.png", start, result)
+    write_contact_sheet(tmp_path / "a.png", start, result)
     sheet = np.asarray(Image.open(tmp_path / "a.png"))
     height = round(CELL_WIDTH * 20 / 30)
     assert sheet.shape[1] == GAP + 4 * (CELL_WIDTH + GAP)
@@ -39,7 +46,7 @@ def test_contact_sheet_layout(tmp_path):
 
 def test_contact_sheet_shows_at_most_six_views(tmp_path):
     for n, rows in ((6, 6), (9, 6)):
-        contact_sheet(tmp_path / "a.png", *make_scores(n))
+        write_contact_sheet(tmp_path / "a.png", *make_scores(n))
         with Image.open(tmp_path / "a.png") as sheet:
             assert sheet.height == GAP + rows * (CAPTION_HEIGHT + round(CELL_WIDTH * 20 / 30) + GAP)
 
@@ -47,12 +54,12 @@ def test_contact_sheet_shows_at_most_six_views(tmp_path):
 def test_contact_sheet_needs_scores_of_the_same_views(tmp_path):
     for start, result in (([], []), (make_scores(2)[0], make_scores(2)[1])):
         with pytest.raises(ArgumentError, match="same views"):
-            contact_sheet(tmp_path / "a.png", start, result)
+            write_contact_sheet(tmp_path / "a.png", start, result)
     assert not list(tmp_path.iterdir())
 
 
 def test_side_by_side_shows_target_and_rendering(tmp_path):
-    side_by_side(tmp_path / "a.png", make_scores()[1][0])
+    write_side_by_side(tmp_path / "a.png", make_scores()[1][0])
     image = np.asarray(Image.open(tmp_path / "a.png"))
     assert image.shape == (20, 60, 3)
     assert (image[:, :30] == 51).all()
@@ -62,7 +69,7 @@ def test_side_by_side_shows_target_and_rendering(tmp_path):
 def test_curve_shows_the_history(tmp_path):
     empty, full = History(), History([10, 20], [20.0, 25.0], [0.1, 0.05], [0, 20], [15.0, 24.0])
     for name, history in (("a.png", empty), ("b.png", full)):
-        curve(tmp_path / name, history)
+        write_psnr_curve(tmp_path / name, history)
     plain, drawn = (np.asarray(Image.open(tmp_path / name).convert("RGB"), dtype=int) for name in ("a.png", "b.png"))
     assert min(drawn.shape[:2]) > 400
 
@@ -76,5 +83,5 @@ def test_curve_shows_the_history(tmp_path):
 def test_missing_package_is_named(tmp_path, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):
-        contact_sheet(tmp_path / "a.png", *make_scores())
+        write_contact_sheet(tmp_path / "a.png", *make_scores())
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import torch
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat.scene import Camera, Gaussians, intrinsics, transform_gaussians
 from tsplat.training import psnr, ssim
-from tsplat.training.report.quality import REGIONS, floaters, regions, score_regions, ssim_map, worst_patches
+from tsplat.training.report.quality import REGIONS, floater_shares, region_masks, score_regions, ssim_map, worst_patches
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def images():
 
 def test_regions_part_the_image(images):
     target, _ = images
-    found = regions(target)
+    found = region_masks(target)
     assert torch.equal(torch.stack(list(found.values())).sum(0), torch.ones(48, 64, dtype=torch.long))
     assert int(found["border"].sum()) == 48 * 64 - 42 * 58
     inside = torch.zeros(48, 64, dtype=torch.bool)
     inside[9:31, 19:41] = True
     assert found["sharp"].any() and not (found["sharp"] & ~inside).any()
-    uniform = regions(torch.full((20, 20, 3), 7, dtype=torch.uint8))
+    uniform = region_masks(torch.full((20, 20, 3), 7, dtype=torch.uint8))
     assert not uniform["sharp"].any() and int(uniform["flat"].sum()) == 18 * 18
 
 
@@ -35,7 +35,7 @@ def test_scores_of_regions_add_up_to_those_of_the_image(images):
     target, rendered = images
     x, y = rendered.float() / 255, target.float() / 255
     torch.testing.assert_close(ssim_map(x, y).mean(), ssim(x, y), rtol=1e-5, atol=1e-6)
-    scores, parts = score_regions(target, rendered), regions(target)
+    scores, parts = score_regions(target, rendered), region_masks(target)
     squares = sum(10 ** (-scores[name].psnr / 10) * int(parts[name].sum()) for name in REGIONS) / parts["flat"].numel()
     assert -10 * math.log10(squares) == pytest.approx(float(psnr(x, y)), abs=1e-4)
     centers = {name: int(part[5:-5, 5:-5].sum()) for name, part in parts.items()}
@@ -64,12 +64,12 @@ def test_floaters_are_gaussians_in_front_of_the_surface(unit):
     wall = Gaussians(**{**gaussians.tensors(), "log_scales": torch.tensor([[2.0, 2, -3], [-2, -2, -2]])})
     wall = transform_gaussians(wall, torch.diag(torch.tensor([unit, unit, unit, 1.0], dtype=torch.float64)))
     camera = Camera(torch.eye(4), intrinsics(16, 16, 60), 16, 16)
-    (part,) = floaters(wall, [camera])
+    (part,) = floater_shares(wall, [camera])
     assert 0.01 < part < 0.5
-    assert floaters(wall.map(lambda tensor: tensor[:1]), [camera])[0] < 1e-3
+    assert floater_shares(wall.map(lambda tensor: tensor[:1]), [camera])[0] < 1e-3
 
 
 def test_floaters_of_a_scene_are_parts():
     gaussians = make_gaussians()
-    parts = floaters(gaussians, [view.camera for view in make_views(gaussians, 2)])
+    parts = floater_shares(gaussians, [view.camera for view in make_views(gaussians, 2)])
     assert len(parts) == 2 and all(0 <= part <= 1 for part in parts)

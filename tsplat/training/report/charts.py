@@ -59,18 +59,18 @@ def line_chart(title: str, series: Sequence[Series], *, show: Format, from_zero:
 
     Returns the `title`; `keys`, label and style of each of several curves; and `svg`, None without finite points.
     """
-    curves = [(one, _thin(_finite(one.points), one.style)) for one in series]
-    curves = [(one, points) for one, points in curves if points]
+    curves = [(curve, _thin_out(_finite(curve.points), curve.style)) for curve in series]
+    curves = [(curve, points) for curve, points in curves if points]
     if not curves:
         return {"title": title, "keys": [], "svg": None}
     readouts: dict[float, list[str]] = {}
-    for one, points in curves:
+    for curve, points in curves:
         for x, y in points:
-            readouts.setdefault(x, []).append(f"{show(y)} {one.label}" if len(curves) > 1 else show(y))
+            readouts.setdefault(x, []).append(f"{show(y)} {curve.label}" if len(curves) > 1 else show(y))
 
     def draw(axes: Axes) -> dict[str, str]:
-        for one, points in curves:
-            is_main = one.style == "main"
+        for curve, points in curves:
+            is_main = curve.style == "main"
             axes.plot(
                 *zip(*points), color=ACCENT if is_main or len(curves) == 1 else FAINT,
                 linewidth=1.6 if is_main else 1.2, marker="o" if is_main else "", markersize=4,
@@ -81,9 +81,9 @@ def line_chart(title: str, series: Sequence[Series], *, show: Format, from_zero:
         texts = {x: f"step {x:,.0f}: {'  '.join(values)}" for x, values in sorted(readouts.items())}
         left, right = axes.get_xlim()
         limits = [left, *((a + b) / 2 for a, b in itertools.pairwise(texts)), right]
-        return _areas(axes, list(itertools.pairwise(limits)), list(texts.values()))
+        return _add_readouts(axes, list(itertools.pairwise(limits)), list(texts.values()))
 
-    keys = [{"label": one.label, "style": one.style} for one, _ in curves] if len(curves) > 1 else []
+    keys = [{"label": curve.label, "style": curve.style} for curve, _ in curves] if len(curves) > 1 else []
     return {"title": title, "keys": keys, "svg": _svg(title, draw)}
 
 
@@ -102,7 +102,7 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], *, log:
         axes.set_ylim(0, 1.05 * max(1, *counts))
         bars = list(itertools.pairwise(limits))
         texts = [f"{low:.3g} to {high:.3g}: {n:,} {noun}".rstrip() for (low, high), n in zip(bars, counts)]
-        return _areas(axes, bars, texts)
+        return _add_readouts(axes, bars, texts)
 
     return {"title": title, "svg": _svg(title, draw)}
 
@@ -116,11 +116,12 @@ def compact(value: float, _position: int | None = None) -> str:
 
 
 def _finite(points: Sequence[Point]) -> list[Point]:
+    """Returns the finite points, with y within :data:`VALUE_MAX`."""
     finite = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     return [(x, max(-VALUE_MAX, min(VALUE_MAX, y))) for x, y in finite]
 
 
-def _thin(points: list[Point], style: str) -> list[Point]:
+def _thin_out(points: list[Point], style: str) -> list[Point]:
     """Returns at most :data:`POINTS_MAX` points: means of neighbors or, with markers, a selection with the last one."""
     n = math.ceil(len(points) / POINTS_MAX)
     if n <= 1:
@@ -131,7 +132,7 @@ def _thin(points: list[Point], style: str) -> list[Point]:
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
 
 
-def _areas(axes: Axes, limits: Sequence[Point], texts: Sequence[str]) -> dict[str, str]:
+def _add_readouts(axes: Axes, limits: Sequence[Point], texts: Sequence[str]) -> dict[str, str]:
     """Adds areas that show a text while the pointer is over them. Returns the text of each by its name in the SVG."""
     for i, (left, right) in enumerate(limits):
         axes.axvspan(left, right, alpha=0, linewidth=0, gid=f"at-{i}")

@@ -47,7 +47,7 @@ def encode_images(images: Sequence[tuple[Image, int]], budget: int) -> list[Enco
         factor *= min(SHRINK_MAX, math.sqrt(budget / size))
 
 
-def image_of(pixels: Tensor) -> Image:
+def to_pillow(pixels: Tensor) -> Image:
     """Returns [H, W, 3] uint8 as an image of Pillow."""
     from PIL import Image as Images
 
@@ -58,13 +58,13 @@ def error_image(target: Tensor, rendered: Tensor) -> Image:
     """Returns the absolute error of images [H, W, 3] uint8, averaged over RGB, times :data:`ERROR_GAIN`, as colors."""
     difference = target.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)
     levels = (ERROR_GAIN * difference / 3).round().clamp(0, 255).long()
-    return image_of(apply_colormap(torch.arange(256, dtype=torch.float32, device="cpu")[None] / 255)[0][levels])
+    return to_pillow(apply_colormap(torch.arange(256, dtype=torch.float32, device="cpu")[None] / 255)[0][levels])
 
 
 def depth_image(gaussians: Gaussians, camera: Camera, side: int, *, backend: Backend = "auto") -> Image:
     """Renders the depth of a view, bright is near, so that its longer side has at most `side` pixels."""
     small = resize_camera(camera, side)
-    return image_of(to_bytes(next(render_frames(gaussians, [small], show="depth", backend=backend))))
+    return to_pillow(to_bytes(next(render_frames(gaussians, [small], show="depth", backend=backend))))
 
 
 def _encode(image: Image, side: int) -> EncodedImage:

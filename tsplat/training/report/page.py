@@ -26,8 +26,8 @@ from ..configuration import Config, RunConfig
 from ..evaluation import Evaluation
 from ..history import History
 from . import sections
-from .data_urls import ERROR_GAIN, depth_image, encode_images, error_image, image_of
-from .quality import floaters, score_regions, worst_patches
+from .data_urls import ERROR_GAIN, depth_image, encode_images, error_image, to_pillow
+from .quality import floater_shares, score_regions, worst_patches
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -183,16 +183,16 @@ def render_page(page: RunPage) -> Html:
 
 
 def _quality(page: RunPage, gaussians: Gaussians | None) -> dict[str, Any] | None:
-    """Metrics of regions, floaters and the worst patches of the shown views, as values of the template."""
+    """Returns metrics of regions, floaters and the worst patches of the shown views, as values of the template."""
     if not page.shown:
         return None
     images = [(view.target, view.rendered) for view in page.shown]
     patches = worst_patches(images, PATCHES)
-    crops = [(image_of(patch.crop(image)), PATCH_SIDE) for patch in patches for image in images[patch.view]]
+    crops = [(to_pillow(patch.crop(image)), PATCH_SIDE) for patch in patches for image in images[patch.view]]
     cameras = [view.camera for view in page.shown if view.camera is not None]
     in_front: list[float] = []
     if gaussians is not None and len(gaussians) and len(cameras) == len(images):
-        in_front = floaters(gaussians, cameras, "auto" if page.config is None else page.config.backend)
+        in_front = floater_shares(gaussians, cameras, "auto" if page.config is None else page.config.backend)
     scores = [score_regions(*of_view) for of_view in images]
     rows = [view.row for view in page.shown]
     return sections.quality(rows, page.metrics, scores, in_front, patches, encode_images(crops, PATCHES_MAX))
@@ -206,8 +206,8 @@ def _views(page: RunPage, gaussians: Gaussians | None) -> list[dict[str, Any]]:
         side = LARGE if i < N_LARGE else SMALL
         images.append(
             {
-                "target": (image_of(view.target), side),
-                "rendered": (image_of(view.rendered), side),
+                "target": (to_pillow(view.target), side),
+                "rendered": (to_pillow(view.rendered), side),
                 f"error \N{MULTIPLICATION SIGN} {ERROR_GAIN}": (error_image(view.target, view.rendered), side // 2),
             }
         )

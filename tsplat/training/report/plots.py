@@ -25,7 +25,7 @@ VIEWS_MAX = 6
 PAPER, INK = (250, 250, 248), (40, 40, 44)
 
 
-def side_by_side(path: str | os.PathLike[str], score: Score) -> None:
+def write_side_by_side(path: str | os.PathLike[str], score: Score) -> None:
     """Writes a PNG with a view's photograph on the left and its rendering on the right, at full size."""
     write_png(path, torch.cat([score.view.image, to_bytes(score.image)], 1))
 
@@ -36,7 +36,7 @@ def evenly_spaced(values: Sequence[T]) -> list[T]:
     return [values[i] for i in chosen]
 
 
-def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
+def write_contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
     """Writes a labeled PNG with a row per view: photograph, start, result, and the result's absolute error times 4.
 
     The error is averaged over RGB. Of more than six views, six are shown. Raises ArgumentError if there are no views,
@@ -72,7 +72,7 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
         sheet.save(file, "PNG")
 
 
-def curve(path: str | os.PathLike[str], history: History) -> None:
+def write_psnr_curve(path: str | os.PathLike[str], history: History) -> None:
     """Writes a PNG that plots PSNR over steps: of single training views, and the mean of the held-out views.
     If the number of Gaussians changes, it is plotted too."""
     require("matplotlib")

@@ -50,7 +50,7 @@ class Patch(NamedTuple):
         return image[self.top : self.top + self.side, self.left : self.left + self.side]
 
 
-def regions(target: Tensor) -> dict[str, Tensor]:
+def region_masks(target: Tensor) -> dict[str, Tensor]:
     """Returns a mask of each of :data:`REGIONS` of a photograph [H, W, 3] uint8, [H, W] bool."""
     brightness = target.float().mean(-1)
     strength = torch.stack(torch.gradient(brightness)).square().sum(0)
@@ -70,7 +70,7 @@ def score_regions(target: Tensor, rendered: Tensor) -> dict[str, RegionScore]:
     x, y = rendered.float() / 255, target.float() / 255
     squares, similarity, radius = (x - y).square().mean(-1), ssim_map(x, y), len(SSIM_TAPS) // 2
     scores = {}
-    for name, region in regions(target).items():
+    for name, region in region_masks(target).items():
         centers = region[radius:-radius, radius:-radius]
         scores[name] = RegionScore(
             float(-10 * squares[region].mean().log10()) if region.any() else None,
@@ -109,9 +109,8 @@ def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch
 
 
 @torch.no_grad()
-def floaters(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
-    """Returns the part of the pixels' weight of Gaussians far in front of the expected depth, from 0 to 1, of each
-    camera."""
+def floater_shares(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
+    """Returns, for each camera, the share of all weights that Gaussians far in front of the expected depth have."""
     shares = []
     for camera in with_near_planes(cameras, gaussians.means):
         depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)

@@ -89,7 +89,7 @@ def cards(metrics: Values, gaussians: Gaussians | None, model_bytes: int | None)
 
 
 def curves(history: History | None) -> Values | None:
-    """Charts of PSNR, loss and number of Gaussians over the steps."""
+    """Draws charts of PSNR, loss and number of Gaussians over the steps."""
     if history is None or not (history.train_steps or history.test_steps):
         return None
 
@@ -134,14 +134,14 @@ def quality(
     patches: Sequence[Patch],
     images: Sequence[EncodedImage],
 ) -> Values:
-    """Metrics of regions, floaters, the gap between training and test views, and the worst patches.
+    """Returns metrics of regions, floaters, the gap between training and test views, and the worst patches.
 
     `rows` are the views, each with the `scores` of its regions and, if it is known, the part of its weight that is
     floating `in_front`. `images` are the original and the rendering of each patch.
     """
 
     def cells(scores: Sequence[dict[str, RegionScore]], in_front: Sequence[float]) -> list[Values]:
-        """Means over views."""
+        """Returns the means over views."""
         columns = [[getattr(score[name], key) for score in scores] for key in ("psnr", "ssim") for name in REGIONS]
         columns += [[100 * part for part in in_front]]
         formats = [".2f"] * len(REGIONS) + [".4f"] * len(REGIONS) + [".1f"]
@@ -174,7 +174,7 @@ def quality(
 
 
 def distributions(gaussians: Gaussians | None) -> Values | None:
-    """Histograms of opacity, scale and anisotropy."""
+    """Draws histograms of opacity, scale and anisotropy."""
     if gaussians is None or not (valid := gaussians.valid).any():
         return None
     with torch.no_grad():
@@ -195,11 +195,11 @@ def configuration(config: Config | None) -> Values | None:
     """Returns the settings that differ from the preset, and all settings; None without a configuration."""
     if config is None:
         return None
-    values, name = _flatten(to_json(config)), closest_preset(config)
+    values, name = _one_level(to_json(config)), closest_preset(config)
     # The length of a run scales the schedules of its preset. No views per step mean one per rank.
     each = 1 if config.views_per_step else 0
     base = dataclasses.replace(preset(name, config.steps), steps=RunConfig.steps, views_per_step=each)
-    defaults = _flatten(to_json(base))
+    defaults = _one_level(to_json(base))
     settings = [
         {"key": key, "value": _setting(value), "default": _setting(defaults.get(key))} for key, value in values.items()
     ]
@@ -281,6 +281,7 @@ def _datum(text: str, value: Any) -> Values:
 
 
 def _log_histogram(title: str, values: np.ndarray) -> Values:
+    """Draws a histogram of logarithms; the first and the last bar include all that is beyond."""
     logs = np.log10(np.maximum(values, np.finfo(np.float64).tiny))
     low, high = (float(edge) for edge in np.quantile(logs, (BEYOND, 1 - BEYOND)))
     if high - low < 1e-3:
@@ -290,13 +291,14 @@ def _log_histogram(title: str, values: np.ndarray) -> Values:
 
 
 def _setting(value: Any) -> str:
+    """Formats a setting."""
     if value is None or value == "":
         return "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _flatten(values: Values) -> Values:
-    """Settings of the strategy become settings with a prefix; its kind is that of the preset."""
+def _one_level(values: Values) -> Values:
+    """Returns settings on one level: those of the strategy get a prefix, without its kind, which the preset says."""
     flat = {key: value for key, value in values.items() if key != "strategy"}
     strategy = values.get("strategy") or {}
     return flat | {f"strategy.{key}": value for key, value in strategy.items() if key != "kind"}

@@ -22,7 +22,7 @@ from ...support.files import write_json
 from ...support.progress import stage_display
 from ..evaluation import Evaluation, OnView, evaluate, fit_poses
 from ..report.page import REPORT, RunPage, shown_views, write_page
-from ..report.plots import contact_sheet, curve, evenly_spaced, side_by_side
+from ..report.plots import evenly_spaced, write_contact_sheet, write_psnr_curve, write_side_by_side
 from ..trainer import Trainer
 from .loop import RunLoop, score_views
 
@@ -91,8 +91,8 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
     with loop.session.measure("saving"):
         _write_model(folder / "point_cloud.ply", trainer, loop.frame)
         if trainer.ranks.is_main:
-            contact_sheet(folder / "contact_sheet.png", *sheet)
-            curve(folder / "curve.png", loop.history)
+            write_contact_sheet(folder / "contact_sheet.png", *sheet)
+            write_psnr_curve(folder / "curve.png", loop.history)
             write_json(folder / "metrics.json", metrics)
     _write_page(loop, metrics, final, gaussians, is_test=bool(test))
     trainer.ranks.barrier()
@@ -195,7 +195,7 @@ def write_held_out(folder: Path, scores: Evaluation, on_view: OnView | None = No
         if on_view is not None:
             on_view(i + 1, len(scores))
         if score.image.numel():
-            side_by_side(folder / held_out_name(i, score.view.name), score)
+            write_side_by_side(folder / held_out_name(i, score.view.name), score)
 
 
 def held_out_name(index: int, view: str) -> str:
