@@ -32,7 +32,7 @@ from tsplat.data import (
     TileGrid,
 )
 from tsplat.kernels import launch, packed_rows, scans
-from tsplat.kernels.compositing import lists as part_lists
+from tsplat.kernels.compositing import part_lists
 from tsplat.kernels.prepared import OPTIONS
 from tsplat.triton_cpu.launcher import Launcher
 

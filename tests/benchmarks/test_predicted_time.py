@@ -13,7 +13,7 @@ from emulator.counters import CLASSES
 from emulator.timing.model import A100, VARIATIONS
 from tests.emulator.targets import needs_emulator
 
-part_lists = pytest.importorskip("tsplat.kernels.compositing.lists", reason="needs Triton")
+part_lists = pytest.importorskip("tsplat.kernels.compositing.part_lists", reason="needs Triton")
 
 pytestmark = [needs_emulator, pytest.mark.long]
 RECORD = {

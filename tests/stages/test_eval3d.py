@@ -11,7 +11,7 @@ import torch
 import tsplat
 from emulator.package import tsplat_emulated
 from tests.emulator.targets import needs_emulator
-from tests.kernels.compositing.test_lists import UNCUT
+from tests.kernels.compositing.test_part_lists import UNCUT
 from tests.stages.test_unscented import images_and_gradients
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact

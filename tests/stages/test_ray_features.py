@@ -10,7 +10,7 @@ import torch
 import tsplat
 from emulator.package import tsplat_emulated
 from tests.emulator.targets import needs_emulator
-from tests.kernels.compositing.test_lists import UNCUT
+from tests.kernels.compositing.test_part_lists import UNCUT
 from tests.stages.test_eval3d import own_rays
 from tests.support import scenes
 from tests.support.backends import BACKENDS

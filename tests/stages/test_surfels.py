@@ -10,7 +10,7 @@ import torch
 import tsplat
 from emulator.package import tsplat_emulated
 from tests.emulator.targets import needs_emulator
-from tests.kernels.compositing.test_lists import UNCUT
+from tests.kernels.compositing.test_part_lists import UNCUT
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
@@ -40,7 +40,7 @@ from benchmarks import static_cost
 from benchmarks.launches import recorded
 from tsplat import kernels
 from tsplat.kernels import launch
-from tsplat.kernels.compositing import lists
+from tsplat.kernels.compositing import part_lists
 
 SCENES = int(os.environ.get("TSPLAT_SURFEL_SCENES", "8"))
 IMAGES = ["colors", "alphas", "normals", "surf_normals", "distort", "median"]
@@ -618,8 +618,8 @@ def test_kernels_for_gpus_do_not_spill(target):
         v = ProjectedGradients(*found)
         needs = Cameras(True, False, False, False)
         kernels.projection_bwd(gaussians, cameras, projected.row_of, projected.radii, v, projection, needs)
-        for cut in (lists.CUT, 0):
-            patch.setattr(lists, "CUT", cut)
+        for cut in (part_lists.CUT, 0):
+            patch.setattr(part_lists, "CUT", cut)
             intersections = Intersections(0, offsets, ones(n, dtype=torch.int32), order, ones(n, dtype=torch.int16))
             buffers = RenderBuffers(ones(1, *size[::-1], 8), image, last_ids, last_ids)
             parts = kernels.composite_fwd(splats, None, None, intersections, buffers, settings)

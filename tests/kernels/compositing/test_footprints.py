@@ -9,7 +9,7 @@ import torch
 
 from emulator.package import tsplat_emulated
 from tests.emulator.targets import needs_emulator
-from tests.kernels.compositing.test_lists import UNCUT
+from tests.kernels.compositing.test_part_lists import UNCUT
 from tests.support.closeness import EXACT, compare
 from tests.support.scenes import random_like
 from tsplat.config import ALPHA_MIN, PRESETS, TRANSMITTANCE_MIN, CameraSettings

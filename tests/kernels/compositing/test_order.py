@@ -12,10 +12,10 @@ from tests.support.closeness import assert_same_bits, run
 @pytest.mark.parametrize("banded", [False, True])
 def test_order_of_tiles_does_not_change_bits(banded, gpu, monkeypatch):
     from tsplat.kernels import compositing, launch
-    from tsplat.kernels.compositing import lists, slots
+    from tsplat.kernels.compositing import part_lists, slots
 
     if gpu:  # lists are cut and ordered as on a GPU, and each part has a program of its own
-        for module in (lists, slots):
+        for module in (part_lists, slots):
             monkeypatch.setattr(module, "is_compiled_for_cpu", lambda tensor: False)
         monkeypatch.setattr(compositing, "part_shape", lambda *_: launch.PartShape(4, 2, 2))
     scene = scenes.make(scenes.Structure(n=10, cameras=2, width=12, height=11, size=2.0, seed=3), torch.float32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tsplat
-from tests.kernels.compositing.test_lists import HEIGHT, WIDTH, _intersections, _list_parts, _splats
+from tests.kernels.compositing.test_part_lists import HEIGHT, WIDTH, _intersections, _list_parts, _splats
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
 from tsplat.data import TileGrid

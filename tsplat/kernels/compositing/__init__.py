@@ -21,13 +21,13 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     rows           A B C           projected Gaussians; a record for each           records
     intersections  A B C           of the tile, sorted by depth                     (made by the stage before)
                    |\ \|
-    lists      A B | A C |         of part 0 and part 1; their entries are rows     lists
+    lists      A B | A C |         of part 0 and part 1; their entries are rows     part_lists
                ----+-----+
     chunks     A,B | A,C |         pieces of a list, if it is long                  chunks
                 v     v
-    images         pixels, and where the walk of each list ended                    walks_ and matrices_forward
+    images         pixels, and where the walk of each list ended                    composite_forward
                 v     v
-    slots      A A | B | C         one per entry, those of a Gaussian side by side  slots, walks_ and matrices_backward
+    slots      A A | B | C         one per entry, those of a Gaussian side by side  slots, composite_backward
                 \/
     sums       A     B   C         added in a fixed order; then gradients           slots
 
@@ -47,12 +47,12 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     slot        where the backward pass writes the sums of an entry over the part's pixels
     moment      one of the ellipse's sums over pixels of g
 
-**The files**, in the order of a call: the launchers below call `records` and `lists`, `chunks` if a list is cut, and
-`walks_forward`; then `slots`, `walks_backward`, and `slots` again. From 16 channels on, `matrices_forward` and
-`matrices_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share, `pixel_sums`
-the sums over the pixels of a part, `rays` those of pixels and their gradients, `beams` what bounds the rays of a part,
-`distortion` that of a feature, and `footprints` the math of a splat. `kernels/scans.py` keeps lists within memory
-that was allocated before they were counted, and `alphas` finds who contributes to a pixel.
+**The files**, in the order of a call: the launchers below call `records` and `part_lists`, `chunks` if a list is cut,
+and `composite_forward`; then `slots`, `composite_backward`, and `slots` again. From 16 channels on, `features_forward`
+and `features_backward`, with `matrices`, take the place of the walks. `walk_steps` has what all walks share,
+`pixel_sums` the sums over the pixels of a part, `rays` those of pixels and their gradients, `beams` what bounds the
+rays of a part, `distortion` that of a feature, and `footprints` the math of a splat. `kernels/scans.py` keeps lists
+within memory that was allocated before they were counted, and `alphas` finds who contributes to a pixel.
 """
 
 import torch
@@ -63,15 +63,15 @@ from .. import launch
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_shape
 from .alphas import tile_alphas
 from .chunks import chunk_products, combine_chunks, combine_rays
+from .composite_backward import walk_bwd
+from .composite_forward import pass_channels, walk_fwd
+from .features_backward import features_bwd
+from .features_forward import features_fwd
 from .footprints import FOOTPRINTS
-from .lists import list_parts
-from .matrices_backward import features_bwd
-from .matrices_forward import features_fwd
+from .part_lists import list_parts
 from .records import pack_records
 from .slots import assign_slots, sum_slots
 from .walk_steps import Band, Chunks, FinalPixels, ImageGradients, Ranges
-from .walks_backward import walk_bwd
-from .walks_forward import pass_channels, walk_fwd
 
 __all__ = [
     "bytes_per_intersection",

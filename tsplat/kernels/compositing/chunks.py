@@ -1,7 +1,7 @@
 """Long lists of parts, cut into chunks: transmittances where chunks start, and the sum of what chunks add.
 
 The product of 1 - alpha over each chunk gives the transmittance where the next one starts. Then chunks are
-composited like lists that are not cut, by ``walks_forward`` or ``matrices_forward``, and added here.
+composited like lists that are not cut, by ``composite_forward`` or ``features_forward``, and added here.
 """
 
 import torch

@@ -27,7 +27,7 @@ from ..device_math import load_tuple, store_tuple
 from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, programs
 from ..scans import prefix_sums
 from .footprints.ellipse import LARGE
-from .lists import BLOCK, PADDING, entry_indices, list_values, number_of_entries, store_padding, tile_keys
+from .part_lists import BLOCK, PADDING, entry_indices, list_values, number_of_entries, store_padding, tile_keys
 from .walk_steps import Band
 
 LN_2 = tl.constexpr(math.log(2.0))

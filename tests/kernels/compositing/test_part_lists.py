@@ -59,7 +59,7 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
 
 
 def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT, unread=0):
-    from tsplat.kernels.compositing import lists
+    from tsplat.kernels.compositing import part_lists
     from tsplat.kernels.compositing.records import pack_records
     from tsplat.kernels.compositing.walk_steps import Band
     from tsplat.kernels.launch import PartShape
@@ -68,8 +68,8 @@ def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT, unread=
     records = pack_records(splats, settings)
     band = Band(intersections, grid, shape, settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists, "UNREAD_MAX", unread)
-        return lists.list_parts(records, band, splats.n_features, has_walk_ends=True)
+        patch.setattr(part_lists, "UNREAD_MAX", unread)
+        return part_lists.list_parts(records, band, splats.n_features, has_walk_ends=True)
 
 
 def _edge_minimum(a, b, c, fixed, low, high):
@@ -149,7 +149,7 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
 @pytest.mark.parametrize("unread", [0, 83 * 8])
 def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, monkeypatch):
     """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
-    from tsplat.kernels.compositing.lists import PADDING
+    from tsplat.kernels.compositing.part_lists import PADDING
     from tsplat.kernels.compositing.slots import _entries, _shared_entries
 
     def filled(tensor, *size, **options):
@@ -180,7 +180,7 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
 
 @pytest.mark.parametrize(("width", "height"), [(8, 8), (4, 4)])
 def test_margin_follows_the_last_entry_of_a_capacity(width, height):
-    from tsplat.kernels.compositing.lists import PADDING
+    from tsplat.kernels.compositing.part_lists import PADDING
 
     splats, grid = _splats(50, 1), TileGrid.cover(1, WIDTH, HEIGHT, 8)
     exact = _intersections(splats, 0, [50, 0, 33], 1)
@@ -268,7 +268,7 @@ def test_empty_band_has_empty_lists():
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 @pytest.mark.parametrize("unread", [0, 106 * 2 - 1, 106 * 2])
 def test_chunks_cover_long_lists(chunk, unread):
-    from tsplat.kernels.compositing.lists import CUT
+    from tsplat.kernels.compositing.part_lists import CUT
 
     splats = _splats(60, 2)
     intersections = _intersections(splats, 0, [60, 0, 5, 40, 1], 4)
@@ -285,7 +285,7 @@ def test_chunks_cover_long_lists(chunk, unread):
 
 def test_the_longest_lists_come_first_on_a_gpu(monkeypatch):
     from tsplat.kernels import launch
-    from tsplat.kernels.compositing import lists as part_lists
+    from tsplat.kernels.compositing import part_lists
 
     monkeypatch.setattr(launch, "RESIDENT", 9)
     monkeypatch.setattr(launch, "LENGTH_STEP", 5)

@@ -1,6 +1,6 @@
 """Backward compositing of many channels. See ``matrices``.
 
-Slots are those of ``walks_backward``. The values of a whole group are summed at once, first along the columns of a
+Slots are those of ``composite_backward``. The values of a whole group are summed at once, first along the columns of a
 part, as dx is the same in a column.
 """
 

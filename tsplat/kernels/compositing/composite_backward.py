@@ -1,4 +1,4 @@
-"""The backward walk over the lists of parts, for fewer than 16 channels; see ``walks_forward``."""
+"""The backward walk over the lists of parts, for fewer than 16 channels; see ``composite_forward``."""
 
 import triton
 import triton.language as tl
