@@ -4,6 +4,8 @@ A record holds the mean x, y, and -a/2, -b, -c/2 times log2(e). Gradients are li
 pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2 (Kerbl et al., "3D Gaussian Splatting", 2023, equation 2).
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -12,6 +14,31 @@ from .interface import LOG2_E, Footprint, rendered_shape
 
 LARGE = tl.constexpr(32)
 """Number of tiles that the bounding box of a splat may touch before it is large."""
+
+
+class EllipseForm(NamedTuple):
+    """The form a x^2 + b x y + c y^2 of offsets from a mean, which is log2 of opacity / alpha.
+
+    Attributes:
+        a, b, c: Of the form.
+        level: The largest value where alpha may reach ALPHA_MIN.
+        slope_x, slope_y: The form is lowest at x = slope_x y on a row, and at y = slope_y x on a column.
+    """
+
+    a: Any
+    b: Any
+    c: Any
+    level: Any
+    slope_x: Any
+    slope_y: Any
+
+
+class EllipseBound(NamedTuple):
+    """The form of a splat, and the offset of the first pixel of a tile from its mean."""
+
+    form: Any
+    left: Any
+    top: Any
 
 
 @triton.jit
@@ -39,7 +66,7 @@ def _is_large(c, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
 
 @triton.jit
 def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """The form a x^2 + b x y + c y^2, which is record[5] - log2 of alpha, its bound, and where it is lowest."""
+    """Returns the :class:`EllipseBound` of a record in a tile whose first pixel is at x and y."""
     a = -record[2]
     b = -record[3]
     c = -record[4]
@@ -54,35 +81,36 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
     level = tl.where(b * b > 4.000002 * a * c, float("inf"), level)
     slope_x = tl.where(a > 0.0, -0.5 * b / tl.where(a > 0.0, a, 1.0), 0.0)
     slope_y = tl.where(c > 0.0, -0.5 * b / tl.where(c > 0.0, c, 1.0), 0.0)
-    return a, b, c, left, top, level, slope_x, slope_y
+    form = EllipseForm(a=a, b=b, c=c, level=level, slope_x=slope_x, slope_y=slope_y)
+    return EllipseBound(form=form, left=left, top=top)
 
 
 @triton.jit
-def reaches_rectangle(bound, low_x, high_x, low_y, high_y):
-    """Returns whether the form is at most the level anywhere in a rectangle, relative to the mean."""
-    a, b, c, _, _, level, slope_x, slope_y = bound
+def reaches_rectangle(form, low_x, high_x, low_y, high_y):
+    """Returns whether a form is at most its level anywhere in a rectangle of offsets from the mean."""
+    a, b, c = form.a, form.b, form.c
     # The minimum of the form over a rectangle is on one of the two lines through it nearest to the mean.
     x = tl.minimum(tl.maximum(low_x, 0.0), high_x)
-    y = tl.minimum(tl.maximum(x * slope_y, low_y), high_y)
+    y = tl.minimum(tl.maximum(x * form.slope_y, low_y), high_y)
     on_column = (a * x + b * y) * x + c * y * y
     y = tl.minimum(tl.maximum(low_y, 0.0), high_y)
-    x = tl.minimum(tl.maximum(y * slope_x, low_x), high_x)
+    x = tl.minimum(tl.maximum(y * form.slope_x, low_x), high_x)
     on_row = (a * x + b * y) * x + c * y * y
-    return tl.minimum(on_column, on_row) <= level
+    return tl.minimum(on_column, on_row) <= form.level
 
 
 @triton.jit
 def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    low_x = bound[3] + X
+    low_x = bound.left + X
     high_x = low_x + (WIDTH - 1)
-    low_y = bound[4] + Y
+    low_y = bound.top + Y
     high_y = low_y + (HEIGHT - 1)
-    return reaches_rectangle(bound, low_x, high_x, low_y, high_y)
+    return reaches_rectangle(bound.form, low_x, high_x, low_y, high_y)
 
 
 @triton.jit
 def _locate(record, pixel):
-    """Offsets dx, dy from the mean."""
+    """Returns offsets dx, dy from the mean."""
     return pixel[0] - record[0], pixel[1] - record[1]
 
 
@@ -94,7 +122,7 @@ def _log2_alpha(record, local):
 
 @triton.jit
 def _add_gradients(sums, g, local):
-    """Sums of g, g dy and g dy^2. ``expand`` makes those with dx of them, as dx is one value per column."""
+    """Adds g, g dy and g dy^2 to sums. ``expand`` makes those with dx of them, as dx is one value per column."""
     g_dy = g * local[1]
     if len(sums) == 0:
         return g, g_dy, g_dy * local[1]
@@ -104,7 +132,7 @@ def _add_gradients(sums, g, local):
 
 @triton.jit
 def _expand(sums, local):
-    """The six moments."""
+    """Returns the six moments from the sums of a column."""
     g_dx = sums[0] * local[0]
     return sums[0], g_dx, sums[1], g_dx * local[0], sums[1] * local[0], sums[2]
 

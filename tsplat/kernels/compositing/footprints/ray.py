@@ -15,6 +15,7 @@ dt/du = -(c + t u) / |u|^2 add q u to g c, and q (u c^T + c u^T) to g c c^T, so 
 """
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -32,16 +33,36 @@ from ...device_math import (
     times,
     where,
 )
-from .ellipse import reaches_rectangle
+from .ellipse import EllipseForm, reaches_rectangle
 from .interface import HALF_LOG2_E, Footprint, rendered_shape
 
 INVERSE_MAX = tl.constexpr(1e12)
 """Largest 1 / s of a splat that is rendered, and largest coordinate of its mean: squares stay finite in fp32."""
 
 
+class EllipsoidBound(NamedTuple):
+    """The ellipsoid where alpha is ALPHA_MIN, in a tile's frame.
+
+    Attributes:
+        shadow: The form of its shadow along d; the level is the square of its size in units of the largest scale.
+        x, y: Its mean on the axes e and f.
+        near, far: Its range of depths along d.
+        room: By how much a rectangle grows for rounding.
+        is_visible: Whether alpha is above ALPHA_MIN anywhere.
+    """
+
+    shadow: Any
+    x: Any
+    y: Any
+    near: Any
+    far: Any
+    room: Any
+    is_visible: Any
+
+
 @triton.jit
 def _whitening(shape):
-    """The rows of M = diag(1 / s) R^T."""
+    """Returns the rows of M = diag(1 / s) R^T."""
     unit, _ = normalize4(shape[3:7])
     r = rotation(unit)
     x = 1.0 / shape[7]
@@ -62,30 +83,25 @@ def _pack(mean, shape, visible):
 
 @triton.jit
 def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
-    """True: the extent in pixels is not known here."""
+    """Returns true, as the extent in pixels is not known here."""
     return opacity == opacity
 
 
 @triton.jit
 def _row(record, k: tl.constexpr, v):
-    """Row k of M times a vector."""
+    """Returns row k of M times a vector."""
     return tl.fma(record[3 + 3 * k], v[0], tl.fma(record[4 + 3 * k], v[1], record[5 + 3 * k] * v[2]))
 
 
 @triton.jit
 def _along_axes(record, inverse, v):
-    """S R^T v, over the largest scale: M v times ``inverse``, which is 1 / that scale over squared lengths of rows."""
+    """Returns S R^T v over the largest scale: M v times ``inverse``, 1 / that scale over squared lengths of rows."""
     return _row(record, 0, v) * inverse[0], _row(record, 1, v) * inverse[1], _row(record, 2, v) * inverse[2]
 
 
 @triton.jit
 def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
-    """Bounds of the ellipsoid where alpha is ALPHA_MIN, in a tile's frame.
-
-    Returns:
-        What ``reaches_rectangle`` needs for its shadow along d, in units of the largest scale, squared; its range of
-        depths; how much a rectangle grows by rounding; and whether alpha is above ALPHA_MIN anywhere.
-    """
+    """Returns the :class:`EllipsoidBound` of a record in a tile's frame."""
     d, e = frame[3:6], frame[6:9]
     f = cross3(d, e)
     to_mean = (record[0] - frame[0], record[1] - frame[1], record[2] - frame[2])
@@ -110,15 +126,17 @@ def _bound(record, frame, LOG2_ALPHA_MIN: tl.constexpr):
     a = dot(along_f, along_f) * inverse_det
     b = -2.0 * dot(along_e, along_f) * inverse_det
     c = dot(along_e, along_e) * inverse_det
-    shadow = (a, b, c, dot(to_mean, e), dot(to_mean, f), size * size, -0.5 * b / a, -0.5 * b / c)
-    depth = dot(to_mean, d)
+    shadow = EllipseForm(a=a, b=b, c=c, level=size * size, slope_x=-0.5 * b / a, slope_y=-0.5 * b / c)
+    x, y, depth = dot(to_mean, e), dot(to_mean, f), dot(to_mean, d)
     half = size * tl.sqrt(dot(along_d, along_d)) + room
-    return shadow, depth - half, depth + half, room, level >= 0.0
+    return EllipsoidBound(
+        shadow=shadow, x=x, y=y, near=depth - half, far=depth + half, room=room, is_visible=level >= 0.0
+    )  # fmt: skip
 
 
 @triton.jit
 def _range_of_products(low, high, least, most):
-    """The least and the largest product of a number in [low, high] and one in [least, most]."""
+    """Returns the least and the largest product of a number in [low, high] and one in [least, most]."""
     a = low * least
     b = high * least
     c = low * most
@@ -128,28 +146,30 @@ def _range_of_products(low, high, least, most):
 
 @triton.jit
 def _reaches(bound, box):
-    """Whether the shadow reaches the rectangle of a part's rays, at depths of the ellipsoid; true if not finite."""
-    shadow, near, far, room, is_visible = bound
-    a, b, c, x, y, level, slope_x, slope_y = shadow
+    """Returns whether the shadow reaches the rectangle of a part's rays at its depths, or is not finite."""
+    shadow, near, far, room = bound.shadow, bound.near, bound.far, bound.room
+    a, b, c = shadow.a, shadow.b, shadow.c
     least_x, most_x = _range_of_products(near, far, box[2], box[3])
     least_y, most_y = _range_of_products(near, far, box[6], box[7])
-    low_x = box[0] + least_x - x - room
-    high_x = box[1] + most_x - x + room
-    low_y = box[4] + least_y - y - room
-    high_y = box[5] + most_y - y + room
+    low_x = box[0] + least_x - bound.x - room
+    high_x = box[1] + most_x - bound.x + room
+    low_y = box[4] + least_y - bound.y - room
+    high_y = box[5] + most_y - bound.y + room
     far_x = tl.maximum(tl.abs(low_x), tl.abs(high_x))
     far_y = tl.maximum(tl.abs(low_y), tl.abs(high_y))
     # Terms that cancel.
     terms = a * far_x * far_x + tl.abs(b) * far_x * far_y + c * far_y * far_y
-    shadow = (a, b, c, x, y, level + terms * 1e-6, slope_x, slope_y)
+    shadow = EllipseForm(
+        a=a, b=b, c=c, level=shadow.level + terms * 1e-6, slope_x=shadow.slope_x, slope_y=shadow.slope_y
+    )  # fmt: skip
     reached = reaches_rectangle(shadow, low_x, high_x, low_y, high_y) | ((terms <= 1e35) == 0)
     has_rays = (box[0] > box[1]) == 0
-    return is_visible & has_rays & reached
+    return bound.is_visible & has_rays & reached
 
 
 @triton.jit
 def _locate(record, pixel):
-    """The nearest point c, its t, u, and 1 / |u|^2."""
+    """Returns the nearest point c, its t, u, and 1 / |u|^2."""
     r = (pixel[0] - record[0], pixel[1] - record[1], pixel[2] - record[2])
     d = pixel[3:]
     w = (_row(record, 0, r), _row(record, 1, r), _row(record, 2, r))
@@ -164,7 +184,7 @@ def _locate(record, pixel):
 
 @triton.jit
 def _orthogonal(local):
-    """c without the component along u that rounding left."""
+    """Returns c without the component along u that rounding left: c - u (u . c) / |u|^2."""
     along = tl.fma(local[4], local[0], tl.fma(local[5], local[1], local[6] * local[2])) * -local[7]
     return tl.fma(along, local[4], local[0]), tl.fma(along, local[5], local[1]), tl.fma(along, local[6], local[2])
 
@@ -177,13 +197,13 @@ def _log2_alpha(record, local):
 
 @triton.jit
 def _log2_alpha_in_front(record, local):
-    """As ``_log2_alpha``, but nothing where the nearest point is behind the origin of the ray."""
+    """Returns what ``_log2_alpha`` does, and -1e4 where the nearest point is behind the origin of the ray."""
     return tl.where(local[3] >= 0.0, _log2_alpha(record, local), -1e4)
 
 
 @triton.jit
 def _add_gradients(sums, g, local):
-    """Sums of g, g c, and the upper triangle of g c c^T."""
+    """Adds g, g c, and the upper triangle of g c c^T to sums."""
     c = _orthogonal(local)
     x = g * c[0]
     y = g * c[1]

@@ -15,7 +15,7 @@ from .interface import keep_sums
 
 @triton.jit
 def _bound_squares(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """As of the ellipse, from the corner of a pixel to that of another."""
+    """Returns the bound of the ellipse, from the corner of a pixel to that of another."""
     return _bound(record, x - 0.5, y - 0.5, TILE + 1, LOG2_ALPHA_MIN)
 
 
@@ -26,13 +26,13 @@ def _reaches_squares(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def _locate(record, pixel):
-    """Offsets dx, dy from the mean."""
+    """Returns offsets dx, dy from the mean."""
     return pixel[3] - record[0], pixel[4] - record[1]
 
 
 @triton.jit
 def _add_gradients(sums, g, local):
-    """The six moments."""
+    """Adds the six moments of a pixel to sums."""
     g_dx = g * local[0]
     g_dy = g * local[1]
     if len(sums) == 0:

@@ -14,7 +14,7 @@ from .ellipse import ELLIPSE, _bound, _finish, _log2_alpha, _pack, _slopes, reac
 
 @triton.jit
 def _of_ellipse(record):
-    """The values of a record that the ellipse knows: those of its ``pack``, and log2 of the opacity."""
+    """Returns the values of a record that the ellipse knows: those of its ``pack``, and log2 of the opacity."""
     return record[:5] + record[7:8]
 
 
@@ -35,7 +35,7 @@ def _whole_periods(record, difference):
 
 @triton.jit
 def _bound_copies(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """That of the copy nearest to the middle of the tile, and the offset of the other one that is nearest."""
+    """Returns the bound of the copy nearest to the middle of the tile, and the offset of the next nearest one."""
     period = record[5]
     middle = x - record[0] + 0.5 * (TILE - 1)
     whole_periods = _whole_periods(record, middle)
@@ -45,18 +45,18 @@ def _bound_copies(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr
 
 @triton.jit
 def _reaches_copies(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    """Either copy may be the nearest one of pixels of the part."""
+    """Returns whether either copy reaches the part, as both may be the nearest one of some of its pixels."""
     ellipse, aside = bound
-    low_x = ellipse[3] + X
-    low_y = ellipse[4] + Y
-    reached = reaches_rectangle(ellipse, low_x, low_x + (WIDTH - 1), low_y, low_y + (HEIGHT - 1))
+    low_x = ellipse.left + X
+    low_y = ellipse.top + Y
+    reached = reaches_rectangle(ellipse.form, low_x, low_x + (WIDTH - 1), low_y, low_y + (HEIGHT - 1))
     low_x += aside
-    return reached | reaches_rectangle(ellipse, low_x, low_x + (WIDTH - 1), low_y, low_y + (HEIGHT - 1))
+    return reached | reaches_rectangle(ellipse.form, low_x, low_x + (WIDTH - 1), low_y, low_y + (HEIGHT - 1))
 
 
 @triton.jit
 def _locate(record, pixel):
-    """Offsets dx, dy from the mean of the nearest copy. As dx is one per column, sums are those of the ellipse."""
+    """Returns offsets dx, dy from the nearest copy's mean. Sums are those of the ellipse, as dx is one per column."""
     dx = pixel[0] - record[0]
     return dx - _whole_periods(record, dx), pixel[1] - record[1]
 
@@ -73,7 +73,7 @@ def _slopes_of_copy(record, g, local):
 
 @triton.jit
 def _finish_with_period(moment, shape, opacity):
-    """The period has no gradient."""
+    """Returns the gradients of the ellipse, and 0 for the period."""
     v_mean, v_conic, v_opacity = _finish(moment, shape[:3], opacity)
     return v_mean, v_conic + (v_opacity * 0.0,), v_opacity
 
