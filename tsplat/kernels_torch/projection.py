@@ -22,7 +22,7 @@ from .indices import (
 )
 from .lenses import LENSES
 from .lenses.interface import Row
-from .projector import Bounds, Projector, Screen
+from .projector import Bounds, Projector, Screen, ScreenEllipse
 from .surfel_projection import surfels
 from .unscented import limits_on_sphere, unscented
 
@@ -31,7 +31,7 @@ POSE = (*[[(i, j) for j in range(3)] for i in range(3)], [(i, 3) for i in range(
 
 
 def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | None) -> tuple[Tensor, ...]:
-    """Upper triangle of the world-space covariance, entry by entry. [nnz] each"""
+    """Returns the upper triangle of the world-space covariance, entry by entry. [nnz] each"""
     if covars is not None:
         return covars.unbind(-1)
     assert quats is not None and scales is not None
@@ -40,7 +40,7 @@ def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | No
 
 
 def _scaled_rotation(quats: Tensor, scales: Tensor) -> tuple[Triple, Triple, Triple]:
-    """Rows of R diag(s), whose columns are one standard deviation along the axes of each Gaussian. [nnz] each"""
+    """Returns the rows of R diag(s), whose columns are one standard deviation along each axis. [nnz] each"""
     sx, sy, sz = scales.unbind(-1)
     first, second, third = rotation_rows(quats / quats.norm(dim=-1, keepdim=True))
     return (
@@ -56,13 +56,8 @@ def _dot(a: Triple, b: Triple) -> Tensor:
 
 def _screen(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
-) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor | None, Tensor]:
-    """Projects rows of Gaussians ``ids``, each with a camera of its own.
-
-    Returns:
-        Pixel mean x and y, depth, the screen covariance before eps2d is added, which rows their cameras see, None if
-        culling tells, and the depth that the planes cull by. [nnz] each
-    """
+) -> ScreenEllipse:
+    """Projects rows of Gaussians ``ids``, each with a camera of its own."""
     viewmats, intrinsics = cameras.viewmats, _intrinsics(cameras)
     w0, w1, w2, t = (tuple(viewmats[:, i, j] for i, j in places) for places in POSE)
     mean = tuple(entry[ids] for entry in gaussians.means.unbind(-1))
@@ -87,17 +82,17 @@ def _screen(
         for t in (t0, t1)
     )
     sharp = (_dot(t0, s0), _dot(t0, s1), _dot(t1, s1))
-    return u, v, z, sharp, None, z
+    return ScreenEllipse(x=u, y=v, depths=z, z=z, covariance=sharp, seen=None)
 
 
 def _intrinsics(cameras: Cameras) -> tuple[Tensor, ...]:
-    """fx, fy, cx and cy of each row's camera."""
+    """Returns fx, fy, cx and cy of each row's camera."""
     Ks = cameras.Ks
     return Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2]
 
 
 def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
-    """The row of the Jacobian times the world-to-camera rotation with rows w."""
+    """Returns a row of the Jacobian times the world-to-camera rotation with rows w."""
     terms = [(entry, of_rotation) for entry, of_rotation in zip(row, w) if entry is not None]
     x, y, z = (functools.reduce(operator.add, [entry * rotation[k] for entry, rotation in terms]) for k in range(3))
     return x, y, z
@@ -107,7 +102,8 @@ def _ellipses(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
 ) -> tuple[Screen, Bounds]:
     """Projects Gaussians by EWA splatting or by the unscented transform."""
-    x, y, depths, sharp, seen, z = _screen(gaussians, cameras, settings, ids)
+    ellipse = _screen(gaussians, cameras, settings, ids)
+    sharp = ellipse.covariance
     a, b, c = sharp[0] + settings.eps2d, sharp[1], sharp[2] + settings.eps2d
     det = a * c - b * b
     rho = None
@@ -125,13 +121,14 @@ def _ellipses(
         limits = None
         if wraps:
             assert gaussians.scales is not None
-            limits = limits_on_sphere(y, depths, gaussians.scales[ids], _intrinsics(cameras), settings)
+            limits = limits_on_sphere(ellipse.y, ellipse.depths, gaussians.scales[ids], _intrinsics(cameras), settings)
         visible, radii = _bounds(sharp, det, bounded, limits, settings)
-        if seen is not None:
-            visible &= seen
-        return visible & (det > 0) & det.isfinite(), radii, z
+        if ellipse.seen is not None:
+            visible &= ellipse.seen
+        return visible & (det > 0) & det.isfinite(), radii, ellipse.z
 
-    return Screen(torch.stack([x, y], -1), depths, conics, None, rho if settings.antialiased else None), bounds
+    means2d = torch.stack([ellipse.x, ellipse.y], -1)
+    return Screen(means2d, ellipse.depths, conics, None, rho if settings.antialiased else None), bounds
 
 
 def _bounds(

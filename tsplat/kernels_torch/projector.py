@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..data import Cameras, Gaussians3D, ProjectionSettings
+from ..formulas.rotations import Triple
 
 
 class Screen(NamedTuple):
@@ -16,6 +17,24 @@ class Screen(NamedTuple):
     conics: Tensor
     normals: Tensor | None
     compensations: Tensor | None
+
+
+class ScreenEllipse(NamedTuple):
+    """Gaussians as a projection sees them, [nnz] each.
+
+    Attributes:
+        x, y: Pixel means.
+        depths, z: Depths, and the depths that the planes cull by.
+        covariance: Upper triangle of the screen covariance, before eps2d is added.
+        seen: Which rows their cameras see; None if culling tells.
+    """
+
+    x: Tensor
+    y: Tensor
+    depths: Tensor
+    z: Tensor
+    covariance: Triple
+    seen: Tensor | None
 
 
 Bounds = Callable[[Tensor | None], tuple[Tensor, Tensor, Tensor]]

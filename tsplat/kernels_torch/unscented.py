@@ -10,6 +10,7 @@ from ..data import ProjectionSettings
 from ..formulas.rotations import Triple
 from .lens_pixels import lens_pixel, pixel_difference, u_period, whole_periods
 from .lenses import LENSES
+from .projector import ScreenEllipse
 from .shutters import Pose, exposed_pixel, pose_at, rotate, to_camera
 
 
@@ -21,7 +22,7 @@ def unscented(
     lens: Tensor | None,
     shutter: Tensor | None,
     settings: ProjectionSettings,
-) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor, Tensor]:
+) -> ScreenEllipse:
     """Projects Gaussians by seven sigma points each.
 
     Args:
@@ -29,10 +30,6 @@ def unscented(
         axes: One standard deviation along each axis of a Gaussian, world frame.
         pose, intrinsics: Of each row's camera; intrinsics are fx, fy, cx and cy. The pose is that of a global shutter.
         lens, shutter: Of each row's camera, [nnz, ...], or None.
-
-    Returns:
-        Pixel mean x and y, depth, the screen covariance before eps2d is added, whether the camera sees it, and the
-        depth by which it culls.
     """
     camera, transform = settings.camera, settings.unscented
     assert transform is not None
@@ -85,11 +82,11 @@ def unscented(
         depth = sum(p * p for p in point).clamp_min(1e-30).sqrt()  # type: ignore[union-attr]
         z = depth if LENSES[camera.model].culls_by_distance else z
     seen = counts == 7 if transform.all_valid else counts > 0
-    return x + shift_x, y + shift_y, depth, (a, b, c), seen, z
+    return ScreenEllipse(x=x + shift_x, y=y + shift_y, depths=depth, z=z, covariance=(a, b, c), seen=seen)
 
 
 def over_poles(difference: Tensor, period: Tensor) -> Tensor:
-    """How far apart the u of two sigma points count, from their difference: far more if a pole is between them."""
+    """Returns how far apart two sigma points count in u, from their difference: far more with a pole between them."""
     size = difference.abs()
     quarter = 0.25 * period
     return size + BEHIND_POLE / quarter * (size - quarter).clamp_min(0).square()
@@ -99,7 +96,7 @@ def over_poles(difference: Tensor, period: Tensor) -> Tensor:
 def limits_on_sphere(
     v: Tensor, distance: Tensor, scales: Tensor, intrinsics: tuple[Tensor, ...], settings: ProjectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """Least and largest half extents in u and v, [nnz, 2] each; see ``kernels/projection/unscented.py``."""
+    """Returns least and largest half extents in u and v, [nnz, 2] each; see ``kernels/projection/unscented.py``."""
     fx, fy, _, cy = intrinsics
     cosine = ((v - cy) / fy).cos()
     sine = (settings.numerics.extend * scales.abs().amax(-1) / distance).clamp_max(1.0)
