@@ -15,6 +15,8 @@ With a capacity, there may be fewer spans and intersections than that. Only the 
 value of these sums. Spans beyond it have no intersections, and intersections beyond it a tile beyond all others.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -28,14 +30,29 @@ from .launch import CPU_LONG_BLOCK, UNREAD_MAX, Int, is_compiled_for_cpu, kernel
 BLOCK = 128
 
 
+class ScreenEllipse(NamedTuple):
+    """The ellipse 2 sigma = level of a projected Gaussian.
+
+    Attributes:
+        mean, conic, level: Of the ellipse; conic and level are 0 without conics.
+        extent_x, extent_y: Half extents, pixels.
+        seen: Whether the Gaussian is visible.
+        det: Determinant of the conic; 0 if the ellipse is too thin for it to be meaningful, or without conics. Then
+            only radii bound the Gaussian.
+    """
+
+    mean: Any
+    conic: Any
+    level: Any
+    extent_x: Any
+    extent_y: Any
+    seen: Any
+    det: Any
+
+
 @triton.jit
 def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr):
-    """Loads a Gaussian and its ellipse 2 sigma = level.
-
-    Returns:
-        Mean; half extents in x and y; whether it is visible; conic, determinant and level. The determinant is 0 if the
-        ellipse is too thin for it to be meaningful, or if there are no conics; then only radii bound the Gaussian.
-    """
+    """Loads the :class:`ScreenEllipse` of a row."""
     mean = load_tuple(means2d + row * 2, 1, 2, mask)
     radius_x = tl.load(radii + row * 2, mask=mask, other=0)
     radius_y = tl.load(radii + row * 2 + 1, mask=mask, other=0)
@@ -44,7 +61,9 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
     extent_y = radius_y.to(mean[0].dtype)
     if conics is None:
         zero = tl.zeros_like(extent_x)
-        return mean, extent_x, extent_y, seen, (zero, zero, zero), zero, zero
+        return ScreenEllipse(
+            mean=mean, conic=(zero, zero, zero), level=zero, extent_x=extent_x, extent_y=extent_y, seen=seen, det=zero
+        )  # fmt: skip
     else:
         c = load_tuple(conics + row * 3, 1, 3, mask)
         opacity = tl.load(opacities + row, mask=mask, other=0.0)
@@ -59,12 +78,15 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
         level = support + (support + 1.0) * tl.where(thick, condition, 0.0) * 3e-5
         extent_x = tl.minimum(extent_x * cut, tl.where(thick, tl.sqrt(level * c[2] / safe), float("inf")))
         extent_y = tl.minimum(extent_y * cut, tl.where(thick, tl.sqrt(level * c[0] / safe), float("inf")))
-        return mean, extent_x, extent_y, seen & (opacity >= constant(ALPHA_MIN, opacity)), c, det, level
+        seen = seen & (opacity >= constant(ALPHA_MIN, opacity))
+        return ScreenEllipse(
+            mean=mean, conic=c, level=level, extent_x=extent_x, extent_y=extent_y, seen=seen, det=det
+        )  # fmt: skip
 
 
 @triton.jit
 def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
-    """First tile and number of tiles in [low, high]: those with a pixel center inside if CENTERS, or that overlap."""
+    """Returns first tile and number of tiles in [low, high]: with a center inside if CENTERS, or that overlap."""
     if CENTERS:
         n_pixels = n_tiles * TILE
         first = tl.minimum(tl.maximum(tl.ceil(low - 0.5), 0.0), n_pixels).to(tl.int32)
@@ -80,7 +102,7 @@ def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
 
 @triton.jit
 def _wrapped_range(low, high, mean, period, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
-    """As ``_tile_range``, for columns that wrap: the range may begin anywhere, and go on with the first tile.
+    """Returns what ``_tile_range`` does, for columns that wrap: the range may continue with the first tile.
 
     An interval is at most half a period to either side of the mean. Its copy from the left, beyond the right end of the
     image, adds tiles at the left end, and its copy from the right adds tiles at the right end.
@@ -115,8 +137,9 @@ def _tile_rows_kernel(
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = position < n
     row = tl.load(depth_order + position, mask=mask, other=0)
-    mean, _, extent_y, seen, _, _, _ = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
-    first, count = _tile_range(mean[1] - extent_y, mean[1] + extent_y, tile_height, TILE, conics is not None)
+    ellipse = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
+    top, bottom = ellipse.mean[1] - ellipse.extent_y, ellipse.mean[1] + ellipse.extent_y
+    first, count = _tile_range(top, bottom, tile_height, TILE, conics is not None)
     if image_ids is not None:
         image = tl.load(image_ids + row, mask=mask, other=0)
     else:
@@ -125,7 +148,7 @@ def _tile_rows_kernel(
     high = tl.minimum(end - image * tile_height, first + count)
     tl.store(rows + position, row.to(tl.int32), mask=mask)
     tl.store(first_tile_rows + position, low.to(tl.int32), mask=mask)
-    count = tl.where(seen, tl.maximum(high - low, 0), 0)
+    count = tl.where(ellipse.seen, tl.maximum(high - low, 0), 0)
     tl.store(n_tile_rows + 1 + position, count.to(tl.int32), mask=mask)
     tl.store(n_tile_rows + position, position.to(tl.int32), mask=position == 0)
 
@@ -155,16 +178,15 @@ def _tile_columns_kernel(
         safe = tl.where(mask, span, 0)
         position = search_starts_of_block(span_starts, n, safe, search_steps, ON_CPU)
         row = tl.load(rows + position, mask=mask, other=0).to(tl.int64)
-        mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
-            means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
-        )
-        low = mean[0] - extent_x
-        high = mean[0] + extent_x
+        ellipse = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
+        mean, c, level, det = ellipse.mean, ellipse.conic, ellipse.level, ellipse.det
+        low = mean[0] - ellipse.extent_x
+        high = mean[0] + ellipse.extent_x
         if conics is not None:
             tile_row = tl.load(first_tile_rows + position, mask=mask, other=0)
             tile_row += safe - tl.load(span_starts + position)
-            top = tl.maximum((tile_row * TILE).to(mean[1].dtype) + 0.5 - mean[1], -extent_y)
-            bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], extent_y)
+            top = tl.maximum((tile_row * TILE).to(mean[1].dtype) + 0.5 - mean[1], -ellipse.extent_y)
+            bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], ellipse.extent_y)
             thick = det > 0.0
             a = tl.where(thick, c[0], 1.0)
             # dy of the leftmost point of the ellipse; the rightmost point is its mirror image.

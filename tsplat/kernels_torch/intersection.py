@@ -10,7 +10,7 @@ from ..data import NO_LIMIT, OVERFLOW, IntersectionSettings, Limit, ScreenGaussi
 def _extents(
     means2d: Tensor, radii: Tensor, conics: Tensor | None, opacities: Tensor | None, extend: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Half extents in x and y, whether visible; determinant (0 if not meaningful) and level of the ellipse."""
+    """Returns half extents in x and y, whether visible; determinant (0 if not meaningful) and level of the ellipse."""
     seen = (radii > 0).all(-1)
     extent_x, extent_y = radii.to(means2d.dtype).unbind(-1)
     if conics is None or opacities is None:
@@ -31,7 +31,7 @@ def _extents(
 
 
 def _tile_range(low: Tensor, high: Tensor, n_tiles: int, tile_size: int, centers: bool) -> tuple[Tensor, Tensor]:
-    """First tile and number of tiles in [low, high]: those with a pixel center inside if `centers`, or that overlap."""
+    """Returns first tile and number of tiles in [low, high]: with a center inside if `centers`, or that overlap."""
     if centers:
         n_pixels = n_tiles * tile_size
         first = (low - 0.5).ceil().clamp(0, n_pixels).to(torch.int32)
@@ -46,7 +46,7 @@ def _tile_range(low: Tensor, high: Tensor, n_tiles: int, tile_size: int, centers
 def _wrapped_range(
     low: Tensor, high: Tensor, mean: Tensor, period: Tensor, grid: TileGrid, centers: bool
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`_tile_range`, for columns that wrap; see the kernel of the same name."""
+    """Returns what :func:`_tile_range` does, for columns that wrap; see the device function of the same name."""
     low, high = torch.maximum(low, mean - 0.5 * period), torch.minimum(high, mean + 0.5 * period)
     n_tiles = grid.tile_width
     (first, count), (_, from_left), (from_right, after) = (
@@ -155,7 +155,7 @@ def prefix_sums(
 
 
 def _parents(starts: Tensor, children: Tensor) -> Tensor:
-    """The last p with starts[p] <= child, for p in [0, n) and starts [n + 1]; 0 for children behind the last start."""
+    """Returns the last p in [0, n) with starts[p] <= child, for starts [n + 1]; 0 for children behind the last."""
     parents = torch.searchsorted(starts, children, right=True) - 1
     return torch.where(children < starts[-1], parents, 0)
 
@@ -165,7 +165,7 @@ def _after_zero(counts: Tensor) -> Tensor:
 
 
 def _image_ids(screen: ScreenGaussians, grid: TileGrid) -> Tensor:
-    """Image of each row. [nnz]"""
+    """Returns the image of each row. [nnz]"""
     if screen.image_ids is not None:
         return screen.image_ids
     n_rows = screen.depth_order.numel()
