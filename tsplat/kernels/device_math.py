@@ -49,7 +49,7 @@ def reciprocal(x, APPROX: tl.constexpr):
 
 @triton.jit
 def popcount(x, PTX: tl.constexpr):
-    """Number of set bits of an int32."""
+    """Returns the number of set bits of an int32."""
     if PTX:
         return tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
     else:
@@ -62,7 +62,7 @@ def popcount(x, PTX: tl.constexpr):
 
 @triton.jit
 def load4(pointer):
-    """Four fp32 values at a 16-byte boundary with one load, on NVIDIA GPUs."""
+    """Loads four fp32 values at a 16-byte boundary with one load, on NVIDIA GPUs."""
     return tl.inline_asm_elementwise(
         "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];",
         "=f,=f,=f,=f,l",
@@ -75,7 +75,7 @@ def load4(pointer):
 
 @triton.jit
 def element(pointer, index, STRIDE: tl.constexpr, PTX: tl.constexpr):
-    """The pointer advanced by index * STRIDE elements, for an int32 index.
+    """Returns the pointer advanced by index * STRIDE elements, for an int32 index.
 
     LLVM merges the product and the sum into an instruction that ptxas takes apart into two or three. If PTX, the
     product is hidden from LLVM, and ptxas makes one instruction of both.
@@ -92,7 +92,7 @@ def element(pointer, index, STRIDE: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def constant(value, like):
-    """A scalar in the dtype and shape of a tensor.
+    """Returns a scalar in the dtype and shape of a tensor.
 
     Comparisons, ``tl.minimum`` and ``tl.maximum`` round constants to fp32, in fp64 too; arithmetic operators do not.
     """
@@ -106,7 +106,7 @@ def finite(x):
 
 @triton.jit
 def add(values, others):
-    """Sums of the entries of two tuples."""
+    """Returns sums of the entries of two tuples."""
     total = ()
     for k in tl.static_range(len(values)):
         total = total + (values[k] + others[k],)
@@ -124,7 +124,7 @@ def add_where(values, mask, others):
 
 @triton.jit
 def where(mask, values, other: tl.constexpr = 0.0):
-    """The entries of a tuple where a mask is true, and otherwise a number."""
+    """Returns the entries of a tuple where a mask is true, and otherwise a number."""
     chosen = ()
     for k in tl.static_range(len(values)):
         chosen = chosen + (tl.where(mask, values[k], other),)
@@ -133,7 +133,7 @@ def where(mask, values, other: tl.constexpr = 0.0):
 
 @triton.jit
 def times(values, factor):
-    """The entries of a tuple times a factor."""
+    """Returns the entries of a tuple times a factor."""
     scaled = ()
     for k in tl.static_range(len(values)):
         scaled = scaled + (values[k] * factor,)
@@ -142,7 +142,7 @@ def times(values, factor):
 
 @triton.jit
 def size_of(values):
-    """Sum of absolute values of a tuple; not finite if any of them is not."""
+    """Returns the sum of absolute values of a tuple; not finite if any of them is not."""
     total = tl.abs(values[0])
     for k in tl.static_range(1, len(values)):
         total += tl.abs(values[k])
@@ -215,14 +215,14 @@ def symmetric_matvec3(s, v):
 
 @triton.jit
 def normalize4(q):
-    """q / |q| and 1 / |q|."""
+    """Returns q / |q| and 1 / |q|."""
     inverse_norm = 1.0 / tl.sqrt(dot(q, q))
     return times(q, inverse_norm), inverse_norm
 
 
 @triton.jit
 def normalize3(d):
-    """d / |d| and 1 / |d|; zero for the zero vector."""
+    """Returns d / |d| and 1 / |d|; zero for the zero vector."""
     square = dot(d, d)
     inverse_norm = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
     return times(d, inverse_norm), inverse_norm
@@ -239,7 +239,7 @@ def normalize_vjp(unit, inverse_norm, v):
 
 @triton.jit
 def rotation(q):
-    """Rotation matrix of a unit quaternion wxyz."""
+    """Returns the rotation matrix of a unit quaternion wxyz."""
     w, x, y, z = q
     return (
         1.0 - 2.0 * (y * y + z * z),
@@ -267,13 +267,13 @@ def rotation_vjp(q, v):
 
 @triton.jit
 def quaternion_vjp(unit, inverse_norm, v_rotation):
-    """Gradient of a quaternion of any norm, of which ``normalize4`` gives the first two, from that of its rotation."""
+    """Returns the gradient of a quaternion from that of its rotation, and from what ``normalize4`` returned for it."""
     return normalize_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
 
 
 @triton.jit
 def covariance(r, s):
-    """R diag(s)^2 R^T, upper triangle."""
+    """Returns R diag(s)^2 R^T, upper triangle."""
     xx = s[0] * s[0]
     yy = s[1] * s[1]
     zz = s[2] * s[2]
@@ -289,7 +289,7 @@ def covariance(r, s):
 
 @triton.jit
 def covariance_vjp(r, s, v):
-    """Gradients of R and s. With G the symmetric gradient and M = R diag(s): v_M = 2 G M."""
+    """Returns gradients of R and s. With G the symmetric gradient and M = R diag(s): v_M = 2 G M."""
     g = (v[0], 0.5 * v[1], 0.5 * v[2], v[3], 0.5 * v[4], v[5])
     gx, gy, gz = symmetric_matvec3(g, r[::3]), symmetric_matvec3(g, r[1::3]), symmetric_matvec3(g, r[2::3])
     xx = 2.0 * s[0] * s[0]
@@ -310,13 +310,13 @@ def det2(s):
 
 @triton.jit
 def conic(s, det):
-    """Upper triangle of the inverse of a symmetric 2×2 matrix with determinant det."""
+    """Returns the upper triangle of the inverse of a symmetric 2×2 matrix with determinant det."""
     return s[2] / det, -s[1] / det, s[0] / det
 
 
 @triton.jit
 def conic_vjp(s, det, v):
-    """Gradient of s: v_S = (adj(G) - tr(S^-1 G) adj(S)) / det.
+    """Returns the gradient of s: v_S = (adj(G) - tr(S^-1 G) adj(S)) / det.
 
     It is -S^-1 G S^-1, which would cancel twice, by the condition number of S each time; this cancels once.
     """
@@ -331,7 +331,7 @@ def conic_vjp(s, det, v):
 
 @triton.jit
 def bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr):
-    """Radii in whole pixels along x and y, beyond which the Gaussian is not visible; opacity may be None."""
+    """Returns radii in whole pixels along x and y, beyond which the Gaussian is not visible; opacity may be None."""
     if OPACITY_AWARE:
         extend = constant(EXTEND, det)
         if opacity is not None:
@@ -345,14 +345,14 @@ def bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr,
 
 @triton.jit
 def compensation(det, det_blurred, FLOOR: tl.constexpr):
-    """sqrt(det / det_blurred), at least FLOOR (Mip-Splatting, arXiv 2311.16493, equation 9)."""
+    """Returns sqrt(det / det_blurred), at least FLOOR (Mip-Splatting, arXiv 2311.16493, equation 9)."""
     ratio = det / det_blurred
     return tl.sqrt(tl.maximum(ratio, constant(FLOOR * FLOOR, ratio)))
 
 
 @triton.jit
 def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
-    """Gradient of the unblurred matrix s, whose diagonal the blur shifts by a constant."""
+    """Returns the gradient of the unblurred matrix s, whose diagonal the blur shifts by a constant."""
     ratio = det / det_blurred
     free = ratio > constant(FLOOR * FLOOR, ratio)
     v_det = tl.where(free, 0.5 * v / (tl.where(free, rho, 1.0) * det_blurred), 0.0)
@@ -366,7 +366,7 @@ def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
 
 @triton.jit
 def gaussians_of_program(n_gaussians, BLOCK: tl.constexpr):
-    """The Gaussians of a program, whose grid has the blocks of each batch one after the other.
+    """Returns the Gaussians of a program, whose grid has the blocks of each batch one after the other.
 
     Returns:
         Batch and block; indices in the batch and in [B, N]; whether there are such Gaussians.

@@ -44,7 +44,7 @@ class Image(NamedTuple):
 
 @triton.jit
 def _plane(image, plane, n_channels, PLANAR: tl.constexpr):
-    """A channel plane of an image, and the strides of its rows and columns."""
+    """Returns a channel plane of an image, and the strides of its rows and columns."""
     at = image.data + plane // n_channels * image.batch_stride + plane % n_channels * image.channel_stride
     if PLANAR:
         return at, image.row_stride, 1
@@ -54,7 +54,7 @@ def _plane(image, plane, n_channels, PLANAR: tl.constexpr):
 
 @triton.jit
 def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Channel plane of this program, and its lines and columns."""
+    """Returns the channel plane of this program, and its lines and columns."""
     across = tl.cdiv(n_columns, COLUMNS)
     down = tl.cdiv(n_rows, ROWS)
     program = tl.program_id(0)
@@ -66,7 +66,7 @@ def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _tap(taps, k):
-    """Value of the window at places 0 to 2 RADIUS, zero elsewhere."""
+    """Returns the value of the window at places 0 to 2 RADIUS, zero elsewhere."""
     return tl.load(taps + k, mask=(k >= 0) & (k <= 2 * RADIUS), other=0.0)
 
 
@@ -167,7 +167,7 @@ def _l1_ssim_means_kernel(
 
 @triton.jit
 def _scale(v, v_loss, weight, n):
-    """Gradient with respect to a sum over n values, whose mean the loss has with a weight. Gradients may be None."""
+    """Returns the gradient of a sum over n values, whose mean the loss has with a weight. Gradients may be None."""
     scale = weight * 0.0
     if v is not None:
         scale = tl.load(v)
@@ -319,13 +319,13 @@ def _n_programs(image: Tensor) -> int:
 
 @functools.cache
 def _taps(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The window of SSIM. [2 RADIUS + 1]"""
+    """Returns the window of SSIM. [2 RADIUS + 1]"""
     with torch.inference_mode(False):
         return torch.tensor(SSIM_TAPS, dtype=dtype, device=device)
 
 
 def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
-    """The arguments that both kernels share."""
+    """Returns the arguments that both kernels share."""
     _, height, width, n_channels = image.shape
     return dict(
         image=Image.of(image),

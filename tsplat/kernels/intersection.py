@@ -263,7 +263,10 @@ def _tile_lists_kernel(
     n: "Int", n_tiles: "Int", first_key: "Int", search_steps: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One lane per intersection, one per tile, and one for the end of the last tile."""
+    """Gathers the rows of intersections in the order of tiles, and finds where those of each tile begin.
+
+    One lane per intersection, one per tile, and one for the end of the last tile.
+    """
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + lane, mask=lane < n, other=0)
     tl.store(sorted_ids + lane, tl.load(flatten_ids + index, mask=lane < n, other=0), mask=lane < n)
@@ -436,5 +439,5 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
 
 
 def _rows_per_image(screen: ScreenGaussians, grid: TileGrid) -> int:
-    """Rows of each image, at least 1, if rows are [I, N]."""
+    """Returns rows of each image, at least 1, if rows are [I, N]."""
     return max(screen.depth_order.numel() // max(grid.n_images, 1), 1)

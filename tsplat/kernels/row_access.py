@@ -14,7 +14,7 @@ ROW = tl.constexpr(16)
 
 @triton.jit
 def _columns(tile, N: tl.constexpr):
-    """The N columns of a tile [lanes, N], a power of two."""
+    """Returns the N columns of a tile [lanes, N], a power of two."""
     if N == 1:
         return (tl.reshape(tile, [tile.shape[0]]),)
     else:
@@ -28,7 +28,7 @@ def _columns(tile, N: tl.constexpr):
 
 @triton.jit
 def _from_columns(columns):
-    """The tile of which :func:`_columns` are the columns."""
+    """Returns the tile of which :func:`_columns` are the columns."""
     N: tl.constexpr = len(columns)
     if N == 1:
         return tl.reshape(columns[0], [columns[0].shape[0], 1])
@@ -61,7 +61,7 @@ def store_row(pointer, values, mask):
 
 @triton.jit
 def row_within(pointer, N: tl.constexpr, mask, bound):
-    """Whether no value of N side by side is NaN or exceeds a bound in magnitude. In a loop, as there can be many."""
+    """Returns whether no value of N side by side is NaN or exceeds a bound in magnitude, by a loop: N may be large."""
     found = mask
     for first in range(0, N, ROW):
         column = (first + tl.arange(0, ROW))[None, :]

@@ -37,7 +37,7 @@ Y0, Y1, Y2, Y3, Y4 = (tl.constexpr(norms) for norms in SH_NORMS)
 
 @triton.jit
 def sh_basis(d, DEGREE: tl.constexpr):
-    """The (DEGREE + 1)^2 basis functions at the unit direction d."""
+    """Returns the (DEGREE + 1)^2 basis functions at the unit direction d."""
     x, y, z = d[0], d[1], d[2]
     basis = (tl.full(x.shape, Y0[0], x.dtype),)
     if DEGREE >= 1:
@@ -78,7 +78,7 @@ def sh_basis(d, DEGREE: tl.constexpr):
 
 @triton.jit
 def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
-    """Gradient of the unit direction d from gradients v of the basis functions. Its radial part is arbitrary."""
+    """Returns the gradient of the unit direction d, up to its radial part, from gradients v of the basis functions."""
     x, y, z = d[0], d[1], d[2]
     gx, gy, gz = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)
     if DEGREE >= 1:
@@ -114,7 +114,7 @@ def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
 
 @triton.jit
 def _direction(means, centers, gaussian, image, mask):
-    """Unit direction from camera center to mean, and 1 / distance."""
+    """Returns the unit direction from camera center to mean, and 1 / distance."""
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     center = load_tuple(centers + image * 3, 1, 3)
     return normalize3((mean[0] - center[0], mean[1] - center[1], mean[2] - center[2]))
@@ -122,7 +122,7 @@ def _direction(means, centers, gaussian, image, mask):
 
 @triton.jit
 def _load_coefficients(coeffs, gaussian, n_bases, N: tl.constexpr, BY_ROW: tl.constexpr, mask):
-    """The first N coefficients of each Gaussian, three values for each."""
+    """Loads the first N coefficients of each Gaussian, three values for each."""
     if coeffs.higher is not None:
         values = load_tuple(coeffs.first + gaussian * 3, 1, 3, mask)
         if N > 1:
@@ -136,7 +136,7 @@ def _load_coefficients(coeffs, gaussian, n_bases, N: tl.constexpr, BY_ROW: tl.co
 
 @triton.jit
 def _load_coefficient(coeffs, gaussian, n_bases, K: tl.constexpr, mask):
-    """Coefficient K of each Gaussian, three values."""
+    """Loads coefficient K of each Gaussian, three values."""
     if coeffs.higher is None:
         return load_tuple(coeffs.first + gaussian * n_bases * 3 + 3 * K, 1, 3, mask)
     elif K == 0:

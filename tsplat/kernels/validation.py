@@ -67,7 +67,7 @@ def _cross(a, b):
 
 @triton.jit
 def _camera_center(v, BY_INVERSE: tl.constexpr):
-    """World position of the camera of a view matrix (sixteen entries)."""
+    """Returns the world position of the camera of a view matrix (sixteen entries)."""
     x, y, z = (v[0], v[1], v[2]), (v[4], v[5], v[6]), (v[8], v[9], v[10])
     if not BY_INVERSE:
         center = ()
@@ -86,7 +86,7 @@ def _camera_center(v, BY_INVERSE: tl.constexpr):
 
 @triton.jit
 def _replace_invalid(v, k, mask):
-    """Whether a camera is valid; its view matrix (sixteen entries) and intrinsics (nine), or those that see nothing."""
+    """Returns whether a camera is valid; view matrix (16 entries) and intrinsics (nine), or ones that see nothing."""
     bound = constant(LARGEST, v[0])
     valid = mask
     for i in tl.static_range(16):
@@ -210,5 +210,5 @@ def mark_invalid(
 
 
 def _width(signal: Tensor | None, n: int) -> int:
-    """Number of values of each of n Gaussians, or Gaussians on cameras."""
+    """Returns the number of values of each of n Gaussians, or of Gaussians in cameras."""
     return 0 if signal is None else signal.numel() // max(n, 1)

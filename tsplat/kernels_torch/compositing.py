@@ -82,7 +82,7 @@ class _Features:
 
 
 def tile_pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pixels:
-    """The centers of the pixels of a tile, or their rays."""
+    """Returns the centers of the pixels of a tile, or their rays."""
     lines, columns = tile.pixels
     if rays is None:
         return centers[0][columns], centers[1][lines]
@@ -93,7 +93,7 @@ def tile_pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -
 
 
 def _alphas(record: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[Local, Tensor, Tensor | None]:
-    """Local coordinates of pixels in Gaussians, alpha [P, K], and where alpha is clamped, or None."""
+    """Returns local coordinates of pixels in Gaussians, alpha [P, K], and where alpha is clamped, or None."""
     most, alpha_max = record[-1], settings.numerics.alpha_max
     local, exponent = FOOTPRINTS[settings.footprint].locate(record, pixels)
     exponent = exponent.view(-1, most.numel())
@@ -105,13 +105,13 @@ def _alphas(record: Tensor, pixels: Pixels, settings: CompositingSettings) -> tu
 
 
 def locate_rows(records: Tensor, rows: Tensor, pixels: Pixels, settings: CompositingSettings) -> tuple[Local, Tensor]:
-    """Local coordinates of pixels in the Gaussians of rows [K], and alpha [P, K]."""
+    """Returns local coordinates of pixels in the Gaussians of rows [K], and alpha [P, K]."""
     local, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
     return local, alpha
 
 
 def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights [P, K] front to back, how many of the K each pixel passed, and transmittance, negative if stopped."""
+    """Returns weights [P, K] front to back, how many of K each pixel passed, and transmittance, negative if stopped."""
     after = (1 - alpha).cumprod(-1).mul_(transmittance[:, None])
     weight = alpha.clone()
     weight[:, 0] *= transmittance

@@ -13,7 +13,7 @@ RADIUS = len(SSIM_TAPS) // 2
 
 
 def _blur(maps: Tensor, padding: int) -> Tensor:
-    """Gaussian-weighted means around pixels, [B, M, H, W]."""
+    """Returns Gaussian-weighted means around pixels, [B, M, H, W]."""
     window = torch.tensor(SSIM_TAPS, dtype=maps.dtype, device=maps.device).expand(maps.shape[1], 1, 1, -1)
     # One group per channel selects PyTorch's own kernel, which unlike cuDNN's never rounds to TF32.
     maps = conv2d(maps.contiguous(), window, padding=(0, padding), groups=maps.shape[1])

@@ -11,7 +11,7 @@ from ..data import Gaussians3D
 def visible_rows(
     dense_ids: Tensor | None, radii: Tensor | None, n_dense: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Rows that are not culled, and their indices into the dense [B, C, N] layout."""
+    """Returns rows that are not culled, and their indices into the dense [B, C, N] layout."""
     if radii is None:
         rows = torch.arange(n_dense if dense_ids is None else dense_ids.numel(), device=device)
     else:
@@ -20,7 +20,7 @@ def visible_rows(
 
 
 def packed_rows(dense_ids: Tensor, n_dense: int) -> Tensor:
-    """Packed row of each entry of the dense [B, C, N] layout, -1 where it has none. [n_dense] int32"""
+    """Returns the packed row of each entry of the dense [B, C, N] layout, -1 where it has none. [n_dense] int32"""
     row_of = torch.full((n_dense,), -1, dtype=torch.int32, device=dense_ids.device)
     row_of[dense_ids] = torch.arange(dense_ids.numel(), dtype=torch.int32, device=dense_ids.device)
     return row_of
@@ -32,14 +32,14 @@ def packed_ids(row_of: Tensor | None) -> Tensor | None:
 
 
 def keep_visible(values: Tensor, visible: Tensor, *, packed: bool) -> Tensor:
-    """Values of rows that are visible [n_dense] if packed; otherwise of all rows, zero where culled."""
+    """Returns values of rows that are visible [n_dense] if packed; otherwise of all rows, zero where culled."""
     if packed:
         return values[visible]
     return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
 
 
 def gaussians_and_images(dense_ids: Tensor, n_gaussians: int, n_cameras: int) -> tuple[Tensor, Tensor]:
-    """Flat indices into [B, N] and [B, C] from flat indices into [B, C, N]."""
+    """Returns flat indices into [B, N] and [B, C] from flat indices into [B, C, N]."""
     images = dense_ids // max(n_gaussians, 1)
     return images // n_cameras * n_gaussians + dense_ids % max(n_gaussians, 1), images
 
@@ -51,5 +51,5 @@ def flat_scenes(gaussians: Gaussians3D) -> Gaussians3D:
 
 
 def all_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Rows in which every tensor is finite. [nnz] bool"""
+    """Returns rows in which every tensor is finite. [nnz] bool"""
     return torch.stack([tensor[..., None].flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)

@@ -114,7 +114,7 @@ def _refract(p: Triple, horizontal: tuple[Tensor, ...], vertical: tuple[Tensor, 
 
 
 def _polynomial(c: tuple[Tensor, ...], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of y^k (c_0k + c_1k x + ... ), and its derivatives with respect to x and y; six coefficients for k = 0."""
+    """Returns the sum of y^k (c_0k + c_1k x + ... ), and its derivatives by x and y; six coefficients for k = 0."""
     value = of_x = of_y = torch.zeros_like(x)
     end = N_POLYNOMIAL
     for n in range(1, 7):

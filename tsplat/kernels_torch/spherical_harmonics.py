@@ -9,7 +9,7 @@ from .indices import gaussians_and_images, packed_ids, visible_rows
 
 
 def _basis(directions: Tensor, degree: int) -> Tensor:
-    """The (degree + 1)^2 basis functions at unit directions. [nnz, 3] -> [nnz, K]"""
+    """Returns the (degree + 1)^2 basis functions at unit directions. [nnz, 3] -> [nnz, K]"""
     x, y, z = directions.unbind(-1)
     (c0,), (c1,), c2, c3, c4 = SH_NORMS
     basis = [torch.full_like(x, c0)]
@@ -46,7 +46,7 @@ def _basis(directions: Tensor, degree: int) -> Tensor:
 def _colors(
     means: Tensor, centers: Tensor, coeffs: Tensor, gaussians: Tensor, images: Tensor, degree: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Colors of rows [nnz, 3], given their Gaussians and images, and each row's mean, center and coefficients."""
+    """Returns colors of rows [nnz, 3], given their Gaussians and images, mean, center and coefficients."""
     inputs = [means.reshape(-1, 3)[gaussians], centers.flatten(0, 1)[images]]
     inputs.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, -3)[gaussians].to(means.dtype))
     if torch.is_grad_enabled():

@@ -45,20 +45,20 @@ class RankGroup:
         return self.rank == 0
 
     def shard_rows(self, n: int, rank: int | None = None) -> slice:
-        """The contiguous block of n rows that a rank holds, by default this one; cut as :func:`torch.chunk` does."""
+        """Returns the block of n rows that a rank holds, by default this one; cut as :func:`torch.chunk` does."""
         size = math.ceil(n / self.world_size)
         first = min((self.rank if rank is None else rank) * size, n)
         return slice(first, min(first + size, n))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks."""
+        """Sums a tensor over all ranks."""
         if self.world_size > 1:
             tensor = tensor.clone()
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
-        """For each flag, whether any rank has set it."""
+        """Returns, for each flag, whether any rank has set it."""
         if self.world_size == 1:
             return list(flags)
         counts = self.all_reduce(torch.tensor([float(flag) for flag in flags], device=device))

@@ -42,7 +42,7 @@ class _Inputs(NamedTuple):
     rays: Rays | None
 
     def flat_splats(self) -> Splats:
-        """With means2d [nnz, 2]."""
+        """Flattens means2d to [nnz, 2]."""
         means2d = self.splats.means2d
         if means2d.dim() == 2 and means2d.is_contiguous():
             return self.splats
@@ -171,7 +171,7 @@ class _Composite(torch.autograd.Function):
 
 
 def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
-    """Gradients of what ``flatten`` makes of rays, from those of origins and directions [I, 6, H, W]."""
+    """Returns the gradients of what ``flatten`` makes of rays, from those of origins and directions [I, 6, H, W]."""
     if rays is None:
         return (None,)
     v = rays.v_per_pixel

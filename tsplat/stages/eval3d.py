@@ -140,7 +140,7 @@ def given_rays(rays: Tensor) -> Rays:
 def _poses(
     shutter: Tensor, xs: Tensor, ys: Tensor, settings: CameraSettings
 ) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """Rotations and translations when pixels are exposed, [I, H, 1] or [I, 1, W] each."""
+    """Returns rotations and translations when pixels are exposed, [I, H, 1] or [I, 1, W] each."""
     by_row = settings.readout in ("ROLLING_TOP_TO_BOTTOM", "ROLLING_BOTTOM_TO_TOP")
     times = exposure_time(xs, ys, settings)
     shape = (len(shutter), *((len(times), 1) if by_row else (1, len(times))))

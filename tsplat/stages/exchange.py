@@ -157,7 +157,7 @@ class _Exchange(torch.autograd.Function):
         v_sent = _unpack(ranks.all_to_all(_pack(v_ordered), route.received_counts, route.counts), columns)
 
         def scatter(v: Tensor) -> Tensor:
-            """Gradients of all rows from those of the rows that were sent."""
+            """Returns the gradients of all rows from those of the rows that were sent."""
             return v.new_zeros(ctx.shape[:-1].numel(), *v.shape[1:]).index_copy_(0, route.sent, v)
 
         v_means2d, v_depths, v_conics, v_opacities = (scatter(v) for v in v_sent[:4])

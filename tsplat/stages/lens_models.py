@@ -110,7 +110,7 @@ class LensArguments(NamedTuple):
     viewmats_rs: Tensor | None = None
 
     def given(self) -> dict[str, Any]:
-        """What was passed, by name."""
+        """Returns what was passed, by name."""
         return {name: value for name, value in zip(self._fields, self) if value is not None}
 
 
@@ -232,7 +232,7 @@ def _add_windshield(cameras: Cameras, windshield: object) -> Cameras:
 
 
 def _bivariate(windshield: object, name: str, like: Tensor) -> Tensor:
-    """Coefficients of a polynomial of two angles, as those of degree 5, of the dtype and device of a tensor. [21]"""
+    """Returns coefficients of a polynomial of two angles, as those of degree 5, of a tensor's dtype and device. [21]"""
     given: Any = getattr(windshield, name, None)
     name = f"external_distortion_coeffs.{name}"
     if isinstance(given, (Sequence, np.ndarray)):
@@ -307,7 +307,7 @@ def _numbers(ftheta: object, name: str, n: int) -> list[float]:
 
 
 def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -> tuple[float, float]:
-    """The largest angle, at most one that is given, up to which a polynomial grows; and its distance in pixels."""
+    """Returns the largest angle, at most the given one, up to which a polynomial grows; and its distance in pixels."""
     polynomial = np.polynomial.Polynomial([c if abs(c) > NEGLIGIBLE else 0.0 for c in coefficients])
 
     def first_root(of: np.polynomial.Polynomial) -> float:
@@ -323,7 +323,7 @@ def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -
 
 
 def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
-    """The path of a camera from one pose to another, [..., 4, 4] each: the values of a `Path`."""
+    """Returns the path of a camera from one pose to another, [..., 4, 4] each: the values of a `Path`."""
     # Of invalid poses, no gradient is computed.
     largest = torch.maximum(start.detach().abs().amax((-2, -1)), end.detach().abs().amax((-2, -1)))[..., None]
     valid, still = largest <= MAGNITUDE_MAX, torch.eye(4, dtype=end.dtype, device=end.device)

@@ -173,7 +173,7 @@ class MetaInputs(NamedTuple):
     intersections: BandedIntersections
 
     def gaussian_ids(self) -> Tensor | None:
-        """Those of ``projected.ids()``, in one operation."""
+        """Returns those of ``projected.ids()``, in one operation."""
         dense_ids, n = self.projected.dense_ids, self.projected.n_gaussians
         return None if dense_ids is None else dense_ids % max(n, 1)
 
@@ -187,7 +187,7 @@ class MetaInputs(NamedTuple):
         }
 
     def offsets(self, lists: Intersections) -> Tensor:
-        """First intersection of each tile. [..., C, tile_height, tile_width]"""
+        """Returns the first intersection of each tile. [..., C, tile_height, tile_width]"""
         return lists.isect_offsets[:-1].view(*self.leading, self.grid.tile_height, self.grid.tile_width)
 
 
@@ -277,7 +277,7 @@ IN_GRAPHS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
 
 
 def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:
-    """Projected Gaussians in the layout of ``means2d``: packed, or [..., C, N]."""
+    """Returns projected Gaussians in the layout of ``means2d``: packed, or [..., C, N]."""
     radii, depths, conics, opacities = projected.radii, projected.depths, projected.conics, projected.opacities
     assert opacities is not None
     if projected.dense_ids is None:

@@ -29,7 +29,7 @@ class SparseGradients:
         self._dense_ids, self._n_gaussians = projected.dense_ids, projected.n_gaussians
 
     def visible_ids(self) -> Tensor:
-        """Ascending indices of the Gaussians that any camera sees. [n] int64"""
+        """Returns ascending indices of the Gaussians that any camera sees. [n] int64"""
         assert self._dense_ids is not None
         return torch.unique(self._dense_ids % max(self._n_gaussians, 1))  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from .meta import Rendering
 
 
 def arrange_images(call: Call, rendering: Rendering) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """The images as ``rasterization_2dgs`` returns them."""
+    """Returns the images as ``rasterization_2dgs`` returns them."""
     options, maps, leading = call.options, rendering.maps, call.image_shape[:-2]
     colors = maps["colors"]
     assert rendering.cameras is not None

@@ -26,7 +26,7 @@ COSINE_MIN = tl.constexpr(0.1)
 
 @triton.jit
 def _sums(values, kept):
-    """The sum of each value over the pixels that are kept."""
+    """Returns the sum of each value over the pixels that are kept."""
     sums = ()
     for k in tl.static_range(len(values)):
         sums = sums + (tl.sum(tl.where(kept, values[k], 0.0)),)
@@ -35,7 +35,7 @@ def _sums(values, kept):
 
 @triton.jit
 def _perpendicular(v, d):
-    """The unit vector of the component of v that is perpendicular to d, and the squared length of that component."""
+    """Returns the unit vector of the component of v perpendicular to d, and the squared length of that component."""
     along = dot(v, d)
     left = (v[0] - along * d[0], v[1] - along * d[1], v[2] - along * d[2])
     unit, _ = normalize3(left)
@@ -44,7 +44,7 @@ def _perpendicular(v, d):
 
 @triton.jit
 def _axis(v, w, d):
-    """A unit vector perpendicular to d: along v, or w if v has hardly any such component, or else any."""
+    """Returns a unit vector perpendicular to d: along v, or w if v has hardly any such component, or else any."""
     unit, square = _perpendicular(v, d)
     second, second_square = _perpendicular(w, d)
     x = tl.abs(d[0]) < 0.5
@@ -66,7 +66,7 @@ def _beams_kernel(
     PART: tl.constexpr,
     WHOLE: tl.constexpr,  # a tile as a part
 ):
-    """One program per tile."""
+    """Computes the frame of a tile and the boxes of its parts. One program per tile."""
     TILE: tl.constexpr = PART.TILE
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT

@@ -175,7 +175,9 @@ def _composite_bwd_kernel(
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     PARTS_PER_PROGRAM: tl.constexpr, HAS_CARRY: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
+    """Walks the lists of parts back to front, and stores the sums of entries in slots.
+
+    If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
 
     A program composites PARTS_PER_PROGRAM parts of a tile one after the other. Several add to the same slots. It walks
     a layer, if HAS_CARRY from the state of pixels that the layer behind has left.

@@ -130,7 +130,7 @@ def _composite_fwd_kernel(
 
 
 def _pass_size(settings: CompositingSettings) -> int:
-    """Most channels of a pass. A normal is composited whole."""
+    """Returns the most channels of a pass. A normal is composited whole."""
     return max(min(settings.channel_chunk, PASS), 3 * settings.normals)
 
 

@@ -45,13 +45,13 @@ def store_medians(images, chunks, ids, median, pixel, part_pixel, inside, chunk,
 
 @triton.jit
 def begin_distortion(depth_sums, pixel, inside, v, transmittance):
-    """The state behind all Gaussians. ``depth_sums`` [I, height, width] are sums of w z, and transmittance is T_end."""
+    """Returns the state behind all Gaussians. ``depth_sums`` [I, height, width] are sums of w z; T is T_end."""
     return 2.0 * v, 1.0 + transmittance, -tl.load(depth_sums + pixel, mask=inside, other=0.0)
 
 
 @triton.jit
 def distortion_of_chunks(state, z_behind, distortion_behind, transmittance):
-    """The state behind a chunk, and the sum over the Gaussians behind it of w times the gradient of w.
+    """Returns the state behind a chunk, and the sum over the Gaussians behind it of w times the gradient of w.
 
     Args:
         state: Behind all Gaussians.
@@ -66,7 +66,7 @@ def distortion_of_chunks(state, z_behind, distortion_behind, transmittance):
 
 @triton.jit
 def distortion_vjp(state, v_color, z, weight, front, back):
-    """One step back to front, with T in front of the Gaussian and behind it.
+    """Takes a Gaussian out of the state, back to front, with T in front of the Gaussian and behind it.
 
     Returns:
         The state in front of it; the gradient of the features of the pixel, as this Gaussian sees it; what else is in

@@ -44,7 +44,7 @@ def _load_group(records, rows, in_range, WIDTH: tl.constexpr, VALUES: tl.constex
 
 @triton.jit
 def _by_column(values):
-    """Values [GROUP, 1, WIDTH], one per column of pixels, as [GROUP, WIDTH]; others as they are."""
+    """Reshapes values [GROUP, 1, WIDTH], one per column of pixels, as [GROUP, WIDTH]; others as they are."""
     columns = ()
     for k in tl.static_range(len(values)):
         value = values[k]
@@ -56,7 +56,7 @@ def _by_column(values):
 
 @triton.jit
 def _of_group(pixel):
-    """Values of pixels, with a new first dimension for the Gaussians of a group; scalars as they are."""
+    """Returns values of pixels, with a new first dimension for the Gaussians of a group; scalars as they are."""
     values = ()
     for k in tl.static_range(len(pixel)):
         value = pixel[k]
@@ -92,7 +92,9 @@ def _features_bwd_kernel(
     n_colors: "Int",
     WARPS: tl.constexpr, ABSGRAD: tl.constexpr, PARTS_PER_PROGRAM: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """The pixels of each of WARPS warps are summed separately before they are added.
+    """Walks the lists of parts back to front, in groups, by matrix products, and stores sums in slots.
+
+    The pixels of each of WARPS warps are summed separately before they are added.
 
     A program composites PARTS_PER_PROGRAM parts of a tile one after the other. Several add to the same slots.
     """

@@ -42,7 +42,10 @@ def _features_fwd_kernel(
     n_colors: "Int", passes: "Int",
     BLOCKS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """Each of the ``passes`` programs of a part takes BLOCKS blocks of CHANNELS channels."""
+    """Walks the lists of parts front to back, in groups, by matrix products.
+
+    Each of the ``passes`` programs of a part takes BLOCKS blocks of CHANNELS channels.
+    """
     PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
     CHANNELS: tl.constexpr = PRODUCTS.CHANNELS

@@ -43,7 +43,7 @@ def _either(a, b):
 
 @triton.jit
 def kth(group, k: tl.constexpr):
-    """The k-th of group [GROUP, HEIGHT, WIDTH], by a bitwise or that compilers remove, as k is constant."""
+    """Returns the k-th of group [GROUP, HEIGHT, WIDTH], by a bitwise or that compilers remove, as k is constant."""
     kind: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
     bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(kind, bitcast=True), 0)
     return tl.reduce(bits, 0, _either).to(group.dtype, bitcast=True)
@@ -51,7 +51,7 @@ def kth(group, k: tl.constexpr):
 
 @triton.jit
 def lanes_last(x):
-    """x, gathered from itself, which makes the compiler lay its last dimension along the lanes of a warp.
+    """Returns x, gathered from itself, which makes the compiler lay its last dimension along the lanes of a warp.
 
     A thread then holds all values of a pixel, which a matrix product would spread over threads, and warps do not repeat
     each other's column sums.
@@ -64,14 +64,14 @@ def lanes_last(x):
 
 @triton.jit
 def _split(x):
-    """x rounded to the 11 bits that tensor cores read, and the remainder, of which they read 11 bits as well."""
+    """Returns x rounded to the 11 bits that tensor cores read, and the remainder, of which they read as many."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high
 
 
 @triton.jit
 def product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr):
-    """a b to the precision of dtype. If SPLIT, a is split, and so is b unless its bits are read EXACTly."""
+    """Returns a b to the precision of dtype. If SPLIT, a is split, and so is b unless its bits are read EXACTly."""
     if SPLIT:
         a_high, a_low = _split(a)
         if EXACT:
@@ -88,7 +88,7 @@ def product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr)
 
 @triton.jit
 def load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
-    """Colors of rows [GROUP, 1] at channels [1, N], followed by depth if there are depths; zero beyond."""
+    """Loads colors of rows [GROUP, 1] at channels [1, N], followed by depth if there are depths; zero beyond."""
     values = tl.load(colors + rows * n_colors + channel, mask=channel < n_colors, other=0.0).to(dtype)
     if depths is not None:
         values = tl.where(channel == n_colors, tl.load(depths + rows), values)

@@ -60,7 +60,7 @@ def _part_bits_kernel(
     FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """One lane per intersection tests which parts of the tile it reaches.
+    """Tests which parts of its tile each intersection reaches. One lane per intersection.
 
     A key plus ``key_bias`` is a tile of the images, or with beams one of the band.
     """
@@ -96,7 +96,7 @@ def _part_bits_kernel(
 
 @triton.jit
 def entry_index(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
-    """Index of an intersection's entry for a part among those of all lists, and whether it has one (0 or 1).
+    """Returns the index of an intersection's entry for a part among all entries, and whether it has one (0 or 1).
 
     Without one, the index is that of the next intersection that has.
     """
@@ -108,7 +108,7 @@ def entry_index(bitmasks, bit_counts, part, n_words, index, PTX: tl.constexpr):
 
 @triton.jit
 def _first_entry(isect_offsets, bitmasks, bit_counts, index, n_lists, n_words, n_tiles, PTX: tl.constexpr):
-    """First entry of a list; for the end of the last list, the number of entries."""
+    """Returns the first entry of a list; for the end of the last list, the number of entries."""
     index = tl.minimum(index, n_lists)
     part = tl.minimum(index, n_lists - 1) // n_tiles
     first = tl.load(isect_offsets + index - part * n_tiles)
@@ -150,7 +150,7 @@ def _list_sizes_kernel(
 
 @triton.jit
 def entry_indices(bitmasks, bit_counts, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
-    """What ``entry_index`` returns, for each part. A tile that is one part lists all, and has no ``bitmasks``.
+    """Returns what ``entry_index`` returns, for each part. A tile that is one part lists all, and has no ``bitmasks``.
 
     Computed before anything is stored, so that the loads of all parts overlap.
     """
@@ -168,7 +168,7 @@ def entry_indices(bitmasks, bit_counts, n_words, index, PARTS: tl.constexpr, PTX
 
 @triton.jit
 def number_of_entries(isect_offsets, bit_counts, n_words, n_tiles, PARTS: tl.constexpr):
-    """Number of entries of all lists."""
+    """Returns the number of entries of all lists."""
     if bit_counts is None:
         return tl.load(isect_offsets + n_tiles)
     else:
@@ -342,7 +342,7 @@ def list_values(
 
 
 def tile_keys(intersections: Intersections) -> Tensor:
-    """``keys`` of :class:`Intersections`; computed with its ``key_bias`` if unknown."""
+    """Returns ``keys`` of :class:`Intersections`; computed with its ``key_bias`` if unknown."""
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
     if intersections.keys is not None:
         return intersections.keys
@@ -352,7 +352,7 @@ def tile_keys(intersections: Intersections) -> Tensor:
 
 
 def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
-    """``bitmasks`` and ``bit_counts`` of :class:`PartLists`."""
+    """Returns ``bitmasks`` and ``bit_counts`` of :class:`PartLists`."""
     intersections = band.intersections
     flatten_ids = intersections.flatten_ids
     n = flatten_ids.numel()
@@ -394,8 +394,8 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
 def _list_sizes(
     isect_offsets: Tensor, bitmasks: Tensor | None, bit_counts: Tensor | None, band: Band
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``offsets`` of :class:`PartLists`; the ``counts`` of ``_list_sizes_kernel``; and the lengths of lists, see
-    ``order_by_length``, or None if their order does not depend on them."""
+    """Returns ``offsets`` of :class:`PartLists`; the ``counts`` of ``_list_sizes_kernel``; and the lengths of lists,
+    see ``order_by_length``, or None if their order does not depend on them."""
     n_lists, chunk = band.parts_per_tile * band.n_tiles, band.shape.chunk
     offsets = isect_offsets if bitmasks is None else isect_offsets.new_empty(n_lists + 1)
     counts, length_steps = isect_offsets.new_empty(n_lists + 2), None

@@ -34,7 +34,7 @@ def add_features(sums, record, weight, g, local, v_color, FOOTPRINT: tl.constexp
 
 @triton.jit
 def sum_block(sums, feature_sums, local, FOOTPRINT: tl.constexpr):
-    """The columns of a slot, summed over a block; see ``Footprint.BY_COLUMN``."""
+    """Returns the columns of a slot, summed over a block; see ``Footprint.BY_COLUMN``."""
     by_column = ()
     for k in tl.static_range(len(sums)):
         if k < FOOTPRINT.BY_COLUMN:
@@ -49,7 +49,7 @@ def sum_block(sums, feature_sums, local, FOOTPRINT: tl.constexpr):
 
 
 def _fold_ptx(n: int) -> str:
-    """PTX that sums n values, operands $1 to $n, and leaves one of the sums in $0."""
+    """Returns PTX that sums n values, operands $1 to $n, and leaves one of the sums in $0."""
     lines = [f".reg .pred p; .reg .b32 lane, bit; .reg .f32 sent, v<{n}>; mov.u32 lane, %laneid;"]
     lines += [f"mov.f32 v{i}, ${i + 1};" for i in range(n)]
     mask, size = 16, n
@@ -87,7 +87,7 @@ def fold(values):
 
 @triton.jit
 def column_of_lane(N: tl.constexpr):
-    """The index of the sum of N that each lane holds after ``fold``, and whether it is the first lane that holds it."""
+    """Returns which sum of N each lane holds after ``fold``, and whether it is the first lane that holds it."""
     lane = tl.arange(0, 32)
     column = tl.zeros_like(lane)
     is_first = lane >= 0

@@ -72,7 +72,7 @@ def _pack_kernel(
 
 @triton.jit
 def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
-    """The first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
+    """Loads the first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
     pointer = element(records, row, WIDTH, WIDE)
     if WIDE:
         values = ()

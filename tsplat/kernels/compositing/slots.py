@@ -164,8 +164,8 @@ def _layers_kernel(
 
 @triton.jit
 def _large_spans(slot_starts, positions, rows, large, layer, span, n_spans):
-    """First slot and number of slots of each span; the number is 0 for Gaussians that are not large, or not in the
-    layer."""
+    """Returns first slot and number of slots of each span; the number is 0 for Gaussians that are not large, or not
+    in the layer."""
     mask = span < n_spans
     start = tl.load(slot_starts + span, mask=mask, other=0)
     end = tl.load(slot_starts + span + 1, mask=mask, other=0)

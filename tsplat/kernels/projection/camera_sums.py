@@ -38,7 +38,7 @@ class CameraSums(NamedTuple):
         return cls(means.new_empty(blocks, n_images, 12) if has_poses else None, lens, shutter)
 
     def gradients(self, cameras: Cameras) -> Cameras:
-        """The gradients of cameras."""
+        """Returns the gradients of cameras."""
         batch = cameras.viewmats.shape[:2]
         poses, lens, shutter = (None if sums is None else sums.sum(0).view(*batch, sums.shape[2]) for sums in self)
         if poses is not None:

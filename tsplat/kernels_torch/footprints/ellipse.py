@@ -38,7 +38,7 @@ class Ellipse(Footprint):
     def sums(
         self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
     ) -> list[Tensor]:
-        """Sums over pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2; [K] each."""
+        """Returns sums over pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2; [K] each."""
         dx, dy = local
         columns, columns_dy = g.sum(0), (g * dy[:, None]).sum(0)
         return [

@@ -18,7 +18,7 @@ UPPER = [(i, j) for i in range(3) for j in range(i, 3)]
 
 
 def _rotations(quats: Tensor) -> Tensor:
-    """Rotation matrices of quaternions of any norm, [3, 3, nnz]."""
+    """Returns rotation matrices of quaternions of any norm, [3, 3, nnz]."""
     return torch.stack([torch.stack(row) for row in rotation_rows(torch.nn.functional.normalize(quats, dim=-1))])
 
 
@@ -60,7 +60,7 @@ class Ray(Footprint):
     def sums(
         self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
     ) -> list[Tensor]:
-        """Sums over pixels of g, g c, and the upper triangle of g c c^T, with those of hits; [K] each."""
+        """Returns sums over pixels of g, g c, and the upper triangle of g c c^T, with those of hits; [K] each."""
         g = g.flatten(0, 1)
         c, _, u = local = _orthogonal(local)
         q = None if v_hits is None else _hit_gradients(v_hits, local)
@@ -121,7 +121,7 @@ class Ray(Footprint):
 
 
 def _turned(normals: Tensor, rays: Pixels) -> Tensor:
-    """-2 where normals [3, K] point along rays [6, P], which negates them; else 0. [P, K]"""
+    """Returns -2 where normals [3, K] point along rays [6, P], which negates them; else 0. [P, K]"""
     assert isinstance(rays, Tensor)
     return torch.where(rays[3:].T @ normals > 0, -2.0, 0.0).to(normals.dtype)
 
@@ -133,13 +133,13 @@ def _orthogonal(local: Local) -> Local:
 
 
 def _hit_gradients(v: Tensor, local: Local) -> Tensor:
-    """The gradient of t over |u|^2 [P, K], from that of the distance |t| of hits."""
+    """Returns the gradient of t over |u|^2 [P, K], from that of the distance |t| of hits."""
     _, t, u = local
     return torch.where(t < 0, -v, v) / (u * u).sum(0).clamp_min(1e-30)
 
 
 def _ray_gradients(record: Tensor, g: Tensor, local: Local, q: Tensor | None = None) -> Tensor:
-    """Gradients of the origins and directions of rays, [6, P], with those of hits if there is a q."""
+    """Returns the gradients of the origins and directions of rays, [6, P], with those of hits if there is a q."""
     (c, t, u), whitening = local, record[3:12].view(3, 3, -1)
     v = -torch.einsum("ijk,ipk->jpk", whitening, g * c if q is None else g * c + q * u)
     v_directions = (t * v).sum(-1)

@@ -14,7 +14,7 @@ MAGNITUDE = 1e12
 
 
 def _relative(transforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Projected centers [nnz, 2], and the upper left [nnz, 2, 2] of the transforms relative to them."""
+    """Returns projected centers [nnz, 2], and the upper left [nnz, 2, 2] of the transforms relative to them."""
     m = transforms.view(-1, 3, 3)
     centers = m[:, :2, 2] / m[:, 2:, 2]
     return centers, m[:, :2, :2] - centers[..., None] * m[:, 2:, :2]
@@ -69,7 +69,7 @@ class Surfel(Footprint):
     def sums(
         self, record: Tensor, g: Tensor, local: Local, v_hits: Tensor | None, v_rays: Tensor | None
     ) -> list[Tensor]:
-        """Sums over pixels of g; of g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0 and |s|^2 s_1, and offsets."""
+        """Sums g over pixels, and g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0, |s|^2 s_1, and offsets."""
         (s, offsets), g = local[:2], g.flatten(0, 1)
         x, y = weighted = g * s
         square = (s * s).sum(0)
@@ -80,7 +80,7 @@ class Surfel(Footprint):
         return list((g.flatten(0, 1) * local[1] / FILTER_VARIANCE).abs().sum(1))
 
     def _third(self, sums: Tensor) -> Tensor:
-        """The sum of (g e_2 + q) (s_0, s_1, 1), see the docstring in Triton. [nnz, 3]"""
+        """Returns the sum of (g e_2 + q) (s_0, s_1, 1), see the docstring in Triton. [nnz, 3]"""
         _, _, _, xx, _, yy, x_cubed, y_cubed, *_ = sums.unbind(-1)
         return -torch.stack([x_cubed, y_cubed, xx + yy], -1)
 

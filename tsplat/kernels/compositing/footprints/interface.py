@@ -20,7 +20,7 @@ HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
 
 @triton.jit
 def _features(record, local, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
-    """The same for all pixels."""
+    """Returns N features of a record, which are the same for all pixels."""
     return record[FIRST : FIRST + N]
 
 
@@ -36,7 +36,7 @@ def keep_sums(sums, local):
 
 @triton.jit
 def rendered_shape(sums, shape, N: tl.constexpr):
-    """The shape of a row with sums; ones for a row that was not rendered, which has none, and any shape."""
+    """Returns the shape of a row with sums; ones for a row that was not rendered, which has none, and any shape."""
     has_sums = sums[0] != 0.0
     for k in tl.static_range(1, N):
         has_sums = has_sums | (sums[k] != 0.0)

@@ -220,7 +220,7 @@ def _add_gradients(sums, g, local):
 
 @triton.jit
 def _add_hit_gradients(sums, g, local):
-    """As ``_add_gradients``, with those of the hit."""
+    """Adds what ``_add_gradients`` does, with what the hit adds to the sums."""
     c = _orthogonal(local)
     x = tl.fma(local[8], local[4], g * c[0])
     y = tl.fma(local[8], local[5], g * c[1])
@@ -240,7 +240,7 @@ def _add_hit_gradients(sums, g, local):
 
 @triton.jit
 def _facing(record, pixel, FIRST: tl.constexpr):
-    """-1 where the normal points along the ray, else 1."""
+    """Returns -1 where the normal points along the ray, else 1."""
     along = dot(record[FIRST : FIRST + 3], pixel[3:])
     return tl.where(along > 0.0, constant(-1.0, along), constant(1.0, along))
 
@@ -267,7 +267,7 @@ def _features_vjp(record, local, pixel, weight, v_features, FIRST: tl.constexpr,
 
 @triton.jit
 def _pixel_gradients(record, g, local):
-    """Gradients of the ray's o and d: -g M^T c, and t times that."""
+    """Returns the gradients of the ray's o and d: -g M^T c, and t times that."""
     v = matvec3_transposed(record[3:12], _orthogonal(local))
     x = -g * v[0]
     y = -g * v[1]
@@ -277,7 +277,7 @@ def _pixel_gradients(record, g, local):
 
 @triton.jit
 def _hit_pixel_gradients(record, g, local):
-    """Gradients of the ray's o and d: v_o = -M^T (g c + q u), and t v_o - q M^T c."""
+    """Returns the gradients of the ray's o and d: v_o = -M^T (g c + q u), and t v_o - q M^T c."""
     c = matvec3_transposed(record[3:12], _orthogonal(local))
     u = matvec3_transposed(record[3:12], local[4:7])
     v = ()
@@ -290,7 +290,10 @@ def _hit_pixel_gradients(record, g, local):
 
 @triton.jit
 def _finish(sums, shape, opacity):
-    """With C the sum of g c c^T: v_m = M^T (sum of g c), v_s = diag(C) / s, and v_R = -R S C S^-1."""
+    """Returns the gradients of mean, shape and opacity.
+
+    With C the sum of g c c^T: v_m = M^T (sum of g c), v_s = diag(C) / s, and v_R = -R S C S^-1.
+    """
     zero = tl.zeros_like(opacity)
     safe = rendered_shape(sums, shape, 10)
     v_mean = matvec3_transposed(_whitening(safe), sums[1:4])

@@ -40,7 +40,7 @@ MAGNITUDE = tl.constexpr(1e12)
 
 @triton.jit
 def _relative(shape):
-    """The center q, and a to d."""
+    """Returns the center q, and a to d."""
     x = shape[2] / shape[8]
     y = shape[5] / shape[8]
     return x, y, (
@@ -88,7 +88,7 @@ def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
 
 @triton.jit
 def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
-    """The conic |p|^2 - r (D - t . p)^2 <= 0 of the disc's edge |s|^2 = r, and the low-pass filter's circle.
+    """Returns the conic |p|^2 - r (D - t . p)^2 <= 0 of the disc's edge |s|^2 = r, and the low-pass filter's circle.
 
     With the offset (u, v) from the tile's first pixel, it is the form xx u^2 + xy u v + yy v^2 + x u + y v + constant.
     """
@@ -134,7 +134,9 @@ def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
 
 @triton.jit
 def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    """A conic that reaches a rectangle crosses one of its four sides, or is an ellipse inside, around q.
+    """Returns whether the conic or the circle reaches a part.
+
+    A conic that reaches a rectangle crosses one of its four sides, or is an ellipse inside, around q.
 
     Where the form is concave along a side it is lowest at a corner. Each side then tests another one.
     """
@@ -162,7 +164,7 @@ def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGH
 
 @triton.jit
 def _meet_plane(record, pixel):
-    """s_0 and s_1 where the ray of a pixel meets the plane, and w, which is zero if it is in the plane."""
+    """Returns s_0 and s_1 where the ray of a pixel meets the plane, and w, which is zero if it is in the plane."""
     dx = pixel[0] - record[0]
     dy = pixel[1] - record[1]
     p0 = tl.fma(record[5], dx, record[3] * -dy)
@@ -174,7 +176,7 @@ def _meet_plane(record, pixel):
 
 @triton.jit
 def _locate(record, pixel):
-    """s and zeros where it is nearer, else zeros and the offset from the mean; and the squared distance."""
+    """Returns s and zeros where it is nearer, else zeros and the offset from the mean; and the squared distance."""
     s0, s1, w = _meet_plane(record, pixel)
     on_disc = tl.fma(s0, s0, s1 * s1)
     x = pixel[0] - record[9]
@@ -199,7 +201,7 @@ def _log2_alpha(record, local):
 
 @triton.jit
 def _add_gradients(sums, g, local):
-    """Sums of g; of g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0 and |s|^2 s_1; of g times the offset."""
+    """Adds g to sums; and g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0, |s|^2 s_1, and the offset."""
     x = g * local[0]
     y = g * local[1]
     xx = x * local[0]
@@ -222,7 +224,7 @@ def _slopes(record, g, local):
 
 @triton.jit
 def _finish(sums, shape, opacity):
-    """The eleventh sum, of `SURFEL_PLANE`, is that of q."""
+    """Returns the gradients of mean, transform and opacity. The eleventh sum, of `SURFEL_PLANE`, is that of q."""
     HAS_PLANE: tl.constexpr = len(sums) > 10
     safe = rendered_shape(sums, shape, 11 if HAS_PLANE else 8)
     x, y, m = _relative(safe)
@@ -267,7 +269,7 @@ SURFEL = Footprint(
 
 @triton.jit
 def _plane_locate(record, pixel):
-    """What ``_locate`` returns; s at all pixels that meet the disc; the depth over that of the center; if they do."""
+    """Returns what ``_locate`` does; s at all pixels that meet the disc; depth over that of the center; if they do."""
     s0, s1, _ = _meet_plane(record, pixel)
     ratio = tl.fma(record[7], s0, tl.fma(record[8], s1, tl.zeros_like(s0) + 1.0))
     # False if NaN.
@@ -280,7 +282,7 @@ def _plane_locate(record, pixel):
 
 @triton.jit
 def _plane_features(record, local, pixel, FIRST: tl.constexpr, N: tl.constexpr, FOOTPRINT: tl.constexpr):
-    """The last feature is a depth."""
+    """Returns the features of a record, whose last one is the depth of the plane at pixels."""
     return record[FIRST : FIRST + N - 1] + (record[FIRST + N - 1] * local[7],)
 
 
@@ -294,7 +296,7 @@ def _plane_features_vjp(record, local, pixel, weight, v_features, FIRST: tl.cons
 
 @triton.jit
 def _add_plane_gradients(sums, g, local):
-    """As ``_add_gradients``, with q s_0 and q s_1 subtracted from the last two of s; and a sum of q."""
+    """Adds what ``_add_gradients`` does, with q s_0 and q s_1 subtracted from the last two of s; and a sum of q."""
     q = local[9]
     added = _add_gradients(sums[:10], g, local)
     total = q if len(sums) == 0 else sums[10] + q
