@@ -384,10 +384,9 @@ def load_rotated(gaussians, i, mask):
     """Loads a :class:`RotatedGaussian` of each index, from means, quaternions and scales."""
     mean = load_tuple(gaussians.means + i * 3, 1, 3, mask)
     unit, inverse_norm = normalize4(load_tuple(gaussians.quats + i * 4, 1, 4, mask))
+    r = rotation(unit)
     scale = load_tuple(gaussians.scales + i * 3, 1, 3, mask)
-    return RotatedGaussian(
-        mean=mean, rotation=rotation(unit), scale=scale, unit=unit, inverse_norm=inverse_norm
-    )  # fmt: skip
+    return RotatedGaussian(mean=mean, rotation=r, scale=scale, unit=unit, inverse_norm=inverse_norm)
 
 
 @triton.jit

@@ -138,8 +138,8 @@ def _features_bwd_kernel(
         if ranges.chunk_lists is not None:
             if entry_range.is_chunk:
                 behind *= transmittance
-                chunk_pixels = program.to(tl.int64) * PIXELS + pixels.part_index
-                transmittance = tl.abs(tl.load(chunks.transmittances + chunk_pixels))
+                end_of_chunk = chunks.transmittances + program.to(tl.int64) * PIXELS + pixels.part_index
+                transmittance = tl.abs(tl.load(end_of_chunk))
                 for block in range(blocks):
                     channel = block * CHANNELS + channels
                     v = tl.load(v_part + block * PIXELS * CHANNELS)
