@@ -32,7 +32,7 @@ SHAPES = ("plain", "needles", "flat", "tiny", "huge", "far", "shifted", "inside"
 @triton.jit
 def _all(bound, box):
     """As `_reaches`, but of whatever may be visible anywhere."""
-    return bound[4] | (box[0] > 1e38)
+    return bound.is_visible | (box[0] > 1e38)
 
 
 def _scene(seed, shape):
