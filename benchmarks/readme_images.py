@@ -1,7 +1,8 @@
 """Makes the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
 
 Writes ``docs/training.gif``, the views of a moving camera while a scene is trained, and ``docs/viewer.png``, the viewer
-with the trained model. The camera moves past some of the photographs, and looks where all of them look.
+with the trained model. The camera moves past some of the photographs, and looks where all of them look. With ``--run
+RUN`` instead of ``--scene``, only ``docs/viewer.png`` is written, of the model of a run on the same photographs.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from tsplat.viewing import path_along, render
 from tsplat.viewing.run_cameras import complete_framing
 from tsplat.viewing.trajectories import cameras_of_views, choose_camera
 from tsplat.viewing.videos import write_gif
-from tsplat.viewing.viewer import Renderer, Viewer, frame_model
+from tsplat.viewing.viewer import Renderer, ViewedModel, Viewer, frame_model, open_viewed
 
 DOCS = Path(__file__).parents[1] / "docs"
 FRAMES = 48
@@ -38,8 +39,6 @@ CROP, CROP_VIEWER = 0.85, 0.74
 
 PAGE = (1000, 625)
 """Size of the page with the viewer."""
-
-CLOSE_NOTIFICATION = "document.querySelectorAll('.mantine-Notification-closeButton').forEach(button => button.click())"
 
 
 def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gaussians, list[Tensor]]:
@@ -66,16 +65,14 @@ def path(cameras: Sequence[Camera], views: Sequence[str], target: Sequence[float
     return torch.stack([look_at(eye, target, up) for eye in eyes.tolist()])
 
 
-def viewer_image(gaussians: Gaussians, cameras: list[Camera], view: str) -> Image.Image:
+def viewer_image(model: ViewedModel, view: str) -> Image.Image:
     """Returns a screenshot of the viewer in a web browser, from where the photograph with this name was taken."""
-    model = frame_model("banana", Renderer(gaussians), cameras)
-    eye = choose_camera(cameras, view).position.tolist()
+    eye = choose_camera(model.cameras, view).position.tolist()
     model = dataclasses.replace(model, eye=eye, fov=CROP_VIEWER * model.fov)
-    viewer = Viewer([model], port=18080)
+    viewer = Viewer([model], port=18080, open_model=lambda path, warn: model)
+    model.warm_up()
     with open_page(viewer.url, *PAGE) as page:
         time.sleep(20)
-        page.evaluate(CLOSE_NOTIFICATION)
-        time.sleep(2)
         image = Image.fromarray(page.screenshot()).quantize(256)
     viewer.close()
     return image
@@ -83,11 +80,17 @@ def viewer_image(gaussians: Gaussians, cameras: list[Camera], view: str) -> Imag
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--scene", type=Path, required=True, help="folder of photographs with cameras")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--scene", type=Path, help="folder of photographs with cameras")
+    source.add_argument("--run", type=Path, help="run whose model the viewer shows")
     parser.add_argument("--downscale", type=int, default=2, help="factor by which photographs are made smaller")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--views", nargs="+", default=VIEWS, help="photographs along which the camera moves")
     options = parser.parse_args()
+    if options.run is not None:
+        model = open_viewed(options.run, torch.device("cpu"), warn=print)
+        viewer_image(model, options.views[-1]).save(DOCS / "viewer.png")
+        return
     capture = read_capture(options.scene, downscale=options.downscale, test_every=0)
     cameras = cameras_of_views(capture.train, capture.test)
     framing = complete_framing(Gaussians.from_points(capture.points, capture.colors, 0), cameras)
@@ -95,7 +98,7 @@ def main() -> None:
     K = intrinsics(WIDTH, HEIGHT, CROP * framing["fov"])
     gaussians, images = train(capture, options.steps, viewmats, K)
     write_gif(DOCS / "training.gif", images, 80)
-    viewer_image(gaussians, cameras, options.views[-1]).save(DOCS / "viewer.png")
+    viewer_image(frame_model("banana", Renderer(gaussians), cameras), options.views[-1]).save(DOCS / "viewer.png")
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ class Client:
         """The messages at all times."""
         return self.gui.controls["markdown 1"].contents
 
-    def _set_background_image(self, image, format, jpeg_quality):
+    def _set_background_image(self, image, format="auto", jpeg_quality=None):
         self.images.append((image, format))
 
     def _add_camera_frustum(self, name, *arguments, **options):

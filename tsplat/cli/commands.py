@@ -16,7 +16,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from .. import ArgumentError
 from ..scene import Gaussians, View, open_model, summarize
@@ -31,7 +31,7 @@ from ..support.progress import stage_display
 from ..support.suggestions import list_names
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import find_run
-from ..viewing.view_options import ViewOptions
+from ..viewing.view_options import DrawnBy, ViewOptions
 from .argument_types import COUNT, SIZE, VECTOR, model_path, number, path, port, seed, small_seed
 from .large_models import Task, describe_memory, open_large, read_to_view, warn_user
 from .parsing import add_settings
@@ -135,6 +135,11 @@ def add_view_options(parser: argparse.ArgumentParser) -> None:
         address={"metavar": "IP"},
         port={"type": port},
     )
+    draw = (
+        "what draws the images at first: server, or browser, where that has WebGL 2 on a GPU; also a control "
+        "of the page (server)"
+    )
+    add("--draw", choices=get_args(DrawnBy), default="server", help=draw)
     add_backend(parser)
 
 
@@ -174,7 +179,7 @@ def view(arguments: Namespace) -> int:
         models.append(read(model, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
         if len(models[-1].gaussians) > LARGE:
             print(describe_memory(model, models[-1].gaussians), flush=True)
-    options = options_of(arguments, "address", "port", "host_name")
+    options = options_of(arguments, "address", "port", "host_name", "draw")
     viewer = Viewer(models, **options, open_model=read)
     try:
         print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")

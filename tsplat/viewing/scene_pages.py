@@ -164,19 +164,34 @@ def write_page(
             model, lost = b"", write_streamed_sog(path.parent, gaussians)
         else:
             model, lost = ENCODERS[format](gaussians)
-        values = {
-            "title": title,
-            "license": escape((FOLDER / "LICENSE").read_text("utf-8")),
-            "style": Html((FOLDER / "viewer.css").read_text("utf-8")),
-            "viewer": Html((FOLDER / "viewer.js").read_text("utf-8")),
-            "background": "rgb({}, {}, {})".format(*(round(255 * channel) for channel in background)),
-            "scene": Html(json.dumps(_describe(start, gaussians, background, name), allow_nan=False)),
-            "model": Html(base64.b64encode(model).decode()),
-        }
-        page = fill((FOLDER / "page.html").read_text("utf-8"), values).encode()
+        page = page_content(_describe(start, gaussians, background, name), title, model)
         with atomic_write(path) as file:
             file.write(page)
     return ScenePage(len(gaussians), len(page), len(model) or dataset_size(path.parent), lost)
+
+
+def followed_page(gaussians: Gaussians) -> tuple[bytes, str, bytes]:
+    """Returns a page for a frame of another page, whose camera it follows, and the name and content of the file that it
+    loads: the model as SOG. Raises as :func:`write_page`."""
+    check_format("sog")
+    model, _ = sog_content(gaussians)
+    # With y up, the page does not rotate the model, so that its frame is that of the model.
+    scene = _describe(first_view(gaussians, up=(0.0, 1.0, 0.0)), gaussians, (0.0, 0.0, 0.0), FILE_NAMES["sog"])
+    return page_content({**scene, "follows": True}, "tsplat"), FILE_NAMES["sog"], model
+
+
+def page_content(scene: dict[str, Any], title: str, model: bytes = b"") -> bytes:
+    """Returns a page that shows what :func:`_describe` describes, with its model or, if it is empty, from a file."""
+    values = {
+        "title": title,
+        "license": escape((FOLDER / "LICENSE").read_text("utf-8")),
+        "style": Html((FOLDER / "viewer.css").read_text("utf-8")),
+        "viewer": Html((FOLDER / "viewer.js").read_text("utf-8")),
+        "background": "rgb({}, {}, {})".format(*(round(255 * c) for c in scene["settings"]["background"]["color"])),
+        "scene": Html(json.dumps(scene, allow_nan=False)),
+        "model": Html(base64.b64encode(model).decode()),
+    }
+    return fill((FOLDER / "page.html").read_text("utf-8"), values).encode()
 
 
 def check_format(format: str) -> None:

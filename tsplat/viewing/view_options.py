@@ -1,8 +1,12 @@
 """Options of viewers: the address, and the display of a training."""
 
 import dataclasses
+from typing import Literal
 
 ADDRESS, PORT = "127.0.0.1", 8080
+
+DrawnBy = Literal["server", "browser"]
+"""What draws the images of a page: tsplat on the server, or WebGL in the browser."""
 
 
 @dataclasses.dataclass(frozen=True)

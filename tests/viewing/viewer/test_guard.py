@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import http.client
 import re
+import types
 import urllib.parse
 
 import pytest
@@ -120,6 +121,23 @@ def test_answers_of_the_server(viewer):
         assert get(viewer, path + hidden)[0] == 404
     with pytest.raises(http.client.RemoteDisconnected):
         get(viewer, path, "HEAD")
+
+
+def test_files_of_drawn_models_need_the_token(viewer, monkeypatch):
+    answers = {"/drawn/key/1/scene.sog": ("application/octet-stream", b"model")}
+    monkeypatch.setattr(
+        viewer, "_sessions", {0: types.SimpleNamespace(drawing=types.SimpleNamespace(answer=answers.get))}
+    )
+    path = urllib.parse.urlsplit(viewer.url).path
+    status, headers, body = get(viewer, f"{path}drawn/key/1/scene.sog")
+    assert (status, headers["Content-Type"], headers["Content-Length"]) == (200, "application/octet-stream", "5")
+    assert (headers["Cache-Control"], headers["Cross-Origin-Resource-Policy"]) == ("no-store", "same-origin")
+    assert body == b"model"
+    assert get(viewer, f"{path}drawn/other/1/scene.sog")[0] == 404
+    for refused in ("/drawn/key/1/scene.sog", "/wrong/drawn/key/1/scene.sog"):
+        assert get(viewer, refused)[0] == 403
+    for headers in ({"Host": "evil.test"}, {"Origin": "http://evil.test"}):
+        assert get(viewer, f"{path}drawn/key/1/scene.sog", **headers)[0] == 403
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])

@@ -3,6 +3,7 @@
 - :mod:`~tsplat.viewing.viewer.renderer`: a model, a camera and settings in, an image within a time budget out.
 - :mod:`~tsplat.viewing.viewer.viewed_models`: what is shown.
 - :mod:`~tsplat.viewing.viewer.worker`: renders the newest request of a client.
+- :mod:`~tsplat.viewing.viewer.drawing`: models that pages draw themselves.
 - :mod:`~tsplat.viewing.viewer.live_training`, :mod:`~tsplat.viewing.viewer.training_tab`: a model that is being
   trained.
 - :mod:`~tsplat.viewing.viewer.poses`, :mod:`~tsplat.viewing.viewer.comparison`,

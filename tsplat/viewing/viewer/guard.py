@@ -42,6 +42,9 @@ VISER_TITLE = re.compile(rb"<title>[^<]*</title>")
 HEAD = Path(__file__).with_name("head.html")
 """File whose content replaces viser's title: another title, and the scripts of tsplat's pages."""
 
+Answer = tuple[str, bytes]
+"""Type and content of what is sent for a path."""
+
 _CONNECTION: contextvars.ContextVar[Any] = contextvars.ContextVar("connection")
 _PATCHING = threading.Lock()
 
@@ -51,7 +54,8 @@ class Guard:
 
     Requests need a token in their path, which follows the slash of the address of the page, the name of this computer
     or `host_name`, that of a proxy, as host, and no foreign origin. `allows` tells whether a message may pass, from the
-    client of viser that sent it (None before its first camera).
+    client of viser that sent it (None before its first camera). `answer` returns what is sent for a path behind the
+    token; None where viser answers.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Guard:
         if host_name:
             self._hosts.add(host_name.lower())
         self._connections: set[Any] = set()
+        self.answer: Callable[[str], Answer | None] = lambda _path: None
 
     @contextlib.contextmanager
     def guard_server(self) -> Iterator[None]:
@@ -123,6 +128,11 @@ class Guard:
                 response = connection.respond(403, problem)
             elif "Upgrade" in request.headers and len(self._connections) >= CLIENTS_MAX:
                 response = connection.respond(503, f"The viewer has {CLIENTS_MAX} clients, and takes no more.\n")
+            elif (answer := self.answer(_split_path(request.path)[1])) is not None:
+                response = connection.respond(200, "")
+                del response.headers["Content-Type"]
+                response.headers["Content-Type"], body = answer
+                _set_body(response, body)
             else:
                 response = serve_page(connection, dataclasses.replace(request, path=_split_path(request.path)[1]))
                 self._set_head(response)
@@ -141,9 +151,7 @@ class Guard:
             body = gzip.decompress(response.body) if zipped else response.body
             body = VISER_TITLE.sub(lambda _: self._head, body, count=1)
             self._bodies[zipped] = gzip.compress(body) if zipped else body
-        response.body = self._bodies[zipped]
-        del response.headers["Content-Length"]
-        response.headers["Content-Length"] = str(len(response.body))
+        _set_body(response, self._bodies[zipped])
 
     def _handle(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         """Counts the connections, and lets :meth:`note_client` find the one whose messages viser handles."""
@@ -188,6 +196,12 @@ class Guard:
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 """A host name or an address, and a port."""
+
+
+def _set_body(response: Any, body: bytes) -> None:
+    response.body = body
+    del response.headers["Content-Length"]
+    response.headers["Content-Length"] = str(len(body))
 
 
 def _split_path(path: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from .renderer import CAMERA_MODELS, COLORMAPS, DEPTHS, MODES, Settings
 from .viewed_models import ViewedModel
 
 RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
+DRAWN_BY = {"the server": "server", "this browser": "browser"}
 FULL_SCREEN = (
     '<div style="padding: 0 0.6em 0.5em"><button type="button" style="width: 100%; height: 1.9em; border: 0; '
     'border-radius: 2px; background: #343a40; color: white; font: inherit; font-size: 0.875em; cursor: pointer" '
@@ -48,6 +49,7 @@ class Actions:
     set_up: Callable[[], str]
     screenshot: Callable[[], str]
     set_fov: Callable[[float], None]
+    draw_by: Callable[[], None]
 
 
 class Panel:
@@ -117,6 +119,17 @@ class Panel:
             radius_clip=self._radius_clip.value,
             eps2d=self._eps2d.value,
         )
+
+    @property
+    def drawn_by(self) -> str:
+        """What is to draw the images, ``"server"`` or ``"browser"``."""
+        return DRAWN_BY[self._drawn_by.value]
+
+    def offer_drawing(self, offered: bool, drawn_by: str | None = None) -> None:
+        """Shows or hides the choice of what draws the images, and chooses if asked to."""
+        self._drawn_by.visible = offered
+        if drawn_by is not None and drawn_by != self.drawn_by:
+            self._drawn_by.value = next(label for label, value in DRAWN_BY.items() if value == drawn_by)
 
     def add_model(self, model: ViewedModel) -> None:
         """Adds a model to choose from, and chooses it."""
@@ -225,6 +238,9 @@ class Panel:
         self._sh_degree = self._control(gui.add_slider("SH degree", 0, 1, 1, 0))
         self._background = self._control(gui.add_rgb("Background", (0, 0, 0)))
         self._resolution = self._control(gui.add_dropdown("Resolution", list(RESOLUTIONS)))
+        hint = "This browser draws by WebGL, with its GPU; what it cannot show, such as depth, the server draws"
+        self._drawn_by = gui.add_dropdown("Drawn by", list(DRAWN_BY), visible=False, hint=hint)
+        self._callbacks.on_update(self._drawn_by, self._actions.draw_by)
         self._fov = gui.add_slider("Field of view (°)", *FOV_RANGE, 1, 50, hint="Vertical")
         self._callbacks.on_update(self._fov, lambda: self._actions.set_fov(self._fov.value), by_client=True)
         self._camera_model = self._control(gui.add_dropdown("Camera model", list(CAMERA_MODELS)))

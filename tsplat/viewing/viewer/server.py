@@ -24,7 +24,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...support.extras import require
-from ..view_options import ADDRESS, PORT
+from ..view_options import ADDRESS, PORT, DrawnBy
 from .folder import Folder
 from .guard import Guard
 from .live_training import LiveTraining
@@ -54,6 +54,7 @@ class Viewer:
         host_name: Name of a proxy, by which clients may reach the server, too.
         folder: Folder that clients write to, only new files unless they confirm it. They read from it, and from the
             paths of `models`.
+        draw: What draws the images at first, where a browser can: "server", or "browser", by WebGL on its GPU.
 
     Attributes:
         port: Port that the server listens at.
@@ -76,6 +77,7 @@ class Viewer:
         open_model: OpenModel | None = None,
         folder: str | os.PathLike[str] = ".",
         host_name: str = "",
+        draw: DrawnBy = "server",
     ) -> None:
         if not models:
             raise ArgumentError("models: expected at least one, found none")
@@ -87,7 +89,7 @@ class Viewer:
         # Clients that go away in the middle of a message are not worth a line.
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", "Queued a .* on a closed connection", UserWarning)
-        self._training, self._read_model = training, open_model
+        self._training, self._read_model, self._draw = training, open_model, draw
         self._folder = Folder(folder, [model.path for model in models if model.path is not None])
         self._sessions: dict[int, Session] = {}
         self._models: list[ViewedModel] = []
@@ -95,6 +97,7 @@ class Viewer:
         for model in models:
             self._add(model)
         guard = Guard(address, self._allows, f"{self._models[0].name} · tsplat", host_name)
+        guard.answer = self._answer
         with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):  # its addresses
             with guard.guard_server():
                 self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
@@ -139,7 +142,7 @@ class Viewer:
         read = self._read_model
         # Other clients see it when they connect.
         open_model = None if read is None else lambda path, warn: self._add(read(path, warn))
-        session = Session(client, self._models, self._training, open_model, self._folder)
+        session = Session(client, self._models, self._training, open_model, self._folder, self._draw)
         with self._lock:
             self._sessions[client.client_id] = session
         # The client may have gone while its controls were made.
@@ -162,6 +165,11 @@ class Viewer:
             session = self._sessions.pop(client.client_id, None)
         if session is not None:
             session.close(0)
+
+    def _answer(self, path: str) -> tuple[str, bytes] | None:
+        """Returns what a page loads to draw by itself, or the answer to its report; None for other paths."""
+        sessions = list(self._sessions.values())
+        return next((answer for session in sessions if (answer := session.drawing.answer(path))), None)
 
     def _allows(self, client: Any, message: Any) -> bool:
         return allows(client, message, partial(self._tell, client))

@@ -14,10 +14,12 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...scene.cameras import Camera
+from ..view_options import DrawnBy
 from .callbacks import Callbacks, Page, describe_error
 from .cameras_tab import CamerasTab
 from .comparison import Comparison
 from .crop_tab import CropTab
+from .drawing import WITHOUT_WEBGL, Drawing, Graphics, can_draw
 from .folder import TRANSFER_MAX, Folder, NameTakenError, check_name
 from .live_training import LiveTraining
 from .panel import Actions, Panel
@@ -53,7 +55,8 @@ class Session:
     """The session of a client of viser, with models to choose from, of which the first is shown.
 
     `training` is None for models that do not change, and `open_model` where no model can be added. The client may write
-    and read what is in a folder, the current directory if None.
+    and read what is in a folder, the current directory if None. `draw` is what draws the images at first, where the
+    browser can.
     """
 
     def __init__(
@@ -63,12 +66,15 @@ class Session:
         training: LiveTraining | None = None,
         open_model: OpenModel | None = None,
         folder: Folder | None = None,
+        draw: DrawnBy = "server",
     ) -> None:
         self._client, self._training = client, training
         self._folder = folder or Folder(".")
         self._closed = threading.Event()
         self._callbacks = Callbacks(self.tell)
         self._live_page: LivePage | None = None
+        self._draw, self._graphics = draw, "missing"
+        self._is_drawn, self._drawing_lock = False, threading.Lock()
         self._ready = False
         self._framed = models[0].eye, models[0].fov
         self._panel = Panel(
@@ -84,6 +90,7 @@ class Session:
                 set_up=self._set_up,
                 screenshot=self._screenshot,
                 set_fov=self._set_fov,
+                draw_by=self._draw_by,
             ),
             self._callbacks,
             None if training is None else lambda: self._add_page(training),
@@ -107,6 +114,13 @@ class Session:
             self._crop = CropTab(page)
         with self._panel.add_tab("Video"):
             self._video = VideoTab(page)
+        self.drawing = Drawing(
+            client.gui,
+            lambda: self._callbacks.run_soon(self._change),
+            self._note_graphics,
+            self.tell,
+            self._stop_drawing,
+        )
         self._show_model()
         # Last, as its thread would outlive controls that cannot be made.
         self._worker: Worker[ViewRequest] = Worker(
@@ -138,7 +152,49 @@ class Session:
             return
         request = self._request()
         self._crop.draw(request.settings.crop)
+        can_draw = request.comparison is None and request.divisor == 1
+        if can_draw and self.drawing.draws(request.model, request.settings):
+            self._show_drawn(request.model)
+            return
+        self._is_drawn = False
         self._worker.submit(request, at_rest=at_rest)
+
+    def _show_drawn(self, model: ViewedModel) -> None:
+        """Removes the server's image, which covers what the page draws."""
+        with self._drawing_lock:
+            if self._is_drawn:
+                return
+            self._is_drawn = True
+            self._client.scene.set_background_image(None)
+        self._panel.show_depths(None)
+        self._panel.show_status(f"{len(model.gaussians):,} Gaussians, drawn by this browser")
+
+    def _note_graphics(self, graphics: Graphics) -> None:
+        """Offers that the browser draws, once it has said what it can."""
+        self._graphics = graphics
+        self._offer_drawing()
+        if self._draw == "browser":
+            problem = WITHOUT_WEBGL.get(graphics) or can_draw(self._panel.model)
+            if problem is not None:
+                self.tell(problem)
+            else:
+                self._panel.offer_drawing(True, "browser")
+
+    @property
+    def _can_draw(self) -> bool:
+        return self._training is None and self._graphics == "webgl" and can_draw(self._panel.model) is None
+
+    def _offer_drawing(self) -> None:
+        self._panel.offer_drawing(self._can_draw)
+
+    def _stop_drawing(self, problem: str) -> None:
+        self._panel.offer_drawing(self._can_draw, "server")
+        self.tell(f"**the server draws: {problem}**")
+
+    def _draw_by(self) -> None:
+        """Lets the page or the server draw, as chosen. Preparing a model takes a while, in which the server draws."""
+        model = self._panel.model if self._can_draw and self._panel.drawn_by == "browser" else None
+        threading.Thread(target=self.drawing.choose, args=(model,), daemon=True).start()
 
     def _follow(self) -> None:
         """Renders again, as the camera has moved or the canvas has another size, which may need another distance."""
@@ -171,9 +227,12 @@ class Session:
     def _show(self, frame: Frame, at_rest: bool) -> None:
         # Lossless images of a model that changes would take time from its training.
         lossless = at_rest and (self._training is None or self._training.paused)
-        self._client.scene.set_background_image(
-            frame.image, format="png" if lossless else "jpeg", jpeg_quality=JPEG_QUALITY
-        )
+        with self._drawing_lock:
+            if self._is_drawn:
+                return
+            self._client.scene.set_background_image(
+                frame.image, format="png" if lossless else "jpeg", jpeg_quality=JPEG_QUALITY
+            )
         self._callbacks.succeed(self._show)
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)
@@ -232,6 +291,8 @@ class Session:
         """Sets the controls to the values of the model."""
         for part in (self._panel, self._cameras, self._crop, self._video):
             part.show_model(self._panel.model)
+        self._offer_drawing()
+        self._draw_by()
 
     def _reset_view(self) -> None:
         """Shows the model from its first camera, upright."""

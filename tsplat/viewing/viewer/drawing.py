@@ -1,0 +1,155 @@
+"""Models that a page draws itself, by WebGL: what it loads, and what it reports.
+
+A frame below viser's canvas has a page as ``tsplat export`` writes it, which follows viser's camera. The script of
+``head.html`` makes it, and reports by requests what the browser can, and when the model is loaded.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from ...errors import ArgumentError
+from ..scene_pages import followed_page
+from .callbacks import describe_error
+from .renderer import Settings
+from .viewed_models import ViewedModel
+
+DRAWN_MAX = 1 << 19
+"""Largest number of Gaussians that are sent to a page. So many take about 9 MB."""
+
+SH_DEGREE_MAX = 3
+"""Largest degree that pages draw."""
+
+FOLDER = "drawn"
+"""First part of the paths that pages of drawn models and reports have behind the token."""
+
+Graphics = Literal["webgl", "software", "missing"]
+"""What a page reports first: WebGL 2 on a GPU, without one, or none."""
+
+WITHOUT_WEBGL = {
+    "software": "the server draws: WebGL of this browser has no GPU; turn on hardware acceleration in its settings",
+    "missing": "the server draws: this browser has no WebGL 2",
+}
+
+
+def can_draw(model: ViewedModel) -> str | None:
+    """Returns why pages cannot draw a model; None if they can."""
+    gaussians = model.gaussians
+    if len(gaussians) > DRAWN_MAX:
+        return f"the server draws: {len(gaussians):,} Gaussians are more than the {DRAWN_MAX:,} that browsers get"
+    if gaussians.surfels or gaussians.sh_degree > SH_DEGREE_MAX:
+        return "the server draws: browsers draw 3D Gaussians of SH degree 3 or less"
+    return None
+
+
+class Drawing:
+    """What one page draws itself.
+
+    Args:
+        gui: Where the page's script finds what to load.
+        change: Called when images come from the other side from now on.
+        report: Called with what the browser can.
+        tell: Shows a message, or hides it.
+        give_up: Called with a problem where the page cannot draw the chosen model.
+    """
+
+    def __init__(
+        self,
+        gui: Any,
+        change: Callable[[], object],
+        report: Callable[[Graphics], object],
+        tell: Callable[[str], object],
+        give_up: Callable[[str], object],
+    ) -> None:
+        self.key = secrets.token_urlsafe(16)
+        self._change, self._report, self._tell, self._give_up = change, report, tell, give_up
+        self._lock = threading.Lock()
+        self._chosen: ViewedModel | None = None
+        self._number = 0
+        self._files: dict[str, tuple[str, bytes]] = {}
+        self._loaded = False
+        self._view = (0.0, 0.0, 0.0), Settings.near
+        self._html = gui.add_html("")
+        self._show()
+
+    def choose(self, model: ViewedModel | None) -> None:
+        """Makes the page load and draw a model; with None, the server draws again."""
+        with self._lock:
+            if model is self._chosen:
+                return
+            self._chosen, self._files, self._loaded = model, {}, False
+            self._number += 1
+            self._show()
+        self._change()
+        if model is None:
+            return
+        self._tell("Preparing the model for this browser; the server draws meanwhile")
+        try:
+            files = page_files(model)
+        except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
+            self._give_up(describe_error(error))
+            return
+        with self._lock:
+            if model is self._chosen:
+                self._files = files
+                self._show()
+
+    def draws(self, model: ViewedModel, settings: Settings) -> bool:
+        """Returns whether the page draws a model with these settings, and tells it the near plane and background."""
+        gaussians = model.gaussians
+        drawn = Settings(
+            colormap=settings.colormap,
+            depths=settings.depths,
+            inverted=settings.inverted,
+            sh_degree=gaussians.sh_degree,
+            background=settings.background,
+            antialiased=gaussians.antialiased,
+            near=settings.near,
+        )
+        with self._lock:
+            is_drawn = self._loaded and model is self._chosen and settings == drawn
+            if is_drawn and (view := (settings.background, settings.near)) != self._view:
+                self._view = view
+                self._show()
+        return is_drawn
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        """Returns the type and content of a file of the page, or of the answer to a report; None for other paths."""
+        first, _, name = path.removeprefix(f"/{FOLDER}/{self.key}/").partition("/")
+        if f"/{FOLDER}/{self.key}/{first}" == path:
+            threading.Thread(target=self._receive, args=(first,), daemon=True).start()
+            return "text/plain", b""
+        with self._lock:
+            return self._files.get(name) if first == str(self._number) else None
+
+    def _receive(self, report: str) -> None:
+        """Handles a report of the page."""
+        state, _, number = report.partition("-")
+        if state in get_args(Graphics):
+            self._report(state)  # type: ignore[arg-type]
+        elif number == str(self._number) and self._files and self._chosen is not None:
+            if state == "loaded":
+                self._loaded = True
+                self._tell("")
+                self._change()
+            elif state == "failed":
+                self._give_up("this browser cannot show the model")
+
+    def _show(self) -> None:
+        """Tells the page what to load."""
+        background, near = self._view
+        number = self._number if self._files and self._chosen else ""
+        self._html.content = (
+            f'<span data-drawing="{self.key}" data-number="{number}" data-near="{near!r}" '
+            f'data-background="{" ".join(map(repr, background))}"></span>'
+        )
+
+
+def page_files(model: ViewedModel) -> dict[str, tuple[str, bytes]]:
+    """Returns the type and content of the files by which pages draw a model, the page by an empty name."""
+    with model.writing:
+        if model.drawn is None:
+            page, name, content = followed_page(model.gaussians.map(lambda tensor: tensor.cpu()))
+            model.drawn = {"": ("text/html; charset=utf-8", page), name: ("application/octet-stream", content)}
+        return model.drawn
