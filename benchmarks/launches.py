@@ -308,7 +308,10 @@ def _ops(vendor: str) -> Labeled:
         kernels.mcmc_regularization(rows[:, 0].contiguous(), rows, rows[:, 0].contiguous(), rows, 1.0, 1.0)
     yield from (("every Gaussian", call) for call in launches)
     parameter = torch.ones(N, 3)
-    for visible in (None, torch.ones(N, dtype=torch.bool)):
-        with recorded(vendor) as launches:
-            kernels.adam_step(*[[parameter]] * 4, [[1.0] * 6], visible)
-        yield from (("exact" if visible is None else "visible only", call) for call in launches)
+    for moment in (parameter, parameter.bfloat16()):
+        for visible in (None, torch.ones(N, dtype=torch.bool)):
+            with recorded(vendor) as launches:
+                kernels.adam_step(*[[parameter]] * 2, *[[moment]] * 2, [[1.0] * 7], visible)
+            variant = "exact" if visible is None else "visible only"
+            suffix = "" if moment is parameter else ", moments in bf16"
+            yield from ((variant + suffix, call) for call in launches)

@@ -1,10 +1,11 @@
 """Measures memory, bytes exchanged and time of training steps on shards, compared to a single process.
 
     python -m benchmarks.shard_memory [--gaussians 2000000] [--ranks 4] [--strategy standard|adaptive|mcmc]
+        [--views-per-step 4] [--adam-moments fp32|bf16]
 
 Tiny images of a random scene: memory is that of the Gaussians. Measured is the peak of resident memory above that
-before the Gaussians were made, for a step, a step that refines, and a checkpoint. Bytes are those that a rank sends,
-time is that of its thread on this machine. The largest of all ranks are printed.
+before the Gaussians were made, for a step, a step that refines, a checkpoint, and an evaluation. Bytes are those that a
+rank sends, time is that of its thread on this machine. The largest of all ranks are printed.
 """
 
 import argparse
@@ -13,8 +14,9 @@ import dataclasses
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,8 @@ from torch import Tensor
 from tsplat.runtime.process_group import RankGroup
 from tsplat.scene import Camera, Gaussians, intrinsics, look_at
 from tsplat.scene.capture.views import View
-from tsplat.training import Checkpoint, RunConfig, Trainer, preset, write_checkpoint
+from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, preset, write_checkpoint
+from tsplat.training.configuration import MomentsPrecision
 from tsplat.training.parameters import scene_tensors
 
 WIDTH, HEIGHT, FOV = 64, 48, 60.0
@@ -84,22 +87,23 @@ class SentBytes:
         self._send(received, rows, counts_received, counts, **group)
 
 
-def settings(name: Any, n: int) -> RunConfig:
-    """Settings of a preset with which the third step refines."""
+def settings(name: Any, n: int, **changes: Any) -> RunConfig:
+    """Settings of a preset with which the last of five steps refines, after two that passes replay."""
     config = preset(name, 1000)
-    schedule: dict[str, Any] = dict(refine_start_iter=1, refine_every=2, refine_stop_iter=900, cap_max=n + n // 20)
+    schedule: dict[str, Any] = dict(refine_start_iter=1, refine_every=4, refine_stop_iter=900, cap_max=n + n // 20)
     assert config.strategy is not None
     return dataclasses.replace(
         config,
-        views_per_step=N_VIEWS,
         max_gaussians=2 * n,
+        **changes,
         strategy=dataclasses.replace(config.strategy, **schedule),
     )
 
 
-def run(ranks: RankGroup, n: int, name: str, folder: Path) -> tuple[int, dict[str, tuple[int, int, float]]]:
-    """Takes three steps and saves. Returns the number of Gaussians, and peak, bytes and seconds of each phase."""
-    config, seen, found = settings(name, n), views(), {}
+def run(ranks: RankGroup, n: int, config: RunConfig, folder: Path) -> tuple[int, dict[str, tuple[int, int, float]]]:
+    """Takes five steps, saves and evaluates. Returns the number of Gaussians, and the peak of each phase, with the mean
+    bytes and seconds of its calls."""
+    seen, found = views(), {}
     baseline, sent = memory("VmRSS"), SentBytes(ranks.rank)
     dist.all_to_all_single = sent  # type: ignore[assignment]
     trainer = Trainer(random_rows(range(n)[ranks.shard_rows(n)]), seen, config, ranks, is_shard=True)
@@ -112,24 +116,34 @@ def run(ranks: RankGroup, n: int, name: str, folder: Path) -> tuple[int, dict[st
         checkpoint = Checkpoint(trainer.step, trainer.gaussians, others, {"trainer": figures}, config, names)
         write_checkpoint(folder, checkpoint, None, ranks, sharded=trainer.sharded)
 
-    for phase in ("first step", "step", "refinement", "checkpoint"):
+    def score() -> None:
+        evaluate(trainer.gaussians, seen, ranks=ranks, sharded=trainer.sharded)
+
+    step = trainer.advance
+    phases: dict[str, tuple[Callable[[], object], int]] = {
+        "first steps": (step, 2), "step": (step, 2), "refinement": (step, 1), "checkpoint": (save, 1),
+        "evaluation": (score, 1),
+    }  # fmt: skip
+    for phase, (call, n_calls) in phases.items():
         forget_peak()
         sent.n, start = 0, time.thread_time()
-        save() if phase == "checkpoint" else trainer.advance()
-        found[phase] = (memory("VmHWM") - baseline, sent.n, time.thread_time() - start)
+        for _ in range(n_calls):
+            call()
+        seconds = (time.thread_time() - start) / n_calls
+        found[phase] = (memory("VmHWM") - baseline, sent.n // n_calls, seconds)
     dist.all_to_all_single = sent._send
     return trainer.n_gaussians, found
 
 
-def measure(rank: int, world_size: int, n: int, name: str, folder: str) -> None:
+def measure(rank: int, world_size: int, n: int, name: str, changes: dict[str, Any], folder: str) -> None:
     """Runs on a rank, and prints the largest figures of all ranks."""
     ctypes.CDLL(None).mallopt(-3, 2**20)  # from 1 MiB on, memory goes back to the system at once
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
     ranks = RankGroup(dist.group.WORLD if world_size > 1 else None)
-    run(ranks, 1000, name, Path(folder, "warm_up"))  # loads modules and kernels
-    n, found = run(ranks, n, name, Path(folder, "checkpoints"))
+    run(ranks, 1000, settings(name, 1000, **changes), Path(folder, "warm_up"))  # loads modules and kernels
+    n, found = run(ranks, n, settings(name, n, **changes), Path(folder, "checkpoints"))
     results = ranks.all_gather_object(found)
     for phase in found if ranks.is_main else ():
         peaks, sent, seconds = zip(*(result[phase] for result in results), strict=True)
@@ -147,11 +161,14 @@ def main() -> None:
     parser.add_argument("--gaussians", type=int, default=2_000_000)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--strategy", choices=("standard", "adaptive", "mcmc"), default="standard")
+    parser.add_argument("--views-per-step", type=int, default=N_VIEWS)
+    parser.add_argument("--adam-moments", choices=get_args(MomentsPrecision), default="fp32")
     options = parser.parse_args()
+    changes = dict(views_per_step=options.views_per_step, adam_moments=options.adam_moments)
     context = multiprocessing.get_context("fork")
-    for world_size in (1, options.ranks):
+    for world_size in dict.fromkeys((1, options.ranks)):
         with tempfile.TemporaryDirectory() as folder, context.Pool(world_size) as ranks:
-            arguments = (world_size, options.gaussians, options.strategy, folder)
+            arguments = (world_size, options.gaussians, options.strategy, changes, folder)
             ranks.starmap(measure, [(rank, *arguments) for rank in range(world_size)], chunksize=1)
 
 

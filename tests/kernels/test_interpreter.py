@@ -81,11 +81,12 @@ def test_losses_match_torch():
     torch.testing.assert_close(*results)
 
 
-def test_adam_matches_torch():
+@pytest.mark.parametrize("moments_dtype", [None, torch.bfloat16])
+def test_adam_matches_torch(moments_dtype):
     results = []
     for backend in ("triton", "torch"):
         parameter = torch.linspace(-1, 1, 15, dtype=torch.float64).reshape(5, 3).requires_grad_()
-        optimizer = Adam([parameter], lr=0.1, backend=backend)
+        optimizer = Adam([parameter], lr=0.1, backend=backend, moments_dtype=moments_dtype)
         for _ in range(2):
             parameter.grad = parameter.detach() ** 2
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Adam against torch.optim.Adam: steps, state dicts, visibility masks, errors."""
+"""Adam against torch.optim.Adam: steps, state dicts, visibility masks, moments in bf16, errors."""
 
 import copy
 import pickle
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.backends import BACKENDS
-from tsplat import ArgumentError, UnsupportedError
+from tsplat import ArgumentError, DtypeError, UnsupportedError
 from tsplat.kernels import launch as launching
 from tsplat.ops.adam import Adam, step_all
 
@@ -77,8 +77,9 @@ def test_invisible_parameters_are_not_updated(backend):
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("moments_dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_visible_rows_of_any_width_get_the_bits_of_a_step_of_all(share):
+def test_visible_rows_of_any_width_get_the_bits_of_a_step_of_all(share, moments_dtype):
     """Rows that are longer than a block are updated one by one on a CPU, across the sections of programs."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(300, *shape) for shape in ((), (3,), (15, 3), (16,), (17,), (70, 30))]
@@ -86,15 +87,117 @@ def test_visible_rows_of_any_width_get_the_bits_of_a_step_of_all(share):
     visible, results = torch.rand(300, generator=generator) < share, []
     for mask in (visible, None):
         own = [t.clone().requires_grad_() for t in start]
-        optimizer = Adam(own, lr=0.1, backend="triton")
+        optimizer = Adam(own, lr=0.1, backend="triton", moments_dtype=moments_dtype)
         for t, gradient in zip(own, gradients):
             t.grad = gradient
         optimizer.step(visible=mask)
         results.append([(t.detach(), optimizer.state[t]["exp_avg"], optimizer.state[t]["exp_avg_sq"]) for t in own])
     for before, masked, everything in zip(start, *results, strict=True):
-        for found, expected, old in zip(masked, everything, (before, *[torch.zeros_like(before)] * 2), strict=True):
+        zeros = torch.zeros_like(before, dtype=moments_dtype)
+        for found, expected, old in zip(masked, everything, (before, zeros, zeros), strict=True):
             assert torch.equal(found[visible], expected[visible])
             assert torch.equal(found[~visible], old[~visible])
+
+
+def moments_of(optimizer, name):
+    return [optimizer.state[t][name] for group in optimizer.param_groups for t in group["params"]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_moments_are_rounded_to_bf16_without_bias(backend, dtype):
+    """With betas of zero, the moments after a step are the gradient and its square, rounded."""
+    n = 2**14
+    nan = torch.tensor(2**63 - 1).view(torch.float64).item()  # all bits are set, so that adding to them overflows
+    exact = [nan, 0.0, 1.0, -1.5, 2.0**-130, 2.0**60, 2.0**100]  # the square of the last one is infinite
+    between = [1.001, -0.3, 1.00390625, 1e-4, 2.0**-130 * 1.1]
+    rows = torch.tensor(exact + between, dtype=dtype)[:, None].expand(-1, n)
+    parameter = torch.zeros_like(rows).requires_grad_()
+    parameter.grad = rows.contiguous()
+    optimizer = Adam([parameter], betas=(0.0, 0.0), backend=backend, moments_dtype=torch.bfloat16)
+    optimizer.step()
+    for name, values in (("exp_avg", rows), ("exp_avg_sq", rows * rows)):
+        (moment,) = moments_of(optimizer, name)
+        assert moment.dtype == torch.bfloat16
+        found, values = moment.double(), values.double()
+        is_exact = values[:, 0].bfloat16().double() == values[:, 0]
+        assert torch.equal(found[is_exact], values[is_exact])
+        assert found[0].isnan().all()
+        for row, value in zip(found[7:], values[7:, 0].tolist()):
+            if value == 0 or (name == "exp_avg_sq" and value < 2.0**-250):
+                continue  # the square of the smallest value
+            below, above = row.unique().tolist()
+            assert below < value < above
+            bits = torch.tensor([below, above]).bfloat16().view(torch.int16)
+            assert (bits[1] - bits[0]).abs() == 1  # neighbors
+            share = (value - below) / (above - below)
+            deviation = (share * (1 - share) / n) ** 0.5
+            assert abs((row == above).double().mean() - share) < 5 * deviation
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_small_changes_of_moments_in_bf16_add_up(backend):
+    """A second moment decays by 0.1 % in a step without a gradient; rounded to nearest, it would stay."""
+    parameter = torch.zeros(2000, requires_grad=True)
+    optimizer = Adam([parameter], backend=backend, moments_dtype=torch.bfloat16)
+    parameter.grad = torch.ones(2000)
+    optimizer.step()
+    parameter.grad = torch.zeros(2000)
+    for _ in range(100):
+        optimizer.step()
+    (moment,) = moments_of(optimizer, "exp_avg_sq")
+    assert moment.float().mean().item() == pytest.approx(0.001 * 0.999**100, rel=0.005)
+    assert len(moment.unique()) > 10  # each value has random bits of its own
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("visible", [None, torch.arange(37) % 3 == 0], ids=["all", "visible"])
+def test_backends_round_moments_by_the_same_random_bits(dtype, visible):
+    optimizers = []
+    for backend in ("triton", "torch"):
+        optimizers.append(Adam(parameters(dtype), lr=1e-2, backend=backend, moments_dtype=torch.bfloat16))
+        step(optimizers[-1], optimizers[-1].param_groups[0]["params"], 10, visible=visible)
+    for name in ("exp_avg", "exp_avg_sq"):
+        for one, other in zip(*[moments_of(optimizer, name) for optimizer in optimizers]):
+            assert (one == other).float().mean() > 0.99  # sums that differ in their last bit are rarely rounded apart
+            torch.testing.assert_close(one, other, rtol=2.0**-7, atol=0)
+    for one, other in zip(*[optimizer.param_groups[0]["params"] for optimizer in optimizers]):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps_with_moments_in_bf16_are_near_those_in_fp32(backend):
+    """Also, one call steps moments of both dtypes."""
+    tensors = {moments_dtype: parameters(torch.float32) for moments_dtype in (None, torch.bfloat16)}
+    optimizers = [Adam(each, lr=1e-2, backend=backend, moments_dtype=key) for key, each in tensors.items()]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        for one, other in zip(*tensors.values()):
+            one.grad = torch.randn(one.shape, generator=generator) + 0.5
+            other.grad = one.grad.clone()
+        step_all(optimizers)
+    start = parameters(torch.float32)
+    for one, other, before in zip(*tensors.values(), start):
+        moved = (one - before).norm()
+        assert 0 < (one - other).norm() < 0.02 * moved
+
+
+def test_loaded_states_are_converted_to_the_dtype_of_moments():
+    plain, own = parameters(torch.float32), parameters(torch.float32)
+    first = torch.optim.Adam(groups(plain))
+    step(first, plain, 3)
+    second = Adam(groups(own), moments_dtype=torch.bfloat16)
+    second.load_state_dict(first.state_dict())
+    for one, other in zip(plain, own):
+        assert torch.equal(second.state[other]["exp_avg_sq"], first.state[one]["exp_avg_sq"].bfloat16())
+    step(second, own, 1)
+    third = Adam(groups(parameters(torch.float32)), moments_dtype=torch.bfloat16)
+    third.load_state_dict(second.state_dict())
+    assert all(map(torch.equal, moments_of(third, "exp_avg"), moments_of(second, "exp_avg")))
+    first.load_state_dict(second.state_dict())
+    assert moments_of(first, "exp_avg")[0].dtype == torch.float32
+    step(third, [group["params"][0] for group in third.param_groups], 1)
 
 
 @pytest.mark.triton
@@ -168,6 +271,8 @@ def test_invalid_arguments_raise():
         Adam([torch.ones(2).requires_grad_()], fused=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'decay'"):
         Adam([torch.ones(2).requires_grad_()], decay=0)
+    with pytest.raises(DtypeError, match=r"moments_dtype: expected None or torch.bfloat16, found torch.float16"):
+        Adam([torch.ones(2).requires_grad_()], moments_dtype=torch.float16)
     half = torch.ones(2, dtype=torch.float16).requires_grad_()
     half.grad = torch.ones_like(half)
     with pytest.raises(UnsupportedError, match=r"params: torch.float16 is not implemented; keep parameters in fp32"):
@@ -262,8 +367,9 @@ def test_moments_of_another_shape_or_dtype_raise(backend):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["copy", "pickle"]
 )
-def test_copies_take_the_same_steps(copied):
-    optimizer = Adam(parameters(torch.float32), lr=0.1, backend="torch")
+@pytest.mark.parametrize("moments_dtype", [None, torch.bfloat16])
+def test_copies_take_the_same_steps(copied, moments_dtype):
+    optimizer = Adam(parameters(torch.float32), lr=0.1, backend="torch", moments_dtype=moments_dtype)
     step(optimizer, [group for group in optimizer.param_groups[0]["params"]], 3)
     other = copied(optimizer)
     for each in (optimizer, other):

@@ -246,12 +246,18 @@ def gathered_state(trainer, ranks):
     return {name: tensor.double().numpy().tobytes().hex() for name, tensor in tensors.items()}, figures
 
 
+def saved_configuration(kind):
+    """A configuration whose state is saved, with moments in fp32 or bf16."""
+    precision = "bf16" if kind == "long-axis" else "fp32"
+    return dataclasses.replace(configuration(kind, "shard", 24), adam_moments=precision)
+
+
 def save(ranks, folder):
     """Writes sharded checkpoints, and checkpoints of both kinds with each of `UMASKS`."""
     scene = capture()
     results = {}
     for kind in ("default", "mcmc", "long-axis"):
-        config = configuration(kind, "shard", 24)
+        config = saved_configuration(kind)
         trainer = Trainer(start(scene).map(Tensor.float), scene.train, config, ranks)
         for _ in range(SAVED_AT):
             trainer.advance()
@@ -284,7 +290,7 @@ def load(ranks, folder):
     results = {}
     for kind in ("default", "mcmc", "long-axis"):
         checkpoint = read_newest(folder / kind)[1]
-        config = configuration(kind, "shard", 24)
+        config = saved_configuration(kind)
         trainer = Trainer(checkpoint.gaussians, scene.train, config, ranks)
         trainer.restore(checkpoint.tensors | scene_tensors(checkpoint.gaussians), checkpoint.figures["trainer"])
         state, figures = gathered_state(trainer, ranks)

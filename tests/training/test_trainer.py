@@ -662,6 +662,36 @@ def test_interrupted_trainers_continue_with_the_same_bits(noisy, name):
     assert interrupted > 4
 
 
+def test_moments_in_bf16_are_kept_by_refinements_and_states(noisy):
+    start, views = noisy
+    config = dataclasses.replace(densifying("standard", 12), adam_moments="bf16", pose_refinement=True)
+    trainer = Trainer(start, views, config)
+    tensors, figures = copy.deepcopy(take_steps(trainer, 7))
+    n = len(tensors["params/means"])
+    assert n > len(start)
+    for name in ("means", "scales", "quats", "opacities", "sh0", "shN", "motions"):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            values = tensors[f"adam/{name}/{moment}"]
+            assert values.dtype == (torch.float32 if name == "motions" else torch.bfloat16)
+            assert values.shape == tensors[f"params/{name}"].shape
+    other = Trainer(start, views, config)
+    other.restore(tensors, figures)
+    assert_same_state(take_steps(other, 5), take_steps(trainer, 5))
+
+
+def test_states_with_moments_of_another_precision_are_converted(noisy):
+    start, views = noisy
+    configs = {name: Config(steps=6, adam_moments=name) for name in ("fp32", "bf16")}
+    states = {name: copy.deepcopy(take_steps(Trainer(start, views, config), 2)) for name, config in configs.items()}
+    for name, other in (("fp32", "bf16"), ("bf16", "fp32")):
+        trainer = Trainer(start, views, configs[name])
+        trainer.restore(*states[other])
+        moment, expected = (tensors["adam/shN/exp_avg_sq"] for tensors in (trainer.state()[0], states[other][0]))
+        assert moment.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+        assert torch.equal(moment, expected.to(moment.dtype))
+        take_steps(trainer, 1)
+
+
 @pytest.mark.parametrize("options", slow_after(1, [dict(gains=True), dict(precision="fp16")]))
 def test_trainers_resume_after_an_error_in_mid_step(noisy, monkeypatch, options):
     start, views = noisy

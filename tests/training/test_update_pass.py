@@ -63,6 +63,7 @@ CONFIGS = {
         CONFIG, strategy=MCMCStrategy(**REFINED), visible_adam="on", clip_gradients=1e-3
     ),
     "noise ends": dataclasses.replace(CONFIG, strategy=MCMCStrategy(**REFINED, noise_injection_stop_iter=10)),
+    "moments in bf16": dataclasses.replace(CONFIG, adam_moments="bf16"),
     "frozen colors": dataclasses.replace(CONFIG, strategy=None, max_elongation=2.0, freeze=("colors",)),
     "2D Gaussians": dataclasses.replace(for_surfels(RunConfig(**vars(CONFIG))), normal_weight=0.0),
 }

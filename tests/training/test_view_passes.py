@@ -11,6 +11,7 @@ from tests.support.graphs import FakeRecorder, Forbidden
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import UnsupportedError
 from tsplat.config import Capacities
+from tsplat.passes.traced_functions import TracedFunction
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy
 from tsplat.training import Config, Trainer, view_passes
@@ -111,6 +112,24 @@ def test_memory_of_passes_is_free_while_gaussians_are_added(replays, monkeypatch
     for _ in range(20):
         trainer.advance()
     assert kept[True] == {0} and max(kept[False]) > 0 and replays
+
+
+def test_updates_use_the_memory_of_the_rendering_before_them(replays, monkeypatch):
+    n, allocated, allocate = 2000, [], TracedFunction.allocate_scratch
+
+    def noted(self):
+        allocated.append(allocate(self))
+        return allocated[-1]
+
+    monkeypatch.setattr(TracedFunction, "allocate_scratch", noted)
+    gaussians = make_gaussians(n, sh_degree=0)
+    config = dataclasses.replace(CONFIG, capacity="off", gains=False, strategy=LongAxisStrategy())
+    trainer = Trainer(gaussians, make_views(gaussians), config)
+    for _ in range(6):
+        trainer.advance()
+    (replay,) = trainer._view_gradients._passes._replays.values()
+    assert replay.update is not None and replay.update._run is not None and len(replays) >= 3
+    assert len(allocated) == 1 and len(allocated[0]) > 12 * n
 
 
 def test_training_by_graphs_gives_the_same_bits(graphs):

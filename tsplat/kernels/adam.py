@@ -3,6 +3,12 @@
 One lane per value, which reads parameter, gradient and both moments and writes all but the gradient: 28 bytes in fp32,
 1,652 bytes for the 59 values of a Gaussian with spherical harmonics of degree 3. Invisible Gaussians are not read.
 
+Moments may be stored in bf16, which is 20 bytes per value. They are computed in the parameter's dtype and rounded up or
+down at random, with probabilities that keep their mean (stochastic rounding; Gupta et al., "Deep learning with limited
+numerical precision", 2015; docs/decisions/0064). If rounded to nearest, a second moment would stay as it is when a step
+changes it by less than half a unit in the last place, 0.2 to 0.4 %; without a gradient, beta2 = 0.999 changes it by
+0.1 %. The random bits are a hash of the value's index and the step, so that equal calls give equal bits.
+
 One launch updates all parameters of a dtype. Each program finds its parameter in a table of addresses by binary search.
 The table also has the constants of the step, so that one copy takes everything to the device, for which nothing waits.
 """
@@ -20,9 +26,9 @@ from torch import Tensor
 from .launch import Int, block_size, is_compiled_for_cpu, kernel, programs
 
 BLOCK, CPU_ROUNDS = 1024, 64
-WORDS = tl.constexpr(13)
-"""Columns of the table: first program, values, values of a Gaussian, four addresses, and six constants in fp64."""
-ROW = struct.Struct("<7q6d")
+WORDS = tl.constexpr(14)
+"""Columns of the table: first program, values, values of a Gaussian, four addresses, and seven constants in fp64."""
+ROW = struct.Struct("<7q7d")
 
 
 @triton.jit
@@ -38,17 +44,49 @@ def _constant(word, dtype: tl.constexpr):
 
 
 @triton.jit
+def _random_bits(element, step):
+    """32 random bits: the hash "lowbias32" (C. Wellons, 2018) of a value's index plus the step times 2^32 / 1.618."""
+    x = element.to(tl.uint32) + step.to(tl.int64).to(tl.uint32) * 0x9E3779B9
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _load_moment(moment, mask):
+    """Loads values of a moment; those in bf16 as their bits, since not all devices have instructions for bf16."""
+    if moment.dtype.element_ty == tl.uint16:
+        values = (tl.load(moment, mask=mask, other=0).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        values = tl.load(moment, mask=mask, other=0.0)
+    return values
+
+
+@triton.jit
+def _store_moment(moment, values, random_bits, mask):
+    """Stores values of a moment. Those in bf16 are rounded away from zero if the lower half of the fp32 bits, plus the
+    lower half of the random bits, overflows."""
+    if moment.dtype.element_ty == tl.uint16:
+        bits = values.to(tl.float32).to(tl.uint32, bitcast=True)
+        bits = tl.where(values == values, bits + (random_bits & 0xFFFF), 0x7FC00000)
+        tl.store(moment, (bits >> 16).to(tl.uint16), mask=mask)
+    else:
+        tl.store(moment, values, mask=mask)
+
+
+@triton.jit
 def _update(element, mask, tensors, constants):
     """Updates values of a parameter and its moments."""
     parameter, gradient, exp_avg, exp_avg_sq = tensors
-    one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps = constants
+    one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, step = constants
     g = tl.load(gradient + element, mask=mask, other=0.0)
-    m = tl.load(exp_avg + element, mask=mask, other=0.0)
-    v = tl.load(exp_avg_sq + element, mask=mask, other=0.0)
+    m = _load_moment(exp_avg + element, mask)
+    v = _load_moment(exp_avg_sq + element, mask)
     m = m + (g - m) * one_minus_beta1
     v = v * beta2 + g * g * one_minus_beta2
-    tl.store(exp_avg + element, m, mask=mask)
-    tl.store(exp_avg_sq + element, v, mask=mask)
+    random_bits = _random_bits(element, step)  # unused, and not computed, unless moments are in bf16
+    _store_moment(exp_avg + element, m, random_bits, mask)
+    _store_moment(exp_avg_sq + element, v, random_bits >> 16, mask)
     p = tl.load(parameter + element, mask=mask, other=0.0)
     tl.store(parameter + element, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
 
@@ -80,11 +118,13 @@ def _adam_kernel(
     table,  # [n_parameters, WORDS] int64
     visible,  # [N] bool or None
     n_parameters: "Int", search_steps: "Int",
-    FP64: tl.constexpr, BLOCK: tl.constexpr,
+    FP64: tl.constexpr, BF16: tl.constexpr,  # dtypes of parameters, and of moments
+    BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,  # blocks of a program
     ON_CPU: tl.constexpr,
 ):  # fmt: skip
     dtype = tl.float64 if FP64 else tl.float32
+    moments_dtype = tl.uint16 if BF16 else dtype
     program = tl.program_id(0)
     low = program * 0
     high = low + n_parameters
@@ -95,9 +135,10 @@ def _adam_kernel(
         high = tl.where(after, high, middle)
     row = table + low * WORDS
     width = tl.load(row + 2)
-    tensors = _pointer(row + 3, dtype), _pointer(row + 4, dtype), _pointer(row + 5, dtype), _pointer(row + 6, dtype)
+    tensors = _pointer(row + 3, dtype), _pointer(row + 4, dtype)
+    tensors = tensors + (_pointer(row + 5, moments_dtype), _pointer(row + 6, moments_dtype))
     constants = ()
-    for k in tl.static_range(6):
+    for k in tl.static_range(7):
         constants = constants + (_constant(row + 7 + k, dtype),)
     begin = (program - tl.load(row)) * (BLOCK * ROUNDS)
     end = tl.minimum(begin + BLOCK * ROUNDS, tl.load(row + 1))
@@ -118,11 +159,11 @@ def _adam_kernel(
 class AdamTable:
     """The table of parameters and their moments, for steps of all of them.
 
-    They are [N, ...] contiguous, of one device and dtype.
+    They are [N, ...] contiguous, of one device and dtype; moments are of that dtype, or all of them bf16.
 
     Args:
-        constants: Of each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps. They are
-            rounded to the parameter's dtype. beta2 rounded to fp32 is too coarse to be subtracted from 1.
+        constants: Of each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps, t. They
+            are rounded to the parameter's dtype. beta2 rounded to fp32 is too coarse to be subtracted from 1.
 
     Attributes:
         words: [n_parameters, WORDS] int64, on the device.
@@ -137,6 +178,7 @@ class AdamTable:
         constants: Sequence[Sequence[float]],
     ) -> None:
         self._first = first = parameters[0]
+        self._bf16 = exp_avgs[0].dtype == torch.bfloat16
         self._block, self._rounds = block_size(first, BLOCK), block_size(first, 1, CPU_ROUNDS)
         rows, self._n_programs = bytearray(), 0
         for parameter, *others, values in zip(parameters, gradients, exp_avgs, exp_avg_sqs, constants, strict=True):
@@ -162,7 +204,7 @@ class AdamTable:
         n = len(self.words)
         _adam_kernel.launch(
             self._n_programs, table=self.words, visible=visible, n_parameters=n, search_steps=n.bit_length(),
-            FP64=self._first.dtype == torch.float64, BLOCK=self._block, ROUNDS=self._rounds,
+            FP64=self._first.dtype == torch.float64, BF16=self._bf16, BLOCK=self._block, ROUNDS=self._rounds,
             ON_CPU=is_compiled_for_cpu(self._first),
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import BOOLS, check_devices, check_tensor, equals, plain
+from ..arguments import BOOLS, check_devices, check_tensor, describe, equals, plain
 from ..config import Backend
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from ..runtime.backend import launchers
@@ -21,6 +21,7 @@ ALL_UNSUPPORTED = UNSUPPORTED | dict.fromkeys(
     ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"), False
 )
 """The same with options that choose an implementation, which may be on in the groups of a loaded state."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Adam(torch.optim.Adam):
@@ -29,9 +30,18 @@ class Adam(torch.optim.Adam):
     Args:
         params, lr, betas, eps: As for :class:`torch.optim.Adam`. Parameters are contiguous and fp32 or fp64.
         backend: As in :func:`tsplat.rasterization`.
+        moments_dtype: Dtype in which both moments are stored: None for that of the parameters, or ``torch.bfloat16``,
+            which takes 4 bytes per value less than fp32. Steps are computed in the dtype of the parameters. Moments are
+            rounded to bf16 up or down at random, so that their mean is kept (Gupta et al., "Deep learning with limited
+            numerical precision", 2015). Equal calls give equal bits: the random bits are a hash of the value's index
+            in its parameter and the step. A loaded state is converted, to bf16 by rounding to nearest.
         options: Other options of :class:`torch.optim.Adam`, as long as they are off: 0, False or None.
 
+    Attributes:
+        moments_dtype: See above.
+
     Raises:
+        DtypeError: ``moments_dtype`` is neither None nor ``torch.bfloat16``.
         NotImplementedError: Another option of :class:`torch.optim.Adam` is on, here or in a parameter group; the
             message names it.
 
@@ -46,6 +56,8 @@ class Adam(torch.optim.Adam):
         optimizer.step(visible=torch.arange(100) < 50)  # the other Gaussians stay
     """
 
+    moments_dtype: torch.dtype | None = None  # also of pickles that earlier versions have made
+
     def __init__(
         self,
         params: Any,
@@ -54,16 +66,28 @@ class Adam(torch.optim.Adam):
         eps: float = 1e-8,
         *,
         backend: Backend = "auto",
+        moments_dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         _check_off(options, ALL_UNSUPPORTED)
+        if moments_dtype not in (None, torch.bfloat16):
+            raise DtypeError(f"moments_dtype: expected None or torch.bfloat16, found {describe(moments_dtype)}")
         options = {name: value for name, value in options.items() if value is not None}
         super().__init__(params, lr=lr, betas=betas, eps=eps, **options)
         self._backend = backend
+        self.moments_dtype = moments_dtype
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state that copies and pickles contain."""
-        return {**super().__getstate__(), "_backend": self._backend}
+        return {**super().__getstate__(), "_backend": self._backend, "moments_dtype": self.moments_dtype}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes over a state of copies, pickles and state dictionaries, in which PyTorch casts moments to the dtype of
+        their parameter."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.moments_dtype is not None:
+            for moments in self.state.values():
+                moments |= {name: moments[name].to(self.moments_dtype) for name in MOMENTS if name in moments}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
@@ -117,8 +141,8 @@ class Adam(torch.optim.Adam):
         if not state:
             self.state[parameter] = state
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            for name in MOMENTS:
+                state[name] = torch.zeros_like(parameter, dtype=self.moments_dtype)
         return state
 
     def _next_update(
@@ -133,7 +157,7 @@ class Adam(torch.optim.Adam):
 
 @torch.no_grad()
 def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> None:
-    """Performs a step of several optimizers, with one kernel launch for all parameters of a device and dtype.
+    """Performs a step of several optimizers, with one kernel launch for all parameters of a device and dtypes.
 
     Args:
         optimizers: Of different parameters.
@@ -148,21 +172,21 @@ def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> No
     names, tensors = ["params", "gradient"] * len(entries), [tensor for entry in entries for tensor in entry[1:3]]
     visible, *resolved = plain_all(["visible", *names], [visible, *tensors])
     gradients = resolved[1::2]
-    for (_, parameter, *_, state), values in zip(entries, resolved[::2]):
+    for (optimizer, parameter, *_, state), values in zip(entries, resolved[::2]):
         if values is not parameter:
             raise ArgumentError("params: expected tensors with memory of their own, found a lazily negated view")
-        _check(parameter, state, visible)
+        _check(parameter, optimizer.moments_dtype or parameter.dtype, state, visible)
     launches: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for (optimizer, parameter, _, group, state), gradient in zip(entries, gradients):
-        key = parameter.device, optimizer._backend, parameter.dtype
+        key = parameter.device, optimizer._backend, parameter.dtype, optimizer.moments_dtype
         launches.setdefault(key, []).append(optimizer._next_update(parameter, gradient, group, state))
-    for (device, backend, _), updates in launches.items():
+    for (device, backend, *_), updates in launches.items():
         mask = None if visible is None else visible.contiguous()
         launchers(device, backend).adam_step(*zip(*updates, strict=True), mask)
 
 
-def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> None:
-    """Raises unless a step can update a parameter; see :meth:`Adam.step`."""
+def _check(parameter: Tensor, moments_dtype: torch.dtype, state: dict[str, Any], visible: Tensor | None) -> None:
+    """Raises unless a step can update a parameter and its moments of a dtype; see :meth:`Adam.step`."""
     dtype, device, shape = parameter.dtype, parameter.device, parameter.shape
     if dtype not in (torch.float32, torch.float64):
         raise UnsupportedError(f"params: {dtype} is not implemented; keep parameters in fp32")
@@ -171,13 +195,15 @@ def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> 
     if visible is not None:
         check_tensor("visible", visible, shape[:1], "[N] as the parameter", dtypes=BOOLS)
         check_devices({"params": parameter, "visible": visible})
-    for name in ("exp_avg", "exp_avg_sq"):
+    for name in MOMENTS:
         moment = state.get(name)
         if moment is None:
             continue
-        if moment.dtype != dtype or moment.device != device:
+        if moment.dtype != moments_dtype or moment.device != device:
+            as_what = "" if moments_dtype == dtype else f" of {dtype}, by moments_dtype"
             raise DtypeError(
-                f"params: expected {name} {dtype} on {device} as the parameter, found {moment.dtype} on {moment.device}"
+                f"params: expected {name} {moments_dtype} on {device} as the parameter{as_what}, found {moment.dtype} "
+                f"on {moment.device}"
             )
         if moment.shape != shape or plain(name, moment) is not moment or not moment.is_contiguous():
             raise ShapeError(
@@ -206,13 +232,13 @@ class RepeatedStep:
             (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
             for _, parameter, _, state in self._entries
         ]
-        rows: dict[torch.dtype, list[int]] = {}
-        for i, (parameter, *_) in enumerate(self._tensors):
-            rows.setdefault(parameter.dtype, []).append(i)
+        rows: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+        for i, (parameter, _, exp_avg, _) in enumerate(self._tensors):
+            rows.setdefault((parameter.dtype, exp_avg.dtype), []).append(i)
         self._tables = []
         for indices in rows.values():
             columns = zip(*[self._tensors[i] for i in indices])
-            table = launchers(self._tensors[0][0].device, "triton").adam.AdamTable(*columns, [[0.0] * 6] * len(indices))
+            table = launchers(self._tensors[0][0].device, "triton").adam.AdamTable(*columns, [[0.0] * 7] * len(indices))
             self._tables.append((table, indices))
 
     @property
@@ -253,7 +279,7 @@ def _next_constants(group: dict[str, Any], state: dict[str, Any]) -> list[float]
     """Counts a step of a parameter, and returns its constants, as :class:`.kernels.adam.AdamTable` takes them."""
     t = _count(state)
     beta1, beta2 = group["betas"]
-    return [1 - beta1, beta2, 1 - beta2, group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
+    return [1 - beta1, beta2, 1 - beta2, group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"], t]
 
 
 def _count(state: dict[str, Any]) -> float:

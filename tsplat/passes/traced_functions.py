@@ -62,10 +62,21 @@ class TracedFunction:
         assert first is not None
         return first
 
-    def bind(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor | None], Callable[[], None]]:
-        """Allocates memory. Returns results, and a function that computes them from inputs of the same layouts."""
+    def allocate_scratch(self) -> Tensor:
+        """Allocates memory for what the function makes and does not return, [n] uint8."""
+        return torch.empty(self._scratch.size, dtype=torch.uint8, device=self._device)
+
+    def bind(
+        self, inputs: Sequence[Tensor], scratch: Tensor | None = None
+    ) -> tuple[list[Tensor | None], Callable[[], None]]:
+        """Returns results, in memory of their own, and a function that computes them from inputs of the same layouts.
+
+        `scratch`, [n] uint8, may be that of another function that does not run at the same time; it is used if it is
+        large enough.
+        """
+        if scratch is None or len(scratch) < self._scratch.size:
+            scratch = self.allocate_scratch()
         memory = [output.allocate(self._device) for output in self._outputs]
-        memory.append(torch.empty(self._scratch.size, dtype=torch.uint8, device=self._device))
-        bases = [*map(without_gradient, inputs), *self._constants, *memory]
+        bases = [*map(without_gradient, inputs), *self._constants, *memory, scratch]
         results = [None if view is None else tensor_of_view(view, bases) for view in self._results]
         return results, self._pass.bind(bases)

@@ -42,7 +42,7 @@ from .gaussian_parameters import (
     check_shapes,
     opacities_of,
 )
-from .random_numbers import draw_key, row_indices, sample_rows, standard_normal
+from .random_numbers import BLOCK, draw_key, row_indices, sample_rows, standard_normal
 from .relocation import check_binoms, compute_relocation
 from .rows import _update_param_with_optimizer, append_zeros, replace_rows
 from .sharding import count, ranges, route
@@ -321,11 +321,14 @@ def add_noise(
     If the key, [] int64, and the scaler, [] fp64, are tensors, replays of the Triton kernels read their new values.
     """
     means = params["means"]
-    samples = standard_normal(key, row_indices(len(means), first, means), means).contiguous()
-    moved, *others = (plain(n, params[n].detach()).contiguous() for n in ("means", "quats", "scales", "opacities"))
-    launchers(means.device, backend).mcmc_noise(moved, *others, samples, scaler, t, k)
-    if moved.data_ptr() != means.data_ptr():
-        means.copy_(moved)
+    tensors = [plain(name, params[name].detach()).contiguous() for name in ("means", "quats", "scales", "opacities")]
+    n = BLOCK if means.device.type == "cpu" else max(len(means), 1)
+    for begin in range(0, len(means), n):
+        rows = [tensor[begin : begin + n] for tensor in tensors]
+        samples = standard_normal(key, row_indices(len(rows[0]), first + begin, means), means).contiguous()
+        launchers(means.device, backend).mcmc_noise(*rows, samples, scaler, t, k)
+    if tensors[0].data_ptr() != means.data_ptr():
+        means.copy_(tensors[0])
 
 
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:

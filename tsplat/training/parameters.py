@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
-from ..ops.adam import Adam
+from ..ops.adam import MOMENTS, Adam
 from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera
 from ..scene.capture.views import View
@@ -18,8 +18,6 @@ from ..scene.gaussians import FLAT, GSPLAT_NAMES, Gaussians
 from .configuration import FROZEN_NAMES, Config
 from .needles import limits_needles, shorten_needles
 from .view_corrections import Lenses, identity_exposures, identity_motions, move_poses
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 DECAY_START = 0.8
 """Fraction of the run after which `rates_decay` lowers learning rates."""
@@ -78,8 +76,9 @@ class Parameters:
             "antialiased": config.antialiased or gaussians.antialiased,
             "surfels": gaussians.surfels,
         }
+        moments_dtype = torch.bfloat16 if config.adam_moments == "bf16" else None
         for name, tensor in gaussians.tensors().items():
-            self._add(GSPLAT_NAMES[name], tensor)
+            self._add(GSPLAT_NAMES[name], tensor, moments_dtype)
         self.gaussian_names = tuple(self.params)
         self.frozen = frozenset(name for group in config.freeze for name in FROZEN_NAMES[group])
         self._cameras = [view.camera for view in views]
@@ -92,12 +91,17 @@ class Parameters:
         if config.exposure:
             self._add("exposures", identity_exposures(len(views), gaussians.means))
 
-    def _add(self, name: str, initial: Tensor) -> None:
+    def _add(self, name: str, initial: Tensor, moments_dtype: torch.dtype | None = None) -> None:
         n = self._config.views_per_step
         parameter = torch.nn.Parameter(initial.detach().clone())
         # The epsilon of 3DGS, as gradients of single Gaussians are far below Adam's default of 1e-8.
         self.optimizers[name] = Adam(
-            [parameter], lr=0.0, betas=(0.9**n, 0.999**n), eps=1e-15 / math.sqrt(n), backend=self._config.backend
+            [parameter],
+            lr=0.0,
+            betas=(0.9**n, 0.999**n),
+            eps=1e-15 / math.sqrt(n),
+            backend=self._config.backend,
+            moments_dtype=moments_dtype,
         )
         self.params[name] = parameter
 
@@ -191,7 +195,10 @@ class Parameters:
         return tensors, adam_steps
 
     def restore(self, tensors: dict[str, Tensor], adam_steps: dict[str, int]) -> None:
-        """Continues from a state, whose tensors it keeps; raises ArgumentError if their shapes are inconsistent."""
+        """Continues from a state, whose tensors it keeps; raises ArgumentError if their shapes are inconsistent.
+
+        Moments of another precision than `adam_moments` are converted.
+        """
         for name, optimizer in self.optimizers.items():
             parameter = torch.nn.Parameter(tensors[f"params/{name}"])
             self.params[name] = parameter
@@ -199,7 +206,8 @@ class Parameters:
             optimizer.state.clear()
             if name not in adam_steps:
                 continue
-            moments = {moment: tensors[f"adam/{name}/{moment}"] for moment in MOMENTS}
+            dtype = optimizer.moments_dtype or parameter.dtype
+            moments = {moment: tensors[f"adam/{name}/{moment}"].to(dtype) for moment in MOMENTS}
             for tensor in moments.values():
                 if tensor.shape != parameter.shape:
                     raise ArgumentError(

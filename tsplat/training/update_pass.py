@@ -27,6 +27,7 @@ class UpdatePass:
     Args:
         adds_noise: Whether the strategy adds noise.
         capture: Captures the launches of the pass, in a CUDA graph if these are in use.
+        scratch: Memory that it may use while it runs, such as that of the rendering before it, [n] uint8.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class UpdatePass:
         *,
         adds_noise: bool,
         capture: Capture,
+        scratch: Tensor,
     ) -> None:
         self._parameters = parameters
         self._gradient_step = gradient_step
@@ -45,6 +47,7 @@ class UpdatePass:
         self._gains = gains
         self._adds_noise = adds_noise
         self._capture = capture
+        self._scratch = scratch
         self._adam_steps = [(RepeatedStep(group), masked) for group, masked in gradient_step.groups()]
         means = parameters.params["means"]
         # [2]: key, and the bits of the fp64 factor of the noise.
@@ -70,7 +73,7 @@ class UpdatePass:
             self._run()
             return
         tensors = [self._noise, *[tensor for step, _ in self._adam_steps for tensor in step.tensors]]
-        _, run = TracedFunction(self._update, tensors).bind(tensors)
+        _, run = TracedFunction(self._update, tensors).bind(tensors, self._scratch)
         self._run = self._capture(run)
 
     @torch.no_grad()

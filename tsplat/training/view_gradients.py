@@ -390,7 +390,7 @@ class ViewGradients:
         needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
         return ViewResults(_loss_and_psnr(image_loss, image, inputs.pixels), needed, gain_change, gradients)
 
-    def _make_update(self, adds_noise: bool, capture: Capture) -> UpdatePass:
+    def _make_update(self, adds_noise: bool, capture: Capture, scratch: Tensor) -> UpdatePass:
         return UpdatePass(
             self._parameters,
             self._gradient_step,
@@ -398,6 +398,7 @@ class ViewGradients:
             self.gains,
             adds_noise=adds_noise,
             capture=capture,
+            scratch=scratch,
         )
 
 

@@ -90,6 +90,7 @@ class _Replay:
 
     Attributes:
         inputs: The tensors of :class:`ViewInputs` that it reads.
+        scratch: Memory that it needs only while it runs.
         update: The pass that updates the parameters with its gradients.
     """
 
@@ -97,7 +98,8 @@ class _Replay:
         self, traced: TracedFunction, inputs: list[Tensor], state: list[Tensor], recorder: GraphRecorder | None
     ) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
-        self._results, self._run = traced.bind([*self.inputs, *state])
+        self.scratch = traced.allocate_scratch()
+        self._results, self._run = traced.bind([*self.inputs, *state], self.scratch)
         if recorder is not None:
             _, self._run = recorder.record(self._run)
         self._traced, self._addresses = traced, [tensor.data_ptr() for tensor in state]
@@ -133,12 +135,13 @@ class ViewPasses:
 
     Args:
         compute: Computes the results of a view.
-        make_update: Returns the pass of an update, given whether it adds noise and a function that captures it.
+        make_update: Returns the pass of an update, given whether it adds noise, a function that captures it, and
+            memory that it may use while it runs, [n] uint8.
         uses_graphs: Whether CUDA graphs replay passes.
     """
 
     def __init__(
-        self, compute: Compute, make_update: Callable[[bool, Capture], UpdatePass], *, uses_graphs: bool
+        self, compute: Compute, make_update: Callable[[bool, Capture, Tensor], UpdatePass], *, uses_graphs: bool
     ) -> None:
         self._compute = compute
         self._make_update = make_update
@@ -199,7 +202,8 @@ class ViewPasses:
         if replay is None:
             return None
         if replay.update is None or not replay.update.fits(adds_noise=adds_noise):
-            replay.update = self._make_update(adds_noise, functools.partial(self._capture, replay.inputs[0]))
+            capture = functools.partial(self._capture, replay.inputs[0])
+            replay.update = self._make_update(adds_noise, capture, replay.scratch)
         return replay.update
 
     def _capture(self, tensor: Tensor, run: Callable[[], None]) -> Callable[[], None]:

@@ -34,8 +34,10 @@ def test_files_are_plain_safetensors_with_raw_parameters(tmp_path):
     assert manifest["software"]["torch"] == torch.__version__
 
 
-def test_round_trip(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_round_trip(tmp_path, dtype):
     checkpoint = make_checkpoint(9)
+    checkpoint.tensors["adam/means/exp_avg"] = checkpoint.tensors["adam/means/exp_avg"].to(dtype)
     read = read_checkpoint(write_checkpoint(tmp_path, checkpoint))
     assert (read.step, read.figures, read.config) == (9, checkpoint.figures, checkpoint.config)
     assert all(torch.equal(read.tensors[name], tensor) for name, tensor in checkpoint.tensors.items())

@@ -19,8 +19,8 @@ def adam(
     The others are [N, ...] in fp32 or fp64, the moments contiguous. Raises `ArgumentError` before anything is changed.
     """
     check_adam(param, param_grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, "valid", valid)
-    # Without bias correction, the correction of the step size and of the root are 1.
-    constants = [1 - b1, b2, 1 - b2, lr, 1.0, eps]
+    # Without bias correction, the correction of the step size and of the root are 1. The step is for moments in bf16.
+    constants = [1 - b1, b2, 1 - b2, lr, 1.0, eps, 0.0]
     contiguous = param.contiguous()
     launchers(param.device).adam_step(
         [contiguous], [plain("param_grad", param_grad).contiguous()], [exp_avg], [exp_avg_sq], [constants],
