@@ -256,11 +256,10 @@ def _composite_bwd_kernel(
         if layer.entry_starts is not None:
             if layer.number > 0:
                 for block in tl.static_range(BLOCKS):
-                    pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
+                    # `pixels` has another type, which a branch may not change
+                    at = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
                     block_state = states[block] if WALK.DISTORTION else ()
-                    _store_state(
-                        layer.carry, pixels.inside, pixels.index, transmittance[block], behind[block], block_state
-                    )
+                    _store_state(layer.carry, at.inside, at.index, transmittance[block], behind[block], block_state)
         if rays.v_per_pixel is not None:
             for block in tl.static_range(BLOCKS):
                 pixels = part_coordinates(index, block, part_grid, PART, BLOCK_HEIGHT)
