@@ -81,7 +81,11 @@ class ProgressDisplay(Observer):
 
 def _usage(speed: float, device: torch.device) -> str:
     """Returns the speed in steps per second, and the memory in use."""
-    return f"{format_speed(speed)}  {used_memory(device) / 2**30:.1f} GiB"
+    return f"{format_speed(speed)}  {_memory(device)}"
+
+
+def _memory(device: torch.device) -> str:
+    return f"{used_memory(device) / 2**30:.1f} GiB"
 
 
 @contextlib.contextmanager
@@ -114,16 +118,22 @@ def _bar(run: RunStart) -> Iterator[Show]:
 def _lines(run: RunStart) -> Iterator[Show]:
     start, due, is_hinted = run.clock(), float(run.step), False
     printed = start
+    first: tuple[int, float] | None = None  # step and time, from which speed is measured: that step compiles kernels
 
     def show(step: int, metrics: str, device: torch.device) -> None:
-        nonlocal due, printed, is_hinted
+        nonlocal due, printed, is_hinted, first
         now = run.clock()
+        if first is None:
+            first = step, now
         if step < due and step < run.steps and now - printed < LINE_SECONDS:
             return
         printed = now
         if step >= due:
             due += run.steps / LINES
-        speed = (step - run.step) / (now - start)
+        if step == first[0]:
+            print(f"step {step}/{run.steps}  {metrics}  {_memory(device)}", flush=True)
+            return
+        speed = (step - first[0]) / (now - first[1])
         left = (run.steps - step) / speed
         print(f"step {step}/{run.steps}  {metrics}  {_usage(speed, device)}  {duration(left)} left", flush=True)
         if device.type == "cpu" and left >= LONG_SECONDS and now - start >= LINE_SECONDS and not is_hinted:
