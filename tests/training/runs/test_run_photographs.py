@@ -70,7 +70,7 @@ class Viewer:
 
     url, port, proxy_url = "http://localhost:8080", 8080, ""
 
-    def __init__(self, models, *, address, port, host_name, open_model):
+    def __init__(self, models, *, address, port, host_name, draw, open_model):
         type(self).models, type(self).open_model = models, staticmethod(open_model)
 
     def close(self, message):
