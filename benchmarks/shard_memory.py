@@ -3,7 +3,7 @@
     python -m benchmarks.shard_memory [--gaussians 2000000] [--ranks 4] [--strategy standard|adaptive|mcmc]
         [--views-per-step 4] [--adam-moments fp32|bf16]
 
-Tiny images of a random scene: memory is that of the Gaussians. Measured is the peak of resident memory above that
+Tiny images of a random scene: memory is that of the Gaussians. It measures the peak of resident memory above that
 before the Gaussians were made, for a step, a step that refines, a checkpoint, and an evaluation. Bytes are those that a
 rank sends, time is that of its thread on this machine. The largest of all ranks are printed.
 """

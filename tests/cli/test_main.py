@@ -70,7 +70,7 @@ INVALID = [
     (["render", "{model}", "--out", "a.png", "--backend", "opengl"], "--backend"),
     (["view", "text.ply"], "not a PLY"),
     (["view", "folder.png"], "has neither meta.json"),
-    (["view", "photos"], "photos: a folder of photographs, not a model; .* tsplat prepare PHOTOS"),
+    (["view", "photos"], "photos: a folder of photographs, not a model; .* tsplat prepare photos --out SCENE"),
     (["info", "page.html"], "page.html: a page, which is opened in a web browser"),
     (["view", "/dev/zero"], "is a device"),
     (["view", "{model}", "missing.ply"], "missing.ply"),

@@ -16,7 +16,7 @@ from ..scene.cameras import Camera, rasterization_arguments
 
 CORE = ("torch", "triton", "numpy", "einops")
 OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors")
-"""What the extra `train` installs, beside `llvmlite`."""
+"""Packages of the extra `train` without which `demo`, `render` or `train` fails."""
 
 VIEWER = "viser"
 

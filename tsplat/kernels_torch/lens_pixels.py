@@ -79,7 +79,8 @@ def u_period(fx: Tensor) -> Tensor:
 
 
 def whole_periods(difference: Tensor, period: Tensor) -> Tensor:
-    """Returns the whole periods that take a difference of two u to that of the nearest copies if subtracted."""
+    """Returns the multiple of the period nearest to a difference of two u; the difference minus it is the shorter way
+    around."""
     return period * (difference.detach() / period + 0.5).floor()
 
 

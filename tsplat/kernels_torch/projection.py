@@ -22,7 +22,7 @@ from .indices import (
 )
 from .lenses import LENSES
 from .lenses.interface import Row
-from .projector import Bounds, Projector, Screen, ScreenEllipse
+from .projector import Bounds, Projector, Screen, ScreenCovariances
 from .surfel_projection import surfels
 from .unscented import limits_on_sphere, unscented
 
@@ -56,7 +56,7 @@ def _dot(a: Triple, b: Triple) -> Tensor:
 
 def _screen(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice
-) -> ScreenEllipse:
+) -> ScreenCovariances:
     """Projects rows of Gaussians ``ids``, each with a camera of its own."""
     viewmats, intrinsics = cameras.viewmats, _intrinsics(cameras)
     w0, w1, w2, t = (tuple(viewmats[:, i, j] for i, j in places) for places in POSE)
@@ -82,7 +82,7 @@ def _screen(
         for t in (t0, t1)
     )
     sharp = (_dot(t0, s0), _dot(t0, s1), _dot(t1, s1))
-    return ScreenEllipse(x=u, y=v, depths=z, z=z, covariance=sharp, seen=None)
+    return ScreenCovariances(x=u, y=v, depths=z, z=z, covariance=sharp, seen=None)
 
 
 def _intrinsics(cameras: Cameras) -> tuple[Tensor, ...]:

@@ -19,8 +19,8 @@ class Screen(NamedTuple):
     compensations: Tensor | None
 
 
-class ScreenEllipse(NamedTuple):
-    """Gaussians as a projection sees them, [nnz] each.
+class ScreenCovariances(NamedTuple):
+    """Means, depths and screen covariances of projected Gaussians, [nnz] each.
 
     Attributes:
         x, y: Pixel means.

@@ -10,7 +10,7 @@ from ..data import ProjectionSettings
 from ..formulas.rotations import Triple
 from .lens_pixels import lens_pixel, pixel_difference, u_period, whole_periods
 from .lenses import LENSES
-from .projector import ScreenEllipse
+from .projector import ScreenCovariances
 from .shutters import Pose, exposed_pixel, pose_at, rotate, to_camera
 
 
@@ -22,7 +22,7 @@ def unscented(
     lens: Tensor | None,
     shutter: Tensor | None,
     settings: ProjectionSettings,
-) -> ScreenEllipse:
+) -> ScreenCovariances:
     """Projects Gaussians by seven sigma points each.
 
     Args:
@@ -82,7 +82,7 @@ def unscented(
         depth = sum(p * p for p in point).clamp_min(1e-30).sqrt()  # type: ignore[union-attr]
         z = depth if LENSES[camera.model].culls_by_distance else z
     seen = counts == 7 if transform.all_valid else counts > 0
-    return ScreenEllipse(x=x + shift_x, y=y + shift_y, depths=depth, z=z, covariance=(a, b, c), seen=seen)
+    return ScreenCovariances(x=x + shift_x, y=y + shift_y, depths=depth, z=z, covariance=(a, b, c), seen=seen)
 
 
 def over_poles(difference: Tensor, period: Tensor) -> Tensor:

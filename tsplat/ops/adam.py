@@ -200,10 +200,9 @@ def _check(parameter: Tensor, moments_dtype: torch.dtype, state: dict[str, Any],
         if moment is None:
             continue
         if moment.dtype != moments_dtype or moment.device != device:
-            as_what = "" if moments_dtype == dtype else f" of {dtype}, by moments_dtype"
+            reason = "as the parameter" if moments_dtype == dtype else "by moments_dtype"
             raise DtypeError(
-                f"params: expected {name} {moments_dtype} on {device} as the parameter{as_what}, found {moment.dtype} "
-                f"on {moment.device}"
+                f"params: expected {name} {moments_dtype} on {device} {reason}, found {moment.dtype} on {moment.device}"
             )
         if moment.shape != shape or plain(name, moment) is not moment or not moment.is_contiguous():
             raise ShapeError(

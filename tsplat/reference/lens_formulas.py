@@ -151,7 +151,8 @@ class Fisheye(Lens):
 
 
 def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns theta / r, and its derivative with respect to r over r, for r^2 = square; both are smooth at r = 0."""
+    """Returns theta / r, and its derivative with respect to r, divided by r, for r^2 = square; both are smooth at
+    r = 0."""
     near_axis = (z > 0) & (square < 0.1 * z * z)
     # Each formula is evaluated at a harmless point where the other one is taken.
     safe_z, far = torch.where(near_axis, z, 1.0), torch.where(near_axis, 1.0, square)

@@ -28,7 +28,7 @@ MESSAGE_LENGTH_MAX = 1200
 
 
 class RankNumbers(NamedTuple):
-    """What ranks tell each other of their calls, and need not be equal."""
+    """Numbers of a rank's call, which all ranks learn and which may differ between them."""
 
     n_gaussians: int = 0
     n_cameras: int = 0
@@ -38,7 +38,7 @@ class RankNumbers(NamedTuple):
 
 
 NUMBERS_FORMAT = f"{len(RankNumbers._fields)}q"
-"""Format of `struct`."""
+"""Format of :class:`RankNumbers` for `struct`."""
 
 
 @dataclasses.dataclass
@@ -213,8 +213,8 @@ def check_distributed(batch: torch.Size, per_camera: Sequence[str]) -> None:
 def checks_on_all_ranks(ranks: Ranks, settings: dict[str, Any]) -> Iterator[CallDescription]:
     """Runs argument checks so that they end alike on every rank.
 
-    Yields the description of the call, to which the last check adds what depends on tensors. Raises DisagreementError
-    on every rank if settings differ, and PeerError if the checks of another rank raised.
+    Yields the description of the call, to which the caller adds tensors by :meth:`CallDescription.add_tensors`. Raises
+    DisagreementError on every rank if settings differ, and PeerError if the checks of another rank raised.
     """
     description = CallDescription(dict(settings))
     try:

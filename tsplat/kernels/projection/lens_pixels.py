@@ -42,7 +42,8 @@ def u_period(intrinsics):
 
 @triton.jit
 def whole_periods(difference, period):
-    """Returns the whole periods that take a difference of two u to that of the nearest copies if subtracted."""
+    """Returns the multiple of the period nearest to a difference of two u; the difference minus it is the shorter way
+    around."""
     return period * tl.floor(difference / period + 0.5)
 
 

@@ -87,7 +87,8 @@ class InputGradients(NamedTuple):
     Attributes:
         v_gaussian: GRADIENTS values in the world frame.
         v_opacity: That of the opacity.
-        v_lens, v_path: Of the 12 first values of the lens, and the 15 of the path that have gradients; or ().
+        v_lens, v_path: Those of the first 12 values of the lens, and of the 15 values of the path that have gradients;
+            or ().
         saved: What ``pose_gradient`` needs.
     """
 

@@ -65,7 +65,7 @@ class SigmaPoints(NamedTuple):
 
 @triton.jit
 def _sigma_point(axes, i, spread):
-    """Returns the offset of one of the six outer points from the mean, and its length in units of the axis i // 2."""
+    """Returns the offset of one of the six outer points from the mean, and its signed multiple of axis i // 2."""
     step = tl.where(i % 2 == 0, spread, -spread)
     offset = ()
     for j in tl.static_range(3):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import shlex
 import warnings
 import zlib
 from collections.abc import Callable
@@ -148,7 +149,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         if any(file.suffix.lower() in PHOTOGRAPHS for file in path.iterdir()):
             raise FileError(
                 f"{path}: a folder of photographs, not a model; to make a model, run: "
-                "tsplat prepare PHOTOS --out SCENE, then tsplat train SCENE --out RUN"
+                f"tsplat prepare {shlex.quote(str(path))} --out SCENE, then tsplat train SCENE --out RUN"
             )
         raise FileError(
             f"{path}: the folder has neither {META} (SOG, PNG images) nor {LOD_META} (Streamed SOG) nor .pt files "

@@ -17,11 +17,11 @@ LARGE = tl.constexpr(32)
 
 
 class EllipseForm(NamedTuple):
-    """The form a x^2 + b x y + c y^2 of offsets from a mean, which is log2 of opacity / alpha.
+    """A quadratic form a x^2 + b x y + c y^2 of offsets from a mean, and the level up to which a splat is visible.
 
     Attributes:
-        a, b, c: Of the form.
-        level: The largest value where alpha may reach ALPHA_MIN.
+        a, b, c: Its coefficients; the value of the form of an ellipse is log2 of opacity / alpha.
+        level: Its largest value where alpha may reach ALPHA_MIN.
         slope_x, slope_y: The form is lowest at x = slope_x y on a row, and at y = slope_y x on a column.
     """
 

@@ -29,7 +29,8 @@ def _pack_with_period(mean, shape, visible):
 
 @triton.jit
 def _whole_periods(record, difference):
-    """Returns the whole periods that take a difference of columns to that of the nearest copies if subtracted."""
+    """Returns the multiple of the period nearest to a difference of two columns; the difference minus it is the shorter
+    way around."""
     return record[5] * tl.floor(difference * record[6] + 0.5)
 
 

@@ -41,7 +41,8 @@ class FisheyeDirection(NamedTuple):
 
 
 class RadialDistortion(NamedTuple):
-    """(x, y) theta / r, the gain by which a lens scales it, and half the derivative of the gain over theta."""
+    """How a lens distorts a point: (x, y) theta / r, the gain that scales it, and the derivative of the gain with
+    respect to theta^2."""
 
     x: Any
     y: Any
@@ -84,7 +85,8 @@ def _scaled_jacobian(d, m):
 def _scaled_jacobian_vjp(direction, v_u, v_0, v_1):
     """Returns the gradient of p from those of the pixel and of |p| J, all times the focal lengths.
 
-    ``across`` is d'^T V d' for the gradient V of the first two columns, minus the gradient of M.
+    With V the gradient of the first two columns, and d' as above, ``across`` is d'^T V d', the negative of the
+    gradient of M.
     """
     d, inverse_norm, m = direction.unit, direction.inverse_norm, direction.m
     j00, j01, j11 = _scaled_jacobian(d, m)

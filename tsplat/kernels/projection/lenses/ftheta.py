@@ -19,7 +19,8 @@ LEAST_SLOPE = tl.constexpr(BACK_SLOPE_SQUARED)
 
 @triton.jit
 def _gain(theta, k):
-    """Returns the distance from the principal point over theta, and half the derivative of that ratio over theta."""
+    """Returns the distance from the principal point over theta, and the derivative of that ratio with respect to
+    theta^2."""
     theta_max, distance_max, inverts = k[5], k[6], k[10] > 0.0
     inside = tl.minimum(theta, theta_max)
     t = inside * (distance_max / theta_max)
