@@ -136,8 +136,8 @@ def add_view_options(parser: argparse.ArgumentParser) -> None:
         port={"type": port},
     )
     draw = (
-        "what draws the images at first: server, or browser, where that has WebGL 2 on a GPU; also a control "
-        "of the page (server)"
+        "what draws the images at first: server, or browser if it has WebGL 2 on a GPU; the page has a control "
+        "for it (server)"
     )
     add("--draw", choices=get_args(DrawnBy), default="server", help=draw)
     add_backend(parser)

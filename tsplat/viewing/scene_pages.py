@@ -171,8 +171,8 @@ def write_page(
 
 
 def followed_page(gaussians: Gaussians) -> tuple[bytes, str, bytes]:
-    """Returns a page for a frame of another page, whose camera it follows, and the name and content of the file that it
-    loads: the model as SOG. Raises as :func:`write_page`."""
+    """Returns a page that another page embeds and whose camera follows that of the other page; and the name and
+    content of the file that it loads, the model as SOG. Raises as :func:`write_page`."""
     check_format("sog")
     model, _ = sog_content(gaussians)
     # With y up, the page does not rotate the model, so that its frame is that of the model.
@@ -181,7 +181,8 @@ def followed_page(gaussians: Gaussians) -> tuple[bytes, str, bytes]:
 
 
 def page_content(scene: dict[str, Any], title: str, model: bytes = b"") -> bytes:
-    """Returns a page that shows what :func:`_describe` describes, with its model or, if it is empty, from a file."""
+    """Returns a page of a scene, given as :func:`_describe` returns it. The page holds `model`; if that is empty, it
+    loads the model from a file."""
     values = {
         "title": title,
         "license": escape((FOLDER / "LICENSE").read_text("utf-8")),

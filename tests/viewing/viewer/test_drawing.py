@@ -1,13 +1,15 @@
 """Models that pages draw themselves: what pages load and report, and when the server draws."""
 
 import re
+import threading
+import types
 
 import pytest
 
 from tests.support.viewer_sessions import control, viewed
 from tests.support.waiting import wait_for
 from tsplat import ArgumentError
-from tsplat.viewing.viewer import drawing
+from tsplat.viewing.viewer import LiveTraining, Viewer, drawing
 from tsplat.viewing.viewer.session import Session
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -52,6 +54,12 @@ def texts(client):
     return [text for text in contents if isinstance(text, str)]
 
 
+def shown(session):
+    """The message that the page shows; empty if none."""
+    message = session._panel._message
+    return message.content if message.visible else ""
+
+
 def choose(client, value):
     control(client, "Drawn by").use(value)
 
@@ -69,7 +77,8 @@ def test_browser_draws_what_it_can(session, client):
     n = len(client.images)
     client.camera.move((0, 0, -4))
     assert len(client.images) == n and session._is_drawn
-    for label, value in (("Show", "alpha"), ("SH degree", 0), ("Resolution", "half"), ("eps2d", 0.5)):
+    others = (("Show", "alpha"), ("SH degree", 0), ("Resolution", "half"), ("eps2d", 0.5), ("near_plane", 0.0))
+    for label, value in others:
         before, n = control(client, label).value, len(client.images)
         control(client, label).use(value)
         wait_for(lambda n=n: len(client.images) > n and client.images[-1][0] is not None)
@@ -117,6 +126,114 @@ def test_model_that_cannot_be_written(session, client, monkeypatch):
     choose(client, "this browser")
     wait_for(lambda: any("the server draws: nothing is visible" in text for text in texts(client)))
     assert control(client, "Drawn by").value == "the server" and number(session) == 0
+    # The problem stays until the page draws.
+    monkeypatch.undo()
+    control(client, "SH degree").use(0)
+    control(client, "SH degree").use(1)
+    assert shown(session) == "**the server draws: nothing is visible**"
+    choose(client, "this browser")
+    load(session)
+    wait_for(lambda: shown(session) == "")
+
+
+def test_last_choice_counts_however_long_preparing_takes(session, client, monkeypatch):
+    threads = []
+    later = types.SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(
+        drawing, "threading", types.SimpleNamespace(Thread=lambda **options: threads.append(options) or later)
+    )
+    session._note_graphics("webgl")
+    choose(client, "this browser")
+    chosen = session.drawing._chosen
+    assert chosen is session._panel.model
+    choose(client, "the server")
+    assert session.drawing._chosen is None
+    for thread in threads:
+        thread["target"](*thread["args"])
+    assert [thread["args"] for thread in threads] == [(chosen,)]
+    assert session.drawing._chosen is None and number(session) == 0
+
+
+def test_failure_of_a_model_that_is_no_longer_chosen(session, client, models, monkeypatch):
+    write, failed = drawing.page_files, []
+
+    def page_files(model):
+        if model is models[0]:
+            control(client, "Model").use("without views")
+            failed.append(model)
+            raise ArgumentError("nothing is visible")
+        return write(model)
+
+    monkeypatch.setattr(drawing, "page_files", page_files)
+    session._note_graphics("webgl")
+    choose(client, "this browser")
+    load(session)
+    assert failed == models[:1]
+    session._stop_drawing(models[0], "too late")  # another choice was made while the failure was reported
+    assert control(client, "Drawn by").value == "this browser" and session._is_drawn
+    assert not any("the server draws" in text for text in texts(client))
+
+
+def test_model_chosen_during_the_report_of_another_one_is_not_loaded(session, client, models):
+    session._note_graphics("webgl")
+    choose(client, "this browser")
+    wait_for(lambda: number(session))
+    thread = threading.Thread(target=session.drawing.choose, args=(models[1],))
+
+    class Files(dict):
+        """Files of the first model; the second one is chosen while the report is compared with them."""
+
+        def __len__(self):
+            if thread.ident is None:
+                thread.start()
+                thread.join(0.1)
+            return super().__len__()
+
+    session.drawing._files = Files(session.drawing._files)
+    session.drawing._receive(f"loaded-{number(session)}")
+    thread.join(60)
+    assert session.drawing._chosen is models[1] and not session.drawing._loaded
+
+
+def test_messages_of_others_stay(session, client, monkeypatch):
+    preparing = threading.Event()
+    write = drawing.page_files
+    monkeypatch.setattr(drawing, "page_files", lambda model: preparing.wait(60) and write(model))
+    session._note_graphics("webgl")
+    choose(client, "this browser")
+    assert shown(session).startswith("Preparing the model")
+    preparing.set()
+    load(session)
+    wait_for(lambda: shown(session) == "")
+    # A warning that comes meanwhile.
+    preparing.clear()
+    control(client, "Model").use("without views")
+    assert shown(session).startswith("Preparing the model")
+    session.tell("2 Gaussians are invalid")
+    preparing.set()
+    load(session)
+    assert shown(session) == "2 Gaussians are invalid"
+    # An error that was there before.
+    session._callbacks.fail("disk full", "export")
+    control(client, "Model").use("model")
+    assert shown(session) == "**disk full**"
+    load(session)
+    assert shown(session) == "**disk full**"
+
+
+def test_error_of_an_image_ends_when_the_page_draws(session, client, models, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(models[0].renderer, "render", fail)
+    client.camera.move((0, 0, -4))
+    wait_for(lambda: shown(session) == "**out of memory**")
+    session._note_graphics("webgl")
+    choose(client, "this browser")
+    load(session)
+    wait_for(lambda: shown(session) == "")
+    session._worker._fail("out of memory")  # of an image that was asked for before
+    assert shown(session) == ""
 
 
 @pytest.mark.parametrize("draw", ["browser"])
@@ -126,7 +243,7 @@ def test_browser_draws_at_first_if_asked_for(session):
 
 
 @pytest.mark.parametrize("draw", ["browser"])
-@pytest.mark.parametrize(("graphics", "words"), [("software", "has no GPU"), ("missing", "has no WebGL 2")])
+@pytest.mark.parametrize(("graphics", "words"), [("software", "runs without a GPU"), ("missing", "has no WebGL 2")])
 def test_sentence_without_webgl(session, client, graphics, words):
     report(session, graphics)
     wait_for(lambda: any(words in text for text in texts(client)))
@@ -135,12 +252,33 @@ def test_sentence_without_webgl(session, client, graphics, words):
 
 @pytest.mark.parametrize("draw", ["browser"])
 def test_models_that_are_not_sent(session, client, monkeypatch):
-    assert drawing.can_draw(viewed()) is None
+    assert drawing.drawing_problem(viewed()) is None
     monkeypatch.setattr(drawing, "DRAWN_MAX", 59)
     report(session, "webgl")
     words = "the server draws: 60 Gaussians are more than the 59 that browsers get"
     wait_for(lambda: any(words in text for text in texts(client)))
     assert not control(client, "Drawn by").visible and number(session) == 0
+    monkeypatch.setattr(drawing, "DRAWN_MAX", 60)  # as if the next one were smaller
+    control(client, "Model").use("without views")
+    assert control(client, "Drawn by").visible
+    load(session)
+
+
+def test_model_in_training_is_drawn_by_the_server(client, models):
+    training = LiveTraining(models[0].gaussians, 10, backend="torch")
+    session = Session(client, models[:1], training, draw="browser")
+    try:
+        session._note_graphics("webgl")
+        assert shown(session) == "the server draws: browsers do not draw the model of a training"
+        assert not control(client, "Drawn by").visible and number(session) == 0
+    finally:
+        session.close()
+        training.close()
+
+
+def test_unknown_choice_is_refused(models):
+    with pytest.raises(ArgumentError, match="draw: expected one of 'server', 'browser', found 'webgl'"):
+        Viewer(models, draw="webgl")
 
 
 def test_paths_of_others_are_not_answered(session):

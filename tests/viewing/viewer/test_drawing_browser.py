@@ -76,7 +76,7 @@ def test_browser_without_a_gpu_says_so():
     viewer = Viewer([viewed()], port=19490, draw="browser")
     try:
         with open_page(viewer.url + FULL_SIZE, 800, 600) as page:
-            words = "the server draws: WebGL of this browser has no GPU"
+            words = "the server draws: WebGL of this browser runs without a GPU"
             until(lambda: words in (page.evaluate("document.body.innerText") or ""), "no sentence", 120)
             (session,) = viewer._sessions.values()
             assert page.wait_for(lambda image: psnr(image, shown_by(session)) > 40)

@@ -22,18 +22,19 @@ SH_DEGREE_MAX = 3
 """Largest degree that pages draw."""
 
 FOLDER = "drawn"
-"""First part of the paths that pages of drawn models and reports have behind the token."""
+"""First part, behind the token, of the paths of the files that pages load and of the reports that they send."""
 
 Graphics = Literal["webgl", "software", "missing"]
 """What a page reports first: WebGL 2 on a GPU, without one, or none."""
 
 WITHOUT_WEBGL = {
-    "software": "the server draws: WebGL of this browser has no GPU; turn on hardware acceleration in its settings",
+    "software": "the server draws: WebGL of this browser runs without a GPU; turn on hardware acceleration in the "
+    "browser's settings",
     "missing": "the server draws: this browser has no WebGL 2",
 }
 
 
-def can_draw(model: ViewedModel) -> str | None:
+def drawing_problem(model: ViewedModel) -> str | None:
     """Returns why pages cannot draw a model; None if they can."""
     gaussians = model.gaussians
     if len(gaussians) > DRAWN_MAX:
@@ -48,10 +49,10 @@ class Drawing:
 
     Args:
         gui: Where the page's script finds what to load.
-        change: Called when images come from the other side from now on.
-        report: Called with what the browser can.
-        tell: Shows a message, or hides it.
-        give_up: Called with a problem where the page cannot draw the chosen model.
+        change: Called when the page takes over drawing from the server, or the server from the page.
+        report: Called with the :data:`Graphics` of the browser.
+        note: Shows a message if no other one is shown; hides it if it is empty.
+        give_up: Called with a model that the page cannot draw, and the problem.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class Drawing:
         gui: Any,
         change: Callable[[], object],
         report: Callable[[Graphics], object],
-        tell: Callable[[str], object],
-        give_up: Callable[[str], object],
+        note: Callable[[str], object],
+        give_up: Callable[[ViewedModel, str], object],
     ) -> None:
         self.key = secrets.token_urlsafe(16)
-        self._change, self._report, self._tell, self._give_up = change, report, tell, give_up
+        self._change, self._report, self._note, self._give_up = change, report, note, give_up
         self._lock = threading.Lock()
         self._chosen: ViewedModel | None = None
         self._number = 0
@@ -74,7 +75,7 @@ class Drawing:
         self._show()
 
     def choose(self, model: ViewedModel | None) -> None:
-        """Makes the page load and draw a model; with None, the server draws again."""
+        """Makes the page load and draw a model, once a thread has prepared it; with None, the server draws again."""
         with self._lock:
             if model is self._chosen:
                 return
@@ -82,13 +83,16 @@ class Drawing:
             self._number += 1
             self._show()
         self._change()
-        if model is None:
-            return
-        self._tell("Preparing the model for this browser; the server draws meanwhile")
+        self._note("" if model is None else "Preparing the model for this browser; the server draws meanwhile")
+        if model is not None:
+            threading.Thread(target=self._prepare, args=(model,), daemon=True).start()
+
+    def _prepare(self, model: ViewedModel) -> None:
+        """Writes the files of a model, and tells the page to load them if the model is still chosen."""
         try:
             files = page_files(model)
         except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
-            self._give_up(describe_error(error))
+            self._give_up(model, describe_error(error))
             return
         with self._lock:
             if model is self._chosen:
@@ -96,7 +100,10 @@ class Drawing:
                 self._show()
 
     def draws(self, model: ViewedModel, settings: Settings) -> bool:
-        """Returns whether the page draws a model with these settings, and tells it the near plane and background."""
+        """Returns whether the page draws a model with these settings, and tells it the near plane and background.
+
+        Pages cannot draw with a near plane at 0, as their far plane would be there, too.
+        """
         gaussians = model.gaussians
         drawn = Settings(
             colormap=settings.colormap,
@@ -108,7 +115,7 @@ class Drawing:
             near=settings.near,
         )
         with self._lock:
-            is_drawn = self._loaded and model is self._chosen and settings == drawn
+            is_drawn = self._loaded and model is self._chosen and settings == drawn and settings.near > 0
             if is_drawn and (view := (settings.background, settings.near)) != self._view:
                 self._view = view
                 self._show()
@@ -128,13 +135,18 @@ class Drawing:
         state, _, number = report.partition("-")
         if state in get_args(Graphics):
             self._report(state)  # type: ignore[arg-type]
-        elif number == str(self._number) and self._files and self._chosen is not None:
-            if state == "loaded":
+            return
+        with self._lock:
+            model = self._chosen if number == str(self._number) and self._files else None
+            if model is not None and state == "loaded":
                 self._loaded = True
-                self._tell("")
-                self._change()
-            elif state == "failed":
-                self._give_up("this browser cannot show the model")
+        if model is None:
+            return
+        if state == "loaded":
+            self._note("")
+            self._change()
+        elif state == "failed":
+            self._give_up(model, "this browser cannot show the model")
 
     def _show(self) -> None:
         """Tells the page what to load."""
@@ -148,7 +160,7 @@ class Drawing:
 
 def page_files(model: ViewedModel) -> dict[str, tuple[str, bytes]]:
     """Returns the type and content of the files by which pages draw a model, the page by an empty name."""
-    with model.writing:
+    with model.drawn_lock:
         if model.drawn is None:
             page, name, content = followed_page(model.gaussians.map(lambda tensor: tensor.cpu()))
             model.drawn = {"": ("text/html; charset=utf-8", page), name: ("application/octet-stream", content)}

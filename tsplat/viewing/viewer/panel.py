@@ -1,6 +1,7 @@
 """The controls that one client sees beside the image."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -66,6 +67,7 @@ class Panel:
         self._gui, self._models, self._actions, self._callbacks = gui, list(models), actions, callbacks
         self._status = gui.add_markdown("")
         self._message = gui.add_markdown("", visible=False)
+        self._is_note, self._message_lock = False, threading.Lock()
         self._dismiss = gui.add_button("Dismiss", color=SECONDARY, visible=False)
         self._dismiss.on_click(lambda _: callbacks.dismiss())
         self._confirm = gui.add_button("Replace", color="red", visible=False)
@@ -180,6 +182,18 @@ class Panel:
 
     def show_message(self, text: str) -> None:
         """Shows a line below, between double asterisks in bold and with a button that hides it; hides an empty one."""
+        with self._message_lock:
+            self._is_note = False
+            self._set_message(text)
+
+    def show_note(self, text: str) -> None:
+        """Shows a line in place of the last note, but not of a message, which an empty line does not hide either."""
+        with self._message_lock:
+            if self._is_note or not self._message.visible:
+                self._is_note = True
+                self._set_message(text)
+
+    def _set_message(self, text: str) -> None:
         if not text and not self._message.visible:
             return
         bold = "**" if text.startswith("**") and text.endswith("**") and len(text) > 4 else ""

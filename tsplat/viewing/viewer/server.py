@@ -17,11 +17,12 @@ import webbrowser
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from ...arguments import check_choice
 from ...errors import ArgumentError
 from ...support.extras import require
 from ..view_options import ADDRESS, PORT, DrawnBy
@@ -54,7 +55,8 @@ class Viewer:
         host_name: Name of a proxy, by which clients may reach the server, too.
         folder: Folder that clients write to, only new files unless they confirm it. They read from it, and from the
             paths of `models`.
-        draw: What draws the images at first, where a browser can: "server", or "browser", by WebGL on its GPU.
+        draw: What draws the images at first: "server", or "browser", by WebGL on its GPU where it can. With
+            `training`, the server draws.
 
     Attributes:
         port: Port that the server listens at.
@@ -62,7 +64,8 @@ class Viewer:
         url: Address of the page for a browser on this computer. It has a token, without which nobody gets an answer.
 
     Raises:
-        ArgumentError: No models, an address that is not one of this computer, or a name that no host can have.
+        ArgumentError: No models, an address that is not one of this computer, a name that no host can have, or an
+            unknown `draw`.
         MissingExtraError: viser is not installed.
         UnsupportedError: The installed viser cannot be protected.
     """
@@ -86,6 +89,7 @@ class Viewer:
 
         check_address(address)
         check_host_name(host_name)
+        check_choice("draw", draw, get_args(DrawnBy))
         # Clients that go away in the middle of a message are not worth a line.
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", "Queued a .* on a closed connection", UserWarning)

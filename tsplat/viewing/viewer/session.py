@@ -19,7 +19,7 @@ from .callbacks import Callbacks, Page, describe_error
 from .cameras_tab import CamerasTab
 from .comparison import Comparison
 from .crop_tab import CropTab
-from .drawing import WITHOUT_WEBGL, Drawing, Graphics, can_draw
+from .drawing import WITHOUT_WEBGL, Drawing, Graphics, drawing_problem
 from .folder import TRANSFER_MAX, Folder, NameTakenError, check_name
 from .live_training import LiveTraining
 from .panel import Actions, Panel
@@ -73,7 +73,7 @@ class Session:
         self._closed = threading.Event()
         self._callbacks = Callbacks(self.tell)
         self._live_page: LivePage | None = None
-        self._draw, self._graphics = draw, "missing"
+        self._graphics: Graphics = "missing"
         self._is_drawn, self._drawing_lock = False, threading.Lock()
         self._ready = False
         self._framed = models[0].eye, models[0].fov
@@ -118,14 +118,13 @@ class Session:
             client.gui,
             lambda: self._callbacks.run_soon(self._change),
             self._note_graphics,
-            self.tell,
+            self._note,
             self._stop_drawing,
         )
+        self._panel.offer_drawing(False, draw)
         self._show_model()
         # Last, as its thread would outlive controls that cannot be made.
-        self._worker: Worker[ViewRequest] = Worker(
-            self._render, self._show, partial(self._callbacks.fail, cause=self._show)
-        )
+        self._worker: Worker[ViewRequest] = Worker(self._render, self._show, self._fail)
         self._ready = True
         client.camera.on_update(lambda _: self._callbacks.run_soon(self._follow))
         self._callbacks.run(self._follow)
@@ -152,49 +151,54 @@ class Session:
             return
         request = self._request()
         self._crop.draw(request.settings.crop)
-        can_draw = request.comparison is None and request.divisor == 1
-        if can_draw and self.drawing.draws(request.model, request.settings):
+        is_plain = request.comparison is None and request.divisor == 1
+        if is_plain and self.drawing.draws(request.model, request.settings):
             self._show_drawn(request.model)
             return
         self._is_drawn = False
         self._worker.submit(request, at_rest=at_rest)
 
     def _show_drawn(self, model: ViewedModel) -> None:
-        """Removes the server's image, which covers what the page draws."""
+        """Removes the server's image, which covers what the page draws, and the problems of earlier images."""
         with self._drawing_lock:
             if self._is_drawn:
                 return
             self._is_drawn = True
             self._client.scene.set_background_image(None)
+        for cause in (self._show, self._stop_drawing):
+            self._callbacks.succeed(cause)
         self._panel.show_depths(None)
         self._panel.show_status(f"{len(model.gaussians):,} Gaussians, drawn by this browser")
 
     def _note_graphics(self, graphics: Graphics) -> None:
         """Offers that the browser draws, once it has said what it can."""
         self._graphics = graphics
-        self._offer_drawing()
-        if self._draw == "browser":
-            problem = WITHOUT_WEBGL.get(graphics) or can_draw(self._panel.model)
-            if problem is not None:
-                self.tell(problem)
-            else:
-                self._panel.offer_drawing(True, "browser")
+        self._callbacks.run_soon(self._draw_by)
+        if self._panel.drawn_by == "browser" and (problem := self._drawing_problem()) is not None:
+            self._note(problem)
 
-    @property
-    def _can_draw(self) -> bool:
-        return self._training is None and self._graphics == "webgl" and can_draw(self._panel.model) is None
-
-    def _offer_drawing(self) -> None:
-        self._panel.offer_drawing(self._can_draw)
-
-    def _stop_drawing(self, problem: str) -> None:
-        self._panel.offer_drawing(self._can_draw, "server")
-        self.tell(f"**the server draws: {problem}**")
+    def _drawing_problem(self) -> str | None:
+        """Returns why the page cannot draw the model; None if it can."""
+        if self._training is not None:
+            return "the server draws: browsers do not draw the model of a training"
+        return WITHOUT_WEBGL.get(self._graphics) or drawing_problem(self._panel.model)
 
     def _draw_by(self) -> None:
-        """Lets the page or the server draw, as chosen. Preparing a model takes a while, in which the server draws."""
-        model = self._panel.model if self._can_draw and self._panel.drawn_by == "browser" else None
-        threading.Thread(target=self.drawing.choose, args=(model,), daemon=True).start()
+        """Lets the page or the server draw, as chosen. Where the page cannot, the server draws without a choice."""
+        is_offered = self._drawing_problem() is None
+        self._panel.offer_drawing(is_offered)
+        self.drawing.choose(self._panel.model if is_offered and self._panel.drawn_by == "browser" else None)
+
+    def _stop_drawing(self, model: ViewedModel, problem: str) -> None:
+        """Lets the server draw a model that the page cannot, unless another choice has been made."""
+
+        def stop() -> None:
+            if self._panel.model is model and self._panel.drawn_by == "browser":
+                self._panel.offer_drawing(True, "server")
+                self._callbacks.fail(f"the server draws: {problem}", self._stop_drawing)
+
+        # Not while such a choice is carried out.
+        self._callbacks.run_soon(stop)
 
     def _follow(self) -> None:
         """Renders again, as the camera has moved or the canvas has another size, which may need another distance."""
@@ -244,10 +248,21 @@ class Session:
             self._panel.show_depths(frame.depths)
             self._panel.show_status(f"{what} · {1e3 * frame.seconds:.0f}\u00a0ms" if frame.seconds else what)
 
+    def _fail(self, problem: str) -> None:
+        """Shows why there is no image, unless the page draws by now."""
+        with self._drawing_lock:
+            if not self._is_drawn:
+                self._callbacks.fail(problem, self._show)
+
     def tell(self, message: str) -> None:
         """Shows a message above the controls until one of them is used; hides it if it is empty."""
         if not self._closed.is_set():
             self._panel.show_message(message)
+
+    def _note(self, message: str) -> None:
+        """Shows a message like :meth:`tell`, but neither replaces nor hides another one."""
+        if not self._closed.is_set():
+            self._panel.show_note(message)
 
     def _screenshot(self) -> str:
         """Downloads what is shown now, at full size."""
@@ -291,7 +306,6 @@ class Session:
         """Sets the controls to the values of the model."""
         for part in (self._panel, self._cameras, self._crop, self._video):
             part.show_model(self._panel.model)
-        self._offer_drawing()
         self._draw_by()
 
     def _reset_view(self) -> None:

@@ -45,7 +45,8 @@ class ViewedModel:
         near: Depth of the near plane at first, world units.
         read_views: Reads the photographs; None if there are none, or if `views` has them.
         path: What it was read from; None for one in memory.
-        drawn: Type and content of the files by which pages draw it; None until one does. `writing` guards it.
+        drawn: Type and content of the files by which pages draw it; None until one does.
+        drawn_lock: Held while `drawn` is made.
     """
 
     name: str
@@ -62,7 +63,7 @@ class ViewedModel:
     read_views: Callable[[], Mapping[str, View]] | None = None
     path: Path | None = None
     drawn: dict[str, tuple[str, bytes]] | None = None
-    writing: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
+    drawn_lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
     _reading: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     @property
