@@ -269,7 +269,7 @@ def test_model_in_training_is_drawn_by_the_server(client, models):
     session = Session(client, models[:1], training, draw="browser")
     try:
         session._note_graphics("webgl")
-        assert shown(session) == "the server draws: browsers do not draw the model of a training"
+        assert shown(session) == "the server draws: browsers do not draw a model that is being trained"
         assert not control(client, "Drawn by").visible and number(session) == 0
     finally:
         session.close()

@@ -180,7 +180,7 @@ class Session:
     def _drawing_problem(self) -> str | None:
         """Returns why the page cannot draw the model; None if it can."""
         if self._training is not None:
-            return "the server draws: browsers do not draw the model of a training"
+            return "the server draws: browsers do not draw a model that is being trained"
         return WITHOUT_WEBGL.get(self._graphics) or drawing_problem(self._panel.model)
 
     def _draw_by(self) -> None:
