@@ -96,8 +96,8 @@ def find_photographs(
         if left_out:
             shown, reason = list_names([*map(str, left_out)], NAMES_MAX), next(iter(left_out.values()))
             notes.append(f"skipped {len(left_out)} photographs that {what}: {shown}: {reason}")
-    videos = [path for path in visible if path.suffix.lower() in VIDEO_SUFFIXES]
     if len(files) < 2:
+        videos = [path for path in visible if path.suffix.lower() in VIDEO_SUFFIXES]
         raise FileError(
             f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}"
             + "".join(f"; {note}" for note in notes)

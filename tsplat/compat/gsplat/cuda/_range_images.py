@@ -29,12 +29,9 @@ MODEL = "equirectangular"
 def project_to_angles(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:
     """Projects Gaussians to azimuths and elevations; see :func:`fully_fused_projection_with_ut`, whose arguments these
     are by name."""
-    given = dict(arguments)
-    layout, given["rolling_shutter"] = _check_lidar(given)
-    del given["lidar_coeffs"], given["global_z_order"]
-    cameras = layout.cameras(Cameras(given["viewmats"], given["Ks"]))
-    given |= dict(viewmats=cameras.viewmats, Ks=cameras.Ks, viewmats_rs=layout.camera_frame(given["viewmats_rs"]))
-    given |= dict(width=layout.panorama[0], height=layout.panorama[1], camera_model=MODEL)
+    layout, given = _as_cameras(arguments)
+    del given["global_z_order"]
+    given |= dict(width=layout.panorama[0], height=layout.panorama[1])
     given["ut_params"] = dataclasses.replace(check_parameters(given["ut_params"]), in_image_margin_factor=MARGIN)
     radii, means2d, depths, conics, compensations = fully_fused_projection_with_ut(**given)
     assert radii is not None and means2d is not None and conics is not None
@@ -51,16 +48,13 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
 
     Returns where elements are in the image of squares, and what is composited there.
     """
-    given = dict(arguments)
-    lidar = given.pop("lidar_coeffs")
-    layout, given["rolling_shutter"] = _check_lidar(given | {"lidar_coeffs": lidar})
+    layout, given = _as_cameras(arguments)
     for name, size in (("image_width", layout.n_columns), ("image_height", layout.n_rows)):
         if check_size(name, given[name]) != size:
             raise ArgumentError(f"{name}: expected {size}, as of the elements of lidar_coeffs, found {given[name]}")
-    tiles = ElementTiles.of(layout, getattr(lidar, "tiling", None), check_tile_size(given["tile_size"]))
-    cameras = layout.cameras(Cameras(given["viewmats"], given["Ks"]))
-    given |= dict(viewmats=cameras.viewmats, Ks=cameras.Ks, viewmats_rs=layout.camera_frame(given["viewmats_rs"]))
-    given |= dict(camera_model=MODEL, image_width=tiles.width, image_height=tiles.height)
+    tiling = getattr(arguments["lidar_coeffs"], "tiling", None)
+    tiles = ElementTiles.of(layout, tiling, check_tile_size(given["tile_size"]))
+    given |= dict(image_width=tiles.width, image_height=tiles.height)
     if given["rays"] is not None and isinstance(given["viewmats"], Tensor):
         rays = check_rays(given["rays"], (*given["viewmats"].shape[:-2], layout.n_rows, layout.n_columns, 6))
         check_devices({"rays": rays, "lidar_coeffs.tiling.tiles_to_elements_map": tiles.places})
@@ -73,10 +67,14 @@ def element_inputs(arguments: dict[str, Any]) -> tuple[ElementTiles, RayInputs]:
     return tiles, ray_inputs(given, rays_of)
 
 
-def _check_lidar(arguments: dict[str, Any]) -> tuple[LidarLayout, str]:
-    lidar, model, readout = (arguments[name] for name in ("lidar_coeffs", "camera_model", "rolling_shutter"))
-    sweeps = arguments["viewmats_rs"] is not None
-    return check_lidar(lidar, model, name_of(readout), is_exact=True, sweeps=sweeps)
+def _as_cameras(arguments: dict[str, Any]) -> tuple[LidarLayout, dict[str, Any]]:
+    """Checks the lidar among arguments by name. Returns its layout, and the others with cameras in place of lidars."""
+    given = dict(arguments)
+    lidar, readout, sweeps = given.pop("lidar_coeffs"), name_of(given["rolling_shutter"]), given["viewmats_rs"]
+    layout, readout = check_lidar(lidar, given["camera_model"], readout, is_exact=True, sweeps=sweeps is not None)
+    cameras = layout.cameras(Cameras(given["viewmats"], given["Ks"]))
+    given |= dict(viewmats=cameras.viewmats, Ks=cameras.Ks, viewmats_rs=layout.camera_frame(sweeps))
+    return layout, given | dict(camera_model=MODEL, rolling_shutter=readout)
 
 
 class ElementTiles(NamedTuple):

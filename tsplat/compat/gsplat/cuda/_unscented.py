@@ -7,13 +7,12 @@ from torch import Tensor
 
 from .... import RollingShutterType, config
 from .... import fully_fused_projection_with_ut as project
-from .... import rasterize_to_pixels_eval3d as rasterize
 from ....arguments import check_bool
-from ....functional.compositing import ray_inputs
+from ....functional.compositing import RayInputs, ray_inputs
 from ....runtime.compilation import eager, with_plain_tensors
 from ....stages.options import check_renderer_config
 from ._distortion import UnscentedTransformParameters
-from ._range_images import element_inputs, project_to_angles
+from ._range_images import ElementTiles, element_inputs, project_to_angles
 
 DEFAULTS = UnscentedTransformParameters()
 
@@ -91,17 +90,7 @@ def rasterize_to_pixels_eval3d(
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
         NotImplementedError: Another ``renderer_config``.
     """
-    given = locals()
-    check_renderer_config(given.pop("renderer_config"), with_eval3d=True)
-    if lidar_coeffs is not None or camera_model == "lidar":
-        tiles, inputs = element_inputs(given)
-        return tuple(tiles.range_image(image) for image in inputs.images())
-    return rasterize(
-        means, quats, scales, colors, opacities, viewmats, Ks, image_width, image_height, tile_size, isect_offsets,
-        flatten_ids, backgrounds, masks, camera_model, ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs,
-        ftheta_coeffs, rolling_shutter, viewmats_rs, external_distortion_coeffs=external_distortion_coeffs, rays=rays,
-        use_hit_distance=use_hit_distance, return_normals=return_normals, backend=backend, numerics=numerics,
-    )  # fmt: skip
+    return _images(*_inputs(locals()))
 
 
 @eager
@@ -145,12 +134,11 @@ def rasterize_to_pixels_eval3d_extra(
     arguments = locals()
     names = ("return_last_ids", "return_sample_counts", "unsafe_masked_tile_outputs")
     finds_last, counts, _ = (check_bool(name, arguments.pop(name)) for name in names)
-    images: Any = rasterize_to_pixels_eval3d(**arguments)
+    tiles, inputs = _inputs(arguments)
+    render_colors, render_alphas, *normals = _images(tiles, inputs)
     last_ids = sample_counts = None
     if finds_last or counts:
         with torch.no_grad():
-            is_lidar = lidar_coeffs is not None
-            tiles, inputs = element_inputs(arguments) if is_lidar else (None, ray_inputs(arguments))
             contributions = inputs.contributions()
             last_ids = contributions.find_last() if finds_last else None
             sample_counts = contributions.count()[0] if counts else None
@@ -159,4 +147,22 @@ def rasterize_to_pixels_eval3d_extra(
                 None if image is None else tiles.range_image(image[..., None])[..., 0]
                 for image in (last_ids, sample_counts)
             )
-    return *images[:2], last_ids, sample_counts, images[2] if return_normals else None
+    return render_colors, render_alphas, last_ids, sample_counts, normals[0] if return_normals else None
+
+
+def _inputs(arguments: dict[str, Any]) -> tuple[ElementTiles | None, RayInputs]:
+    """Checks the arguments of :func:`rasterize_to_pixels_eval3d`, by name.
+
+    Returns where elements of a lidar are in the image that is composited, None for other cameras; and what is
+    composited.
+    """
+    check_renderer_config(arguments["renderer_config"], with_eval3d=True)
+    if arguments["lidar_coeffs"] is not None or arguments["camera_model"] == "lidar":
+        return element_inputs(arguments)
+    return None, ray_inputs(arguments)
+
+
+def _images(tiles: ElementTiles | None, inputs: RayInputs) -> tuple[Tensor, ...]:
+    """Composites what :func:`_inputs` returns."""
+    images = inputs.images()
+    return images if tiles is None else tuple(map(tiles.range_image, images))
