@@ -17,6 +17,7 @@ from tests.support.captures import POINTS, sample_views, write_colmap, write_tra
 from tests.support.ksplat_files import ksplat_bytes
 from tests.support.lcc_files import lcc_files, write_lcc2
 from tests.support.model_files import skip_without, write_folder
+from tests.support.rad_files import COMPACT, rad_files
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import scene, training, viewing
 from tsplat.scene import Capture, Gaussians
@@ -120,6 +121,10 @@ def lcc(inputs):
     return inputs.written("lcc", lambda path: write_folder(path, lcc_files(inputs.gaussians)))
 
 
+def rad(inputs):
+    return inputs.written("rad", lambda path: write_folder(path, rad_files(inputs.gaussians, COMPACT)))
+
+
 def nothing(inputs):
     return None
 
@@ -174,6 +179,7 @@ CASES = {
     "read_gltf": reading(scene.read_gltf, ".glb"),
     "read_ksplat": (ksplat, lambda inputs, path, out: scene.read_ksplat(path)),
     "read_lcc": (lcc, lambda inputs, path, out: scene.read_lcc(path / "a.lcc", warn=str)),
+    "read_rad": (rad, lambda inputs, path, out: scene.read_rad(path / "a.rad", warn=str)),
     "read_lcc2": (
         lambda i: i.written("lcc2", lambda path: write_lcc2(path, i.gaussians).parent),
         lambda inputs, path, out: scene.read_lcc2(path / "a.lcc2", warn=str),

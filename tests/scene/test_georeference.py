@@ -241,6 +241,15 @@ def test_no_model_is_beside_the_georeference_of_another(tmp_path, monkeypatch, k
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.ply", "a.ply.world.json"]
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    path = tmp_path / "a.ply"
+    write_model(path, random_gaussians(3), georeference=SHIFTED)
+    for georeference in (SHIFTED, None):
+        beside(path).with_name("a.ply.world.json.old").write_text("{}")
+        write_model(path, random_gaussians(3), georeference=georeference)
+        assert not beside(path).with_name("a.ply.world.json.old").exists()
+
+
 @pytest.mark.parametrize("text", ["1 2", "1 2 3 4", "1 2 nan", "a b c", ""])
 def test_damaged_origins_in_a_ply_are_errors(tmp_path, text):
     write_model(tmp_path / "a.ply", random_gaussians(5))

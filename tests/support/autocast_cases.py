@@ -20,6 +20,7 @@ from tests.compat.inria.clients import camera_settings
 from tests.support import captures, lenses, lidars, model_files, scenes, strategy_models
 from tests.support.ksplat_files import ksplat_bytes
 from tests.support.lcc_files import lcc_files, write_lcc2
+from tests.support.rad_files import COMPACT, rad_files
 from tsplat.compat import gsplat, inria
 from tsplat.compat.gsplat.scene import GaussianScene
 from tsplat.scene.cameras import move_camera, project_points
@@ -490,6 +491,13 @@ def _read_lcc(folder):
     if not (folder / "lcc").exists():
         model_files.write_folder(folder / "lcc", lcc_files(model()))
     return tsplat.scene.read_lcc(folder / "lcc" / "a.lcc", warn=str)
+
+
+@folder_case
+def _read_rad(folder):
+    if not (folder / "rad").exists():
+        model_files.write_folder(folder / "rad", rad_files(model(), COMPACT))
+    return tsplat.scene.read_rad(folder / "rad" / "a.rad")
 
 
 @folder_case

@@ -29,6 +29,7 @@ from tests.support.model_files import (
     write_folder,
     write_zip,
 )
+from tests.support.rad_files import COMPACT, PLAIN, rad_files
 from tests.support.training_scenes import make_checkpoint
 from tests.tools.corruption import checkpoint_bytes
 from tests.tools.damage import Damage, DamagedFiles, inside, run, truncated
@@ -86,6 +87,11 @@ def _png_images(folder: Path) -> Path:
     return folder / "a"
 
 
+def _rad(folder: Path, encodings: dict[str, str], **options: object) -> Path:
+    write_folder(folder / "a", rad_files(random_gaussians(N, 2), encodings, 128, **options))
+    return folder / "a" / "a.rad"
+
+
 def _inria(folder: Path) -> Path:
     g = random_gaussians(N, 3)
     tensors = [torch.nn.Parameter(t) for t in (g.means, g.sh0, g.shN, g.log_scales, g.quats, g.opacity_logits[:, None])]
@@ -133,6 +139,8 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
     "ksplat_2": (lambda folder: _written(folder / "a.ksplat", ksplat_bytes(random_gaussians(N, 2), 2, (1, 2))), False),
     "lcc": (lambda folder: write_folder(folder / "a", lcc_files(random_gaussians(N, 3), around=9)), False),
     "lcc2": (lambda folder: write_lcc2(folder / "a", random_gaussians(N, 1), around=9).parent, False),
+    "rad": (lambda folder: _rad(folder, COMPACT, palette=9, tree=True), False),
+    "rad_plain": (lambda folder: _rad(folder, PLAIN), False),
     "checkpoint": (_checkpoint, True),
 }
 """Name -> function that writes a model into a folder and returns its path, and whether the format has checksums."""

@@ -40,7 +40,7 @@ CARD, PREVIEW, PREVIEW_SIZE = "README.md", "preview.png", (960, 720)
 NAMES = ("scene.ply", "scene.compressed.ply", "scene.splat", "scene.spz", "scene.sog", "scene.glb")
 """Files that ``share`` uploads, and that ``pull`` looks for first."""
 
-MODEL_ENDINGS = (".ply", ".splat", ".ksplat", ".spz", ".sog", ".glb")
+MODEL_ENDINGS = (".ply", ".splat", ".ksplat", ".spz", ".sog", ".rad", ".glb")
 """Files that ``pull`` takes for models: formats in one file, that run no code when they are read."""
 
 CARD_TEXT = """---

@@ -8,8 +8,8 @@ from .argument_types import channel, model_path, positive
 
 BACKENDS = ("auto", "triton", "torch")
 MODEL = (
-    "run folder, .ply, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .lcc, .lcc2, .glb, .gltf, .usda, "
-    ".usdc, .usdz; checkpoint or output folder of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
+    "run folder, .ply, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .rad, .lcc, .lcc2, .glb, .gltf, "
+    ".usda, .usdc, .usdz; checkpoint or output folder of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
 )
 FORMATS = tuple(WRITERS)
 ENDINGS = (

@@ -1,7 +1,7 @@
 """Scenes: Gaussians, cameras and images in memory, and reading and writing them.
 
 - :mod:`~tsplat.scene.gaussians`, :mod:`~tsplat.scene.cameras`, :mod:`~tsplat.scene.images`: the data itself.
-- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, ``.ksplat``, SPZ, SOG, LCC, glTF, OpenUSD,
+- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, ``.ksplat``, SPZ, SOG, RAD, LCC, glTF, OpenUSD,
   checkpoints).
 - :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
 - :mod:`~tsplat.scene.editing`: pruning, merging and decimating models; :mod:`~tsplat.scene.cropping` and
@@ -33,6 +33,7 @@ from .formats.lcc import read_lcc
 from .formats.lcc2 import read_lcc2
 from .formats.models import read_model, write_model
 from .formats.ply import read_ply, write_compressed_ply, write_ply
+from .formats.rad import read_rad
 from .formats.sog import read_sog
 from .formats.sog_writer import write_sog
 from .formats.splat import read_splat, write_splat
@@ -90,6 +91,7 @@ __all__ = [
     "read_orbit_limits",
     "read_plan",
     "read_ply",
+    "read_rad",
     "read_sog",
     "read_splat",
     "read_spz",

@@ -149,8 +149,8 @@ def written_georeference(
         raise
     if values is not None:
         write_json(file, values)
-    if is_another:
-        aside.unlink()
+    with contextlib.suppress(OSError):  # none, or a name that is too long to have one
+        aside.unlink()  # also one that a killed process left
 
 
 def _holds(file: Path, values: dict[str, Any] | None) -> bool:

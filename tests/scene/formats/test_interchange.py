@@ -123,6 +123,24 @@ def test_nodes_place_gaussians(tmp_path):
     assert_same_look(found, merge_models(expected), 1e-4)
 
 
+@pytest.mark.parametrize("suffix", ["gltf", "usda"])
+def test_positions_that_single_precision_rounds_are_noted(tmp_path, suffix):
+    """A node of another program, which has no origin of tsplat, with a translation as in UTM."""
+    skip_without(suffix)
+    path, notes = tmp_path / f"a.{suffix}", []
+    write_model(path, random_gaussians(30))
+    if suffix == "gltf":
+        changed(path, lambda document: document["nodes"][0].update(translation=[448256.0, 5411840.0, 304.0]))
+    else:
+        head, prim, rest = path.read_text().partition('Splat "Gaussians"\n{\n')
+        order = 'uniform token[] xformOpOrder = ["xformOp:translate"]\n'
+        path.write_text(f"{head}{prim}double3 xformOp:translate = (448256, 5411840, 304)\n{order}{rest}")
+    found = read_model(path, warn=notes.append)
+    assert found.means[:, 1].max() < -5_411_000
+    assert notes[0].startswith(f"{path}: its Gaussians are around (") and len(notes) == 1
+    assert "single precision rounds positions by up to 0.25; to keep them, export relative" in notes[0]
+
+
 def test_integer_attributes_of_gltf(tmp_path):
     """Normalized bytes and shorts, with a stride, in a file beside the document."""
     gaussians = random_gaussians(20).map(lambda t: t.clamp(-2, 2))

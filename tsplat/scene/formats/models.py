@@ -29,6 +29,8 @@ from .lcc2 import read_lcc2
 from .ply import HOW_TO_TRAIN, read_ply, write_compressed_ply, write_ply
 from .png_images import is_png_folder, read_png_model
 from .quantization import Floats, valid_bounds
+from .rad import CHUNK_MAGIC, read_rad
+from .rad import MAGIC as RAD_MAGIC
 from .sog import read_sog
 from .sog_writer import write_sog
 from .splat import read_splat, write_splat
@@ -42,8 +44,8 @@ POINT_CLOUD = "point_cloud.ply"
 """Name of the model in the folders that training programs write, ours and Inria's."""
 
 KNOWN = (
-    "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .lcc, .lcc2, .glb, .gltf, .usda, .usdc, .usdz, "
-    "gsplat's .pt or PNG images, nerfstudio's .ckpt, Inria's .pth"
+    "PLY, .splat, .ksplat, .spz, .sog or its folder, lod-meta.json, .rad, .lcc, .lcc2, .glb, .gltf, .usda, .usdc, "
+    ".usdz, gsplat's .pt or PNG images, nerfstudio's .ckpt, Inria's .pth"
 )
 PHOTOGRAPHS = (".jpg", ".jpeg", ".heic")
 """Endings of the names of photographs; models have images in other formats."""
@@ -52,7 +54,7 @@ POINT_CLOUDS = (".las", ".laz", ".e57", ".pcd", ".pts", ".xyz")
 """Endings of the names of point clouds, which are no models."""
 
 XGRIDS: dict[str, Callable[..., Gaussians]] = {".lcc": read_lcc, ".lcc2": read_lcc2}
-READ_ONLY = (*XGRIDS, ".ksplat", ".pt", ".pth", ".ckpt", ".json")
+READ_ONLY = (*XGRIDS, ".rad", ".ksplat", ".pt", ".pth", ".ckpt", ".json")
 Format = Literal[
     "ply", "compressed-ply", "splat", "spz", "spz4", "sog", "streamed-sog", "glb", "gltf", "usda", "usdc", "usdz"
 ]
@@ -110,8 +112,8 @@ DEFLATE = b"\x08"
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, ``.ksplat``, SPZ, SOG, LCC, glTF, OpenUSD, or what gsplat,
-    nerfstudio or Inria saved.
+    """Reads a model: PLY (plain or compressed), ``.splat``, ``.ksplat``, SPZ, SOG, RAD, LCC, glTF, OpenUSD, or what
+    gsplat, nerfstudio or Inria saved.
 
     Args:
         path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), ``lod-meta.json`` (Streamed SOG), one
@@ -171,6 +173,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     if suffix in XGRIDS:
         return XGRIDS[suffix](path, warn=warn)
     is_json = start.lstrip()[:1] == b"{" and suffix != ".json"
+    if start[:4] in (RAD_MAGIC, CHUNK_MAGIC) or suffix == ".rad":
+        return read_rad(path, warn=warn)
     if start[:4] == GLTF_MAGIC or is_json or suffix in (".glb", ".gltf"):
         return read_gltf(path, warn=warn)
     if is_usd(start, suffix):

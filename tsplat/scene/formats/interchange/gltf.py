@@ -138,7 +138,7 @@ class _Document:
                 np.zeros((0, *shape)) for shape in ModelProperties(degree).shapes.values()
             )
             models = [gaussians_from_arrays(means, scales, quats, opacities, sh0, shN)]
-        return join_models(models, flags.values.get("antialiased") is True, self.warn)
+        return join_models(self.path, models, flags.values.get("antialiased") is True, self.warn)
 
     def _check_memory(self, meshes: list[int]) -> None:
         """Counts the Gaussians of meshes, which several nodes and primitives may share, before any are read."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....precision import identity
 from ...editing.joining import merge_models
+from ...extents import center_and_extent, origin_and_unit
 from ...gaussians import Gaussians
 from ...rotation import flip_axes, transform_gaussians
 from ..foreign import Warn
@@ -19,6 +20,9 @@ from ..quantization import (
     check_degree,
     check_valid,
 )
+
+SAMPLED = 1 << 16
+"""Number of positions by which it is found whether single precision holds them."""
 
 UNIT_TOLERANCE = 1e-6
 """Largest deviation from 1 of the norms of rotations that are not normalized: those of a file are rounded."""
@@ -76,9 +80,23 @@ def move_and_flip(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, i
     return flip_axes(gaussians, signs)
 
 
-def join_models(models: list[Gaussians], antialiased: bool, warn: Warn) -> Gaussians:
-    """Returns the Gaussians of all models of a file as one, with its antialiased flag."""
+def join_models(path: object, models: list[Gaussians], antialiased: bool, warn: Warn) -> Gaussians:
+    """Returns the Gaussians of all models of a file as one, with its antialiased flag.
+
+    Calls `warn` with a note if they are so far from zero, as in UTM, that single precision rounds their positions.
+    """
     if len({model.surfels for model in models}) > 1:  # 2D Gaussians become flat 3D ones
         models = [dataclasses.replace(model, surfels=False) for model in models]
     merged = merge_models(models, warn=warn)
+    sample = merged.means[:: 1 + len(merged) // SAMPLED]
+    sample = sample[sample.isfinite().all(-1)]
+    if len(sample):
+        center, extent = center_and_extent(sample)
+        (x, y, z), _, is_far = origin_and_unit(center, extent)
+        if is_far:
+            rounded = float(np.spacing(np.float32(max(map(abs, (x, y, z)))))) / 2
+            warn(
+                f"{path}: its Gaussians are around ({x:.15g}, {y:.15g}, {z:.15g}), where single precision rounds "
+                f"positions by up to {rounded:.2g}; to keep them, export relative to an origin, or a PLY of doubles"
+            )
     return dataclasses.replace(merged, antialiased=antialiased and not merged.surfels)

@@ -92,7 +92,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
                 raise UnsupportedError(f"{path}: {prim['path']}: {error}") from error
     if not models:
         raise FileError(f"{path}: has no Gaussians; expected a prim of the type {TYPE}")
-    return join_models(models, ANTIALIASED in stage["flags"], warn)
+    return join_models(path, models, ANTIALIASED in stage["flags"], warn)
 
 
 def _read_stage(path: Path, start: bytes, folder: Path) -> dict[str, Any]:
