@@ -11,11 +11,26 @@ import torch
 from PIL import Image
 
 from tests.support.captures import POINTS, sample_views, write_colmap, write_transforms
+from tests.support.metashape_files import write_metashape
+from tests.support.phone_files import write_polycam, write_record3d
 from tests.support.realitycapture_files import write_realitycapture
 from tests.tools.damage import Damage, DamagedFiles, run
 from tsplat.scene import Capture, read_capture
 
-FORMATS = ("colmap_binary", "colmap_text", "transforms", "png", "jpeg", "mask", "point_cloud", "realitycapture")
+FORMATS = (
+    *(
+        "colmap_binary",
+        "colmap_text",
+        "transforms",
+        "png",
+        "jpeg",
+        "mask",
+        "point_cloud",
+        "realitycapture",
+        "metashape",
+    ),
+    *("polycam", "record3d"),
+)
 LENS = "OPENCV 40 30 50 50 20 15 0.05 0.01 0.001 0.001"
 COORDINATE_MAX = 1e12
 
@@ -33,6 +48,12 @@ class Scene(DamagedFiles):
             header += "".join(f"property uchar {c}\n" for c in ("red", "green", "blue")) + "end_header\n"
             rows = b"".join(struct.pack("<3f3B", *point, 10, 20, 30) for point in POINTS.tolist())
             (folder / "points.ply").write_bytes(header.encode() + rows)
+        elif kind == "polycam":
+            write_polycam(folder, views)
+        elif kind == "record3d":
+            write_record3d(folder, views)
+        elif kind == "metashape":
+            write_metashape(folder, views)
         elif kind == "realitycapture":
             write_realitycapture(folder, views, k1=0.05, k2=0.01, k3=0.001, t1=0.001)
         else:
@@ -55,6 +76,9 @@ class Scene(DamagedFiles):
             "mask": "masks/*",
             "point_cloud": "points.ply",
             "realitycapture": "cameras.csv",
+            "metashape": "cameras.xml",
+            "polycam": "keyframes/[cd]*/*[!g]",
+            "record3d": "metadata.json",
         }
         super().__init__(folder, folder.glob(patterns.get(kind, "images/*")))
 

@@ -16,8 +16,8 @@ from tsplat.errors import FileError, MissingExtraError
 from tsplat.rendering import render_views
 from tsplat.scene import Capture
 from tsplat.scene.capture.local_frame import LocalFrame
+from tsplat.scene.exr_maps import choose_channels
 from tsplat.training import Config, RunConfig, Trainer
-from tsplat.training.runs.exr_maps import choose_channels
 from tsplat.training.runs.priors import note_fits, read_priors
 
 

@@ -8,6 +8,7 @@ from ...support.reading import check_possible, is_possible
 from .colmap import find_model, read_colmap
 from .initial_points import N_RANDOM
 from .metashape import find_cameras_file, read_metashape
+from .phones import RECORD3D_FILES, find_polycam, find_record3d, read_polycam, read_record3d, refuse_phone_file
 from .photographs import TEST_EVERY, CameraKind, OnProgress
 from .placement import Frame, ReadOptions
 from .realitycapture import find_cameras_table, read_realitycapture
@@ -30,12 +31,14 @@ def read_capture(
     frame: Frame = "model",
     keep_far: bool = False,
 ) -> Capture:
-    """Reads a capture of COLMAP (:func:`read_colmap`), nerfstudio (:func:`read_transforms`), Metashape or RealityScan.
+    """Reads a capture of COLMAP (:func:`read_colmap`), nerfstudio (:func:`read_transforms`), Metashape, RealityScan,
+    Polycam or Record3D.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
             are preferred), with the cameras that Metashape exported as XML, or with those that RealityCapture or
-            RealityScan exported as CSV; or the path of one of these files.
+            RealityScan exported as CSV; or the path of one of these files. Or raw data of Polycam, with ``keyframes/``,
+            or an EXR + JPG sequence of Record3D.
         downscale, test_every, background, strict, on_progress, cameras, max_size, frame, keep_far: See
             :func:`read_colmap` and :func:`read_transforms`.
         normalize: Whether to normalize the capture as :func:`normalize_capture` does, a `frame` of its own.
@@ -61,12 +64,18 @@ def read_capture(
         return read_metashape(file, options)
     if (file := find_cameras_table(folder)) is not None:
         return read_realitycapture(file, options)
+    if (keyframes := find_polycam(folder)) is not None:
+        return read_polycam(keyframes, options)
+    if (file := find_record3d(folder)) is not None:
+        return read_record3d(file, options)
+    refuse_phone_file(folder)
     if not folder.exists():
         raise FileError(f"{folder}: no such folder")
     raise FileError(
         f"{folder}: no cameras found; expected sparse/0/ or sparse/ and images/ (COLMAP), transforms_train.json or "
-        "transforms.json, one XML file of Metashape's cameras, or one CSV file of RealityCapture's; to compute cameras "
-        "from photographs, run: tsplat prepare PHOTOS --out SCENE"
+        "transforms.json, one XML file of Metashape's cameras, one CSV file of RealityCapture's, keyframes/ (Polycam), "
+        "or metadata.json and rgb/ (Record3D); to compute cameras from photographs, run: "
+        "tsplat prepare PHOTOS --out SCENE"
     )
 
 
@@ -77,7 +86,8 @@ def is_capture(folder: str | os.PathLike[str]) -> bool:
         return False
     is_transforms = _is_json(folder) and folder.name.startswith("transforms")
     known = _is_colmap(folder) or is_transforms or has_transforms(folder)
-    return known or find_cameras_file(folder) is not None or find_cameras_table(folder) is not None
+    finders = (find_cameras_file, find_cameras_table, find_polycam, find_record3d)
+    return known or any(find(folder) is not None for find in finders)
 
 
 def _is_colmap(folder: Path) -> bool:
@@ -88,4 +98,4 @@ def _is_colmap(folder: Path) -> bool:
 
 
 def _is_json(path: Path) -> bool:
-    return path.suffix == ".json" and not path.is_dir()
+    return path.suffix == ".json" and not path.is_dir() and path.name not in RECORD3D_FILES

@@ -68,6 +68,7 @@ class Photograph:
         points: [P, 3] sparse points observed in the image, world frame.
         point_ids: [P] int64 ids of these points.
         near: Depth of the near plane, see :class:`tsplat.scene.Camera`.
+        border: Width of the border that does not count, in pixels of the lens.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Photograph:
     point_ids: Tensor | None = None
     position: Tensor | None = None
     near: float | None = None
+    border: float = 0.0
 
 
 def check_test_every(test_every: int) -> None:
@@ -324,7 +326,18 @@ def _read_pixels(
     lens = photograph.lens
     if undistortion is None and not lens.is_undistorted and not (shown := lens.shown(*size)).all():
         valid = shown if valid is None else valid & shown
+    if photograph.border:
+        inner = _inside_border(image, photograph.border / lens.width)
+        valid = inner if valid is None else valid & inner
     return image, valid
+
+
+def _inside_border(image: Tensor, share: float) -> Tensor:
+    """Returns which pixels of an image [H, W, 3] are inside of a border as wide as a share of the image. [H, W] bool"""
+    width = math.ceil(share * image.shape[1])
+    inside = torch.zeros(image.shape[:2], dtype=torch.bool, device="cpu")
+    inside[width : image.shape[0] - width, width : image.shape[1] - width] = True
+    return inside
 
 
 def _describe(photograph: Photograph, layout: _ImageLayout, cameras: CameraKind) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError, MissingExtraError, UnsupportedError
 from ...scene.cameras import Camera, project_points
 from ...scene.capture.views import Capture, View
+from ...scene.exr_maps import read_exr
 from ...support.extras import require
 from ..configuration import DepthKind, RunConfig
-from .exr_maps import read_exr
 
 KINDS = {"depth_prior": 1, "depth_confidence": 1, "normal_prior": 3}
 """Option and field of a view -> number of channels."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FileError
-from ...support.extras import require
-from ...support.reading import check_memory, open_file
+from ..errors import FileError
+from ..support.extras import require
+from ..support.reading import check_memory, open_file
 
 CHANNELS: dict[int, tuple[tuple[str, ...], ...]] = {
     1: (("Z",), ("depth",), ("Y",), ("V",), ("R",)),
