@@ -108,8 +108,9 @@ def read_polycam(folder: Path, options: ReadOptions) -> Capture:
             continue
         values = _read_object(file)
         matrix = [[_number(values, f"t_{row}{column}", file) for column in range(4)] for row in range(3)]
-        size = [round(min(_number(values, name, file), 1e9)) for name in ("width", "height")]
-        lens = Lens(*size, *(_number(values, name, file) for name in ("fx", "fy", "cx", "cy"))).checked(str(file))
+        width, height = (round(min(_number(values, name, file), 1e9)) for name in ("width", "height"))
+        fx, fy, cx, cy = (_number(values, name, file) for name in ("fx", "fy", "cx", "cy"))
+        lens = Lens(width, height, fx, fy, cx, cy).checked(str(file))
         viewmat, position = read_viewmat(matrix, str(file))
         photographs.append(
             Photograph(
@@ -149,10 +150,10 @@ def read_record3d(file: Path, options: ReadOptions) -> Capture:
     poses = values.get("poses")
     if not isinstance(poses, list) or not poses:
         raise FileError(f"{file}: poses: expected a list of poses, found {describe(poses)}")
-    size = [round(min(_number(values, name, file), 1e9)) for name in ("w", "h")]
+    width, height = (round(min(_number(values, name, file), 1e9)) for name in ("w", "h"))
     K = _numbers(values.get("K"), 9, f"{file}: K")
     per_frame = values.get("perFrameIntrinsicCoeffs")
-    has_own = isinstance(per_frame, list) and len(per_frame) == len(poses)
+    coefficients = per_frame if isinstance(per_frame, list) and len(per_frame) == len(poses) else []
     images = next(filter(Path.is_dir, (file.parent / name for name in RECORD3D_FOLDERS)))
     photographs, depths, n_without = [], [], 0
     lenses: dict[Lens, int] = {}
@@ -165,11 +166,10 @@ def read_record3d(file: Path, options: ReadOptions) -> Capture:
             continue
         where = f"{file}: poses[{index}]"
         x, y, z, w, *position = _numbers(poses[index], 7, where)
-        coefficients = (K[0], K[4], K[6], K[7])
-        if has_own:
-            fx, fy, cx, cy = _numbers(per_frame[index], 4, f"{file}: perFrameIntrinsicCoeffs[{index}]")
-            coefficients = (fx, fy, cx, cy)
-        lens = Lens(*size, *coefficients).checked(f"{file}: the camera of {image.name}")
+        fx, fy, cx, cy = K[0], K[4], K[6], K[7]
+        if coefficients:
+            fx, fy, cx, cy = _numbers(coefficients[index], 4, f"{file}: perFrameIntrinsicCoeffs[{index}]")
+        lens = Lens(width, height, fx, fy, cx, cy).checked(f"{file}: the camera of {image.name}")
         viewmat, center = read_viewmat(_pose((w, x, y, z), position, where), where)
         photographs.append(
             Photograph(

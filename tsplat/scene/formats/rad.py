@@ -106,7 +106,8 @@ def read_rad(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
         start = file.tell()
         chunks = header.parts("chunks")
         check_names(path, [chunk.text("filename") for chunk in chunks if chunk.values.get("filename") is not None])
-        parts, n_read, end = [], 0, start
+        parts: list[tuple[Floats, ...]] = []
+        n_read, end = 0, start
         for chunk in chunks:
             if chunk.values.get("filename") is None:
                 file.seek(start + min(chunk.count("offset"), size))
