@@ -32,6 +32,8 @@ each_target = _parametrized(selected(KINDS))
 """Runs a test on every target."""
 one_target = _parametrized(selected(KINDS[:1]))
 """Runs a test on PTX for sm_80 only."""
+one_of_nvidia_and_amd = _parametrized(selected([KINDS[0], KINDS[2]]))
+"""Runs a test on PTX for sm_80, and on gfx942."""
 needs_emulator = pytest.mark.skipif(
     build.missing() is not None or os.environ.get("TRITON_INTERPRET") == "1",
     reason="the emulator needs gcc and compiled kernels",

@@ -18,13 +18,14 @@ from tests.support.closeness import (
     compare,
     run,
 )
+from tests.tools import fuzz_lenses
 from tsplat import kernels_torch
 from tsplat.config import PRESETS
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
 from tsplat.runtime.backend import launchers
 
-from .targets import compiles_long, each_target, one_target
+from .targets import compiles_long, each_target, one_of_nvidia_and_amd, one_target
 
 pytestmark = pytest.mark.slow
 STRUCTURE = scenes.Structure(n=40, cameras=1, width=24, height=20, size=4.0, sh_degree=1, seed=0)
@@ -36,6 +37,17 @@ def test_rasterization_matches_reference(target, code):
     with tsplat_emulated(target, code) as gpu:
         assert_run_fp32(scenes.make(STRUCTURE, torch.float32), backend="triton", render_mode="RGB+ED")
     assert total(gpu.counts)["instructions"] > 10_000
+
+
+@pytest.mark.long
+@one_of_nvidia_and_amd
+@pytest.mark.parametrize(
+    ("family", "lens"), [("lidar", ""), ("eval3d", "equirectangular"), ("unscented", "equirectangular")]
+)
+def test_random_lidars_and_panoramas_match_reference(target, code, family, lens):
+    """`python -m tests.tools.fuzz_lenses --arch sm_80` tries more, in more kinds of calls."""
+    for seed in range(2):
+        assert 0 < fuzz_lenses.check(family, seed, kinds=1, arch=target, code=code, lens=lens) <= 1
 
 
 def test_backends_chosen_on_the_emulator_end_with_it():

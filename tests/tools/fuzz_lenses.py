@@ -145,11 +145,13 @@ def _surfels(**arguments: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
     return colors, alphas, meta
 
 
-def check(family: str, seed: int, kinds: int | None = None, arch: str | None = None, lens: str = "") -> float:
+def check(
+    family: str, seed: int, kinds: int | None = None, arch: str | None = None, code: Any = None, lens: str = ""
+) -> float:
     """Returns the largest error over its bound; raises AssertionError above 1."""
     scene, options = draw(family, seed, kinds, lens)
     # What the emulator watches takes ten times as long, so the reference runs outside.
-    with contextlib.nullcontext() if arch is None else tsplat_emulated(arch):
+    with contextlib.nullcontext() if arch is None else tsplat_emulated(arch, code):
         decisions = decisions_of(scene, options)
         found = run_kernels(scene, options)
     truth = run_reference(_double(scene), options, decisions)
@@ -183,6 +185,7 @@ def main() -> int:
     parser.add_argument("--kinds", type=int, help="of calls in each family (all)")
     parser.add_argument("--lens", default="", help="word in the name of a lens of tests/support/lenses.py (all)")
     parser.add_argument("--arch", help="of the emulated GPU: sm_80, sm_90, gfx942 (compiled for the CPU)")
+    parser.add_argument("--code", help="ptx, sass or amdgcn (that of the emulated GPU)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     failures = 0
@@ -191,7 +194,8 @@ def main() -> int:
         began = time.thread_time()
         while tried < arguments.count and time.thread_time() - began < 60 * arguments.minutes:
             try:
-                worst = max(worst, check(family, seed, arguments.kinds, arguments.arch, arguments.lens))
+                error = check(family, seed, arguments.kinds, arguments.arch, arguments.code, arguments.lens)
+                worst = max(worst, error)
             except (AssertionError, EmulationError) as failure:
                 violations += 1
                 print(f"{family} {seed}: {str(failure).splitlines()[0]}", flush=True)

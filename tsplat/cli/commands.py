@@ -74,8 +74,8 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     single = "whether all photographs of a folder share one camera and focal length (yes)"
     add("--single-camera", action=argparse.BooleanOptionalAction, default=True, help=single)
     lens = (
-        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (that, where the metadata of photographs says so; else "
-        "SIMPLE_RADIAL)"
+        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (that, where the metadata of photographs or video says "
+        "so; else SIMPLE_RADIAL)"
     )
     add("--camera-model", choices=CAMERA_MODELS, help=lens)
     matching = (

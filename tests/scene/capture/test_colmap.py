@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from tests.support.captures import POINTS, sample_views, write_colmap, write_scene
+from tests.support.captures import POINTS, sample_views, write_colmap, write_image, write_scene
 from tests.support.panoramas import room_capture
 from tests.support.paths import SCENES
 from tsplat import ArgumentError
@@ -90,6 +90,61 @@ def test_panoramas_are_read_as_they_are(tmp_path):
         torch.testing.assert_close(read.sparse, torch.stack([u, v, distances], -1), atol=1e-4, rtol=1e-5)
     small = read_colmap(tmp_path, downscale=2)
     torch.testing.assert_close(small.train[0].camera.K, panorama_intrinsics(24, 12))
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".txt"])
+def test_images_of_rigs_have_the_poses_of_their_cameras(tmp_path, suffix):
+    """Several cameras of a frame, in folders of their own, with the files of rigs and frames that COLMAP writes."""
+    import pycolmap
+
+    model, expected = pycolmap.Reconstruction(), {}
+    rig = pycolmap.Rig(rig_id=1)
+    turns = [math.radians(angle) for angle in (0, 90, -90)]
+    sensors = []
+    for i, turn in enumerate(turns):
+        camera = pycolmap.Camera(model="PINHOLE", width=43, height=30, params=[50.0 + i, 52, 21, 14.5], camera_id=i + 1)
+        model.add_camera(camera)
+        rotation = pycolmap.Rotation3d([0, math.sin(turn / 2), 0, math.cos(turn / 2)])
+        sensors.append(pycolmap.Rigid3d(rotation, [0.2 * i, 0.1, 0]))
+        if i == 0:
+            rig.add_ref_sensor(camera.sensor_id)
+            sensors[0] = pycolmap.Rigid3d()
+        else:
+            rig.add_sensor(camera.sensor_id, sensors[i])
+    model.add_rig(rig)
+    for j in range(4):
+        frame = pycolmap.Frame(rig_id=1, frame_id=j + 1)
+        images = []
+        for i in range(3):
+            image = pycolmap.Image(name=f"camera{i}/{j}.png", camera_id=i + 1, image_id=3 * j + i + 1)
+            image.frame_id = frame.frame_id
+            frame.add_data_id(image.data_id)
+            images.append(image)
+        half = 0.1 * j
+        rotation = pycolmap.Rotation3d([math.sin(half), 0, 0, math.cos(half)])
+        frame.rig_from_world = pycolmap.Rigid3d(rotation, [0.5 * j, 0.2, 1])
+        model.add_frame(frame)
+        for i, image in enumerate(images):
+            model.add_image(image)
+            pose = torch.from_numpy((sensors[i] * frame.rig_from_world).matrix())
+            expected[image.name] = pose, 50.0 + i
+            write_image(tmp_path / "images" / image.name, torch.full((30, 43, 3), 40 * i + j, dtype=torch.uint8))
+        model.register_frame(frame.frame_id)
+    for i in range(5):
+        model.add_point3D([i, 0.5, 3], pycolmap.Track(), [255, i, 51])
+    sparse = tmp_path / "sparse" / "0"
+    sparse.mkdir(parents=True)
+    (model.write_binary if suffix == ".bin" else model.write_text)(sparse)
+    assert {path.name for path in sparse.iterdir()} >= {f"{name}{suffix}" for name in ("rigs", "frames", "images")}
+
+    capture = read_colmap(tmp_path, test_every=0)
+    assert sorted(view.name for view in capture.train) == sorted(expected) and not capture.notes
+    for view in capture.train:
+        pose, focal = expected[view.name]
+        torch.testing.assert_close(view.camera.viewmat[:3].double(), pose, rtol=0, atol=1e-6)
+        camera, frame = int(view.name[6]), int(view.name[8])
+        assert (view.camera.K[0, 0], view.camera_id) == (focal, camera)
+        assert view.image.unique().tolist() == [40 * camera + frame]
 
 
 def test_downscale_scales_intrinsics_per_axis(tmp_path):

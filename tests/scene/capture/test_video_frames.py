@@ -10,11 +10,22 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from tests.support.captures import PHOTO_FOV, video_of_walls, write_photos
+from tests.support import panoramas
+from tests.support.captures import PHOTO_FOV, video_of_walls, write_image, write_photos
 from tsplat import ArgumentError
-from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read_colmap
-from tsplat.scene.capture.structure_from_motion import _note_frames
-from tsplat.scene.capture.video_frames import STILL, ChosenFrames, _measure, choose_frames, extract_frames
+from tsplat.scene import Camera, FileError, MissingExtraError, intrinsics, prepare, read_colmap
+from tsplat.scene.cameras import panorama_intrinsics
+from tsplat.scene.capture.source_photographs import Source
+from tsplat.scene.capture.structure_from_motion import _choose_model, _note_frames
+from tsplat.scene.capture.video_frames import (
+    STILL,
+    ChosenFrames,
+    _measure,
+    choose_frames,
+    extract_frames,
+    is_marked_spherical,
+)
+from tsplat.scene.images import read_image_info
 from tsplat.training import Trainer, evaluate, preset
 from tsplat.training.runs.initial_gaussians import initial_gaussians
 from tsplat.viewing import write_frames
@@ -105,12 +116,13 @@ def play(monkeypatch):
     """A function that makes any video consist of frames [H, W, 3], 30 per second."""
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", SimpleNamespace(get_ffmpeg_exe=lambda: "ffmpeg"))
 
-    def play(frames):
+    def play(frames, is_spherical=False):
         def read(_video, codec, *_):
             yield from (frame if codec == "ppm" else frame.mean(-1).astype(np.uint8) for frame in frames)
 
         monkeypatch.setattr("tsplat.scene.capture.video_frames._count", lambda _: (len(frames), len(frames) / 30))
         monkeypatch.setattr("tsplat.scene.capture.video_frames._read", read)
+        monkeypatch.setattr("tsplat.scene.capture.structure_from_motion.is_marked_spherical", lambda _: is_spherical)
 
     return play
 
@@ -163,6 +175,62 @@ def test_video_becomes_a_scene(play, tmp_path):
     with pytest.raises(ArgumentError, match=r"a\.mp4: expected a camera that moves, found 1 different frame of 30"):
         prepare(tmp_path / "a.mp4", tmp_path / "still")
     assert not (tmp_path / "still").exists()
+
+
+@pytest.mark.slow
+def test_frames_of_a_360_degree_video_are_panoramas(play, tmp_path):
+    """Without the metadata, a note says what to do."""
+    pytest.importorskip("pycolmap")
+    K = panorama_intrinsics(384, 192)
+    frames = [
+        panoramas.photograph(Camera(viewmat, K, 384, 192, "equirectangular"), panoramas.speckles_of).numpy()
+        for viewmat in panoramas.poses(5)
+    ]
+    (tmp_path / "a.mp4").write_bytes(b"?")
+    play([frames[i // 6] for i in range(30)], is_spherical=True)
+    found = prepare(tmp_path / "a.mp4", tmp_path / "scene", max_size=384)
+    assert len(found.registered) == 5 and "the metadata of the video says that its frames are panoramas" in found.notes
+    assert all(view.camera.is_panorama for view in read_colmap(tmp_path / "scene", test_every=0).train)
+
+
+@pytest.mark.parametrize(("is_spherical", "height", "model", "note"), [
+    (True, 32, "EQUIRECTANGULAR", "the metadata of the video says that its frames are panoramas"),
+    (False, 32, "SIMPLE_RADIAL", "all images are twice as wide as high: if they show 360 degrees, use camera_model "
+                                 "EQUIRECTANGULAR"),
+    (False, 48, "SIMPLE_RADIAL", None),
+])  # fmt: skip
+def test_the_camera_model_of_a_video(play, tmp_path, is_spherical, height, model, note):
+    pytest.importorskip("PIL.Image")
+    write_image(tmp_path / "a.png", torch.zeros(height, 64, 3, dtype=torch.uint8))
+    play([], is_spherical)
+    source = Source(tmp_path / "a.png", read_image_info(tmp_path / "a.png"))
+    assert _choose_model([source], tmp_path / "a.mp4") == (model, [note] if note else [])
+
+
+def test_metadata_of_spherical_videos(tmp_path):
+    """A box of Google's Spherical Video, in the first track of a file whose index is at its end."""
+    pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
+    path = tmp_path / "a: -b.mp4"
+    frames = [torch.from_numpy(texture(2.0 * i))[..., None].expand(-1, -1, 3) / 255 for i in range(4)]
+    write_frames(path, frames, fps=12)
+    assert not is_marked_spherical(path)
+    content = bytearray(path.read_bytes())
+    xml = (
+        b'<rdf:SphericalVideo xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" '
+        b'xmlns:GSpherical="http://ns.google.com/videos/1.0/spherical/"><GSpherical:Spherical>true'
+        b"</GSpherical:Spherical><GSpherical:Stitched>true</GSpherical:Stitched><GSpherical:StitchingSoftware>a"
+        b"</GSpherical:StitchingSoftware><GSpherical:ProjectionType>equirectangular</GSpherical:ProjectionType>"
+        b"</rdf:SphericalVideo>"
+    )
+    box = b"uuid" + bytes.fromhex("ffcc8263f8554a938814587a02521fdd") + xml
+    box = (len(box) + 4).to_bytes(4, "big") + box
+    moov, track = (content.rindex(kind) - 4 for kind in (b"moov", b"trak"))
+    assert moov > content.index(b"mdat")  # so that no offset of a frame changes
+    for start in (moov, track):
+        content[start : start + 4] = (int.from_bytes(content[start : start + 4], "big") + len(box)).to_bytes(4, "big")
+    end = track + int.from_bytes(content[track : track + 4], "big") - len(box)
+    path.write_bytes(content[:end] + box + content[end:])
+    assert is_marked_spherical(path)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from .source_photographs import (
     mask_panoramas,
 )
 from .temporary_folders import new_folder
-from .video_frames import VIDEO_SUFFIXES, ChosenFrames, extract_frames
+from .video_frames import VIDEO_SUFFIXES, ChosenFrames, extract_frames, is_marked_spherical
 
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "EQUIRECTANGULAR"]
 CAMERA_MODELS = get_args(CameraModel)
@@ -95,8 +95,8 @@ def prepare(
         single_camera: Whether all photographs of a folder share their intrinsics; otherwise each has its own. Each
             subfolder is a camera of its own.
         camera_model: COLMAP's name of the camera model to estimate; ``"EQUIRECTANGULAR"`` for panoramas of 360 by 180
-            degrees, of which nothing is estimated. None is that for photographs whose metadata says so (GPano, as 360°
-            cameras and stitching programs write it), and ``"SIMPLE_RADIAL"`` for others.
+            degrees, of which nothing is estimated. None is that if metadata of the photographs or the video says so
+            (GPano or Spherical Video, which 360° cameras and stitching programs write), else ``"SIMPLE_RADIAL"``.
         matching: What each photograph is matched with: ``"exhaustive"``, all others; ``"sequential"``, those near in
             the order of names, some at a distance, and some that look alike; ``"vocabulary-tree"``, the 40 that look
             most alike. ``"auto"`` is exhaustive for up to 200 photographs or 30 frames of a video; above, it is the
@@ -155,10 +155,8 @@ def prepare(
             for name, source in files.items():
                 link(source.path, images / name)
         if camera_model is None:
-            paths = [source.path for source in files.values()]
-            is_panorama = not is_video and all(map(is_marked_panorama, paths))
-            camera_model = PANORAMA if is_panorama else "SIMPLE_RADIAL"
-            notes += ["the metadata of the photographs says that they are panoramas"] if is_panorama else []
+            camera_model, model_notes = _choose_model(files.values(), photos if is_video else None)
+            notes += model_notes
         if camera_model == PANORAMA:
             check_panoramas(files)
         elif mask_below is not None:
@@ -221,6 +219,16 @@ def prepare(
         notes=tuple(notes),
         reasons=reasons,
     )
+
+
+def _choose_model(sources: Iterable[Source], video: Path | None) -> tuple[CameraModel, list[str]]:
+    """Returns the camera model of photographs, or of the frames of a video, by their metadata, and notes on it."""
+    if is_marked_spherical(video) if video else all(is_marked_panorama(source.path) for source in sources):
+        what = "video says that its frames" if video else "photographs says that they"
+        return PANORAMA, [f"the metadata of the {what} are panoramas"]
+    is_like_one = all(source.info.width == 2 * source.info.height for source in sources)
+    note = "all images are twice as wide as high: if they show 360 degrees, use camera_model EQUIRECTANGULAR"
+    return "SIMPLE_RADIAL", [note] if is_like_one else []
 
 
 def _explain(names: Iterable[str], pipeline: Pipeline, others: Sequence[Reconstruction]) -> dict[str, str]:

@@ -40,6 +40,9 @@ CUT = 1.0
 
 JPEG_QUALITY = 95
 
+SPHERICAL = re.compile(rb"spherical(?: mapping)?: equirectangular", re.IGNORECASE)
+"""What versions of ffmpeg print of a video of panoramas; cropped ones are "tiled"."""
+
 FRAME_RATE = 30
 """Frames per second of a video that does not tell its length."""
 
@@ -152,6 +155,16 @@ def _shrink(frame: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     cells = frame[: height * COARSE, : width * COARSE].reshape(height, COARSE, width, COARSE)
     mean: npt.NDArray[np.float32] = cells.mean((1, 3))
     return mean
+
+
+def is_marked_spherical(video: Path) -> bool:
+    """Returns whether the metadata of a video says that its frames are equirectangular panoramas (Spherical Video)."""
+    import imageio_ffmpeg
+
+    # Without an output, ffmpeg describes the video and fails.
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", f"file:{video.absolute()}"]
+    described = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return SPHERICAL.search(described.stderr) is not None
 
 
 def _count(video: Path) -> tuple[int, float]:
