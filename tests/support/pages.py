@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.support.browser import CHROMIUM
 
-VOID = {"br", "img", "input", "meta"}
+VOID = {"br", "img", "input", "link", "meta"}
 
 
 class Page(HTMLParser):

@@ -2,13 +2,17 @@
 
 import base64
 import dataclasses
+import io
 import json
 import re
+import struct
 import sys
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.support.captures import changed
 from tests.support.pages import Page
@@ -16,11 +20,12 @@ from tests.support.training_scenes import make_gaussians, make_views
 from tests.tools.web_viewer import PATCHES
 from tsplat import ArgumentError
 from tsplat.errors import MissingExtraError, UnsupportedError
-from tsplat.scene import FileError, look_at, read_model, write_ply
+from tsplat.scene import FileError, Gaussians, look_at, read_model, write_ply
 from tsplat.scene.formats.models import WRITERS
+from tsplat.scene.gaussians import concatenate
 from tsplat.scene.rotation import rotation_to_y
 from tsplat.support.files import write_json
-from tsplat.viewing import StartView, export_page, write_page
+from tsplat.viewing import Annotation, PageExtras, StartView, export_page, render, write_page
 from tsplat.viewing.scene_pages import FILE_NAMES, FOLDER
 from tsplat.viewing.trajectories import describe_cameras
 
@@ -61,9 +66,11 @@ def test_page_loads_nothing(tmp_path):
     write_page(tmp_path / "scene.html", GAUSSIANS, START)
     page, _ = read_page(tmp_path / "scene.html")
     assert {tag for tag, _, _ in page.elements} == {
-        "html", "head", "meta", "title", "style", "body", "noscript", "p", "script"
+        "html", "head", "meta", "title", "link", "style", "body", "img", "noscript", "p", "script"
     }  # fmt: skip
-    assert not [attributes for _, attributes, _ in page.elements if {"src", "href"} & attributes.keys()]
+    loaded = [attributes.get("src", attributes.get("href")) for _, attributes, _ in page.elements]
+    loaded = [address for address in loaded if address is not None]
+    assert len(loaded) == 2 and all(address.startswith("data:image/") for address in loaded)  # the preview and the icon
     for _, _, text in page.of("style"):
         assert not re.search(r"@import|url\((?!['\"]?data:)", text)
 
@@ -180,6 +187,90 @@ def test_missing_pillow_is_reported_before_the_model_is_read(monkeypatch, tmp_pa
     with pytest.raises(MissingExtraError):
         write_page(tmp_path / "scene.html", GAUSSIANS, START)
     write_page(tmp_path / "scene.html", GAUSSIANS, START, format="compressed-ply")
+    page, _ = read_page(tmp_path / "scene.html")
+    assert page.of("img") == []
+    with pytest.raises(MissingExtraError):
+        write_page(
+            tmp_path / "scene.html",
+            GAUSSIANS,
+            START,
+            format="compressed-ply",
+            extras=PageExtras(url="https://example.org/"),
+        )
+
+
+def test_preview_is_what_tsplat_renders(tmp_path):
+    write_page(tmp_path / "scene.html", GAUSSIANS, START, background=(0.0, 0.5, 1.0))
+    page, _ = read_page(tmp_path / "scene.html")
+    ((_, attributes, _),) = page.of("img")
+    with Image.open(io.BytesIO(base64.b64decode(attributes["src"].partition("base64,")[2]))) as image:
+        shown = np.array(image).astype(float)
+    assert shown.shape == (720, 960, 3)  # slopes of 0.4 and 0.3
+    expected = render(GAUSSIANS, START.camera(960, 720), background=(0.0, 0.5, 1.0)).clamp(0, 1).numpy() * 255
+    assert np.abs(shown - expected).mean() < 2
+    assert np.abs(shown[::-1] - expected).mean() > 4  # right side up
+    assert attributes["alt"] == "A 3D scene of 60 Gaussians, to turn and to move in."
+
+
+def test_previews_of_links(tmp_path):
+    path = tmp_path / "the page.html"
+    write_page(path, GAUSSIANS, START, title="A <b>", extras=PageExtras('"quoted"', url="https://example.org/a/"))
+    page, _ = read_page(path)
+    tags = {
+        attributes.get("property", attributes.get("name")): attributes.get("content")
+        for _, attributes, _ in page.of("meta")
+    }
+    assert (tags["og:title"], tags["og:description"], tags["description"]) == ("A <b>", '"quoted"', '"quoted"')
+    assert (tags["og:url"], tags["og:image"]) == ("https://example.org/a/", "https://example.org/a/the%20page.jpg")
+    with Image.open(tmp_path / "the page.jpg") as image:
+        assert image.size == (960, 720)
+    with pytest.raises(
+        ArgumentError, match=r"url: expected an address that starts with https:// or http://, found 'a'"
+    ):
+        write_page(path, GAUSSIANS, START, extras=PageExtras(url="a"))
+
+
+def test_annotations_and_walking(tmp_path):
+    annotations = [
+        Annotation((0.1, 0.2, 0.3), "One </script>", "A <b>text</b>"),
+        Annotation((0.4, -0.5, 0.0), "Two", eye=(0.0, -2.0, 1.0)),
+    ]
+    # The page is in meters: eyes 0.2 units above the floor are at the 1.5 m of the viewer. y points down in the model.
+    floor = torch.cat([torch.rand(200, 1), 0.7 + 0.001 * torch.rand(200, 1), torch.rand(200, 1)], 1) - 0.5
+    more = Gaussians.from_points(floor, torch.rand(200, 3), sh_degree=1)
+    write_page(
+        tmp_path / "scene.html", concatenate([GAUSSIANS, more]), START, extras=PageExtras(None, annotations, 0.2)
+    )
+    page, scene = read_page(tmp_path / "scene.html")
+    assert len(page.of("script")) == 4
+    quat, scale = scene["rotation"], scene["scale"]
+    assert scale == pytest.approx(7.5)
+    one, two = scene["settings"]["annotations"]
+    assert (one["title"], one["text"], two["text"]) == ("One </script>", "A <b>text</b>", "")
+    assert one["position"] == pytest.approx(scale * rotate(quat, (0.1, 0.2, 0.3)))
+    assert one["camera"]["initial"]["target"] == one["position"]
+    assert one["camera"]["initial"]["position"] == pytest.approx(scale * rotate(quat, (0.05, -0.4, -1.35)))
+    assert two["camera"]["initial"]["position"] == pytest.approx(scale * rotate(quat, (0.0, -2.0, 1.0)))
+    head, _, content = scene["floor"].partition(",")
+    assert head == "data:model/gltf-binary" and content.endswith(".glb")
+    glb = unquote_to_bytes(content.removesuffix(".glb"))
+    magic, version, size, n_json, _ = struct.unpack_from("<5I", glb)
+    assert (magic, version, size) == (0x46546C67, 2, len(glb))
+    corners = np.frombuffer(glb, np.float32, 12, 20 + n_json + 8).reshape(4, 3)
+    eye = scene["settings"]["cameras"][0]["initial"]["position"]
+    assert eye == pytest.approx(scale * rotate(quat, START.eye))
+    assert corners[:, 1] == pytest.approx(-scale * 0.2, abs=0.1)
+    write_page(tmp_path / "scene.html", GAUSSIANS, START)
+    _, scene = read_page(tmp_path / "scene.html")
+    assert (scene["scale"], scene["floor"], scene["settings"]["annotations"]) == (1.0, None, [])
+
+
+@pytest.mark.parametrize(
+    ("walk", "message"), [(0.0, "positive"), (np.nan, "finite"), (50.0, "too small for this height")]
+)
+def test_invalid_heights_of_walking(walk, message, tmp_path):
+    with pytest.raises(ArgumentError, match=f"walk: .*{message}"):
+        write_page(tmp_path / "scene.html", GAUSSIANS, START, extras=PageExtras(walk=walk))
 
 
 def test_errors_leave_no_file(tmp_path):

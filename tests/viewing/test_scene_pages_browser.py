@@ -160,6 +160,65 @@ def test_page_on_a_phone(tmp_path):
         assert page.errors == []
 
 
+def names(page):
+    """Role -> names of what a screen reader finds."""
+    page.call("Accessibility.enable")
+    found = {}
+    for node in page.call("Accessibility.getFullAXTree")["nodes"]:
+        if not node["ignored"]:
+            found.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    return found
+
+
+def test_page_has_names_annotations_and_a_floor(tmp_path):
+    path, annotations = tmp_path / "playbot.html", tmp_path / "annotations.json"
+    places = [{"title": "Foot </script>", "position": [0, 0, 0]}, {"title": "Hand", "position": [0.2, -0.3, 0.1]}]
+    annotations.write_text(json.dumps(places))
+    command = [
+        "convert",
+        str(PLAYBOT),
+        str(path),
+        "--annotations",
+        str(annotations),
+        "--walk",
+        "0.1",
+        "--title",
+        "Robot",
+    ]
+    assert cli.main(command) == 0
+    expected = rendered(PLAYBOT, 900, 600)
+    with open_page(f"{path.as_uri()}#positions", 900, 600) as page:
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+        loaded = "document.documentElement.dataset.loaded"
+        assert page.evaluate(f"document.getElementById('preview') !== null || {loaded} !== undefined")
+        wait_for(lambda: page.evaluate(loaded) is not None, 120, every=0.5)
+        assert page.evaluate("document.getElementById('preview')") is None
+        wait_for(lambda: "Hand" in names(page)["button"], 60, every=0.5)
+        found = names(page)
+        assert {"Orbit camera", "Fly camera", "Walk", "Settings", "Full screen", "Foot </script>"} <= set(
+            found["button"]
+        )
+        assert all(name for role in ("button", "switch", "application") for name in found.get(role, []))
+        assert found["application"] == ["Robot"]
+        assert page.evaluate("document.querySelector('.sse-controlsHint').classList.contains('sse-hidden')")
+        # What is clicked is on the model: in front of the camera, in the frame of the file.
+        for kind in ("mousePressed", "mouseReleased"):
+            page.call("Input.dispatchMouseEvent", type=kind, x=450, y=330, button="left", clickCount=1)
+        wait_for(lambda: page.evaluate("document.getElementById('picked') !== null"), 60, every=0.5)
+        picked = json.loads("{" + page.evaluate("document.getElementById('picked').textContent") + "}")["position"]
+        means = open_model(PLAYBOT).means
+        assert (means - torch.tensor(picked)).norm(dim=1).min() < 0.02 * (means.amax(0) - means.amin(0)).norm()
+        # Keys press what are no buttons in HTML: the camera goes to an annotation, whose text is shown.
+        page.evaluate("document.querySelectorAll('.sse-annotation-hotspot')[1].focus()")
+        for kind in ("keyDown", "keyUp"):
+            page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+        wait_for(lambda: page.evaluate("document.querySelector('.sse-annotation-title').textContent") == "Hand", 60)
+        page.evaluate("document.querySelector('.sse-fpsCamera').click()")
+        wait_for(lambda: page.evaluate("document.querySelector('.sse-fpsCamera').classList.contains('sse-active')"), 60)
+        assert page.wait_for(lambda image: psnr(image, expected) > 5)  # it is still drawn
+        assert page.errors == []
+
+
 def test_damaged_page_shows_a_message(tmp_path):
     path = tmp_path / "scene.html"
     export_page(PLAYBOT, path, warn=pytest.fail)

@@ -30,7 +30,7 @@ from ..scene.model_rows import MemoryRows, Rows, as_rows, gather
 from ..scene.rotation import axis_rotations, similarity, transform_gaussians, upright
 from ..support.progress import stage_display
 from ..support.reading import read_file
-from ..viewing import export_page, read_cameras
+from ..viewing import PageExtras, export_page, read_annotations, read_cameras
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.framing import cameras_around
 from ..viewing.run_cameras import find_cameras
@@ -51,6 +51,9 @@ from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_f
 
 MATRIX_BYTES_MAX = 1 << 16
 OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
+EXTRAS = ("description", "annotations", "walk", "url")
+"""Options of pages that are those of :class:`tsplat.viewing.PageExtras`."""
+
 MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
 
 
@@ -83,6 +86,16 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add_frame(parser)
     page = parser.add_argument_group("options for .html")
     page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
+    page.add_argument(
+        "--description", metavar="TEXT", help="what search engines and previews of links tell (number of Gaussians)"
+    )
+    page.add_argument(
+        "--annotations", type=path, metavar="FILE", help="JSON file with places, titles and texts to show"
+    )
+    walk = "let visitors walk on a level floor, with their eyes this far above it, in world units"
+    page.add_argument("--walk", type=number, metavar="HEIGHT", help=walk)
+    url = "address where the page will be; previews of links then show an image, written beside OUT as .jpg"
+    page.add_argument("--url", metavar="URL", help=url)
     page.add_argument("--view", metavar="N|NAME", help="view of a run to start with, by index or name (the first)")
     add_background(page)
 
@@ -98,7 +111,7 @@ def convert(arguments: Namespace) -> int:
             )
         return _export_page(arguments)
     reason = f"only for an output that ends in .html, found {str(arguments.out)!r}"
-    refuse(arguments, ("title", "view", "background"), reason)
+    refuse(arguments, ("title", "view", "background", *EXTRAS), reason)
     check_output(arguments.out, arguments.model)
     georeference = georeference_of(arguments)
     if arguments.frame == "files":
@@ -170,11 +183,14 @@ def write(
 def _export_page(arguments: Namespace) -> int:
     """Runs ``tsplat convert`` and ``tsplat export`` to an HTML file."""
     options = options_of(arguments, "view", "up", "background", "title", "force", "checkpoint")
+    annotations = () if arguments.annotations is None else read_annotations(arguments.annotations)
+    extras = PageExtras(arguments.description, annotations, arguments.walk, arguments.url)
     page = export_page(
         arguments.model,
         arguments.out,
         format=arguments.format or "sog",
         crop=box_of(arguments.crop),
+        extras=extras,
         warn=warn_user,
         **options,
     )

@@ -9,12 +9,12 @@ its shader so that it shows what tsplat renders.
 import base64
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
-
-import torch
+from urllib.parse import quote, urljoin, urlsplit
 
 from ..arguments import check_choice
 from ..errors import ArgumentError, MissingExtraError
@@ -26,10 +26,10 @@ from ..scene.formats.sog_writer import sog_content
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
 from ..scene.formats.streaming.streamed_sog_writer import write_streamed_sog
 from ..scene.gaussians import Gaussians, drop_invalid
-from ..scene.rotation import rotation_matrix, rotation_to_y
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .markup import Html, escape, fill
+from .page_parts import NO_EXTRAS, PageExtras, PageFrame, describe_annotations, floor_address, preview_image
 from .run_cameras import find_background, find_cameras
 from .run_files import check_output
 from .start_views import StartView, first_view
@@ -81,6 +81,7 @@ def export_page(
     up: Sequence[float] | None = None,
     background: Color | None = None,
     title: str | None = None,
+    extras: PageExtras = NO_EXTRAS,
     crop: Box | None = None,
     force: bool = False,
     checkpoint: str | None = None,
@@ -97,6 +98,7 @@ def export_page(
         up: [3] world direction that points up; if None, that of the run's cameras, or guessed from the model.
         background: Background color, RGB in [0, 1]; if None, that of the run's training, or black.
         title: Title of the page; the name of `model` if None.
+        extras: What the page has besides the model.
         crop: Only Gaussians whose centers lie in the box with these two corners, world frame, are written; all where
             None.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
@@ -124,6 +126,7 @@ def export_page(
         format=format,
         background=background or find_background(model) or (0.0, 0.0, 0.0),
         title=Path(model).resolve().name if title is None else title,
+        extras=extras,
     )
 
 
@@ -135,6 +138,7 @@ def write_page(
     format: Embedding = "sog",
     background: Color = (0.0, 0.0, 0.0),
     title: str = "Gaussians",
+    extras: PageExtras = NO_EXTRAS,
 ) -> ScenePage:
     """Writes Gaussians as one HTML file that shows them in a web browser. The write is atomic.
 
@@ -147,9 +151,13 @@ def write_page(
             which it loads over HTTP, the coarsest level of detail first.
         background: Background color, RGB in [0, 1].
         title: Title of the page; any text.
+        extras: What the page has besides the model.
+
+    With Pillow, the page holds an image of the start view, which it shows until the model is loaded.
 
     Raises:
-        ArgumentError: `format` is unknown, a Gaussian is invalid or none is visible.
+        ArgumentError: `format` is unknown, a Gaussian is invalid or none is visible; `walk` is not positive, or too
+            large for the model; `url` is not an address of HTTP.
         MissingExtraError: Pillow, which SOG needs, or SciPy, which levels of detail need, is not installed.
         UnsupportedError: The SH degree is above 3.
         FileError: The folder is not writable.
@@ -159,12 +167,27 @@ def write_page(
     start = start or first_view(gaussians)
     name = FILE_NAMES[format]
     path = Path(path)
+    frame = PageFrame(start, gaussians, extras.walk)
+    preview = _preview(gaussians, start, background, is_needed=extras.url is not None)
+    image = path.with_suffix(".jpg")
+    head = {
+        "title": title,
+        "description": extras.description or f"A 3D scene of {len(gaussians):,} Gaussians, to turn and to move in.",
+        "preview": Html(base64.b64encode(preview).decode()),
+        "links": None if extras.url is None else _links(extras.url, image.name),
+    }
     with output_folder(path.parent):
         if format == "streamed-sog":
             model, lost = b"", write_streamed_sog(path.parent, gaussians)
         else:
             model, lost = ENCODERS[format](gaussians)
-        page = page_content(_describe(start, gaussians, background, name), title, model)
+        scene = _describe(start, gaussians, background, name, frame)
+        fov = 2 * math.degrees(math.atan(start.slopes[1]))
+        scene["settings"]["annotations"] = describe_annotations(extras.annotations, start, frame, min(fov, 90.0))
+        page = page_content(scene, head, model)
+        if extras.url is not None:
+            with atomic_write(image) as file:
+                file.write(preview)
         with atomic_write(path) as file:
             file.write(page)
     return ScenePage(len(gaussians), len(page), len(model) or dataset_size(path.parent), lost)
@@ -176,20 +199,24 @@ def followed_page(gaussians: Gaussians) -> tuple[bytes, str, bytes]:
     check_format("sog")
     model, _ = sog_content(gaussians)
     # With y up, the page does not rotate the model, so that its frame is that of the model.
-    scene = _describe(first_view(gaussians, up=(0.0, 1.0, 0.0)), gaussians, (0.0, 0.0, 0.0), FILE_NAMES["sog"])
-    return page_content({**scene, "follows": True}, "tsplat"), FILE_NAMES["sog"], model
+    start = first_view(gaussians, up=(0.0, 1.0, 0.0))
+    frame = PageFrame(start, gaussians)
+    scene = _describe(start, gaussians, (0.0, 0.0, 0.0), FILE_NAMES["sog"], frame)
+    head = {"title": "tsplat", "description": None, "preview": None, "links": None}
+    return page_content({**scene, "follows": True}, head), FILE_NAMES["sog"], model
 
 
-def page_content(scene: dict[str, Any], title: str, model: bytes = b"") -> bytes:
-    """Returns a page of a scene, given as :func:`_describe` returns it. The page holds `model`; if that is empty, it
-    loads the model from a file."""
+def page_content(scene: dict[str, Any], head: dict[str, Any], model: bytes = b"") -> bytes:
+    """Returns a page of a scene, given as :func:`_describe` returns it, with values of the template's head. The page
+    holds `model`; if that is empty, it loads the model from a file."""
     values = {
-        "title": title,
+        **head,
         "license": escape((FOLDER / "LICENSE").read_text("utf-8")),
         "style": Html((FOLDER / "viewer.css").read_text("utf-8")),
         "viewer": Html((FOLDER / "viewer.js").read_text("utf-8")),
         "background": "rgb({}, {}, {})".format(*(round(255 * c) for c in scene["settings"]["background"]["color"])),
-        "scene": Html(json.dumps(scene, allow_nan=False)),
+        # Titles and texts of annotations may hold what ends a script.
+        "scene": Html(json.dumps(scene, allow_nan=False).replace("<", "\\u003c")),
         "model": Html(base64.b64encode(model).decode()),
     }
     return fill((FOLDER / "page.html").read_text("utf-8"), values).encode()
@@ -205,14 +232,27 @@ def check_format(format: str) -> None:
             raise MissingExtraError(f"format {format!r}: {error}; or choose the format 'compressed-ply'") from error
 
 
-def _describe(start: StartView, gaussians: Gaussians, background: Color, name: str) -> dict[str, Any]:
-    """Returns what the script of the page reads: settings of the viewer, and what it has no settings for.
-    Holds no text from outside, which would have to be escaped inside a script element."""
-    w, *xyz = quat = rotation_to_y(start.up)
-    points = torch.tensor(
-        [[float(value) for value in point] for point in (start.eye, start.target)], dtype=torch.float64, device="cpu"
-    )
-    position, target = (points @ rotation_matrix(quat).T).tolist()
+def _preview(gaussians: Gaussians, start: StartView, background: Color, is_needed: bool) -> bytes:
+    """Returns the image of a page, empty without Pillow. Raises MissingExtraError if it is needed."""
+    try:
+        require("PIL")
+    except MissingExtraError:
+        if is_needed:
+            raise
+        return b""
+    return preview_image(gaussians, start, background)
+
+
+def _links(url: str, image: str) -> dict[str, str]:
+    """Returns the address of a page, and of its preview image beside it. Raises ArgumentError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ArgumentError(f"url: expected an address that starts with https:// or http://, found {url!r}")
+    return {"url": url, "image": urljoin(url, quote(image))}
+
+
+def _describe(start: StartView, gaussians: Gaussians, background: Color, name: str, frame: PageFrame) -> dict[str, Any]:
+    """Returns what the script of the page reads: settings of the viewer, and what it has no settings for."""
     disabled = ("sharpness", "bloom", "grading", "vignette", "fringing")
     return {
         "settings": {
@@ -222,11 +262,15 @@ def _describe(start: StartView, gaussians: Gaussians, background: Color, name: s
             "background": {"color": list(background)},
             "postEffectSettings": {effect: {"enabled": False} for effect in disabled},
             "animTracks": [],
-            "cameras": [{"initial": {"position": position, "target": target, "fov": 60}}],
+            "cameras": [
+                {"initial": {"position": frame.place(start.eye), "target": frame.place(start.target), "fov": 60}}
+            ],
             "annotations": [],
             "startMode": "default",
         },
-        "rotation": [*xyz, w],
+        "rotation": frame.rotation,
+        "scale": frame.scale,
+        "floor": None if frame.floor is None else floor_address(frame.floor),
         "slopes": [float(slope) for slope in start.slopes],
         "antialiased": gaussians.antialiased,
         "filename": name,
