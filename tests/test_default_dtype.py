@@ -164,6 +164,7 @@ CASES = {
         lambda g: scene.prune_gaussians(g, min_opacity=0.1, max_scale=0.3, max_isolation=4.0, drop_invalid=True)
     ),
     "rasterization_arguments": (nothing, lambda i, _, out: scene.rasterization_arguments(i.cameras)),
+    "replace_points": (written_model(".ply"), lambda i, path, out: scene.replace_points(i.capture, path)),
     "read_capture": (colmap(), lambda i, path, out: scene.read_capture(path, normalize=True, downscale=2)),
     "read_colmap": (colmap(), lambda i, path, out: scene.read_colmap(path)),
     "read_transforms": (transforms, lambda i, path, out: scene.read_transforms(path, n_random=30)),

@@ -537,6 +537,12 @@ def _read_capture(folder):
     return tsplat.scene.read_capture(folder, normalize=True, downscale=2)
 
 
+@folder_case
+def _replace_points(folder):
+    tsplat.scene.write_model(folder / "points.ply", model())
+    return tsplat.scene.replace_points(capture(), folder / "points.ply")
+
+
 # tsplat.training and viewing
 
 

@@ -14,6 +14,7 @@ from tests.support.captures import POINTS, sample_views, write_colmap, write_tra
 from tests.support.metashape_files import write_metashape
 from tests.support.phone_files import write_polycam, write_record3d
 from tests.support.realitycapture_files import write_realitycapture
+from tests.support.scan_clouds import write_e57, write_las
 from tests.tools.damage import Damage, DamagedFiles, run
 from tsplat.scene import Capture, read_capture
 
@@ -29,7 +30,7 @@ FORMATS = (
         "realitycapture",
         "metashape",
     ),
-    *("polycam", "record3d"),
+    *("polycam", "polycam_depth", "record3d", "las", "laz", "e57"),
 )
 LENS = "OPENCV 40 30 50 50 20 15 0.05 0.01 0.001 0.001"
 COORDINATE_MAX = 1e12
@@ -41,14 +42,18 @@ class Scene(DamagedFiles):
     def __init__(self, folder: Path, kind: str) -> None:
         views = sample_views()[:4]
         images = folder / "images"
-        if kind in ("transforms", "point_cloud"):
+        if kind in ("las", "laz", "e57"):
+            write_transforms(folder, views, ply_file_path=f"points.{kind}")
+            points = POINTS.double().numpy()
+            (write_e57 if kind == "e57" else write_las)(folder / f"points.{kind}", points)
+        elif kind in ("transforms", "point_cloud"):
             write_transforms(folder, views, k1=0.05, k2=0.01, ply_file_path="points.ply")
             header = "ply\nformat binary_little_endian 1.0\nelement vertex 3\n"
             header += "".join(f"property float {c}\n" for c in "xyz")
             header += "".join(f"property uchar {c}\n" for c in ("red", "green", "blue")) + "end_header\n"
             rows = b"".join(struct.pack("<3f3B", *point, 10, 20, 30) for point in POINTS.tolist())
             (folder / "points.ply").write_bytes(header.encode() + rows)
-        elif kind == "polycam":
+        elif kind.startswith("polycam"):
             write_polycam(folder, views)
         elif kind == "record3d":
             write_record3d(folder, views)
@@ -78,7 +83,9 @@ class Scene(DamagedFiles):
             "realitycapture": "cameras.csv",
             "metashape": "cameras.xml",
             "polycam": "keyframes/[cd]*/*[!g]",
+            "polycam_depth": "keyframes/depth/*.png",
             "record3d": "metadata.json",
+            **{name: f"points.{name}" for name in ("las", "laz", "e57")},
         }
         super().__init__(folder, folder.glob(patterns.get(kind, "images/*")))
 

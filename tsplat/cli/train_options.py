@@ -148,7 +148,8 @@ def _run_parser(base: RunConfig, preset: str, *, is_from_file: bool = False) -> 
     folder = {"metavar": "DIR"}
     add_settings(
         parser, base, names=vars(base).keys() - {"scene"},
-        init={"metavar": "MODEL"}, freeze={"metavar": "|".join(FROZEN_NAMES)}, block={"metavar": "PLAN:K"},
+        init={"metavar": "MODEL"}, points={"metavar": "FILE"}, freeze={"metavar": "|".join(FROZEN_NAMES)},
+        block={"metavar": "PLAN:K"},
         depth_prior=folder, depth_confidence=folder, normal_prior=folder,
     )  # fmt: skip
     parser.set_defaults(resume=None)

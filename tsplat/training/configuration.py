@@ -205,6 +205,8 @@ class RunConfig(Config):
         init: Models to start from, merged, instead of the sparse points: files, or folders of runs, as for `tsplat
             edit`. They keep their degree, opacities and scales. They are in the frame of the models that the run
             writes; a run of tsplat may be in another frame of the same scene.
+        points: PLY, LAS, LAZ or E57 file of points to start from, instead of those of the scene; in the frame of its
+            files, such as that of a survey.
         block: Train on one block of a plan that `tsplat blocks plan` has written: its folder and, after a colon, the
             index of the block.
         primitive: 3D Gaussians, or 2D Gaussians, discs that lie on surfaces and have normals.
@@ -244,6 +246,7 @@ class RunConfig(Config):
 
     scene: str = ""
     init: tuple[str, ...] = ()
+    points: str = ""
     block: str = ""
     primitive: Primitive = "3dgs"
     downscale: int = 1
@@ -298,6 +301,8 @@ class RunConfig(Config):
         object.__setattr__(self, "init", _check_texts("init", self.init, "paths of models"))
         if self.init and self.sky:
             raise ArgumentError("sky: not with init, whose models have all Gaussians; use sky=0")
+        if self.init and self.points:
+            raise ArgumentError("points: not with init, whose models are the start; use one of them")
 
     @property
     def sh_degree_of_points(self) -> int:

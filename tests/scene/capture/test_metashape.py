@@ -60,7 +60,7 @@ def test_cameras_are_in_the_world_of_the_chunk(views, folder, place):
         torch.testing.assert_close(other.camera.viewmat, view.camera.viewmat, atol=2e-5, rtol=0)
         torch.testing.assert_close(other.camera.K, view.camera.K, atol=1e-4, rtol=0)
         assert torch.equal(other.image, view.image)
-    assert capture.notes[-1].endswith("no PLY file beside it; training starts from 20000 random points")
+    assert capture.notes[-1].endswith("no point cloud beside it; training starts from 20000 random points")
 
 
 def test_points_are_those_of_the_only_ply(folder):
@@ -71,7 +71,7 @@ def test_points_are_those_of_the_only_ply(folder):
     capture = read_capture(folder, test_every=0)
     assert capture.points.tolist()[2] == [0, 1, 0.5] and not capture.random_points
     (folder / "other.ply").write_text(header + "0 0 0\n1 0 0\n0 1 0.5\n")
-    assert "2 PLY files beside it" in read_capture(folder, test_every=0).notes[-1]
+    assert "2 point clouds beside it" in read_capture(folder, test_every=0).notes[-1]
 
 
 def test_what_is_left_out_is_noted(views, folder):

@@ -73,7 +73,7 @@ def test_cameras_and_images(views, tmp_path, header, images):
         torch.testing.assert_close(other.camera.viewmat, view.camera.viewmat, atol=2e-5, rtol=0)
         torch.testing.assert_close(other.camera.K, view.camera.K, atol=1e-4, rtol=0)
         assert torch.equal(other.image, view.image)
-    assert capture.notes[-1].endswith("no PLY file beside it; training starts from 20000 random points")
+    assert capture.notes[-1].endswith("no point cloud beside it; training starts from 20000 random points")
 
 
 def test_angles_are_those_of_the_manual():

@@ -83,7 +83,7 @@ def test_point_clouds_are_named_with_what_to_do(tmp_path):
     header = "ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\n"
     points, lacks = "end_header\n0 0 0\n1 1 1\n", "not a PLY of Gaussians; its vertices lack .*opacity"
     faces = "element face 1\nproperty list uchar int vertex_indices\n"
-    train = r"put it as points3D\.ply into a scene .*, and run: tsplat train SCENE --out RUN"
+    train = r"to train a model from it and from photographs with poses, run: tsplat train SCENE --points FILE --out RUN"
     (tmp_path / "cloud.ply").write_text(header + points)
     with pytest.raises(FileError, match=f"{lacks}.*: it is a point cloud; .*{train}"):
         read_model(tmp_path / "cloud.ply")
@@ -91,8 +91,11 @@ def test_point_clouds_are_named_with_what_to_do(tmp_path):
     with pytest.raises(FileError, match=f"{lacks}.*: it is a mesh$"):
         read_model(tmp_path / "mesh.ply")
     (tmp_path / "a.LAZ").write_bytes(b"LASF")
-    with pytest.raises(FileError, match=rf"a \.laz is a point cloud, not a model; save it as \.ply, and .*{train}"):
+    with pytest.raises(FileError, match=rf"a \.laz is a point cloud, not a model; {train}"):
         read_model(tmp_path / "a.LAZ")
+    (tmp_path / "a.pcd").write_bytes(b"# .PCD")
+    with pytest.raises(FileError, match=rf"a \.pcd is a point cloud, not a model; save it as \.ply; {train}"):
+        read_model(tmp_path / "a.pcd")
 
 
 @pytest.mark.parametrize("name", ["a.ply.gz", "a.ply", "a.gz", "a", "a.sog"])

@@ -15,6 +15,7 @@ from ...arguments import describe
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError
 from ...support.reading import check_possible, is_possible
+from ..formats.point_clouds import CLOUD_SUFFIXES
 from ..rotation import rotation_matrix, similarity
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_cameras, has_model, read_model
 from .initial_points import N_RANDOM, InitialPoints, bounds, random_points, read_points
@@ -71,9 +72,8 @@ def read_colmap(
     Distorted images are undistorted to pinhole images of the same size, those of fisheye cameras to equidistant fisheye
     images, up to 90 degrees from the optical axis, and so are others of COLMAP's models of which a pinhole image would
     show less than three quarters. Panoramas (EQUIRECTANGULAR) stay as they are. If the model has
-    fewer than two points, initial points come from
-    ``points3D.ply`` beside it or in the scene, or else are drawn at random in a box around the cameras and what they
-    look at, with a note. The mask of
+    fewer than two points, initial points come from ``points3D.ply``, ``.las``, ``.laz`` or ``.e57`` beside it or in the
+    scene, or else are drawn at random in a box around the cameras and what they look at, with a note. The mask of
     ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without
     valid pixels are skipped with a note. Each view has the sparse points that COLMAP observed in it. Like COLMAP, this
     ignores the EXIF orientation of images, unless only the rotated image has the size of its camera; see
@@ -157,14 +157,15 @@ def read_colmap(
         notes.append(
             f"{folder / 'masks'}: {n_masks} of {len(masks)} images have a mask; that of a.jpg is a.png or a.jpg.png"
         )
-    points = InitialPoints(torch.from_numpy(model.points), torch.from_numpy(model.colors).float() / 255, [])
+    initial = InitialPoints(torch.from_numpy(model.points), torch.from_numpy(model.colors).float() / 255, [])
     if len(model.points) < 2:
-        ply = next((path for f in (model_folder, folder) if (path := f / "points3D.ply").is_file()), None)
-        points = read_points(ply) if ply else random_points(bounds, n_random, seed)
-        source = f"the {ply.name} of {ply.parent}" if ply else f"{n_random} random points"
-        points.notes.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {source}")
+        names = [f"points3D{suffix}" for suffix in CLOUD_SUFFIXES]
+        file = next((f / name for f in (model_folder, folder) for name in names if (f / name).is_file()), None)
+        initial = read_points(file) if file else random_points(bounds, n_random, seed)
+        source = f"the {file.name} of {file.parent}" if file else f"{n_random} random points"
+        initial.notes.append(f"{model_folder}: its model has {len(model.points)} points; training starts from {source}")
     notes = [*_note_others(model_folder, model), *model.notes, *notes, *observation_notes]
-    return read_posed(photographs, points, model.cameras_file, options, notes)
+    return read_posed(photographs, initial, model.cameras_file, options, notes)
 
 
 def find_model(folder: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Points that training starts from where a scene has no sparse points: those of a PLY, or random ones."""
+"""Points that training starts from where a scene has no sparse points: those of a point cloud, or random ones."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class InitialPoints(NamedTuple):
 
 
 def read_points(path: Path) -> InitialPoints:
-    """Reads the points of a PLY. Colors that are not finite become gray."""
+    """Reads the points of a PLY, or of a LAS, LAZ or E57 file. Colors that are not finite become gray."""
     notes: list[str] = []
     points, colors = read_point_cloud(path, warn=notes.append)
     far = (points.abs() > COORDINATE_MAX).any(-1)

@@ -55,7 +55,7 @@ def read_metashape(file: Path, options: ReadOptions) -> Capture:
 
     Disabled cameras, those without a pose, and those of other components or chunks than the largest are left out, with
     notes. Photographs are looked up by the last part of their label, with any suffix, in ``images/`` or beside the
-    file. Initial points are those of the only PLY file beside it, such as exported tie points, or random ones.
+    file. Initial points are those of the only point cloud beside it, such as exported tie points, or random ones.
 
     Args:
         file: As :func:`find_cameras_file` returns it.

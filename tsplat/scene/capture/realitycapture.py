@@ -69,7 +69,7 @@ def read_realitycapture(file: Path, options: ReadOptions) -> Capture:
     """Reads photographs with the cameras of a table that RealityCapture or RealityScan exported.
 
     Photographs are looked up by their name, with any suffix, in ``images/`` or beside the file. Initial points are
-    those of the only PLY file beside it, or random ones.
+    those of the only point cloud beside it, or random ones.
 
     Args:
         file: As :func:`find_cameras_table` returns it.

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from ...arguments import describe
 from ...errors import ArgumentError, FileError
 from ...support.reading import is_possible, stays_inside
+from ..formats.point_clouds import CLOUD_SUFFIXES
 from .initial_points import bounds, random_points, read_points
 from .photographs import Photograph
 from .placement import ReadOptions, read_posed
@@ -48,7 +49,7 @@ def read_number(text: str) -> float | str:
 
 
 def read_survey(file: Path, photographs: Sequence[Photograph], notes: Sequence[str], options: ReadOptions) -> Capture:
-    """Returns the capture of photographs that exist, with the points of the only PLY beside a file, or random ones.
+    """Returns the capture of photographs that exist, with the points of the only cloud beside a file, or random ones.
 
     Args:
         file: The file of the cameras.
@@ -62,12 +63,12 @@ def read_survey(file: Path, photographs: Sequence[Photograph], notes: Sequence[s
     """
     if len(photographs) < 2:
         raise ArgumentError(f"{file}: expected at least two photographs with a pose, found {len(photographs)}")
-    clouds = sorted(file.parent.glob("*.ply"))
+    clouds = sorted(path for path in file.parent.iterdir() if path.suffix.lower() in CLOUD_SUFFIXES and path.is_file())
     if len(clouds) == 1:
         points = read_points(clouds[0])
     else:
         points = random_points(bounds, options.n_random, options.seed)
-        reason = f"{len(clouds)} PLY files" if clouds else "no PLY file"
+        reason = f"{len(clouds)} point clouds" if clouds else "no point cloud"
         points.notes.append(f"{file}: {reason} beside it; training starts from {options.n_random} random points")
     options = dataclasses.replace(options, background=options.background or (0.0, 0.0, 0.0))
     return read_posed(photographs, points, file, options, notes)

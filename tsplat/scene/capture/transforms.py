@@ -121,13 +121,13 @@ def read_transforms(
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
     ply = contents[0].get("ply_file_path")
     if ply is not None:
-        points = read_points(_resolve_file(files[0], ply, "ply_file_path"))
+        initial = read_points(_resolve_file(files[0], ply, "ply_file_path"))
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
-        points = random_points(blender_bounds if is_blender else bounds, n_random, seed)
-        points.notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
+        initial = random_points(blender_bounds if is_blender else bounds, n_random, seed)
+        initial.notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
     options = dataclasses.replace(options, background=background)
-    return read_posed(photographs, points, files[0], options, notes, held_out)
+    return read_posed(photographs, initial, files[0], options, notes, held_out)
 
 
 def has_transforms(folder: Path) -> bool:

@@ -28,6 +28,7 @@ from .lcc import find_index, read_lcc
 from .lcc2 import read_lcc2
 from .ply import HOW_TO_TRAIN, read_ply, write_compressed_ply, write_ply
 from .png_images import is_png_folder, read_png_model
+from .point_clouds import CLOUD_SUFFIXES
 from .quantization import Floats, valid_bounds
 from .rad import CHUNK_MAGIC, read_rad
 from .rad import MAGIC as RAD_MAGIC
@@ -161,7 +162,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         start = file.read(64)
     suffix = path.suffix.lower()
     if suffix in POINT_CLOUDS:
-        raise FileError(f"{path}: a {suffix} is a point cloud, not a model; save it as .ply, and {HOW_TO_TRAIN}")
+        readable = "" if suffix in CLOUD_SUFFIXES else "save it as .ply; "
+        raise FileError(f"{path}: a {suffix} is a point cloud, not a model; {readable}{HOW_TO_TRAIN}")
     if suffix in CHECKPOINTS:
         return read_torch_checkpoint(path, force=force, warn=warn)
     # Two bytes are too few to tell gzip from the first position of a .splat, which has no header.

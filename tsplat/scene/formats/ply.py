@@ -67,8 +67,7 @@ COLOR_MAX = {"u1": 255.0, "u2": 65535.0}
 """Type of such a color -> its value for 1. Others are from 0 to 1."""
 
 HOW_TO_TRAIN = (
-    "to train a model from it, put it as points3D.ply into a scene of photographs with poses that has no other points, "
-    "and run: tsplat train SCENE --out RUN"
+    "to train a model from it and from photographs with poses, run: tsplat train SCENE --points FILE --out RUN"
 )
 """What to do with a point cloud."""
 

@@ -1,8 +1,11 @@
-"""Point clouds: points with colors in PLY files."""
+"""Point clouds: points with colors in PLY files, and in those of scanners."""
 
+import contextlib
 import math
 import os
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,47 +15,45 @@ from ...errors import FileError, UnsupportedError
 from ...support.reading import open_file
 from .foreign import Warn
 from .ply_file import PlyFile
+from .scan_files import SUFFIXES, Blocks, PointBlocks, open_scan
 
 POINTS_MAX = 12_000_000
 """Maximum number of points: 0.4 GB, and more than training starts with unless it is told to."""
 
 
-def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> tuple[Tensor, Tensor]:
-    """Reads the positions [P, 3] fp64 and colors [P, 3] fp32 of a PLY's vertices, without those whose position is not
-    finite.
+CLOUD_SUFFIXES = (".ply", *SUFFIXES)
+"""Endings of the names of point clouds that are read."""
 
-    Colors are RGB in [0, 1], gray if the file has none. Of a file with more than :data:`POINTS_MAX` vertices, one of
+
+def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> tuple[Tensor, Tensor]:
+    """Reads the positions [P, 3] fp64 and colors [P, 3] fp32 of a PLY's vertices, or of a LAS, LAZ or E57 file, without
+    those whose position is not finite.
+
+    Colors are RGB in [0, 1], gray if the file has none. Of a file with more than :data:`POINTS_MAX` points, one of
     every k is read. `warn` is called with notes that count the points that are left out. Raises FileError for a file
-    that is no PLY of points, is cut short, or has fewer than two points.
+    that has no points, is cut short, or has fewer than two points, and MissingExtraError for one of a scanner without
+    the extra ``points``.
     """
+    is_scan = Path(path).suffix.lower() in SUFFIXES
     try:
-        with open_file(path) as file:
-            ply = PlyFile(file, str(path))
-            types = dict(ply.elements["vertex"].properties) if "vertex" in ply.elements else {}
-            if not {"x", "y", "z"} <= types.keys():
-                raise FileError(f"{path}: not a PLY of points; expected vertices with x, y and z")
-            ply.note_rest(warn)
-            colored = {"red", "green", "blue"} <= types.keys()
-            largest = 1.0 if colored and types["red"].startswith("f") else 255.0
-            count = ply.elements["vertex"].count
+        with open_scan(path) if is_scan else _open_ply(path, warn) as (count, blocks, largest):
             every = max(math.ceil(count / POINTS_MAX), 1)
+            n_max = 0.0
             parts = [(np.zeros((0, 3)), np.zeros((0, 3), np.float32))]
-            n_rows = n_invalid = 0
-            for block in ply.blocks("vertex"):
-                chosen = block[-n_rows % every :: every]
-                n_rows += len(block)
-                points = np.stack([chosen[name] for name in "xyz"], -1).astype(np.float64)
-                colors = np.full(points.shape, 0.5)
-                if colored:
-                    colors = np.stack([chosen[name] for name in ("red", "green", "blue")], -1) / largest
+            n_invalid = 0
+            for points, values in blocks(every):
                 finite = np.isfinite(points).all(-1)
                 n_invalid += int((~finite).sum())
-                parts.append((points[finite], colors[finite].clip(0, 1).astype(np.float32)))
+                colors = np.full(points.shape, np.nan, np.float32) if values is None else values
+                n_max = max(n_max, float(colors.max(initial=0.0)))
+                parts.append((points[finite], colors[finite].astype(np.float32)))
     except UnsupportedError as error:
         raise FileError(str(error)) from error
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     points, colors = (np.concatenate(values) for values in zip(*parts))
+    colors /= np.float32(largest or (255.0 if n_max <= 255 else 65535.0))
+    np.nan_to_num(colors, copy=False, nan=0.5).clip(0, 1, out=colors)
     if len(points) < 2:
         raise FileError(f"{path}: expected at least two points with finite positions, found {len(points)}")
     if every > 1:
@@ -60,3 +61,27 @@ def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn
     if n_invalid:
         warn(f"{path}: skipped {n_invalid} of {len(points) + n_invalid} points whose position is not finite")
     return torch.from_numpy(points), torch.from_numpy(colors)
+
+
+@contextlib.contextmanager
+def _open_ply(path: str | os.PathLike[str], warn: Warn) -> Iterator[PointBlocks]:
+    """Opens the vertices of a PLY."""
+    with open_file(path) as file:
+        ply = PlyFile(file, str(path))
+        types = dict(ply.elements["vertex"].properties) if "vertex" in ply.elements else {}
+        if not {"x", "y", "z"} <= types.keys():
+            raise FileError(f"{path}: not a PLY of points; expected vertices with x, y and z")
+        ply.note_rest(warn)
+        names = ("red", "green", "blue")
+        colored = {*names} <= types.keys()
+
+        def blocks(every: int) -> Blocks:
+            n = 0
+            for block in ply.blocks("vertex"):
+                chosen = block[-n % every :: every]
+                n += len(block)
+                points = np.stack([chosen[name] for name in "xyz"], -1).astype(np.float64)
+                yield points, np.stack([chosen[name] for name in names], -1) if colored else None
+
+        is_float = colored and types["red"].startswith("f")
+        yield PointBlocks(ply.elements["vertex"].count, blocks, 1.0 if is_float else 255.0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...scene.capture.block_plans import BlockPlan, digest, read_plan, select_block
 from ...scene.capture.captures import read_capture
+from ...scene.capture.given_points import replace_points
 from ...scene.capture.local_frame import LocalFrame, frame_from_json
 from ...scene.capture.normalization import normalize_capture
 from ...scene.capture.photographs import OnProgress
@@ -47,11 +48,10 @@ ReadViews = Callable[[], dict[str, View]]
 
 
 def with_absolute_scene(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the absolute paths of its scene, its models to start from, its plan of blocks and
-    its priors."""
-    paths = {
-        name: getattr(config, name) for name in ("scene", "block", "depth_prior", "depth_confidence", "normal_prior")
-    }
+    """Returns the configuration with the absolute paths of its scene, its points and models to start from, its plan of
+    blocks and its priors."""
+    names = ("scene", "points", "block", "depth_prior", "depth_confidence", "normal_prior")
+    paths = {name: getattr(config, name) for name in names}
     absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items() if path}
     return dataclasses.replace(config, **absolute, init=tuple(map(os.path.abspath, config.init)))
 
@@ -123,6 +123,8 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: 
     )
     if frame is BEFORE_FRAMES and config.normalize:
         capture = normalize_capture(capture)[0]
+    if config.points:
+        capture = replace_points(capture, config.points)
     return select_block(capture, *plan, seed=config.seed) if plan else capture
 
 
