@@ -9,18 +9,18 @@ which is skipped if its file does not exist.
 Predicted: the time of each stage from the bytes and instructions it needs on an H100, for larger scenes and up to 1024
 GPUs. None of these times is measured on a GPU.
 
-`--out-of-sight` measures on this CPU what Gaussians cost that a camera does not see.
+`--out-of-sight` measures on this CPU what Gaussians cost in training that a camera does not see.
 
 `--write` writes the tables to docs/scaling.md.
 """
 
 import argparse
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -28,11 +28,9 @@ from torch import Tensor
 import tsplat
 from benchmarks.cases import KETTLE
 from benchmarks.pages import write_tables
-from tsplat.ops import Adam, step_all
-from tsplat.scene import Camera, Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
-from tsplat.scene.culling import CulledModel
+from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at, orbit, procedural_capture, read_ply
 from tsplat.scene.morton import morton_order
-from tsplat.viewing import render
+from tsplat.training import Trainer, preset
 from tsplat.viewing.framing import guess_up, look_at_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
@@ -284,52 +282,63 @@ def prediction_table() -> str:
     return table
 
 
-SEEN, HIDDEN = 50_000, 450_000
-"""Gaussians in front of the camera and behind it, of :func:`out_of_sight`."""
+SEEN, PLACES = 50_000, 10
+"""Gaussians that each camera of :func:`out_of_sight` sees, and the places that have as many."""
+
+STEPS, FIRST_STEPS = 200, 20
+"""Steps that are measured, in which Gaussians are added twelve times, and steps before these, which compile kernels."""
 
 
 def out_of_sight() -> None:
-    """Measures what Gaussians that no camera sees cost in a training step, by the time of this thread.
+    """Measures what Gaussians that no camera sees cost in training, by the time of this thread.
 
-    Steps are those with the Gaussians in sight alone, with all, and with all, of which those in sight are selected
-    before they are activated, as culling by chunks would do.
+    Steps are those of the preset `standard` with the Gaussians of one place, with all of ten places whose rows are side
+    by side or shuffled, and with all without a selection of those that a view may show.
     """
+    for name, places, shuffled, selects in (
+        ("one place", 1, False, True),
+        ("all places, one after the other", PLACES, False, True),
+        ("all places, shuffled", PLACES, True, True),
+        ("all places, without selection", PLACES, False, False),
+    ):
+        gaussians, views = town(places, shuffled)
+        config = preset(steps=30 * STEPS)
+        assert config.strategy is not None
+        schedule: dict[str, Any] = dict(refine_start_iter=FIRST_STEPS, refine_every=STEPS // 12)
+        strategy = dataclasses.replace(config.strategy, **schedule)
+        trainer = Trainer(gaussians, views, dataclasses.replace(config, strategy=strategy, max_gaussians=10**7))
+        with mock.patch.object(trainer._view_gradients, "_selects_rows", selects and places > 1):
+            for _ in range(FIRST_STEPS):
+                trainer.advance()
+            start = time.thread_time()
+            for _ in range(STEPS):
+                trainer.advance()
+        seconds = (time.thread_time() - start) / STEPS
+        print(
+            f"{name}, {len(gaussians):,} to {trainer.n_gaussians:,} Gaussians: {1e3 * seconds:.0f} ms per step",
+            flush=True,
+        )
+
+
+def town(places: int, shuffled: bool) -> tuple[Gaussians, list[View]]:
+    """Returns :data:`SEEN` Gaussians at each place, and a view of 648×420 of each, which sees no other place."""
     generator = torch.Generator().manual_seed(0)
-    points = torch.rand(SEEN + HIDDEN, 3, generator=generator) * torch.tensor([2.0, 1.3, 1.0]) - torch.tensor(
-        [1, 0.65, 0]
-    )
-    points[:, 2] += 2.5
-    points[SEEN:, 2] *= -1
-    camera = Camera(torch.eye(4), intrinsics(648, 420, 50.0).float(), 648, 420)
-    times = {}
-    for name, n in (("in sight", SEEN), ("all", SEEN + HIDDEN), ("all, culled", SEEN + HIDDEN)):
-        gaussians = Gaussians.from_points(points[:n], torch.rand(n, 3), scale=0.5)
-        gaussians = dataclasses.replace(gaussians, log_scales=torch.full((n, 3), -5.5))
-        gaussians = gaussians.map(lambda tensor: tensor.requires_grad_())
-        optimizers = [Adam([tensor], lr=1e-9) for tensor in gaussians.tensors().values()]
-        seconds = []
-        for _ in range(5):
-            marks = [time.thread_time()]
-            seen = gaussians.select(torch.arange(SEEN)) if "culled" in name else gaussians
-            image = render(seen, camera)
-            marks.append(time.thread_time())
-            image.mean().backward()  # type: ignore[no-untyped-call]
-            marks.append(time.thread_time())
-            step_all(optimizers)
-            marks.append(time.thread_time())
-            seconds.append([end - start for start, end in itertools.pairwise(marks)])
-            for tensor in gaussians.tensors().values():
-                tensor.grad = None
-        times[name] = [min(column) for column in zip(*seconds)]
-        parts = ", ".join(f"{1e3 * t:.0f}" for t in times[name])
-        print(f"{name}, {n:,}: {parts} ms forward, backward, update; {1e3 * sum(times[name]):.0f} ms in all")
-    each = [1e9 * (whole - seen) / HIDDEN for seen, whole in zip(times["in sight"], times["all"])]
-    print(f"each out of sight: {each[0]:.0f}, {each[1]:.0f}, {each[2]:.0f} ns")
-    start = time.thread_time()
-    boxes = CulledModel(gaussians)
-    middle = time.thread_time()
-    boxes.seen_by(camera)
-    print(f"boxes: {1e3 * (middle - start):.0f} ms to make, {1e3 * (time.thread_time() - middle):.0f} ms to cull by")
+    n = places * SEEN
+    points = torch.rand(n, 3, generator=generator) * torch.tensor([2.0, 1.3, 1.0]) - torch.tensor([1, 0.65, -2.5])
+    place = torch.arange(n) // SEEN
+    points[:, 0] += 10.0 * place
+    gaussians = Gaussians.from_points(points, torch.rand(n, 3, generator=generator), opacity=0.5)
+    gaussians = dataclasses.replace(gaussians, log_scales=torch.full((n, 3), -5.5))
+    if shuffled:
+        gaussians = gaussians.select(torch.randperm(n, generator=generator))
+    views = []
+    for i in range(places):
+        viewmat = torch.eye(4)
+        viewmat[0, 3] = -10.0 * i
+        image = torch.randint(0, 256, (105, 162, 3), generator=generator, dtype=torch.uint8)
+        image = image.repeat_interleave(4, 0).repeat_interleave(4, 1)
+        views.append(View(image, Camera(viewmat, intrinsics(648, 420, 50.0).float(), 648, 420)))
+    return gaussians, views
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.support.backends import BACKENDS
 from tsplat import ArgumentError, DtypeError, UnsupportedError
 from tsplat.kernels import launch as launching
-from tsplat.ops.adam import Adam, step_all
+from tsplat.ops.adam import Adam, RepeatedStep, step_all
 
 SHAPES = {"means": (37, 3), "opacities": (37,), "shN": (37, 15, 3)}
 
@@ -376,3 +376,28 @@ def test_copies_take_the_same_steps(copied, moments_dtype):
         step(each, [*each.param_groups[0]["params"]], 2)
     for one, two in zip(optimizer.param_groups[0]["params"], other.param_groups[0]["params"]):
         assert one is not two and torch.equal(one, two)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("moments_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_rows_update_these_rows(dtype, moments_dtype):
+    """As a mask does; -1 fills up."""
+    rows = torch.tensor([0, 3, 4, 11, 30, 36, -1, -1])
+    n_known = int((rows >= 0).sum())
+    chosen = rows[:n_known][torch.tensor([0, 1, 3, 5])]
+    expected, found = parameters(dtype), parameters(dtype)
+    masked, selected = ([Adam([t], lr=0.1, moments_dtype=moments_dtype) for t in ts] for ts in (expected, found))
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(3):
+        for t in expected:
+            t.grad = torch.zeros_like(t)
+            t.grad[rows[:n_known]] = torch.randn(n_known, *t.shape[1:], generator=generator).to(dtype)
+        step_all(masked, visible=torch.isin(torch.arange(37), chosen))
+        repeated = RepeatedStep(selected, rows, {t: other.grad[rows] for t, other in zip(found, expected)})
+        repeated.advance()
+        repeated.launch(torch.isin(rows, chosen))
+    for one, other, optimizer, other_optimizer in zip(found, expected, selected, masked):
+        assert torch.equal(one, other)
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[one][name], other_optimizer.state[other][name])

@@ -1,4 +1,4 @@
-"""Culling by boxes does not change images."""
+"""Culling by boxes, and one by one, does not change images."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import torch
 from tests.support.slow import slow_after
 from tsplat.rendering import render_views
 from tsplat.scene import Camera, Gaussians, culling, intrinsics, look_at
-from tsplat.scene.culling import CulledModel
+from tsplat.scene.culling import CulledModel, rows_in_sight
 
 
 def model(n, seed, *, surfels=False, size=-3.0):
@@ -66,6 +66,40 @@ def test_what_is_left_out_has_no_radius(eps2d, chunk, monkeypatch):
         radii = render_views(gaussians, [view], backend="torch", near_plane=1.0, eps2d=eps2d)[2]["radii"][0]
         shown = (radii > 0).all(-1).nonzero().squeeze(1).tolist()
         assert set(shown) <= set(seen.long().tolist())
+
+
+@pytest.mark.parametrize(("eps2d", "far_away"), slow_after(1, [(0.3, 0.0), (30.0, 0.0), (0.3, 3000.0)]))
+def test_rows_in_sight_are_at_least_those_that_are_shown(eps2d, far_away, monkeypatch):
+    monkeypatch.setattr(culling, "BLOCK", 150)
+    n_rows = n_shown = 0
+    for seed in range(60):
+        gaussians, view = model(400, seed, size=-seed % 5 - 3.0), camera(seed)
+        if seed % 3 == 0:  # poses may scale
+            viewmat = view.viewmat.clone()
+            viewmat[:3] *= 3.0
+            view = dataclasses.replace(view, viewmat=viewmat)
+        moved = gaussians.means + far_away
+        moved[::7] *= torch.tensor(float("nan")) if seed == 1 else 1.0
+        gaussians = dataclasses.replace(gaussians, means=moved)
+        shift = torch.eye(4)
+        shift[:3, 3] = -far_away
+        view = dataclasses.replace(view, viewmat=view.viewmat @ shift)
+        rows = rows_in_sight(gaussians.means, gaussians.log_scales, view, near=1.0, eps2d=eps2d)
+        radii = render_views(gaussians, [view], backend="torch", near_plane=1.0, eps2d=eps2d)[2]["radii"][0]
+        shown = (radii > 0).all(-1).nonzero().squeeze(1).tolist()
+        assert rows.tolist() == sorted(set(rows.tolist())) and set(shown) <= set(rows.tolist())
+        n_rows, n_shown = n_rows + len(rows), n_shown + len(shown)
+    assert far_away or n_rows < 60 * 400 / 2
+    assert n_shown > 100
+
+
+def test_few_rows_are_in_sight_that_are_not_shown():
+    gaussians = model(4096, 0, size=-6.0)
+    view = Camera(look_at((0.0, 0, -3), (0, 0, 0)), intrinsics(240, 160, 30.0), 240, 160)
+    radii = render_views(gaussians, [view], backend="torch")[2]["radii"][0]
+    n_shown = int((radii > 0).all(-1).sum())
+    n_rows = len(rows_in_sight(gaussians.means, gaussians.log_scales, view))
+    assert 50 < n_shown <= n_rows < 1.2 * n_shown
 
 
 def test_chunks_hide_what_is_behind_the_camera():

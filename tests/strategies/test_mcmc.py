@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.strategy_models import check_moments, make_model
-from tsplat.strategies import MCMCStrategy
+from tsplat.strategies import MCMCStrategy, operations
 from tsplat.strategies.operations import inject_noise_to_position
 from tsplat.strategies.random_numbers import draw_key, standard_normal
 
@@ -73,6 +73,34 @@ def test_noise_depends_on_opacity():
     samples = standard_normal(draw_key(torch.Generator().manual_seed(0)), torch.arange(10), before)
     expected = 0.5 * math.exp(-2) * samples / (1 + torch.exp(-7 * (0.3 - opacities)))[:, None]
     torch.testing.assert_close(params["means"].detach() - before, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("block", [64, 2**15])
+def test_noise_that_moves_nothing_is_not_drawn(block, monkeypatch):
+    """The bits are those of noise for all Gaussians."""
+    monkeypatch.setattr(operations, "BLOCK", block)
+    drawn, normal = [], operations.standard_normal
+    monkeypatch.setattr(
+        operations, "standard_normal", lambda key, ids, like: drawn.append(len(ids)) or normal(key, ids, like)
+    )
+    for seed, (scaler, t, k) in enumerate([(100.0, 0.005, 100.0), (1e-3, 0.2, 60.0), (1e6, 0.005, 300.0)]):
+        params, _ = make_model(1000, seed)
+        generator = torch.Generator().manual_seed(seed)
+        params["opacities"].data.copy_(12 * torch.rand(1000, generator=generator) - 5)
+        params["scales"].data.copy_(0.5 * torch.randn(1000, 3, generator=generator) - 6)
+        params["means"].data[::50, 1] = 0.0
+        params["means"].data[1::50, 2] *= 1e-7
+        found = []
+        for moved in (operations._rows_moved_by_noise, lambda *arguments: None):
+            with monkeypatch.context() as patch:
+                patch.setattr(operations, "_rows_moved_by_noise", moved)
+                model = {name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in params.items()}
+                drawn.clear()
+                operations.add_noise(model, 7, scaler, t, k, 3, "triton")
+                found.append((model["means"].detach(), sum(drawn)))
+        assert torch.equal(found[0][0], found[1][0]) and not torch.equal(found[0][0], params["means"])
+        assert found[0][1] < 500 and found[1][1] == 1000
 
 
 def test_noise_of_shards_is_that_of_the_whole_scene():

@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Int, block_size, is_compiled_for_cpu, kernel, programs
+from .device_math import prefetch
+from .launch import Int, block_size, is_compiled_for_cpu, kernel, prefetch_distance, programs
 
 BLOCK, CPU_ROUNDS = 1024, 64
 WORDS = tl.constexpr(14)
@@ -75,11 +76,11 @@ def _store_moment(moment, values, random_bits, mask):
 
 
 @triton.jit
-def _update(element, mask, tensors, constants):
-    """Updates values of a parameter and its moments."""
+def _update(element, source, mask, tensors, constants):
+    """Updates values of a parameter and its moments, with those of the gradient at `source`."""
     parameter, gradient, exp_avg, exp_avg_sq = tensors
     one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps, step = constants
-    g = tl.load(gradient + element, mask=mask, other=0.0)
+    g = tl.load(gradient + source, mask=mask, other=0.0)
     m = _load_moment(exp_avg + element, mask)
     v = _load_moment(exp_avg_sq + element, mask)
     m = m + (g - m) * one_minus_beta1
@@ -99,7 +100,7 @@ def _update_by_values(begin, end, visible, width, tensors, constants, SKIP: tl.c
         mask = element < end
         mask = mask & (tl.load(visible + element // width, mask=mask, other=0) != 0)
         if not SKIP or tl.max(mask.to(tl.int32)) > 0:
-            _update(element, mask, tensors, constants)
+            _update(element, element, mask, tensors, constants)
 
 
 @triton.jit
@@ -110,18 +111,42 @@ def _update_by_rows(begin, end, visible, width, tensors, constants, BLOCK: tl.co
             after = tl.minimum((gaussian + 1) * width, end)
             for start in range(tl.maximum(gaussian * width, begin), after, BLOCK):
                 element = start + tl.arange(0, BLOCK)
-                _update(element, element < after, tensors, constants)
+                _update(element, element, element < after, tensors, constants)
+
+
+@triton.jit
+def _update_selected(
+    begin, end, rows, visible, width, tensors, constants, BLOCK: tl.constexpr, PREFETCH: tl.constexpr
+):  # fmt: skip
+    """Updates the visible ones of the Gaussians of rows, given a section of the values of their gradients."""
+    last = (end - 1) // width
+    for row in range(begin // width, last + 1):
+        if PREFETCH > 0:
+            # Rows are anywhere in memory.
+            later = tl.load(rows + tl.minimum(row + PREFETCH, last)) * width
+            for start in range(0, width, BLOCK):
+                n = tl.minimum(width - start, BLOCK)
+                prefetch(tensors[0] + later + start, n)
+                prefetch(tensors[2] + later + start, n)
+                prefetch(tensors[3] + later + start, n)
+        if tl.load(visible + row) != 0:
+            ahead = (tl.load(rows + row) - row) * width
+            after = tl.minimum((row + 1) * width, end)
+            for start in range(tl.maximum(row * width, begin), after, BLOCK):
+                source = start + tl.arange(0, BLOCK)
+                _update(source + ahead, source, source < after, tensors, constants)
 
 
 @kernel
 def _adam_kernel(
     table,  # [n_parameters, WORDS] int64
-    visible,  # [N] bool or None
+    visible,  # [N] bool or None; with rows [R] bool
+    rows,  # [R] int64, the Gaussians that have gradients [R, ...]; None if all have
     n_parameters: "Int", search_steps: "Int",
     FP64: tl.constexpr, BF16: tl.constexpr,  # dtypes of parameters, and of moments
     BLOCK: tl.constexpr,
     ROUNDS: tl.constexpr,  # blocks of a program
-    ON_CPU: tl.constexpr,
+    PREFETCH: tl.constexpr, ON_CPU: tl.constexpr,
 ):  # fmt: skip
     dtype = tl.float64 if FP64 else tl.float32
     moments_dtype = tl.uint16 if BF16 else dtype
@@ -142,10 +167,12 @@ def _adam_kernel(
         constants = constants + (_constant(row + 7 + k, dtype),)
     begin = (program - tl.load(row)) * (BLOCK * ROUNDS)
     end = tl.minimum(begin + BLOCK * ROUNDS, tl.load(row + 1))
-    if visible is None:
+    if rows is not None:
+        _update_selected(begin, end, rows, visible, width, tensors, constants, BLOCK, PREFETCH)
+    elif visible is None:
         for start in range(begin, end, BLOCK):
             element = start + tl.arange(0, BLOCK)
-            _update(element, element < end, tensors, constants)
+            _update(element, element, element < end, tensors, constants)
     elif ON_CPU:
         # A gather and a division for each value take a CPU longer than the update.
         if width >= BLOCK:
@@ -162,6 +189,7 @@ class AdamTable:
     They are [N, ...] contiguous, of one device and dtype; moments are of that dtype, or all of them bf16.
 
     Args:
+        gradients: [N, ...], or [R, ...] for steps of selected rows.
         constants: Of each parameter 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps, t. They
             are rounded to the parameter's dtype. beta2 rounded to fp32 is too coarse to be subtracted from 1.
 
@@ -184,8 +212,9 @@ class AdamTable:
         for parameter, *others, values in zip(parameters, gradients, exp_avgs, exp_avg_sqs, constants, strict=True):
             addresses = [tensor.data_ptr() for tensor in (parameter, *others)]
             width = math.prod(parameter.shape[1:])
-            rows += ROW.pack(self._n_programs, parameter.numel(), width, *addresses, *values)
-            self._n_programs += programs(parameter.numel(), self._block * self._rounds)
+            n = others[0].numel()
+            rows += ROW.pack(self._n_programs, n, width, *addresses, *values)
+            self._n_programs += programs(n, self._block * self._rounds)
         self._on_cpu = self.words = torch.frombuffer(rows, dtype=torch.int64).view(len(parameters), ROW.size // 8)
         if first.is_cuda:
             self._on_cpu = self._on_cpu.pin_memory()
@@ -199,13 +228,17 @@ class AdamTable:
         if self.words is not self._on_cpu:
             self.words.copy_(self._on_cpu, non_blocking=True)
 
-    def step(self, visible: Tensor | None) -> None:
-        """Updates parameters and moments; see :func:`adam_step`."""
+    def step(self, visible: Tensor | None, rows: Tensor | None = None) -> None:
+        """Updates parameters and moments; see :func:`adam_step`.
+
+        With `rows`, [R] int64, only the Gaussians of these rows are updated, as far as `visible`, [R] bool, is true for
+        them. Other rows may have any number.
+        """
         n = len(self.words)
         _adam_kernel.launch(
-            self._n_programs, table=self.words, visible=visible, n_parameters=n, search_steps=n.bit_length(),
+            self._n_programs, table=self.words, visible=visible, rows=rows, n_parameters=n, search_steps=n.bit_length(),
             FP64=self._first.dtype == torch.float64, BF16=self._bf16, BLOCK=self._block, ROUNDS=self._rounds,
-            ON_CPU=is_compiled_for_cpu(self._first),
+            PREFETCH=prefetch_distance(self._first), ON_CPU=is_compiled_for_cpu(self._first),
         )  # fmt: skip
 
 

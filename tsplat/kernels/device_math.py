@@ -179,7 +179,7 @@ def _prefetch(address, _semantic=None):
 
 
 @triton.jit
-def prefetch(pointer, N: tl.constexpr):
+def prefetch(pointer, N):
     """Prefetches N consecutive values of at most two cache lines. For kernels compiled for the CPU."""
     _prefetch(pointer.to(tl.int64))
     _prefetch((pointer + N - 1).to(tl.int64))

@@ -3,7 +3,7 @@
 import ctypes
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -219,23 +219,34 @@ class RepeatedStep:
     Args:
         optimizers: Of parameters of one device. Gradients are contiguous, and of the dtypes of parameters. Parameters
             without a gradient stay as they are.
+        rows: [R] int64, the rows of parameters that have gradients; None if all have.
+        row_gradients: If there are `rows`, the gradients of parameters, [R, ...].
     """
 
-    def __init__(self, optimizers: Iterable[Adam]) -> None:
+    def __init__(
+        self,
+        optimizers: Iterable[Adam],
+        rows: Tensor | None = None,
+        row_gradients: Mapping[Tensor, Tensor] | None = None,
+    ) -> None:
+        gradients = {} if row_gradients is None else row_gradients
         self._entries = [
-            (optimizer, parameter, group, optimizer._initialize(parameter, state))
+            (optimizer, parameter, group, optimizer._initialize(parameter, optimizer.state.get(parameter, {})))
             for optimizer in optimizers
-            for parameter, _, group, state in optimizer._with_gradients()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter in gradients or parameter.grad is not None
         ]
+        self._rows = rows
         self._tensors: list[tuple[Any, ...]] = [
-            (parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"])
+            (parameter.detach(), gradients.get(parameter, parameter.grad), state["exp_avg"], state["exp_avg_sq"])
             for _, parameter, _, state in self._entries
         ]
-        rows: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+        by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
         for i, (parameter, _, exp_avg, _) in enumerate(self._tensors):
-            rows.setdefault((parameter.dtype, exp_avg.dtype), []).append(i)
+            by_dtypes.setdefault((parameter.dtype, exp_avg.dtype), []).append(i)
         self._tables = []
-        for indices in rows.values():
+        for indices in by_dtypes.values():
             columns = zip(*[self._tensors[i] for i in indices])
             table = launchers(self._tensors[0][0].device, "triton").adam.AdamTable(*columns, [[0.0] * 7] * len(indices))
             self._tables.append((table, indices))
@@ -244,16 +255,18 @@ class RepeatedStep:
     def tensors(self) -> list[Tensor]:
         """The tensors that it reads and writes."""
         return [
+            *([] if self._rows is None else [self._rows]),
             *[table.words for table, _ in self._tables],
             *[tensor for tensors in self._tensors for tensor in tensors],
         ]
 
     def is_current(self) -> bool:
-        """Returns whether parameters, gradients, moments and groups are still those that it updates."""
+        """Returns whether parameters, gradients, moments and groups are still those that it updates. Gradients of rows
+        are not compared."""
         return all(
             optimizer.param_groups[0] is group
             and group["params"][0] is parameter
-            and parameter.grad is gradient
+            and (self._rows is not None or parameter.grad is gradient)
             and optimizer.state.get(parameter) is state
             and state["exp_avg"] is exp_avg
             and state["exp_avg_sq"] is exp_avg_sq
@@ -271,7 +284,7 @@ class RepeatedStep:
     def launch(self, visible: Tensor | None) -> None:
         """Updates parameters and moments, after :meth:`advance`."""
         for table, _ in self._tables:
-            table.step(visible)
+            table.step(visible, self._rows)
 
 
 def _next_constants(group: dict[str, Any], state: dict[str, Any]) -> list[float]:

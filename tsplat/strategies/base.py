@@ -71,7 +71,7 @@ class Strategy:
         """Returns the factor of the noise of a step, given the learning rate of the means; None for no noise."""
         return None
 
-    def add_noise(self, params: Parameters, key: Tensor, scaler: Tensor, backend: Backend) -> None:
+    def add_noise(self, params: Parameters, key: int | Tensor, scaler: float | Tensor, backend: Backend) -> None:
         """Adds the noise of a step, given the key of its random numbers, [] int64, and its factor, [] fp64."""
 
     def for_surfels(self) -> Self:

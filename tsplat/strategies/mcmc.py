@@ -157,7 +157,7 @@ class MCMCStrategy(Strategy):
         has_noise = self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter
         return lr * self.noise_lr if has_noise else None
 
-    def add_noise(self, params: Parameters, key: Tensor, scaler: Tensor, backend: Backend) -> None:
+    def add_noise(self, params: Parameters, key: int | Tensor, scaler: float | Tensor, backend: Backend) -> None:
         """Adds noise to the means; see :func:`.operations.inject_noise_to_position`."""
         add_noise(params, key, scaler, self.noise_opacity_t, self.noise_opacity_k, 0, backend)
 

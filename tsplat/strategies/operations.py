@@ -27,7 +27,7 @@ from ..arguments import plain
 from ..config import Backend
 from ..errors import ArgumentError
 from ..formulas import rotations
-from ..runtime.backend import launchers
+from ..runtime.backend import choose, launchers
 from ..runtime.process_group import RankGroup
 from .gaussian_parameters import (
     Follower,
@@ -48,6 +48,12 @@ from .rows import _update_param_with_optimizer, append_zeros, replace_rows
 from .sharding import count, ranges, route
 
 LOG_SPLIT = math.log(1.6)
+
+NOISE_MAX = 64.0
+"""Bound of the length of a sample of noise, with room for rounding: Box and Muller's transform of 31 bits has 9.3."""
+
+SMALL = 2.0**-16
+"""Part of the largest coordinate of a mean in a block below which a coordinate is small."""
 """Logarithm of the factor by which the scales of split Gaussians are divided."""
 
 
@@ -318,17 +324,62 @@ def add_noise(
 ) -> None:
     """Adds the noise of :func:`inject_noise_to_position` for the key of its random numbers.
 
-    If the key, [] int64, and the scaler, [] fp64, are tensors, replays of the Triton kernels read their new values.
+    If the key, [] int64, and the scaler, [] fp64, are tensors, replays of the Triton kernels read their new values. On
+    a CPU, numbers are drawn only for Gaussians that noise may move, if the scaler is a number.
     """
     means = params["means"]
     tensors = [plain(name, params[name].detach()).contiguous() for name in ("means", "quats", "scales", "opacities")]
-    n = BLOCK if means.device.type == "cpu" else max(len(means), 1)
-    for begin in range(0, len(means), n):
-        rows = [tensor[begin : begin + n] for tensor in tensors]
-        samples = standard_normal(key, row_indices(len(rows[0]), first + begin, means), means).contiguous()
-        launchers(means.device, backend).mcmc_noise(*rows, samples, scaler, t, k)
+    on_cpu = means.device.type == "cpu"
+    n = BLOCK if on_cpu else max(len(means), 1)
+    mcmc_noise = launchers(means.device, backend).mcmc_noise
+    # PyTorch's sigmoid, which its backend uses, rounds otherwise where a tensor ends.
+    if on_cpu and not isinstance(scaler, Tensor) and choose(means.device, backend)[0] == "triton":
+        moved = _rows_moved_by_noise(tensors[0], tensors[2], tensors[3], scaler, t, k)
+    else:
+        moved = None
+    for begin in range(0, len(means) if moved is None else len(moved), n):
+        if moved is None:
+            rows = [tensor[begin : begin + n] for tensor in tensors]
+            ids = row_indices(len(rows[0]), first + begin, means)
+        else:
+            ids = moved[begin : begin + n]
+            rows = [tensor.index_select(0, ids) for tensor in tensors]
+        samples = standard_normal(key, ids if moved is None else ids + first, means).contiguous()
+        mcmc_noise(*rows, samples, scaler, t, k)
+        if moved is not None:
+            tensors[0].index_copy_(0, ids, rows[0])
     if tensors[0].data_ptr() != means.data_ptr():
         means.copy_(tensors[0])
+
+
+def _rows_moved_by_noise(
+    means: Tensor, log_scales: Tensor, opacity_logits: Tensor, scaler: float, t: float, k: float
+) -> Tensor | None:
+    """Returns the rows whose means noise may change, [n] int64, ascending; None if these may be most.
+
+    Of a Gaussian of opacity o whose largest scale is s, no coordinate of the noise exceeds :data:`NOISE_MAX` scaler s²
+    exp(k (t - o)). A coordinate x of a mean stays what it is if |noise| < |x| eps / 4. Scales are those of the largest
+    Gaussian of a block, so that this is a bound of logits; means with a small coordinate may move at any opacity.
+    """
+    if not (k > 0 and scaler):
+        return None
+    eps, logits, found = torch.finfo(means.dtype).eps, opacity_logits.flatten(), []
+    for begin in range(0, len(means), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        distances = means[block].abs()
+        small = SMALL * float(distances.amax())
+        if not 0 < small < math.inf:
+            return None
+        exponent = math.log(NOISE_MAX * abs(scaler)) + 2 * float(log_scales[block].amax()) - math.log(small * eps / 8)
+        opacity = max(t + exponent / k, 1e-6)
+        if not opacity < 1 - 1e-6:
+            return None
+        bound = math.log(opacity / (1 - opacity)) + 1e-3
+        nearest = torch.minimum(torch.minimum(distances[:, 0], distances[:, 1]), distances[:, 2])
+        is_still = (logits[block] > bound).logical_and_(nearest >= small)  # False for NaN
+        found.append(is_still.logical_not_().nonzero().squeeze(1).add_(begin))
+    rows = torch.cat(found) if found else None
+    return rows if rows is not None and 2 * len(rows) <= len(means) else None
 
 
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:

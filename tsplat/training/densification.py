@@ -69,7 +69,8 @@ class Densification:
         """Draws the key of a step's noise."""
         return draw_key(self._generator)
 
-    def add_noise(self, key: Tensor, scaler: Tensor) -> None:
+    @torch.no_grad()
+    def add_noise(self, key: int | Tensor, scaler: float | Tensor) -> None:
         """Adds the strategy's noise, given its key, [] int64, and its factor, [] fp64."""
         assert self.strategy is not None
         self.strategy.add_noise(self._parameters.params, key, scaler, self._config.backend)

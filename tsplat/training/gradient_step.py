@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError
-from ..ops.adam import Adam, step_all
+from ..ops.adam import Adam, RepeatedStep, step_all
 from ..runtime.process_group import RankGroup
 from ..scene.cameras import Camera, project_points
 from ..scene.capture.views import View
@@ -128,6 +128,10 @@ class GradientStep:
             if self.scaler.is_enabled():
                 for optimizer in group:
                     self.scaler.step(optimizer, visible=rows)
+            elif self._parameters.rows is not None:
+                step = self.repeated(group)
+                step.advance()
+                step.launch(rows)
             else:
                 step_all(group, visible=rows)
         self.scaler.update()
@@ -142,9 +146,17 @@ class GradientStep:
         of_views = [adam for name, adam in optimizers.items() if name not in parameters.gaussian_names]
         return [(of_gaussians, True), (of_views, False)] if of_views else [(of_gaussians, True)]
 
+    def repeated(self, group: Sequence[Adam]) -> RepeatedStep:
+        """Returns the step of optimizers with the gradients of parameters, to repeat it."""
+        parameters = self._parameters
+        if parameters.rows is None:
+            return RepeatedStep(group)
+        gradients = {parameters.params[name]: gradient for name, gradient in parameters.gradients().items()}
+        return RepeatedStep(group, parameters.rows, gradients)
+
     def visible(self) -> Tensor | None:
-        """Returns rows of Gaussians to update, [N] bool; None for all."""
-        gradient = self._parameters.params["means"].grad
+        """Returns rows of gradients to update, [N] or [R] bool; None for all."""
+        gradient = self._parameters.gradients().get("means")
         return gradient.ne(0).any(-1) if self._visible_only and gradient is not None else None
 
     def _sum_over_ranks(self) -> None:
@@ -160,7 +172,7 @@ class GradientStep:
         return self._sharded and name in self._parameters.gaussian_names
 
     def _check_finite(self, step: int) -> str | None:
-        gradients = {name: p.grad for name, p in self._parameters.params.items() if p.grad is not None}
+        gradients = self._parameters.gradients()
         norms = torch.stack(torch._foreach_norm(list(gradients.values())))
         flags = self._ranks.any([not math.isfinite(norm) for norm in norms.tolist()], self._device)
         names = ", ".join(name for name, flag in zip(gradients, flags, strict=True) if flag)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,12 +64,15 @@ class Parameters:
         optimizers: Their optimizers, under the same names.
         gaussian_names: Names of the parameters with a row per Gaussian.
         frozen: Names of the parameters that are not updated.
+        rows: Rows of the Gaussians that have gradients, [R] int64, see :func:`.selection.select`; None for all.
         lenses: The lenses that views share.
     """
 
     def __init__(self, gaussians: Gaussians, views: Sequence[View], extent: float, config: Config) -> None:
         self.params: dict[str, Tensor] = {}
         self.optimizers: dict[str, Adam] = {}
+        self.rows: Tensor | None = None
+        self._row_gradients: dict[str, Tensor] = {}
         self._config = config
         self._extent = extent
         self._flags: dict[str, Any] = {
@@ -105,9 +108,10 @@ class Parameters:
         )
         self.params[name] = parameter
 
-    def gaussians(self, *, detached: bool = False) -> Gaussians:
-        """Returns the Gaussians, with gradients unless detached."""
-        tensors: dict[str, Any] = {name: self.params[gsplat_name] for name, gsplat_name in GSPLAT_NAMES.items()}
+    def gaussians(self, *, detached: bool = False, params: Mapping[str, Tensor] | None = None) -> Gaussians:
+        """Returns the Gaussians, with gradients unless detached; or those of other parameters."""
+        params = self.params if params is None else params
+        tensors: dict[str, Any] = {name: params[gsplat_name] for name, gsplat_name in GSPLAT_NAMES.items()}
         if detached:
             tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         return Gaussians(**tensors, **self._flags)
@@ -135,8 +139,20 @@ class Parameters:
         parameter.grad = gradient
         return gradient
 
+    def set_row_gradients(self, rows: Tensor, gradients: Mapping[str, Tensor | None]) -> None:
+        """Sets the gradients of some Gaussians, [R, ...], given their rows; all others are zero."""
+        self.rows = rows
+        self._row_gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients that there are: of all Gaussians, or of `rows`."""
+        if self.rows is not None:
+            return self._row_gradients
+        return {name: p.grad for name, p in self.params.items() if p.grad is not None}
+
     def clear_gradients(self) -> None:
         """Drops the gradients of all parameters."""
+        self.rows, self._row_gradients = None, {}
         for parameter in self.params.values():
             parameter.grad = None
 

@@ -232,10 +232,14 @@ class Trainer:
         if not self._densification.only_adds_noise(self.step):
             return False
         scaler = self._densification.noise_scaler(self.step, means_lr)
-        update = self._view_gradients.update_pass(adds_noise=scaler is not None)
+        # A CPU draws numbers only for Gaussians that noise may move, whose number a pass cannot know.
+        in_pass = scaler is not None and self._parameters.params["means"].is_cuda
+        update = self._view_gradients.update_pass(adds_noise=in_pass)
         if update is None:
             return False
-        update.step(scaler)
+        update.step(scaler if in_pass else None)
+        if scaler is not None and not in_pass:
+            self._densification.add_noise(self._densification.draw_key(), scaler)
         self._parameters.clear_gradients()
         return True
 

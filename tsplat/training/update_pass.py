@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops.adam import RepeatedStep
 from ..passes.traced_functions import TracedFunction
 from .densification import Densification
 from .gradient_step import GradientStep
@@ -48,7 +47,7 @@ class UpdatePass:
         self._adds_noise = adds_noise
         self._capture = capture
         self._scratch = scratch
-        self._adam_steps = [(RepeatedStep(group), masked) for group, masked in gradient_step.groups()]
+        self._adam_steps = [(gradient_step.repeated(group), masked) for group, masked in gradient_step.groups()]
         means = parameters.params["means"]
         # [2]: key, and the bits of the fp64 factor of the noise.
         self._noise_on_cpu = self._noise = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=means.is_cuda)

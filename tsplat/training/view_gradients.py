@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +23,12 @@ from ..stages.capacity import Capacity, any_overflow, deferred, max_needed
 from .configuration import TYPICAL_EXTENT, Config
 from .densification import Densification
 from .exposure_gains import gains_of_points
-from .gradient_step import GradientStep
+from .gradient_step import GradientStep, visible_share
 from .losses import Loss, loss, psnr, view_losses
 from .parameters import Parameters
 from .perspective_views import compares_perspective, is_whole, perspective_camera, perspective_view
 from .sampling import calls_of_ranks
+from .selection import DenseGradients, Selection, select
 from .update_pass import Capture, UpdatePass
 from .view_corrections import ViewGains, apply_exposure
 from .view_passes import ViewInputs, ViewPasses, ViewResults
@@ -37,6 +39,10 @@ GAINS_START = 0.1
 """Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
 
 
+SELECTION_SHARE_MAX = 0.5
+"""Mean fraction of the Gaussians that a view shows, up to which views select those that they may show."""
+
+
 class ViewKind(NamedTuple):
     """Properties of a view, besides tensors, on which its gradients depend.
 
@@ -45,12 +51,14 @@ class ViewKind(NamedTuple):
         sh_degree: Degree of the spherical harmonics in use.
         estimates_gains: Whether gains are estimated from the view.
         gains_known: Whether gains were known before training.
+        n_rows: Number of rows of Gaussians that the view may show; None for all.
     """
 
     camera: tuple[Any, ...]
     sh_degree: int
     estimates_gains: bool
     gains_known: bool
+    n_rows: int | None
 
 
 class ViewGradients:
@@ -108,6 +116,8 @@ class ViewGradients:
         self._passes = None
         if not no_passes:
             self._passes = ViewPasses(self._differentiate, self._make_update, uses_graphs=uses_graphs)
+        self._dense_gradients = DenseGradients(parameters)
+        self._selects_rows = not self._no_selection_reason(gaussians)
 
     def find_gains(self) -> None:
         """Estimates gains from sparse points before training, unless they were restored. A collective call."""
@@ -128,12 +138,17 @@ class ViewGradients:
         kind = None
         if self._passes is not None:
             camera = self._camera_for_step(step, views[0], self._views[views[0]].camera)
-            kind = self._view_kind(step, camera)
-            if results := self._replay(self._passes, kind, step, views[0], camera, backgrounds[0]):
-                return results
+            rows = select(self._parameters, camera) if self._selects_rows else None
+            kind = self._view_kind(step, camera, rows)
+            inputs = functools.partial(self._view_inputs, step, views[0], camera, backgrounds[0], rows)
+            if (replayed := self._replay(self._passes, kind, inputs)) is not None:
+                return self._take(replayed, views[0])
+            if rows is not None:
+                computed = self._differentiate(kind, inputs(), None)
+                self._passes.add_kind(kind, lambda: Capacities(*computed.needed[:-1].tolist()))
+                return self._take(computed, views[0])
         results = self._compute(step, views, backgrounds, kind)
-        weighted = [name for name, weight in self._regularization.items() if weight]
-        self._regularize(n_gaussians, {name: self._parameters.gradient(name) for name in weighted})
+        self._regularize(n_gaussians, self._parameters.params, self._regularized_gradients())
         return results
 
     def update_pass(self, *, adds_noise: bool) -> UpdatePass | None:
@@ -159,15 +174,22 @@ class ViewGradients:
             self.gains.discard()
         return self._accumulate(step, views, backgrounds, None)
 
-    def _regularize(self, n_gaussians: int, gradients: Mapping[str, Tensor | None]) -> None:
-        """Adds to gradients those of the mean opacity and the mean scale, over the Gaussians of all ranks."""
+    def _regularized_gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients of parameters to which :meth:`_regularize` adds."""
+        return {name: self._parameters.gradient(name) for name, weight in self._regularization.items() if weight}
+
+    def _regularize(
+        self, n_gaussians: int, params: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
+    ) -> None:
+        """Adds to gradients of parameters those of the mean opacity and the mean scale, over the Gaussians of all
+        ranks."""
         if not any(self._regularization.values()):
             return
         # Gradients of replicated Gaussians are summed over ranks later.
         factor = self._gradient_step.scaler.get_scale() / n_gaussians / (1 if self._sharded else self._ranks.world_size)
         weights = self._regularization
         launchers(self._device, self._config.backend).mcmc_regularization(
-            *[self._parameters.params[name].detach() for name in weights],
+            *[params[name].detach() for name in weights],
             *[gradients[name] if weight else None for name, weight in weights.items()],
             factor * weights["opacities"],
             factor * weights["scales"] / 3,
@@ -177,6 +199,7 @@ class ViewGradients:
         """Releases memory that is kept between steps. The next step allocates it again."""
         if self._passes is not None:
             self._passes.release()
+        self._dense_gradients.release()
 
     def _accumulate(
         self, step: int, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
@@ -262,15 +285,17 @@ class ViewGradients:
         *,
         step: int = 0,
         n_cameras: int | None = None,
+        gaussians: Gaussians | None = None,
     ) -> tuple[Tensor, Tensor, Meta]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
 
-        Depth is rendered if a loss that is active at this step needs it. Returns as :func:`render_views`.
+        Depth is rendered if a loss that is active at this step needs it. `gaussians` are all if they are None. Returns
+        as :func:`render_views`.
         """
         needs_depth = any(loss.needs_depth for loss in self._active_losses(step))
         strategy = self._densification.strategy
         images, alphas, meta = render_views(
-            self._parameters.gaussians(),
+            self._parameters.gaussians() if gaussians is None else gaussians,
             [camera],
             n_cameras=n_cameras,
             background=background,
@@ -346,49 +371,82 @@ class ViewGradients:
             return f"on {self._device.type}"
         return "with capacity off" if self._capacity is None else ""
 
-    def _view_kind(self, step: int, camera: Camera) -> ViewKind:
+    def _no_selection_reason(self, gaussians: Gaussians) -> str:
+        """Returns why views do not select the Gaussians that they may show; empty if they do."""
+        if self._passes is None or self._device.type != "cpu":
+            return "without passes, or on a GPU, which would have to wait for their number"
+        if gaussians.surfels or self._config.clip_gradients:
+            return "for 2D Gaussians, or if gradients are clipped by their norm, whose sum would be in another order"
+        share = visible_share(gaussians.means, [view.camera for view in self._views], self._ranks)
+        return "where views show most of the scene" if share > SELECTION_SHARE_MAX else ""
+
+    def _view_kind(self, step: int, camera: Camera, rows: Tensor | None) -> ViewKind:
         camera_kind = (camera.width, camera.height, camera.model, camera.readout, camera.near, *camera.tensors())
         gains_known = self.gains is not None and self.gains.known
-        return ViewKind(camera_kind, self._sh_degree_at(step), self._estimates_gains(step), gains_known)
+        n_rows = None if rows is None else len(rows)
+        return ViewKind(camera_kind, self._sh_degree_at(step), self._estimates_gains(step), gains_known, n_rows)
 
-    def _replay(
-        self, passes: ViewPasses, kind: ViewKind, step: int, index: int, camera: Camera, background: Color
-    ) -> tuple[Tensor, list[Meta]] | None:
-        """Computes the gradients of a view by a pass. Returns as :meth:`compute`; None if there is no pass yet."""
+    def _view_inputs(self, step: int, index: int, camera: Camera, background: Color, rows: Tensor | None) -> ViewInputs:
+        """Returns the tensors of a view on which its gradients depend."""
+        pixels = self._view_for_step(step, index, camera).pixels
+        index_tensor = torch.tensor([index], device=self._device, dtype=torch.int64)
+        color = self._parameters.params["means"].detach().new_tensor(background)
+        return ViewInputs(index_tensor, camera, pixels, color, rows)
 
-        def make_inputs() -> ViewInputs:
-            pixels = self._view_for_step(step, index, camera).pixels
-            index_tensor = torch.tensor([index], device=self._device, dtype=torch.int64)
-            color = self._parameters.params["means"].detach().new_tensor(background)
-            return ViewInputs(index_tensor, camera, pixels, color)
-
+    def _replay(self, passes: ViewPasses, kind: ViewKind, make_inputs: Callable[[], ViewInputs]) -> ViewResults | None:
+        """Computes the gradients of a view by a pass; returns None if there is no pass yet."""
         state = [*self._parameters.params.values()]
         if self.gains is not None:
             state.append(self.gains.logs)
-        results = passes.results(kind, make_inputs, state)
-        if results is None:
-            return None
-        for parameter, gradient in zip(self._parameters.params.values(), results.gradients, strict=True):
-            parameter.grad = gradient
+        return passes.results(kind, make_inputs, state)
+
+    def _take(self, results: ViewResults, index: int) -> tuple[Tensor, list[Meta]]:
+        """Takes over the gradients of a view. Returns as :meth:`compute`."""
+        params = self._parameters.params
+        gradients = dict(zip(params, results.gradients, strict=True))
+        if results.rows is None:
+            for name, parameter in params.items():
+                parameter.grad = gradients[name]
+        elif self._config.visible_adam == "on":
+            self._parameters.set_row_gradients(results.rows, gradients)
+        else:
+            self._dense_gradients.update(results.rows, gradients, self._regularization)
+            self._regularize(len(params["means"]), params, self._regularized_gradients())
         self._add_gain_change(index, results.gain_change)
         return results.metrics, [{"n_cameras": 1}]
 
-    def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacities: Capacities) -> ViewResults:
-        """Renders a view, and computes the gradients of its loss, without waiting for the device."""
+    def _differentiate(self, kind: ViewKind, inputs: ViewInputs, capacities: Capacities | None) -> ViewResults:
+        """Renders a view, and computes the gradients of its loss, without waiting for the device.
+
+        Without capacities, waits for the number of intersections.
+        """
+        selection = None if inputs.rows is None else Selection(self._parameters, inputs.rows)
+        params = self._parameters.params if selection is None else selection.params
         with self._autocasting(), deferred():
-            images, _, meta = self._render(inputs.camera, inputs.background, capacities, kind.sh_degree)
+            images, _, meta = self._render(
+                inputs.camera,
+                inputs.background,
+                capacities,
+                kind.sh_degree,
+                gaussians=None if selection is None else selection.gaussians(),
+            )
             image, image_loss, gain_change = self._photometric_loss(
                 inputs.index, images, inputs.pixels, None, estimates_gains=kind.estimates_gains
             )
-        parameters = self._parameters.params
         # Adam's kernel reads contiguous gradients.
         gradients = [
             None if gradient is None else gradient.contiguous()
-            for gradient in torch.autograd.grad(image_loss, [*parameters.values()], allow_unused=True)
+            for gradient in torch.autograd.grad(image_loss, [*params.values()], allow_unused=True)
         ]
-        self._regularize(len(parameters["means"]), dict(zip(parameters, gradients)))
-        needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
-        return ViewResults(_loss_and_psnr(image_loss, image, inputs.pixels), needed, gain_change, gradients)
+        if selection is None or self._config.visible_adam == "on":
+            self._regularize(len(self._parameters.params["means"]), params, dict(zip(params, gradients)))
+        if capacities is None:
+            needed = torch.tensor([*_capacities_needed([], [meta]), 0], dtype=torch.int64, device="cpu")
+        else:
+            needed = meta.source.intersections.whole.needed  # type: ignore[attr-defined]
+        rows = None if inputs.rows is None else inputs.rows.clone()
+        metrics = _loss_and_psnr(image_loss, image, inputs.pixels)
+        return ViewResults(metrics, needed, gain_change, rows, gradients)
 
     def _make_update(self, adds_noise: bool, capture: Capture, scratch: Tensor) -> UpdatePass:
         return UpdatePass(

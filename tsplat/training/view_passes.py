@@ -31,6 +31,10 @@ KINDS_MAX = 32
 REPLAYS_MAX = 4
 """Maximum number of replays that are kept, each with its own memory."""
 
+SELECTIONS_MAX = 1.75
+"""Memory of the replays that are kept, in units of that of the state, if one is of a selection: that of a single replay
+of all Gaussians, so that selections of several sizes do not need more than that."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ViewInputs:
@@ -41,16 +45,19 @@ class ViewInputs:
         camera: Camera of the view, with its corrections.
         pixels: [H, W, 3] in [0, 1].
         background: [3] in [0, 1].
+        rows: [R] int64, Gaussians that the view may show, see :func:`.selection.select`; None for all.
     """
 
     index: Tensor
     camera: Camera
     pixels: Tensor
     background: Tensor
+    rows: Tensor | None
 
     def tensors(self) -> list[Tensor]:
         """Returns all tensors; their order depends only on the kind of the camera."""
-        return [self.index, self.pixels, self.background, *self.camera.tensors().values()]
+        rows = [] if self.rows is None else [self.rows]
+        return [self.index, self.pixels, self.background, *self.camera.tensors().values(), *rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,23 +68,25 @@ class ViewResults:
         metrics: [2] loss and PSNR.
         needed: [5] int64, the capacities that lists needed, and 1 if they did not fit, so that all results are invalid.
         gain_change: [3], see :meth:`.view_corrections.ViewGains.estimate`; None if gains are not estimated.
+        rows: [R] int64, the Gaussians that have gradients, as :class:`ViewInputs` has them; None for all.
         gradients: Gradient of each parameter, or None.
     """
 
     metrics: Tensor
     needed: Tensor
     gain_change: Tensor | None
+    rows: Tensor | None
     gradients: Sequence[Tensor | None]
 
     def tensors(self) -> list[Tensor | None]:
-        return [self.metrics, self.needed, self.gain_change, *self.gradients]
+        return [self.metrics, self.needed, self.gain_change, self.rows, *self.gradients]
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor | None]) -> "ViewResults":
         """Inverts :meth:`tensors`."""
-        metrics, needed, gain_change, *gradients = tensors
+        metrics, needed, gain_change, rows, *gradients = tensors
         assert metrics is not None and needed is not None
-        return cls(metrics, needed, gain_change, gradients)
+        return cls(metrics, needed, gain_change, rows, gradients)
 
 
 Compute = Callable[[Any, ViewInputs, Capacities], ViewResults]
@@ -91,15 +100,25 @@ class _Replay:
     Attributes:
         inputs: The tensors of :class:`ViewInputs` that it reads.
         scratch: Memory that it needs only while it runs.
+        n_bytes: Its memory.
+        selects: Whether it is of a selection of Gaussians.
         update: The pass that updates the parameters with its gradients.
     """
 
     def __init__(
-        self, traced: TracedFunction, inputs: list[Tensor], state: list[Tensor], recorder: GraphRecorder | None
+        self,
+        traced: TracedFunction,
+        inputs: list[Tensor],
+        state: list[Tensor],
+        recorder: GraphRecorder | None,
+        *,
+        selects: bool,
     ) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
         self.scratch = traced.allocate_scratch()
         self._results, self._run = traced.bind([*self.inputs, *state], self.scratch)
+        made = [tensor for tensor in (*self.inputs, *self._results, self.scratch) if tensor is not None]
+        self.n_bytes, self.selects = sum(tensor.nbytes for tensor in made), selects
         if recorder is not None:
             _, self._run = recorder.record(self._run)
         self._traced, self._addresses = traced, [tensor.data_ptr() for tensor in state]
@@ -180,7 +199,7 @@ class ViewPasses:
                 known.traced = TracedFunction(lambda: self._compute(kind, inputs, known.capacities).tensors(), tensors)
                 outputs: Sequence[Tensor | None] = known.traced.take_first()
             else:
-                self._last = self._replay(kind, known.traced, input_tensors, state)
+                self._last = self._replay(kind, known.traced, input_tensors, state, selects=inputs.rows is not None)
                 outputs = self._last.results(input_tensors)
         except Exception as error:  # rasterization calls compute what cannot be traced or captured
             self._give_up(error)
@@ -222,7 +241,9 @@ class ViewPasses:
         self._enabled, self._kinds, self._replays, self._last = False, {}, {}, None
         logging.getLogger("tsplat").warning("tsplat: training without passes: %s", error)
 
-    def _replay(self, kind: Hashable, traced: TracedFunction, inputs: list[Tensor], state: list[Tensor]) -> _Replay:
+    def _replay(
+        self, kind: Hashable, traced: TracedFunction, inputs: list[Tensor], state: list[Tensor], *, selects: bool
+    ) -> _Replay:
         """Returns the replay of a pass, after binding it to memory if there is none yet."""
         replay = self._replays.get(kind)
         if replay is None or not replay.fits(traced, state):
@@ -230,10 +251,18 @@ class ViewPasses:
             with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
                 if self._uses_graphs and self._recorder is None:
                     self._recorder = GraphRecorder()
-                replay = _Replay(traced, inputs, state, self._recorder)
+                replay = _Replay(traced, inputs, state, self._recorder, selects=selects)
             # Others are released after the capture: PyTorch cannot capture into a memory pool without a graph.
             others = [(k, other) for k, other in self._replays.items() if k != kind and other.reads(state)]
-            self._replays = {**dict(others[1 - REPLAYS_MAX :]), kind: replay}
+            others = [*others[1 - REPLAYS_MAX :], (kind, replay)]
+            bytes_max = SELECTIONS_MAX * sum(tensor.nbytes for tensor in state)
+            while (
+                len(others) > 1
+                and any(other.selects for _, other in others)
+                and sum(other.n_bytes for _, other in others) > bytes_max
+            ):
+                del others[0]
+            self._replays = dict(others)
         return replay
 
     def release(self) -> None:

@@ -1,0 +1,135 @@
+"""The Gaussians that a training view may show: only these are activated, rendered and differentiated.
+
+Rows keep their order, and every value is computed as it is for all Gaussians, so that bits do not depend on what is
+left out. PyTorch's sigmoid rounds otherwise at the end of a tensor, and is computed for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..scene.cameras import Camera
+from ..scene.culling import culls, rows_in_sight
+from ..scene.gaussians import Gaussians
+from .parameters import Parameters
+
+ROWS_MIN, ROWS_STEP = 1024, 1.5
+"""Numbers of rows of a selection are the first number times a power of the second: other numbers need other passes."""
+
+SHARE_MAX = 0.5
+"""Share of the Gaussians, with those that fill up, up to which a selection is used. Rows are copied, and a row that is
+hidden costs about a third of one that is seen."""
+
+
+def select(parameters: Parameters, camera: Camera) -> Tensor | None:
+    """Returns the rows that a camera may see, [R] int64, ascending, filled up by -1; None for all.
+
+    Raises nothing for cameras by which nothing is culled: they see all.
+    """
+    means, log_scales = (parameters.params[name].detach() for name in ("means", "scales"))
+    if not culls(camera) or len(means) * SHARE_MAX < ROWS_MIN:
+        return None
+    near = {} if camera.near is None else {"near": camera.near}
+    rows = rows_in_sight(means, log_scales, camera, **near)
+    steps = math.ceil(math.log(max(len(rows), ROWS_MIN) / ROWS_MIN, ROWS_STEP))
+    n_rows = math.ceil(ROWS_MIN * ROWS_STEP**steps)
+    if n_rows > SHARE_MAX * len(means):
+        return None
+    return torch.nn.functional.pad(rows, (0, n_rows - len(rows)), value=-1)
+
+
+class _Activated(torch.autograd.Function):
+    """Replaces logits [R] by opacities that were computed before, with the gradient of the sigmoid."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, opacities: Tensor) -> Tensor:
+        ctx.save_for_backward(opacities)
+        return opacities.view_as(opacities)
+
+    @staticmethod
+    def backward(ctx: Any, v_opacities: Tensor) -> tuple[Tensor, None]:
+        (opacities,) = ctx.saved_tensors
+        return torch.ops.aten.sigmoid_backward(v_opacities, opacities), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _SelectedGaussians(Gaussians):
+    """Gaussians whose opacities [N] are known; zero where a row fills up."""
+
+    known_opacities: Tensor | None = None
+
+    @property
+    def opacities(self) -> Tensor:
+        opacities: Tensor = _Activated.apply(self.opacity_logits, self.known_opacities)  # type: ignore[no-untyped-call]
+        return opacities
+
+
+class Selection:
+    """Copies of rows of the Gaussians' parameters, with gradients of their own.
+
+    Args:
+        parameters: Those of all Gaussians.
+        rows: See :func:`select`.
+
+    Attributes:
+        params: The copies, [R, ...], by the names of the parameters; rows that fill up are copies of the first one.
+    """
+
+    def __init__(self, parameters: Parameters, rows: Tensor) -> None:
+        indices = rows.clamp_min(0)
+        self._parameters = parameters
+        self.params = {
+            name: parameter.detach().index_select(0, indices).requires_grad_()
+            for name, parameter in parameters.params.items()
+        }
+        opacities = parameters.params["opacities"].detach().sigmoid().index_select(0, indices)
+        self._opacities = opacities.masked_fill_(rows < 0, 0.0)
+
+    def gaussians(self) -> Gaussians:
+        """Returns the Gaussians. Those that fill up are transparent."""
+        gaussians = self._parameters.gaussians(params=self.params)
+        return _SelectedGaussians(**vars(gaussians), known_opacities=self._opacities)
+
+
+class DenseGradients:
+    """Gradients of all Gaussians, of which those of some rows are not zero, in memory that is kept between steps.
+
+    Args:
+        parameters: Those of all Gaussians.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._gradients: dict[str, Tensor] = {}
+        self._rows: Tensor | None = None
+
+    def update(self, rows: Tensor, gradients: Mapping[str, Tensor | None], changed: Mapping[str, float]) -> None:
+        """Sets the gradients of parameters, given those of rows [R], filled up by -1.
+
+        `changed` has the names of gradients to which others add what is not zero in other rows, with their weights.
+        """
+        rows = rows[: int((rows >= 0).sum())]
+        for name, parameter in self._parameters.params.items():
+            gradient = gradients[name]
+            if gradient is None:
+                parameter.grad = None
+                continue
+            dense = self._gradients.get(name)
+            if dense is None or dense.shape != parameter.shape:
+                dense = self._gradients[name] = torch.zeros_like(parameter)
+            elif changed.get(name):
+                dense.zero_()
+            elif self._rows is not None:
+                dense.index_fill_(0, self._rows, 0.0)
+            parameter.grad = dense.index_copy_(0, rows, gradient[: len(rows)])
+        self._rows = rows.clone()  # a pass writes the next ones to the same memory
+
+    def release(self) -> None:
+        """Releases the memory."""
+        self._gradients, self._rows = {}, None
