@@ -255,6 +255,13 @@ def test_other_learning_rates_decay_in_the_last_fifth(noisy, adam_steps):
     assert scales == pytest.approx([Config.scales_rate] * 9 + [Config.scales_rate * 0.1])
 
 
+def test_learning_rates_rise_with_the_cube_of_the_step(noisy, adam_steps):
+    start, views = noisy
+    fit(start, views, Config(steps=5, background=SKY, warm_up=4))
+    scales = [group["lr"] for parameter, _, group in adam_steps if parameter.shape[1:] == (3,)][1::2]
+    assert scales == pytest.approx([Config.scales_rate * factor for factor in (1 / 64, 1 / 8, 27 / 64, 1, 1)])
+
+
 def test_sh_degree_increases_during_training(noisy, renders):
     start, views = noisy
     fit(start, views, Config(steps=7, background=SKY))

@@ -67,8 +67,8 @@ class Config:
         sh0_rate, shN_rate: Learning rates of the spherical harmonics of degree 0, and of the higher degrees.
         rates_decay: Final learning rates of the other parameters of Gaussians over the initial ones; they decay
             exponentially in the last fifth of the run.
-        warm_up: Number of steps in which all learning rates rise from zero, until Adam's moments tell noise from
-            gradients.
+        warm_up: Number of steps in which all learning rates rise from zero, with the cube of the step, until Adam's
+            moments tell noise from gradients.
         sh_interval: Number of steps after which the next degree of spherical harmonics is added. If the run is too
             short for all degrees, the steps are divided evenly among them. Degrees that the initial Gaussians have are
             used from the first step on.

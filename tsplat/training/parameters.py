@@ -22,6 +22,10 @@ from .view_corrections import Lenses, identity_exposures, identity_motions, move
 DECAY_START = 0.8
 """Fraction of the run after which `rates_decay` lowers learning rates."""
 
+WARM_UP_POWER = 3
+"""Power of the step with which learning rates rise. In proportion to it, the first steps would move all parameters of a
+finished model, whose gradients are noise, as far as those of another."""
+
 
 def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
     """Raises ArgumentError for settings that do not apply to the Gaussians, 2D or 3D, or to the cameras.
@@ -193,7 +197,8 @@ class Parameters:
             "lenses": config.lens_rate * decay,
             "exposures": config.exposure_rate * decay,
         }
-        factor = math.sqrt(config.views_per_step) * min(1.0, (step + 1) / max(config.warm_up, 1))
+        warmth = min(1.0, (step + 1) / max(config.warm_up, 1))
+        factor = math.sqrt(config.views_per_step) * warmth**WARM_UP_POWER
         for name, optimizer in self.optimizers.items():
             optimizer.param_groups[0]["lr"] = rates[name] * factor
         return rates["means"] * factor
