@@ -336,24 +336,25 @@ def plot_predicted(predictions: dict[str, dict[str, dict[tuple[str, str], float]
     from matplotlib.figure import Figure
 
     scenes = [scene for scene, by_implementation in predictions.items() if len(by_implementation) > 1]
-    figure = Figure(figsize=(11, 4), dpi=90, layout="constrained")
+    figure = Figure(figsize=(11, 1 + 0.85 * len(scenes)), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    width = 0.9 / len(IMPLEMENTATIONS)  # as wide as the numbers above
+    height = 0.9 / len(IMPLEMENTATIONS)
     for i, (implementation, color) in enumerate(IMPLEMENTATIONS.items()):
         at, values = [], []
         for k, scene in enumerate(scenes):
             value = both_passes(predictions[scene].get(implementation, {}), "a100")
             if value is not None:
-                at.append(k + (i - (len(IMPLEMENTATIONS) - 1) / 2) * width)
+                at.append(k + (i - (len(IMPLEMENTATIONS) - 1) / 2) * height)
                 values.append(value)
-        bars = axes.bar(at, values, width, color=color, label=implementation)
-        axes.bar_label(bars, fmt="{:,.0f}", fontsize=6.5, padding=1)
-    axes.set_xticks(range(len(scenes)), scenes, fontsize=8)
-    axes.set(yscale="log", ylim=(10, 2e4), ylabel="predicted us, A100")
-    axes.set_title("Predicted, not measured: compositing kernels, forward + backward", fontsize=10)
-    axes.grid(axis="y", alpha=0.3)
+        bars = axes.barh(at, values, height, color=color, label=implementation)
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=9, padding=3)
+    axes.set_yticks(range(len(scenes)), map(with_sign, scenes), fontsize=11)
+    axes.set(xscale="log", xlim=(10, 2e4), ylim=(len(scenes) - 0.5, -0.5))
+    axes.set_xlabel("predicted µs on an A100", fontsize=11)
+    axes.set_title("Predicted, not measured: compositing kernels, forward + backward", fontsize=11)
+    axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    figure.legend(fontsize=8, ncols=len(IMPLEMENTATIONS), loc="outside lower center")
+    figure.legend(fontsize=11, ncols=len(IMPLEMENTATIONS), loc="outside lower center")
     figure.savefig(PREDICTED_PLOT)
 
 
