@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+COMMANDS := $(VENV)/commands
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # Triton decides at import whether to interpret kernels, so these few tests need a process of their own.
 INTERPRET = TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m
@@ -30,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
+demo: $(COMMANDS) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
 	$(BIN)/tsplat demo --out demo
 
 quick: lint ## lint, types and the fast tests: about 100 seconds on two cores
@@ -118,4 +119,10 @@ clean: ## remove the virtual environment, the demo and the documentation site
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	touch $(COMMANDS) $@
+
+# The commands and the viewer, without what tests and the site need.
+$(COMMANDS): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[train,viewer]'
 	touch $@

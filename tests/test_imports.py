@@ -101,7 +101,8 @@ MODULES = {
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
 OPTIONAL = {
     "fast_simplification", "huggingface_hub", "imageio_ffmpeg", "matplotlib", "OpenEXR", "PIL", "pxr", "pycolmap",
-    "rich", "safetensors", "scipy", "skimage", "tensorboard", "torchmetrics", "torchvision", "wandb", "zstandard",
+    "rich", "safetensors", "scipy", "skimage", "tensorboard", "torchmetrics", "torchvision", "trackio", "wandb",
+    "zstandard",
 }  # fmt: skip
 USES_TRITON = {"gpu_driver", "kernels", "passes", "runtime", "triton_cpu", "cli"}
 

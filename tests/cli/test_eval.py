@@ -1,6 +1,8 @@
 """`tsplat eval`: what it prints."""
 
 import json
+import shutil
+import sys
 
 from tsplat import cli, training
 
@@ -20,6 +22,22 @@ def test_eval_ends_with_the_next_command(monkeypatch, capsys):
     assert capsys.readouterr().out == "next: tsplat report 'a run' --scene there\n"
     assert cli.main(["eval", "run", "--checkpoint", "3"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_next_command_is_named_as_the_command_was_called(monkeypatch, capsys):
+    monkeypatch.setattr(training, "evaluate_run", lambda run, **options: {"psnr": 20.0})
+    found = {}
+    for where in (None, "/usr/bin/tsplat"):
+        monkeypatch.setattr(shutil, "which", lambda _name, where=where: where)
+        for called in (".venv/bin/tsplat", "my files/tsplat", "tsplat/__main__.py"):
+            monkeypatch.setattr(sys, "argv", [called])
+            assert cli.main(["eval", "run"]) == 0
+            found[where, called] = capsys.readouterr().out
+    assert found[None, ".venv/bin/tsplat"] == "next: .venv/bin/tsplat report run\n"
+    assert found[None, "my files/tsplat"] == "next: 'my files/tsplat' report run\n"
+    assert {found[None, "tsplat/__main__.py"], found["/usr/bin/tsplat", ".venv/bin/tsplat"]} == {
+        "next: tsplat report run\n"
+    }
 
 
 def test_only_rank_0_prints_json(monkeypatch, capsys):

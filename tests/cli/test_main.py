@@ -163,6 +163,16 @@ def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, mode
 OPTIONAL = ("imageio_ffmpeg", "tensorboard", "torchmetrics", "torchvision")
 
 
+def test_file_in_place_of_a_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my model.ply").touch()
+    assert cli.main(["my model.ply"]) == 2
+    expected = "tsplat: error: 'my model.ply' is no command; to look at it: tsplat view 'my model.ply'\n"
+    assert capsys.readouterr().err == expected
+    assert cli.main(["vieww"]) == 2
+    assert "did you mean view" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "module", "package", "extra"),
     [
@@ -173,6 +183,7 @@ OPTIONAL = ("imageio_ffmpeg", "tensorboard", "torchmetrics", "torchvision")
         (["train", "scene", "--out", "run"], "scipy", "scipy", "train"),
         (["train", "scene", "--out", "run", "--tensorboard"], "tensorboard", "tensorboard", "train"),
         (["train", "scene", "--out", "run", "--wandb"], "wandb", "wandb", "wandb"),
+        (["train", "scene", "--out", "run", "--trackio"], "trackio", "trackio", "trackio"),
         (["train", "scene", "--out", "run", "--ranks", "2", "--device", "cpu"], "scipy", "scipy", "train"),
         (["train", "--resume", "run"], "safetensors", "safetensors", "train"),
         (["blocks", "plan", "scene", "--out", "run", "--blocks", "2"], "matplotlib", "matplotlib", "train"),

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import sys
 import threading
 from argparse import Namespace
@@ -58,7 +59,14 @@ def demo(arguments: Namespace) -> int:
 def print_next(*words: str | Path) -> None:
     """Prints the command to run next, on one rank."""
     if _is_main_rank():
-        print(f"next: tsplat {shlex.join(map(str, words))}")
+        print(f"next: {_own_name()} {shlex.join(map(str, words))}")
+
+
+def _own_name() -> str:
+    """Returns how the command was called, such as ``.venv/bin/tsplat``, if a shell would not find it as ``tsplat``."""
+    called = sys.argv[0]
+    is_found = Path(called).name != "tsplat" or shutil.which("tsplat") is not None
+    return "tsplat" if is_found else shlex.quote(called)
 
 
 def _is_main_rank() -> bool:
@@ -189,8 +197,11 @@ def view(arguments: Namespace) -> int:
             models[0].warm_up()
             threading.Event().wait()
         print("stopped; open pages show their last image")
-        if is_run(arguments.models[0]):
-            print_next("export", arguments.models[0], "--out", f"{arguments.models[0].resolve().name}.html")
+        shown = arguments.models[0]
+        if is_run(shown):
+            print_next("export", shown, "--out", f"{shown.resolve().name}.html")
+        elif shown.is_file():
+            print_next("convert", shown, f"{shown.stem}.html")
     finally:
         viewer.close("The viewer has been stopped. Start tsplat view again for a new address.")
     return 0

@@ -3,7 +3,9 @@
 import argparse
 import dataclasses
 import inspect
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Container, Sequence
 from types import NoneType
@@ -32,6 +34,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice is not None:
+            if message.startswith("argument COMMAND:") and os.path.exists(choice[1]):
+                raise ArgumentError(f"{choice[1]!r} is no command; to look at it: tsplat view {shlex.quote(choice[1])}")
             hint = suggest([choice[1]], re.findall(r"[\w-]+", choice[2]))
         else:
             hint = suggest_option(self._words, self._option_string_actions)

@@ -31,6 +31,7 @@ EXTRAS = {
     "fast_simplification": "mesh",
     "torchmetrics": "lpips",
     "torchvision": "lpips",
+    "trackio": "trackio",
     "viser": "viewer",
     "wandb": "wandb",
 }

@@ -241,6 +241,7 @@ class RunConfig(Config):
         keep: Number of checkpoints to keep.
         tensorboard: Log to TensorBoard.
         wandb: Log to Weights & Biases.
+        trackio: Log to Trackio.
         deterministic: Use only deterministic algorithms of PyTorch.
     """
 
@@ -271,6 +272,7 @@ class RunConfig(Config):
     keep: int = 2
     tensorboard: bool = False
     wandb: bool = False
+    trackio: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:

@@ -54,6 +54,36 @@ class FakeLog:
 
 
 @pytest.mark.slow
+def test_trackio_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
+    logs = []
+
+    class Log:
+        def __init__(self, project, name, resume, config):
+            self.options, self.lines, self.finished = (project, name, resume, config["steps"]), [], False
+
+        def log(self, metrics, step=None):
+            self.lines.append((step, metrics))
+
+        def finish(self):
+            self.finished = True
+
+    module = types.ModuleType("trackio")
+    module.init = lambda *, project, name, resume, config: logs.append(Log(project, name, resume, config)) or logs[-1]
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
+    capture = procedural_capture(24, 18, 3, 1, 60)
+    monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run = tmp_path / "garden"
+    train(RunConfig(steps=20, sh_degree=0, trackio=True, backend="torch"), run, stop_after=12)
+    resume(run)
+    assert [log.options for log in logs] == [("tsplat", "garden", "never", 20), ("tsplat", "garden", "allow", 20)]
+    assert [log.finished for log in logs] == [True, True]
+    assert [[step for step, _ in log.lines] for log in logs] == [[10], [20]]
+    assert logs[1].lines[0][1]["train/gaussians"] == len(capture.points)
+
+
+@pytest.mark.slow
 def test_weights_and_biases_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
     logs = []
     module = types.ModuleType("wandb")

@@ -29,7 +29,7 @@ MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
 
 def require_extras(config: RunConfig | None = None, *, lpips: str | None = None, view: bool = False) -> None:
     """Raises MissingExtraError, before any work, unless all optional modules of a run or of its evaluation exist."""
-    logging = [] if config is None else [name for name in ("tensorboard", "wandb") if getattr(config, name)]
+    logging = [] if config is None else [name for name in ("tensorboard", "wandb", "trackio") if getattr(config, name)]
     viewer = [module for module in VIEWER_MODULES if module not in MODULES] if view else []
     require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []), *viewer)
 

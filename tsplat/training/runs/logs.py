@@ -1,4 +1,4 @@
-"""Observers that show and log the progress of training: in a terminal, TensorBoard, and Weights & Biases."""
+"""Observers that show and log the progress of training: in a terminal, TensorBoard, Weights & Biases, and Trackio."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SMOOTHING = 0.8
 """Weight of the previously shown PSNR in the next one."""
 
 PROJECT = "tsplat"
-"""Project of runs of Weights & Biases, unless WANDB_PROJECT names one."""
+"""Project of runs of Weights & Biases and Trackio, unless WANDB_PROJECT or TRACKIO_PROJECT names one."""
 
 Show = Callable[[int, str, torch.device], None]
 """Shows a step, its metrics and the memory in use on a device."""
@@ -210,3 +210,32 @@ class WandbLog(MetricLog):
                 opened.write(log.id.encode())
             self._write = lambda metrics, step: log.log(metrics, step=step)
             yield
+
+
+class TrackioLog(MetricLog):
+    """Logs to Trackio, on this machine or to the Space that TRACKIO_SPACE_ID names. A resumed run continues its log.
+
+    The run's configuration is logged, too.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self._folder = folder
+        self._config = config
+
+    @contextlib.contextmanager
+    def during(self, run: RunStart) -> Iterator[None]:
+        """Starts the log, or continues it. Raises MissingExtraError if trackio is not installed."""
+        require("trackio")
+        import trackio
+
+        log = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+            name=self._folder.resolve().name,
+            resume="never" if run.step == 0 else "allow",
+            config=to_json(self._config),
+        )
+        self._write = lambda metrics, step: log.log(metrics, step=step)
+        try:
+            yield
+        finally:
+            log.finish()

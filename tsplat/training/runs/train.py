@@ -40,7 +40,7 @@ from .initial_gaussians import (
     relative_models,
 )
 from .live_view import check_view, shown
-from .logs import ProgressDisplay, TensorBoardLog, WandbLog
+from .logs import ProgressDisplay, TensorBoardLog, TrackioLog, WandbLog
 from .loop import RunLoop, print_setup, score_views
 from .priors import note_fits
 from .results import metrics_with_gains, write_held_out, write_report
@@ -370,6 +370,8 @@ def fit_and_report(
         observers.append(TensorBoardLog(folder / "tensorboard"))
     if run is not None and run.wandb and trainer.ranks.is_main:
         observers.append(WandbLog(folder, run))
+    if run is not None and run.trackio and trainer.ranks.is_main:
+        observers.append(TrackioLog(folder, run))
     loop = RunLoop(trainer, capture.test, folder, run, stop, scene, session, observers, resumed, capture.frame)
     if resumed is not None:
         loop.session.keep_earlier(folder)
