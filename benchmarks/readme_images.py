@@ -3,6 +3,7 @@
 Writes ``docs/training.gif``, the views of a moving camera while a scene is trained, and ``docs/viewer.png``, the viewer
 with the trained model. The camera moves past some of the photographs, and looks where all of them look. With ``--run
 RUN`` instead of ``--scene``, only ``docs/viewer.png`` is written, of the model of a run on the same photographs.
+``--models`` writes ``docs/scenes.jpg``, three models, and ``docs/orbit.webp``, a turn around one of them.
 """
 
 import argparse
@@ -17,10 +18,12 @@ from PIL import Image
 from torch import Tensor
 
 from tests.support.browser import open_page
-from tsplat.scene import Camera, Capture, Gaussians, intrinsics, look_at, read_capture
+from tests.support.paths import MODELS
+from tsplat.scene import Camera, Capture, Gaussians, intrinsics, look_at, open_model, read_capture
+from tsplat.scene.images import to_bytes
 from tsplat.training import Trainer, preset
 from tsplat.training.runs.initial_gaussians import initial_gaussians
-from tsplat.viewing import path_along, render
+from tsplat.viewing import first_view, orbit_around, path_along, render, render_frames
 from tsplat.viewing.run_cameras import complete_framing
 from tsplat.viewing.trajectories import cameras_of_views, choose_camera
 from tsplat.viewing.videos import write_gif
@@ -30,6 +33,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 FRAMES = 48
 WIDTH, HEIGHT = 360, 240
 """Number and size of the frames of the GIF."""
+
+MODELS_SHOWN = {"luma-seal.splat": 0.0, "kettle.spz": 0.5, "playbot_3.from_sog.ply": 0.0}
+"""Models of the picture of scenes, and from which part of a turn they are shown."""
+
+QUALITY = 55
+"""Quality of animated WebP, which is a fifth of the size of a GIF, and has all colors."""
 
 VIEWS = ("DSC_0424", "DSC_0425", "DSC_0426", "DSC_0427", "DSC_0437", "DSC_0438")
 """Photographs of `banana` along which the camera moves: from the side that most were taken from."""
@@ -65,6 +74,30 @@ def path(cameras: Sequence[Camera], views: Sequence[str], target: Sequence[float
     return torch.stack([look_at(eye, target, up) for eye in eyes.tolist()])
 
 
+def model_cameras(gaussians: Gaussians, turns: Sequence[float]) -> list[Camera]:
+    """Returns cameras that show a whole model, turned around it by parts of a turn."""
+    start = first_view(gaussians)
+    camera = start.camera(640, 480)
+    viewmats = orbit_around(start.eye, start.target, start.up, FRAMES)
+    return [dataclasses.replace(camera, viewmat=viewmats[round(turn * FRAMES)]) for turn in turns]
+
+
+def write_models() -> None:
+    """Writes the picture of three models, and the turn around the seal."""
+    sheet = Image.new("RGB", (3 * 640, 480))
+    for i, (name, turn) in enumerate(MODELS_SHOWN.items()):
+        gaussians = open_model(MODELS / name)
+        with torch.no_grad():
+            image = render(gaussians, *model_cameras(gaussians, [turn]))
+        sheet.paste(Image.fromarray(to_bytes(image).numpy()), (640 * i, 0))
+    sheet.resize((1440, 360), Image.Resampling.LANCZOS).save(DOCS / "scenes.jpg", quality=90)
+    seal = open_model(MODELS / "luma-seal.splat")
+    frames = render_frames(seal, model_cameras(seal, [i / FRAMES for i in range(FRAMES)]))
+    first, *others = (Image.fromarray(to_bytes(frame).numpy()) for frame in frames)
+    settings = {"duration": 80, "loop": 0, "quality": QUALITY, "method": 6}
+    first.save(DOCS / "orbit.webp", save_all=True, append_images=others, **settings)
+
+
 def viewer_image(model: ViewedModel, view: str) -> Image.Image:
     """Returns a screenshot of the viewer in a web browser, from where the photograph with this name was taken."""
     eye = choose_camera(model.cameras, view).position.tolist()
@@ -86,7 +119,11 @@ def main() -> None:
     parser.add_argument("--downscale", type=int, default=2, help="factor by which photographs are made smaller")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--views", nargs="+", default=VIEWS, help="photographs along which the camera moves")
+    source.add_argument("--models", action="store_true", help="draw the pictures of several models")
     options = parser.parse_args()
+    if options.models:
+        write_models()
+        return
     if options.run is not None:
         model = open_viewed(options.run, torch.device("cpu"), warn=print)
         viewer_image(model, options.views[-1]).save(DOCS / "viewer.png")
