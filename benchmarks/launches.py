@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 from tsplat import kernels as kernels_module
 from tsplat.config import DEFAULT_NUMERICS, CameraSettings, Unscented, UnscentedTransformParameters
 from tsplat.data import (
+    N_NEEDED,
     Cameras,
     Coefficients,
     CompositingSettings,
@@ -23,6 +24,7 @@ from tsplat.data import (
     Intersections,
     IntersectionSettings,
     Limit,
+    ProjectedGaussians,
     ProjectedGradients,
     ProjectionSettings,
     RenderBuffers,
@@ -231,15 +233,12 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
 def _rows_and_sums(vendor: str) -> Labeled:
     for label, n in (("", N), (" of several sections", 2 * scans.SECTION)):
         with recorded(vendor) as launches:
-            limit = Limit(torch.zeros(5, dtype=torch.int64), 0, n)
+            limit = Limit(torch.zeros(N_NEEDED, dtype=torch.int64), 0, n)
             kernels.prefix_sums(torch.ones(n, dtype=torch.int32), limit=limit)
         yield from (("lengths" + label, call) for call in launches)
-    ids, counted = torch.arange(N), torch.ones(1, dtype=torch.int64)
-    radii, means2d, _, _ = _rows()
+    radii, means2d, conics, depths = _rows()
     with recorded(vendor) as launches:
-        packed_rows.pack_rows(packed_rows.count_packed_rows(radii, counted), means2d)
-        packed_rows.gather_rows(ids, counted, means2d)
-        packed_rows.scatter_rows(ids, counted, means2d)
+        packed_rows.pack_rows(ProjectedGaussians(1, N, None, radii, means2d, depths, conics, None, depths), N)
     yield from (("packed rows", call) for call in launches if "_rows_" in call.kernel.__name__)
 
 
@@ -250,7 +249,7 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
 
     with recorded(vendor) as launches:
         ints = torch.ones(N, dtype=torch.int32)
-        limit = Limit(torch.zeros(5, dtype=torch.int64), 2, N, 4)
+        limit = Limit(torch.zeros(N_NEEDED, dtype=torch.int64), 2, N, 4)
         kernels.prefix_sums(ints, limit=limit, bitmasks=torch.ones_like(ints))
     yield from (("lists of parts", call) for call in launches)
     with mock.patch.object(part_lists, "CUT", 0):

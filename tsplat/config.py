@@ -37,18 +37,20 @@ TILE_SIZES: Final = (4, 8, 16)
 
 
 class Capacities(NamedTuple):
-    """Sizes of lists that memory is allocated for. A ``capacity`` stands for all four.
+    """Sizes of lists that memory is allocated for. A ``capacity`` stands for all but rows.
 
     Attributes:
         spans, intersections: What Gaussians intersect of tile rows, and of tiles.
         entries: Of the lists of parts, over half the parts of a tile. Without effect if a tile is one part.
         chunks: Of long lists.
+        rows: Packed rows. Without effect if there are fewer rows, or if they are not packed.
     """
 
     spans: int
     intersections: int
     entries: int
     chunks: int
+    rows: int = 2**31 - 1
 
 
 ALPHA_MIN: Final = 1.0 / 255.0

@@ -26,6 +26,7 @@ class ProjectionSettings:
         eps2d, radius_clip, packed, numerics, backend: As in :func:`tsplat.rasterization`.
         antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
         unscented, surfels: Parameters of the unscented transform, None for EWA splatting; whether Gaussians are 2D.
+        row_capacity: Packed rows that memory is allocated for before they are counted; None to wait for their number.
     """
 
     camera: CameraSettings
@@ -37,6 +38,7 @@ class ProjectionSettings:
     backend: Backend = "auto"
     unscented: Unscented | None = None
     surfels: bool = False
+    row_capacity: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +169,8 @@ class ProjectedGaussians(NamedTuple):
         compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
         row_of: [B, C, N] int32, inverse of ``dense_ids``: the row, -1 where there is none; or None.
         normals: [nnz, 3] of surfels, in the camera frame, towards the camera; or None.
+        needed: If rows are packed with a capacity, which nnz then is: see :class:`Intersections`. Those behind the
+            packed rows are culled ones, each with an id of its own in ``dense_ids``. Otherwise None.
     """
 
     n_cameras: int
@@ -180,6 +184,7 @@ class ProjectedGaussians(NamedTuple):
     opacities: Tensor | None
     row_of: Tensor | None = None
     normals: Tensor | None = None
+    needed: Tensor | None = None
 
     def image_ids(self) -> Tensor | None:
         """Image of each packed row, [nnz] int64; None if rows are [I, N]."""
@@ -309,7 +314,7 @@ class Intersections(NamedTuple):
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys, key_bias: [M] flat tile of each intersection minus ``key_bias``, for int16 keys; None if unknown.
-        capacities, needed: If M is a capacity, those of all lists, and [5] int64, the sizes that lists need, and 1 if
+        capacities, needed: If M is a capacity, those of all lists, and [6] int64, the sizes that lists need, and 1 if
             any exceeds its capacity. Then lists are empty. Elements beyond the last intersection are in no tile.
     """
 

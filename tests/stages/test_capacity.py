@@ -113,7 +113,7 @@ def test_chunks_have_room_of_their_own(cut_lists, chunk):
     for chunks in (need.chunks - 1, 0):
         with pytest.raises(CapacityError, match="capacity: at least"):
             run(scene, capacity=need._replace(chunks=chunks), **options)
-    assert capacity.capacities_for(need).chunks == int(1.25 * need.chunks) + 1
+    assert capacity.capacities_for(need).chunks == int(1.0625 * need.chunks) + 1
 
 
 @pytest.mark.triton

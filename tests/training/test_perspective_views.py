@@ -121,7 +121,7 @@ def test_steps_sample_a_perspective_view_once(capture, monkeypatch):
 
         monkeypatch.setattr(view_gradients, name, counted)
     monkeypatch.setattr(perspective_views, "perspective_camera", None)  # it is known
-    monkeypatch.setattr(view_passes, "capacities_for", lambda needed: Capacities(*[1 << 16] * 4))
+    monkeypatch.setattr(view_passes, "capacities_for", lambda needed, varies: Capacities(*[1 << 16] * 4))
     start = Gaussians.from_points(capture.points, capture.colors, 0)
     config = Config(steps=4, strategy=None, perspective_share=1.0, backend="triton")
     trainer = Trainer(start, capture.train[:1], config)

@@ -197,8 +197,10 @@ def test_a_view_that_needs_more_room_is_computed_again(request, replays, monkeyp
     config = dataclasses.replace(CONFIG, **changes)
     expected = by_stages(config)
     enough = view_passes.capacities_for
-    too_little = lambda needed: Capacities(*[max(9 * n // 10, 1) for n in needed])  # noqa: E731
-    monkeypatch.setattr(view_passes, "capacities_for", lambda *given: (enough if given[1:] else too_little)(*given))
+    too_little = lambda needed, varies: Capacities(*[max(9 * n // 10, 1) for n in needed])  # noqa: E731
+    monkeypatch.setattr(
+        view_passes, "capacities_for", lambda *given, **kind: (enough if given[1:] else too_little)(*given, **kind)
+    )
     torch.manual_seed(0)
     assert_same(trained(config), expected)
     assert len(replays) > 6 and (graphs is None or graphs[0].replays)

@@ -1,21 +1,27 @@
 """Packed rows of calls that replay passes: rows of the Gaussians that a camera sees, one after the other.
 
-Passes project without packing, as the sizes of their tensors must not depend on values; when the stages run, the
-projection packs. The inclusive prefix sum of whether a row is visible is its packed row, plus 1. The number of packed
-rows is known on the device only, so kernels have a lane for each row.
+In passes, the sizes of tensors must not depend on values, so there are as many packed rows as a capacity. All
+Gaussians are projected, and then packed. The inclusive prefix sum of whether a Gaussian is visible is its packed row,
+plus 1. Rows that are left are those of culled Gaussians.
 """
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..data import Limit
+from ..config import Capacities
+from ..data import N_NEEDED, Limit, ProjectedGaussians
 from .device_math import load_tuple, store_tuple
 from .launch import Int, kernel
 from .scans import prefix_sums
 
 BLOCK = 256
+
+ROWS = Capacities._fields.index("rows")
+"""The element of ``Capacities``."""
+
+NOT_COPIED = ("n_cameras", "n_gaussians", "dense_ids", "row_of", "needed")
+"""Fields of ``ProjectedGaussians`` that are not values of rows."""
 
 
 @kernel
@@ -25,95 +31,70 @@ def _visible_rows_kernel(
     n: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    radius = tl.load(radii + 2 * row, mask=row < n, other=0)
-    tl.store(visible + row, (radius != 0).to(tl.int32), mask=row < n)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    radius = tl.load(radii + 2 * index, mask=index < n, other=0)
+    tl.store(visible + index, (radius != 0).to(tl.int32), mask=index < n)
+
+
+@triton.jit
+def _copy(values, packed, WIDTH: tl.constexpr, index, row, mask):
+    """Copies values [n, WIDTH] at indices to rows."""
+    if values is not None:
+        store_tuple(packed + row * WIDTH, 1, load_tuple(values + index * WIDTH, 1, WIDTH, mask), mask)
 
 
 @kernel
 def _pack_rows_kernel(
-    row_counts,  # [n] int32, inclusive prefix sum of whether rows are packed
-    values,  # [n, 2]
-    ids,  # [packed] int64, output
-    packed,  # [packed, 2], output
-    n: "Int",
-    BLOCK: tl.constexpr,
+    row_counts,  # [n] int32, inclusive prefix sum of whether Gaussians are visible; zeros if there are more than rows
+    projected: "ProjectedGaussians",  # of n rows
+    packed: "ProjectedGaussians",  # output
+    n: "Int", n_rows: "Int",
+    SHAPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    packed_row = tl.load(row_counts + row - 1, mask=(row > 0) & (row < n), other=0).to(tl.int64)
-    is_packed = (row < n) & (tl.load(row_counts + row, mask=row < n, other=0) > packed_row)
-    tl.store(ids + packed_row, row, mask=is_packed)
-    store_tuple(packed + 2 * packed_row, 1, load_tuple(values + 2 * row, 1, 2, is_packed), is_packed)
+    """Packs visible Gaussians, and behind them culled ones until there are ``n_rows``. One lane per projected one."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    before = tl.load(row_counts + index - 1, mask=(index > 0) & (index < n), other=0).to(tl.int64)
+    is_visible = tl.load(row_counts + index, mask=index < n, other=0) > before
+    row = tl.where(is_visible, before, tl.load(row_counts + n - 1) + index - before)
+    tl.store(packed.row_of + index, tl.where(is_visible, row, -1).to(tl.int32), mask=index < n)
+    mask = (index < n) & (row < n_rows)
+    tl.store(packed.dense_ids + row, index, mask=mask)
+    _copy(projected.radii, packed.radii, 2, index, row, mask)
+    _copy(projected.means2d, packed.means2d, 2, index, row, mask)
+    _copy(projected.depths, packed.depths, 1, index, row, mask)
+    _copy(projected.conics, packed.conics, SHAPE, index, row, mask)
+    _copy(projected.compensations, packed.compensations, 1, index, row, mask)
+    _copy(projected.opacities, packed.opacities, 1, index, row, mask)
+    _copy(projected.normals, packed.normals, 3, index, row, mask)
 
 
-@triton.jit
-def _packed_lanes(ids, n_packed, BLOCK: tl.constexpr):
-    """Returns the packed rows of a program's lanes, the rows that these are, and which lanes have one."""
-    packed_row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = packed_row < tl.load(n_packed)
-    return packed_row, tl.load(ids + packed_row, mask=mask, other=0), mask
+def pack_rows(projected: ProjectedGaussians, capacity: int) -> ProjectedGaussians:
+    """Returns packed rows: those of visible Gaussians, and behind them those of culled ones until there are as many as
+    the capacity, or all.
 
-
-@kernel
-def _gather_rows_kernel(
-    ids,  # [packed] int64
-    n_packed,  # [1] int64
-    values,  # [n, 2]
-    packed,  # [packed, 2], output
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    packed_row, row, mask = _packed_lanes(ids, n_packed, BLOCK)
-    store_tuple(packed + 2 * packed_row, 1, load_tuple(values + 2 * row, 1, 2, mask), mask)
-
-
-@kernel
-def _scatter_rows_kernel(
-    ids,  # [packed] int64
-    n_packed,  # [1] int64
-    packed,  # [packed, 2]
-    values,  # [n, 2], output
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    packed_row, row, mask = _packed_lanes(ids, n_packed, BLOCK)
-    store_tuple(values + 2 * row, 1, load_tuple(packed + 2 * packed_row, 1, 2, mask), mask)
-
-
-def count_packed_rows(radii: Tensor, n_packed: Tensor) -> Tensor:
-    """Returns the inclusive prefix sum of whether rows are packed. [n] int32
+    If more Gaussians are visible than the capacity, ``needed`` says so, and none is in ``row_of``.
 
     Args:
-        radii: [n, 2] int32, not zero where a row is packed.
-        n_packed: [1] int64, zero, which becomes the number of packed rows.
+        projected: Rows that are not packed.
     """
-    n = len(radii)
-    visible = torch.empty(n, dtype=torch.int32, device=radii.device)
+    radii = projected.radii
+    n, device = len(radii), radii.device
+    n_rows = min(n, capacity)
+    visible = torch.empty(n, dtype=torch.int32, device=device)
     _visible_rows_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
-    # The limit is never exceeded: the total is written to n_packed, and nothing behind it.
-    return prefix_sums(visible, limit=Limit(n_packed, capacity=n))
-
-
-def pack_rows(row_counts: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the packed rows, [n] int64, and their values, [n, 2]. What is behind the last packed row has no meaning.
-
-    Args:
-        row_counts: See :func:`count_packed_rows`.
-        values: [n, 2].
-    """
-    n = len(row_counts)
-    ids, packed = torch.empty(n, dtype=torch.int64, device=row_counts.device), torch.empty_like(values)
-    _pack_rows_kernel.launch_elementwise(n, BLOCK, row_counts=row_counts, values=values, ids=ids, packed=packed, n=n)
-    return ids, packed
-
-
-def gather_rows(ids: Tensor, n_packed: Tensor, values: Tensor) -> Tensor:
-    """Returns the values of packed rows, [n, 2]. See :func:`pack_rows`."""
-    packed = torch.empty_like(values)
-    _gather_rows_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, values=values, packed=packed)
-    return packed
-
-
-def scatter_rows(ids: Tensor, n_packed: Tensor, packed: Tensor) -> Tensor:
-    """Returns values [n, 2] with those of packed rows, and zeros in other rows. See :func:`pack_rows`."""
-    values = torch.zeros_like(packed)
-    _scatter_rows_kernel.launch_elementwise(len(ids), BLOCK, ids=ids, n_packed=n_packed, packed=packed, values=values)
-    return values
+    needed = torch.zeros(N_NEEDED, dtype=torch.int64, device=device)
+    row_counts = prefix_sums(visible, limit=Limit(needed, ROWS, n_rows))
+    packed = projected._replace(
+        dense_ids=torch.empty(n_rows, dtype=torch.int64, device=device),
+        row_of=torch.empty(n, dtype=torch.int32, device=device),
+        **{
+            name: value.new_empty(n_rows, *value.shape[1:])
+            for name, value in projected._asdict().items()
+            if name not in NOT_COPIED and value is not None
+        },
+    )
+    _pack_rows_kernel.launch_elementwise(
+        n, BLOCK, row_counts=row_counts, projected=projected, packed=packed, n=n, n_rows=n_rows,
+        SHAPE=projected.conics.shape[-1],
+    )  # fmt: skip
+    return packed._replace(needed=needed)

@@ -177,35 +177,30 @@ class Bases:
 
 
 class Output(NamedTuple):
-    """A base that a pass allocates and that leaves it.
-
-    If it is packed, it has a row for each packed row of a call, and `shape` is that of all rows.
-    """
+    """A base that a pass allocates and that leaves it."""
 
     base: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    is_packed: bool = False
 
-    def allocate(self, device: torch.device, n_packed: int | None = None) -> Tensor:
-        """Allocates it, for so many packed rows, or for all rows."""
-        shape = (n_packed, *self.shape[1:]) if self.is_packed and n_packed is not None else self.shape
-        return torch.empty_strided(shape, self.strides, dtype=self.dtype, device=device)  # faster than torch.empty
+    def allocate(self, device: torch.device) -> Tensor:
+        """Allocates it."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)  # faster than torch.empty
 
-    def zeros(self, device: torch.device, n_packed: int | None = None) -> Tensor:
+    def zeros(self, device: torch.device) -> Tensor:
         """Allocates zeros of its shape and dtype."""
-        return self.allocate(device, n_packed).zero_()
+        return self.allocate(device).zero_()
 
 
-def add_output(bases: Bases, tensor: Tensor, *, is_packed: bool = False) -> Output:
+def add_output(bases: Bases, tensor: Tensor) -> Output:
     """Adds a base for the storage of a tensor."""
     traced, base = TracedTensor.of(tensor), bases.add()
     bases.place(base, traced.storage, 0)
     size = traced.size // tensor.dtype.itemsize
     is_whole = tensor.is_contiguous() and tensor.numel() == size
     shape, strides = (tuple(tensor.shape), tensor.stride()) if is_whole else ((size,), (1,))
-    return Output(base, shape, strides, tensor.dtype, is_packed)
+    return Output(base, shape, strides, tensor.dtype)
 
 
 def view_of_output(bases: Bases, tensor: Tensor, outputs: Iterable[Output]) -> View:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..config import Capacities
 from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.capacity import read_async
 from ..stages.meta import Meta
@@ -31,7 +32,7 @@ class ForwardResult(NamedTuple):
         needed: The sizes that lists needed: spans, intersections, entries and chunks; and 1 if any exceeded its
             capacity. None if the caller gave a capacity.
         lent: The saved arena, if a later call may take its memory. Otherwise it is one of the bases.
-        n_packed: The number of packed rows; None if rows are not packed.
+        n_packed: The number of packed rows, the first ones of tensors of rows; None if rows are not packed.
         read_n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see
             :attr:`.BackwardPass.slots`; None if that allocates all of them: on a CPU, in graphs, and for few entries.
     """
@@ -71,15 +72,12 @@ class ReplayRunner:
         """Runs the forward pass."""
         traced = self.traced
         arena = torch.empty(traced.saved_arena.size, dtype=torch.uint8, device=traced.device)
-        # Packed rows are counted first, and their bases not used before.
-        outputs = [arena if o.is_packed else o.allocate(traced.device) for o in traced.outputs]
+        outputs = [output.allocate(traced.device) for output in traced.outputs]
         until_counted, *rest = traced.forward
         scratch = acquire_scratch(traced.scratch.size, traced.device)
         bases: list[Any] = [*tensors, *outputs, arena, scratch]
         until_counted.run(bases)
         needed, n_packed = read_counts(traced, arena, on_gpu=traced.on_gpu)
-        for output in traced.packed or ():
-            bases[output.base] = output.allocate(traced.device, n_packed)
         for replayed in rest:
             replayed.run(bases)
         release_scratch(scratch)
@@ -110,8 +108,11 @@ class ReplayRunner:
             Bases, by number, among them ``backward_pass.results``.
         """
         device = self.traced.device
-        outputs = [output.allocate(device, n_packed) for output in backward_pass.outputs]
-        tensors: list[Any] = [*saved, *map(_aligned, incoming), *outputs]
+        outputs = [output.allocate(device) for output in backward_pass.outputs]
+        incoming = [_aligned(v) for v in incoming]
+        if n_packed is not None and backward_pass is self.traced.centers_backward:
+            incoming[0] = _with_rows(incoming[0], self.traced.centers.shape[0])
+        tensors: list[Any] = [*saved, *incoming, *outputs]
         bases = dict(zip(backward_pass.steps.order, tensors))
         backward_pass.clear(bases)
         size = backward_pass.scratch.size
@@ -128,12 +129,10 @@ class _BackwardContext(NamedTuple):
 
     Attributes:
         runner: Runs its passes.
-        packed_ids: The rows that are packed, [nnz] int64, or None.
         lent, n_packed, read_n_slots: See :class:`ForwardResult`.
     """
 
     runner: Runner
-    packed_ids: Tensor | None
     lent: LentArena | None
     n_packed: int | None
     read_n_slots: Callable[[], int] | None
@@ -145,21 +144,17 @@ class _BackwardContext(NamedTuple):
         saved = saved[: len(backward_pass.saved)]
         return self.runner.backward(backward_pass, saved, incoming, self.lent, self.n_packed, self.read_n_slots)
 
-    def pack(self, values: Tensor | None) -> Tensor | None:
-        """Returns the packed rows of values [..., 2]; all values if rows are not packed."""
-        return values if values is None or self.packed_ids is None else values.view(-1, 2)[self.packed_ids]
+    def rows(self, values: Tensor) -> Tensor:
+        """Returns the values of rows that the call has, without those of a capacity."""
+        return values if self.n_packed is None else values[: self.n_packed]
 
 
 def read_counts(traced: TracedCall, arena: Tensor, *, on_gpu: bool) -> tuple[list[int] | None, int | None]:
     """Returns ``needed`` and ``n_packed`` of :class:`ForwardResult`. Waits for the device, unless both are None."""
-    if not traced.is_exact and traced.packed is None:
+    if not traced.is_exact and not traced.is_packed:
         return None, None
-    counts = traced.counts
-    if on_gpu:
-        *needed, n_packed = counts.of(arena).tolist()
-    else:
-        *needed, n_packed = _integers_on_cpu(counts, arena)
-    return needed if traced.is_exact else None, None if traced.packed is None else n_packed
+    needed = traced.needed.of(arena).tolist() if on_gpu else list(_integers_on_cpu(traced.needed, arena))
+    return needed if traced.is_exact else None, Capacities(*needed[:-1]).rows if traced.is_packed else None
 
 
 def _integers_on_cpu(view: View, base: Tensor) -> ctypes.Array[ctypes.c_int64]:
@@ -196,32 +191,32 @@ class ReplayedCall:
         """Returns what the rendering function returns."""
         traced, bases = self._runner.traced, self._bases
         images = [None if view is None else tensor_of_view(view, bases) for view in traced.images]
-        if traced.packed is None:
-            packed_ids, centers = None, tensor_of_view(traced.centers, bases)
-        else:
-            packed_ids, centers = (bases[output.base] for output in traced.packed)
+        view = traced.centers
+        if self._n_packed is not None:
+            view = view._replace(shape=torch.Size([self._n_packed, 2]), is_base=False)
+        centers = tensor_of_view(view, bases)
         gradient_2dgs = None
         if traced.gradient_2dgs is not None:
             gradient_2dgs = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
         carrier = None
         if traced.differentiable:
-            centers, carrier = self._connect(images, centers, gradient_2dgs, packed_ids)
+            centers, carrier = self._connect(images, centers, gradient_2dgs)
         values = {**traced.meta_constants, "means2d": centers}
         if gradient_2dgs is not None:
             values["gradient_2dgs"] = gradient_2dgs
         for name, i in traced.in_meta.items():
             values[name] = images[i]
         meta_bases = {i: bases[i] for i in traced.meta_bases}
-        source = MetaSource(traced, meta_bases, self._lent, self.needed, packed_ids, carrier)
+        source = MetaSource(traced, meta_bases, self._lent, self.needed, self._n_packed, carrier)
         return *images[: traced.n_images], Meta(values, lazy_values(traced), source, traced.meta_keys)
 
     def _connect(
-        self, images: list[Tensor | None], centers: Tensor, gradient_2dgs: Tensor | None, packed_ids: Tensor | None
+        self, images: list[Tensor | None], centers: Tensor, gradient_2dgs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
         is one."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, gradient_2dgs]
-        context = _BackwardContext(self._runner, packed_ids, self._lent, self._n_packed, self._read_n_slots)
+        context = _BackwardContext(self._runner, self._lent, self._n_packed, self._read_n_slots)
         links: list[Tensor | None] = []
         carrier = None
         if traced.centers_backward is not None:
@@ -257,7 +252,7 @@ class _Centers(torch.autograd.Function):
         assert traced.centers_backward is not None and traced.v_centers is not None
         v_centers_output, _ = traced.v_centers
         if v_centers is None:
-            v_centers = v_centers_output.zeros(traced.device, context.n_packed)
+            v_centers = context.rows(v_centers_output.zeros(traced.device))
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
         results = context.run(traced.centers_backward, saved, (v_centers, v_carrier))
@@ -297,12 +292,13 @@ class _Images(torch.autograd.Function):
         v_links: list[Tensor | None] = []
         if traced.v_centers is not None:
             (v_centers, is_needed), v_carrier = traced.v_centers, traced.v_carrier
-            v_links = [results[v_centers.base] if is_needed else None, results[v_carrier.base]]
+            v_links = [context.rows(results[v_centers.base]) if is_needed else None, results[v_carrier.base]]
         for i, gradient in zip(backward_pass.inputs, _gradients(backward_pass, results, traced.handed_over)):
             if i == ABSGRAD:
-                ctx.centers.absgrad = context.pack(gradient)
-            is_gradient_2dgs = i == traced.n_inputs
-            v_links.append(None if i == ABSGRAD else context.pack(gradient) if is_gradient_2dgs else gradient)
+                ctx.centers.absgrad, gradient = None if gradient is None else context.rows(gradient), None
+            elif i == traced.n_inputs and gradient is not None:  # of ``gradient_2dgs``
+                gradient = context.rows(gradient)
+            v_links.append(gradient)
         return None, None, None, None, *v_links
 
 
@@ -319,6 +315,17 @@ def _aligned(values: Tensor) -> Tensor:
     """Returns values in C order at an address that is aligned, as those of the trace are."""
     values = values.contiguous()
     return values.clone() if values.data_ptr() % SPECIALIZED_ALIGNMENT else values
+
+
+def _with_rows(values: Tensor, n: int) -> Tensor:
+    """Returns values [m, 2] in C order as the first rows of [n, 2], of which the others have no meaning; in the same
+    memory if that is large enough."""
+    remaining = values.untyped_storage().nbytes() - values.storage_offset() * values.itemsize
+    if remaining < n * 2 * values.itemsize:
+        rows = values.new_empty(n, 2)
+        rows[: len(values)] = values
+        return rows
+    return values.as_strided((n, 2), (2, 1))
 
 
 def _gradients(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,8 +59,6 @@ class GraphRunner:
             if len(passes) > 1:
                 self._of_centers = _capture(recorder, memory, [passes[1].steps])
         self._results = [base for each in passes for base in each.results]
-        of_packed_rows = [*traced.outputs, *([] if traced.v_centers is None else [traced.v_centers[0]])]
-        self._packed = {output.base for output in of_packed_rows if output.is_packed}
         self._copied = [i for i, stays in enumerate(in_place) if not stays]
         self._restored = [i for i in self._copied if i in saved] + [o.base for o in traced.outputs if o.base in saved]
         # What is read in place belongs to the caller.
@@ -76,14 +74,10 @@ class GraphRunner:
                 torch._foreach_copy_([memory[i] for i in self._copied], [tensors[i] for i in self._copied])
             self._forward()
             needed, n_packed = read_counts(traced, lent.memory, on_gpu=True)
-            outputs = _copies(self._without_padding([output.base for output in traced.outputs], n_packed))
+            outputs = _copies([memory[output.base] for output in traced.outputs])
             bases: list[Any] = [*tensors, *outputs, None]
             lent.values = [bases[base] for base in self._restored]
         return ForwardResult(bases, needed, lent, n_packed)
-
-    def _without_padding(self, bases: Iterable[int], n_packed: int | None) -> list[Tensor]:
-        """Returns the memory of bases, without the rows behind packed ones."""
-        return [self._memory[base][:n_packed] if base in self._packed else self._memory[base] for base in bases]
 
     def backward(
         self,
@@ -94,7 +88,7 @@ class GraphRunner:
         n_packed: int | None,
         _read_n_slots: Callable[[], int] | None,
     ) -> dict[int, Tensor]:
-        """Runs a backward pass; see :meth:`.ReplayRunner.backward`. The memory of a graph is that of all rows."""
+        """Runs a backward pass; see :meth:`.ReplayRunner.backward`."""
         assert lent is not None
         is_second = backward_pass is not self.traced.images_backward
         with self._lock:
@@ -104,12 +98,15 @@ class GraphRunner:
             if self._borrower() is not lent:
                 self._lend(lent)
                 restored = [self.traced.saved_arena.base, *self._restored]
-                torch._foreach_copy_(self._without_padding(restored, n_packed), [lent.memory, *lent.values])
+                torch._foreach_copy_([self._memory[base] for base in restored], [lent.memory, *lent.values])
                 lent.memory = self._memory[self.traced.saved_arena.base]
-            torch._foreach_copy_(self._without_padding(backward_pass.incoming, n_packed), list(incoming))
+            targets = [self._memory[base] for base in backward_pass.incoming]
+            if is_second and n_packed is not None:
+                targets[0] = targets[0][:n_packed]  # centers, whose memory is that of a capacity
+            torch._foreach_copy_(targets, list(incoming))
             (self._of_centers if is_second else self._of_images)()
             bases = backward_pass.results if is_second else self._results
-            results = dict(zip(bases, _copies(self._without_padding(bases, n_packed))))
+            results = dict(zip(bases, _copies([self._memory[base] for base in bases])))
             if not is_second and self.traced.centers_backward is not None:
                 self._precomputed = _PrecomputedBackward(lent, results)
             return results

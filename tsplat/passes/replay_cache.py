@@ -19,6 +19,7 @@ from ..config import Capacities
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
 from ..stages.capacity import (
+    N_LISTS,
     UNCOUNTED,
     any_overflow,
     are_checks_deferred,
@@ -207,8 +208,8 @@ class ReplayCache:
         by_kernels = launchers(device, entry.options.backend).__name__ == "tsplat.kernels"
         entry.is_replayable = by_kernels and len(meta.intersections.bands) == 1
         n = meta.intersections.n_intersections
-        counted = capacities_for(Capacities(n, n, UNCOUNTED * n, n))
-        entry.capacities = Capacities(*[capacity] * 4) if isinstance(capacity, int) else counted
+        counted = capacities_for(Capacities(n, n, UNCOUNTED * n, n, rows=meta.projected.depths.numel()))
+        entry.capacities = Capacities(*[capacity] * N_LISTS) if isinstance(capacity, int) else counted
         self._observe_gradients(entry, rendered[:-1])
         return rendered
 
@@ -221,13 +222,13 @@ class ReplayCache:
     def _trace(self, entry: CacheEntry, arguments: dict[str, Any]) -> TracedCall | None:
         """Traces a call, with capacities for what its lists need; returns None if that fails."""
         assert entry.capacities is not None and entry.options is not None
-        is_exact, is_packed = entry.options.capacity is None, entry.options.packed
+        is_exact = entry.options.capacity is None
         try:
             with DeferredSignals():  # or checks after an interrupt would stay deferred
                 if is_exact:
                     entry.capacities = capacities_for(self._measure(entry.capacities, arguments), entry.min_capacities)
                 arguments = with_capacities(arguments, entry.capacities)
-                return TracedCall(self._function, arguments, entry.v_strides, is_exact=is_exact, is_packed=is_packed)
+                return TracedCall(self._function, arguments, entry.v_strides, is_exact=is_exact)
         except Exception as error:  # what cannot be traced runs the stages
             entry.is_replayable = False
             logging.getLogger("tsplat").info("tsplat: rendering without passes: %s", error)

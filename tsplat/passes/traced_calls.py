@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from ..config import Capacities
-from ..data import N_NEEDED
 from ..errors import UnsupportedError
 from ..output_maps import IN_META
 from ..precision import full_precision
@@ -94,13 +93,6 @@ class BackwardPass(NamedTuple):
                 bases[base][:n].zero_()
 
 
-class PackedRows(NamedTuple):
-    """Tensors of packed rows, as long as all rows: which rows they are, [n] int64, and their centers, [n, 2]."""
-
-    ids: Any
-    centers: Any
-
-
 class _CallTrace(NamedTuple):
     """The trace of a call, and what the call returned.
 
@@ -116,10 +108,8 @@ class _CallTrace(NamedTuple):
         needed: The sizes that lists needed.
         v_images: The gradients of images.
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
-        packed: The packed rows, or None.
-        v_centers, v_rows: Gradients of centers, of packed ones if rows are packed; and of what else projection
-            returned, by its name.
-        zeros: Gradients, by name, of what images do not depend on; that of ``means2d`` has all rows.
+        v_centers, v_rows: Gradients of centers, and of what else projection returned, by its name.
+        zeros: Gradients, by name, of what images do not depend on.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
         slot_usage: See :class:`.Trace`.
     """
@@ -137,7 +127,6 @@ class _CallTrace(NamedTuple):
     needed: Tensor
     v_images: list[Tensor]
     gradients: dict[int, Tensor | None]
-    packed: PackedRows | None
     v_centers: Tensor | None
     v_rows: dict[str, Tensor]
     zeros: dict[str, Tensor]
@@ -146,7 +135,7 @@ class _CallTrace(NamedTuple):
 
 
 def _trace_call(
-    function: Callable[..., Any], arguments: dict[str, Any], v_strides: Mapping[int, tuple[int, ...]], is_packed: bool
+    function: Callable[..., Any], arguments: dict[str, Any], v_strides: Mapping[int, tuple[int, ...]]
 ) -> _CallTrace:
     """Traces a function, and the gradients of all its images."""
     inputs = [value for value in arguments.values() if isinstance(value, Tensor)]
@@ -156,7 +145,6 @@ def _trace_call(
         *images, meta = trace.record(functools.partial(function, **arguments))
     (check,) = checks
     values, meta_inputs, n_images = dict(dict.items(meta)), meta.source, len(images)
-    packed = _pack_rows(trace, values, check.needed) if is_packed else None
     n_forward = len(trace.steps)
     banded = meta_inputs.intersections
     named = [output.meta for output in IN_META if output.meta in values]
@@ -175,16 +163,6 @@ def _trace_call(
     v_inputs: dict[Any, Tensor | None] = {}
     zeros: dict[str, Tensor] = {}
     splits: list[int] = []
-    v_packed: list[Tensor] = []
-
-    def split_at_centers(v_centers: Tensor) -> Tensor | None:
-        """Ends the first backward pass with the gradient of centers, and begins the second one."""
-        if packed is None:
-            splits.append(len(trace.steps))
-            return None
-        v_packed.append(_gather_rows(packed, check.needed, v_centers, is_zero="means2d" in zeros))
-        splits.append(len(trace.steps))
-        return _scatter_rows(packed, check.needed, v_packed[0]).view_as(v_centers)
 
     if roots:
         with torch.autograd.set_multithreading_enabled(False):
@@ -192,7 +170,8 @@ def _trace_call(
             reached = _edges_from(roots)
             zeros = {n: torch.zeros_like(row) for n, row in rows.items() if get_gradient_edge(row)[:2] not in reached}
             if "means2d" in rows:
-                centers.register_hook(split_at_centers)
+                # The first backward pass ends with the gradient of centers.
+                centers.register_hook(lambda _: splits.append(len(trace.steps)))
             targets |= {name: row for name, row in rows.items() if name not in zeros}
             outputs, v_outputs = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
             sources = list(targets.values())
@@ -203,14 +182,12 @@ def _trace_call(
     if not trace.external.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
     v_centers = v_inputs.pop("means2d", None)
-    if v_packed:
-        (v_centers,) = v_packed
     v_rows = {name: v for name in rows if (v := v_inputs.pop(name, None)) is not None}
     if (absgrad := getattr(centers, "absgrad", None)) is not None:
         v_inputs[ABSGRAD] = absgrad
     meta_inputs = meta_inputs._replace(intersections=meta_inputs.intersections.whole)
     results = leaves(
-        (images, meta_inputs, list(values.values()), check.needed, list(v_inputs.values()), v_centers, packed), Tensor
+        (images, meta_inputs, list(values.values()), check.needed, list(v_inputs.values()), v_centers), Tensor
     )
     is_live = live_steps(
         trace.steps,
@@ -219,45 +196,9 @@ def _trace_call(
     split = min(splits, default=len(trace.steps))
     return _CallTrace(
         list(itertools.compress(trace.steps, is_live)), sum(is_live[:n_forward]), sum(is_live[:split]), inputs, images,
-        n_images, in_meta, values, meta_inputs, banded, check.needed, v_images, v_inputs, packed, v_centers, v_rows,
-        zeros, on_gpu, trace.slot_usage,
+        n_images, in_meta, values, meta_inputs, banded, check.needed, v_images, v_inputs, v_centers, v_rows, zeros,
+        on_gpu, trace.slot_usage,
     )  # fmt: skip
-
-
-def _pack_rows(trace: Trace, values: Mapping[str, Any], needed: Tensor) -> PackedRows:
-    """Adds steps that pack the rows of a call. They are counted before the device is waited for."""
-    from ..kernels import packed_rows
-
-    begin, radii = len(trace.steps), values["radii"].detach().view(-1, 2)
-    row_counts = trace.record(lambda: packed_rows.count_packed_rows(radii, _n_packed(needed)))
-    n_counting = len(trace.steps) - begin
-    centers = values["means2d"].detach().view(-1, 2)
-    packed = PackedRows(*trace.record(lambda: packed_rows.pack_rows(row_counts, centers)))
-    counting = trace.steps[begin : begin + n_counting]
-    del trace.steps[begin : begin + n_counting]
-    index = _last_use(trace.steps, needed) + 1
-    trace.steps[index:index] = counting
-    return packed
-
-
-def _gather_rows(packed: PackedRows, needed: Tensor, v: Tensor, *, is_zero: bool) -> Tensor:
-    """Adds the step that packs gradients of centers. If these are zero, their memory only is needed."""
-    from ..kernels.packed_rows import gather_rows
-
-    if is_zero:
-        return torch.empty_like(packed.centers)
-    return gather_rows(packed.ids, _n_packed(needed), v.detach().contiguous().view(-1, 2))
-
-
-def _scatter_rows(packed: PackedRows, needed: Tensor, v: Tensor) -> Tensor:
-    from ..kernels.packed_rows import scatter_rows
-
-    return scatter_rows(packed.ids, _n_packed(needed), v)
-
-
-def _n_packed(needed: Tensor) -> Tensor:
-    """Returns the element behind what lists needed, [1] int64, which counts packed rows."""
-    return needed.as_strided((1,), (1,), needed.storage_offset() + N_NEEDED)
 
 
 def _last_use(steps: Sequence[Step], tensor: Tensor) -> int:
@@ -291,7 +232,6 @@ class TracedCall:
         arguments: Of a call with capacities for its lists (``with_capacities``).
         v_strides: Strides of gradients of images, by their numbers; of others C order.
         is_exact: Whether the caller gave no capacity.
-        is_packed: Whether the caller gets packed rows.
 
     Attributes:
         capacities: Of its lists.
@@ -299,10 +239,10 @@ class TracedCall:
         n_inputs: The number of tensors among the arguments. They are the first bases.
         device: Where it runs.
         on_gpu: As in :class:`_CallTrace`.
-        forward: The forward pass; on a GPU or if rows are packed in two parts, after the first of which it is known
-            what lists need, and how many rows are packed.
-        outputs: The bases that it allocates for images, centers and ``gradient_2dgs``; behind them, for packed rows.
-        packed: The bases of these, or None.
+        is_packed: Whether rows are packed. Tensors of rows then have as many as a capacity.
+        forward: The forward pass; on a GPU in two parts, after the first of which it is known what lists need, and how
+            many rows are packed.
+        outputs: The bases that it allocates for images, centers and ``gradient_2dgs``.
         saved_arena, scratch: Its arenas. The first is needed by backward passes and ``meta``, the second not after the
             pass.
         images, n_images, in_meta: As in :class:`_CallTrace`, with views.
@@ -313,14 +253,12 @@ class TracedCall:
         meta_constants: Those that are not tensors.
         rows: The views of those that are, by name.
         meta_inputs, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
-        needed: The view of ``needed``, [5] int64, see :class:`tsplat.data.Intersections`.
-        counts: The same with the number of packed rows behind it, [6] int64.
+        needed: The view of ``needed``, [6] int64, see :class:`tsplat.data.Intersections`.
         meta_bases: The bases that ``meta`` reads.
         images_backward: From the gradients of images to those of centers, and of inputs that need no more.
         centers_backward: From there to the other inputs; None if these do not depend on centers.
         v_images, v_views: The bases of the gradients of images, and their views; None for those in C order.
-        v_centers: The base of the gradient of centers, packed ones if there are any, and whether images depend on
-            these.
+        v_centers: The base of the gradient of centers, and whether images depend on these.
         v_carrier: That of all else that one backward pass hands over to the other, an arena of the dtype of centers. It
             is the gradient of a tensor, the carrier.
         handed_over: The bases of both, or none.
@@ -335,14 +273,14 @@ class TracedCall:
         v_strides: Mapping[int, tuple[int, ...]],
         *,
         is_exact: bool,
-        is_packed: bool,
     ) -> None:
         self.is_exact = is_exact
         enabled = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), full_precision():
             copies = {n: copy_with_layout(v, enabled) if isinstance(v, Tensor) else v for n, v in arguments.items()}
-            call = _trace_call(function, copies, v_strides, is_packed)
+            call = _trace_call(function, copies, v_strides)
         self.capacities: Capacities = call.meta_inputs.options.capacity
+        self.is_packed: bool = call.meta_inputs.options.packed
         bases = Bases()
         self._place_forward(call, bases)
         self._place_meta(call, bases)
@@ -357,10 +295,6 @@ class TracedCall:
         if any(bases.has(storage_of(tensor)) for tensor in outputs):
             raise UnsupportedError("an image is a view of an input")
         self.outputs = [add_output(bases, tensor) for tensor in outputs if not bases.has(storage_of(tensor))]
-        self.packed: PackedRows | None = None
-        if call.packed is not None:
-            self.packed = PackedRows(*[add_output(bases, tensor, is_packed=True) for tensor in call.packed])
-            self.outputs += self.packed
         steps, rest = call.steps[: call.n_forward], call.steps[call.n_forward :]
         lifetimes = lifetimes_of(steps, bases)
         saved = {tensor.storage for step in rest for tensor in tensors_of(step)}
@@ -380,7 +314,7 @@ class TracedCall:
         self.device, self.on_gpu = centers.device, call.on_gpu
         # On a GPU, a call reads what lists need as soon as the last ones are counted, before these are composited.
         n = _last_use(steps, call.needed) + 1
-        parts = (steps[:n], steps[n:]) if self.on_gpu or self.packed is not None else (steps,)
+        parts = (steps[:n], steps[n:]) if self.on_gpu else (steps,)
         self.forward = [Pass(part, bases, range(bases.n), on_gpu=self.on_gpu) for part in parts]
 
     def _place_meta(self, call: _CallTrace, bases: Bases) -> None:
@@ -392,7 +326,6 @@ class TracedCall:
         self.budget.limit, self.budget.peak_bytes = None, 0
         self.meta_inputs: MetaInputs = map_bundle(call.meta_inputs, Tensor, bases.view)
         self.needed = bases.view(call.needed)
-        self.counts = self.needed._replace(shape=torch.Size([N_NEEDED + 1]))
         views: list[View] = [*self.rows.values(), self.needed, self.centers]
         map_bundle(self.meta_inputs, View, views.append)
         self.meta_bases = sorted({view.base for view in views})
@@ -404,9 +337,9 @@ class TracedCall:
         self.v_views = [None if v.is_contiguous() else bases.view(v) for v in call.v_images]
         self.v_centers: tuple[Output, bool] | None = None
         if (v_centers := call.v_centers) is not None:
-            output = add_output(bases, v_centers, is_packed=self.packed is not None)
+            output = add_output(bases, v_centers)
             self.v_centers = output, "means2d" not in call.zeros
-            if output.shape != (self.centers if self.packed is None else self.packed.centers).shape:
+            if output.shape != self.centers.shape:
                 raise UnsupportedError("the gradient of centers is a part of another tensor")
         if any(g is not None and bases.has(storage_of(g)) for g in call.gradients.values()):
             raise UnsupportedError("a gradient is a view of another tensor of the call")

@@ -26,12 +26,18 @@ Capacity = int | Capacities | Literal["auto"] | None
 HEADROOM = 1.5
 """Capacity that ``"auto"`` chooses, as a multiple of what calls needed."""
 
-PASS_HEADROOM = 1.25
+PASS_HEADROOM = 1.0625
 """Capacities of a replayed call, as a multiple of what the traced call needed. If one is exceeded, the stages run."""
+
+VARYING_HEADROOM = 1.25
+"""The same for calls whose lists vary: those that have exceeded a capacity, and training views."""
 
 UNCOUNTED = 2
 """Capacity as a multiple of the intersections, before the lists of parts have been counted: they may need twice as
 many entries."""
+
+N_LISTS = Capacities._fields.index("rows")
+"""The number of sizes of lists, which are the first of ``Capacities``."""
 
 FAILED = [-1, 0, 0, 0]
 """What a rank sends in place of what it needed if it has raised an error."""
@@ -50,7 +56,7 @@ class _Check:
     """The check of a call with capacities, which may wait for the device.
 
     Attributes:
-        needed: [5] int64, see :class:`Intersections`.
+        needed: [6] int64, see :class:`Intersections`.
         copied: The event after which ``needed`` is valid; None if it is at once.
         capacities: Of the lists.
         auto_key: What ``"auto"`` learns from the call for, or None.
@@ -100,7 +106,7 @@ def choose_capacities(requested: Capacity, device: torch.device, grid: TileGrid)
     if isinstance(requested, Capacities):
         return requested
     capacity = _automatic.get((device, grid)) if requested == "auto" else requested
-    return None if capacity is None else Capacities(*[capacity] * 4)
+    return None if capacity is None else Capacities(*[capacity] * N_LISTS)
 
 
 def check_capacity(
@@ -125,7 +131,7 @@ def check_capacity(
 
 
 def check_replayed(needed: Tensor, capacities: Capacities) -> None:
-    """Does what :func:`check_capacity` does, for a replayed call whose lists needed [5] int64."""
+    """Does what :func:`check_capacity` does, for a replayed call whose lists needed [6] int64."""
     if (check := _copied_check(needed, capacities, None)) is not None:
         _submit(check)
 
@@ -218,18 +224,24 @@ def any_overflow(checks: Iterable[_Check]) -> bool:
 
 def max_needed(checks: Iterable[_Check]) -> Capacities:
     """Waits for the calls of checks, and returns the most that any needed; a lower bound where lists did not fit."""
-    return Capacities(*map(max, zip(*([0] * 4, *(_read(check)[:-1] for check in checks)))))
+    return Capacities(*map(max, zip(*([0] * len(Capacities._fields), *(_read(check)[:-1] for check in checks)))))
 
 
-def capacities_for(needed: Capacities, least: Capacities | None = None) -> Capacities:
-    """Returns the capacities of passes, given what calls needed; not less than those of the passes before.
+def capacities_for(needed: Capacities, least: Capacities | None = None, *, varies: bool = False) -> Capacities:
+    """Returns the capacities of passes, given what calls needed.
 
     If no list was cut into chunks, they have none, and no kernels for them.
+
+    Args:
+        needed: The most that any call needed.
+        least: Capacities that were exceeded; there are no smaller ones.
+        varies: Whether lists vary, even if no capacity was exceeded.
     """
-    capacities = [int(PASS_HEADROOM * n) + 1 for n in needed]
+    headroom = VARYING_HEADROOM if varies or least is not None else PASS_HEADROOM
+    capacities = Capacities(*[int(headroom * n) + 1 for n in needed])
     if needed.chunks == 0:
-        capacities[-1] = 0
-    return Capacities(*(capacities if least is None else map(max, capacities, least)))
+        capacities = capacities._replace(chunks=0)
+    return capacities if least is None else Capacities(*map(max, capacities, least))
 
 
 def check_overflow() -> None:
@@ -276,7 +288,7 @@ def _raise_if_exceeded(check: _Check) -> None:
     """Waits for the call of a check, and raises CapacityError if its lists did not fit."""
     *sizes, overflow = _read(check)
     if overflow:
-        message = _describe(max(sizes), check.capacities.intersections, check.auto_key is not None)
+        message = _describe(max(sizes[:N_LISTS]), check.capacities.intersections, check.auto_key is not None)
         raise CapacityError("capacity: " + message)
 
 
@@ -285,7 +297,7 @@ def _raise_together(ranks: Ranks, check: _Check | None) -> None:
     outcome = [0, 0, 0, 0]
     if check is not None:
         *sizes, overflow = _read(check)
-        outcome = [overflow, max(sizes), check.capacities.intersections, int(check.auto_key is not None)]
+        outcome = [overflow, max(sizes[:N_LISTS]), check.capacities.intersections, int(check.auto_key is not None)]
     outcomes = ranks.gather(outcome)
     if FAILED in outcomes:
         ranks.share_error(None)
@@ -311,7 +323,7 @@ def _read(check: _Check) -> list[int]:
     if check.copied is not None:
         check.copied.synchronize()
     sizes: list[int] = check.needed.tolist()
-    needed = max(sizes[:-1])
+    needed = max(sizes[:N_LISTS])
     if check.auto_key is not None and needed > FULL * check.capacities.intersections:
         with _lock:
             _automatic[check.auto_key] = max(int(HEADROOM * needed), _automatic.get(check.auto_key, 1))

@@ -61,10 +61,10 @@ def intersect(
         if screen.depth_order.numel():
             capacities = choose_capacities(settings.capacity, screen.depth_order.device, grid)
         if ranks is None:
-            return BandedIntersections(screen, grid, settings, budget, explain, capacities)
+            return BandedIntersections(screen, grid, settings, budget, explain, capacities, projected.needed)
         totals = None if ranks.any_capacity else _RankTotals(ranks, budget)
         try:
-            intersections = BandedIntersections(screen, grid, settings, budget, explain, capacities, totals)
+            intersections = BandedIntersections(screen, grid, settings, budget, explain, capacities, totals=totals)
         except Exception as error:
             if totals is not None:
                 totals.share_error(error)
@@ -128,6 +128,7 @@ class BandedIntersections:
         budget: MemoryBudget,
         explain: Callable[[], str],
         capacities: Capacities | None = None,
+        needed: Tensor | None = None,
         totals: _RankTotals | None = None,
     ) -> None:
         self.whole: Intersections | None = None
@@ -138,7 +139,7 @@ class BandedIntersections:
         todo = [(0, grid.n_tile_rows)]
         if capacities is not None:
             self.bands, self.n_intersections = todo, capacities.intersections
-            self.whole = list_with_capacities(capacities, screen, grid, settings, budget)
+            self.whole = list_with_capacities(capacities, screen, grid, settings, budget, needed)
             return
         while todo:
             begin, end = todo.pop()

@@ -128,10 +128,14 @@ def list_with_capacities(
     grid: TileGrid,
     settings: IntersectionSettings,
     budget: MemoryBudget,
+    needed: Tensor | None = None,
 ) -> Intersections:
     """Lists all intersections without waiting for their number.
 
     If a capacity is exceeded, lists are empty, see ``needed`` of :class:`Intersections`.
+
+    Args:
+        needed: With the number of packed rows, if these have a capacity, too.
 
     Raises:
         ArgumentError: There are more rows or tiles than 32-bit indices hold.
@@ -141,8 +145,8 @@ def list_with_capacities(
         budget.admit(capacities.spans, max(capacities.intersections, capacities.entries))
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
-    # One more element, behind those of ``needed``, in which passes count packed rows.
-    needed = torch.zeros(N_NEEDED + 1, dtype=torch.int64, device=screen.depth_order.device)[:N_NEEDED]
+    if needed is None:
+        needed = torch.zeros(N_NEEDED, dtype=torch.int64, device=screen.depth_order.device)
     band = (0, grid.n_tile_rows)
     spans = find_spans(screen, grid, band, settings, budget, capacities, needed)
     return list_intersections(screen, grid, band, spans, settings)._replace(capacities=capacities, needed=needed)

@@ -209,7 +209,10 @@ LAZY: dict[str, Callable[[MetaInputs], Any]] = {
     "memory": MetaInputs.memory,
     "overflow": lambda m: m.intersections.overflow(),
     "flatten_ids": _of_tiles(lambda _, lists: lists.flatten_ids),
-    "tiles_per_gauss": _of_tiles(lambda m, lists: count_tiles(lists).view(m.received.means2d.shape[:-1])),
+    "tiles_per_gauss": _of_tiles(
+        # Lists may have more rows, those of a capacity.
+        lambda m, lists: count_tiles(lists)[: m.received.depths.numel()].view(m.received.means2d.shape[:-1])
+    ),
     "isect_ids": _of_tiles(lambda m, lists: encode_ids(lists, m.received.depths, m.grid)),
     "isect_offsets": _of_tiles(MetaInputs.offsets),
 }

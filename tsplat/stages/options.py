@@ -263,6 +263,7 @@ class Settings(NamedTuple):
             backend=o.backend,
             unscented=unscented,
             surfels=o.surfels,
+            row_capacity=o.capacity.rows if isinstance(o.capacity, config.Capacities) else None,
         )
         compositing = CompositingSettings(
             camera=composited,
@@ -289,8 +290,8 @@ def _footprint(o: Options, numerics: config.Numerics) -> str:
 
 
 def with_capacities(arguments: Mapping[str, Any], capacities: config.Capacities) -> dict[str, Any]:
-    """Returns the arguments of the same call with capacities and without packing, so that no size depends on values."""
-    return {**arguments, "capacity": capacities, "packed": False}
+    """Returns the arguments of the same call with capacities, so that no size depends on values."""
+    return {**arguments, "capacity": capacities}
 
 
 def check_renderer_config(given: object, *, with_eval3d: bool) -> None:

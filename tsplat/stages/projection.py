@@ -39,10 +39,8 @@ class _Project(torch.autograd.Function):
                 )
         ctx.save_for_backward(projected.row_of, radii, clamped, *tensors)
         ctx.settings, ctx.cameras_type, ctx.degree, ctx.kernels = settings, cameras_type, degree, kernels
-        if dense_ids is None:
-            ctx.mark_non_differentiable(radii)
-        else:
-            ctx.mark_non_differentiable(radii, dense_ids, projected.row_of)
+        integers = (radii, dense_ids, projected.row_of, projected.needed)
+        ctx.mark_non_differentiable(*[tensor for tensor in integers if tensor is not None])
         ctx.set_materialize_grads(False)
         return *[getattr(projected, name) for name in OUTPUTS], colors
 

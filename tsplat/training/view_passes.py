@@ -276,4 +276,4 @@ class ViewPasses:
         if self._enabled and kind not in self._kinds:
             while len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[kind] = _KindPass(capacities_for(needed()))
+            self._kinds[kind] = _KindPass(capacities_for(needed(), varies=True))

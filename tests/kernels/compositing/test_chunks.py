@@ -204,13 +204,13 @@ def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channe
     scene = scenes.make(structure)
     options = dict(tile_size=tile_size, render_mode="RGB+D", absgrad=True)
     used = []
-    for name in ("_shared_entries", "_entries"):
+    for name in ("list_values", "_entries"):
         original = getattr(slots, name)
         monkeypatch.setattr(slots, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments))
     shared, _ = _assert_exact(scene, **options)
     monkeypatch.setattr(slots, "is_compiled_for_cpu", lambda tensor: False)
     replay_cache.clear_caches()
     own, _ = _assert_exact(scene, **options)
-    assert used == ["_shared_entries", "_entries"]
+    assert used == ["list_values", "_entries"]
     for name, expected in shared.items():
         compare(name, own[name], expected, EXACT)

@@ -149,8 +149,8 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
 @pytest.mark.parametrize("unread", [0, 83 * 8])
 def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, monkeypatch):
     """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
-    from tsplat.kernels.compositing.part_lists import PADDING
-    from tsplat.kernels.compositing.slots import _entries, _shared_entries
+    from tsplat.kernels.compositing.part_lists import PADDING, list_values
+    from tsplat.kernels.compositing.slots import _entries
 
     def filled(tensor, *size, **options):
         return tensor.new_full(size, 2**31 - 1, **options)
@@ -164,10 +164,9 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
     lists = _list_parts(splats, intersections, grid, width, height, unread=unread)
     used = int(lists.offsets[-1])
     order = _gaussian_major(ids, splats.opacities.numel())
-    entries = [_entries(lists, intersections, order, lists.offsets[1:])[0]]
-    if lists.bitmasks is not None:
-        entries.append(_shared_entries(lists, intersections, order))
-    for listed in (lists.ids, *entries):
+    with_slots = _entries(lists, intersections, order, lists.offsets[1:])[0]
+    indices = list_values(None, lists, intersections)
+    for listed, rows in ((lists.ids, lists.ids), (with_slots, with_slots.int()), (indices, ids[indices[:used]])):
         n, margin = listed.numel(), PADDING.value
         assert n == lists.n_entries == (83 * tile_size**2 // (width * height) if unread else used)
         assert listed.is_contiguous()
@@ -175,7 +174,7 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, unread, 
         assert whole.untyped_storage().nbytes() == whole.nbytes
         assert not whole[:margin].any()
         assert not whole[margin + used :][:margin].any()
-        assert torch.equal(listed[:used].int(), lists.ids[:used])
+        assert torch.equal(rows[:used], lists.ids[:used])
 
 
 @pytest.mark.parametrize(("width", "height"), [(8, 8), (4, 4)])
@@ -186,7 +185,7 @@ def test_margin_follows_the_last_entry_of_a_capacity(width, height):
     exact = _intersections(splats, 0, [50, 0, 33], 1)
     more = torch.cat([exact.flatten_ids, torch.full((PADDING.value + 9,), 7, dtype=torch.int32)])
     padded = exact._replace(
-        flatten_ids=more, capacities=Capacities(1, 1, 2 * len(more), 0), needed=torch.zeros(5, dtype=torch.int64)
+        flatten_ids=more, capacities=Capacities(1, 1, 2 * len(more), 0), needed=torch.zeros(6, dtype=torch.int64)
     )
     expected, lists = (_list_parts(splats, each, grid, width, height) for each in (exact, padded))
     used = int(expected.offsets[-1])

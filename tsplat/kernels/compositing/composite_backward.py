@@ -17,6 +17,7 @@ from .walk_steps import (
     OPACITY,
     Band,
     Chunks,
+    Entries,
     FinalPixels,
     ImageGradients,
     PartGrid,
@@ -164,7 +165,7 @@ def _composite_bwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, COLORS] or None
     ranges: "Ranges",
-    entries,  # [n_entries] int64, see ``PartSlots``
+    entries: "Entries",
     final: "FinalPixels",
     v_images: "ImageGradients",
     chunks: "Chunks",
@@ -222,7 +223,7 @@ def _composite_bwd_kernel(
                 v_pixels = v_pixels + (no_gradients(block_t),)
             last = last + (block_last,)
             end = tl.maximum(end, tl.max(block_last))
-        list_entries = entries + entry_range.start
+        list_values = entries.listed + entry_range.start
         first_out = v_slots
         is_first = True
         if FOLD:
@@ -231,21 +232,20 @@ def _composite_bwd_kernel(
         end = tl.maximum(tl.minimum(end, range_end), begin)
         if begin < end:
             # The record of the next entry is loaded while that of one is blended.
-            row, slot = load_entry(list_entries + end - 1, WALK.APPROX)
+            row, slot = load_entry(entries, list_values + end - 1, WALK.APPROX)
             record = load_record(records, row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
-            next_row, next_slot = load_entry(list_entries + end - 2, WALK.APPROX)
+            next_row, next_slot = load_entry(entries, list_values + end - 2, WALK.APPROX)
             ahead = entry_range.start + end - 3  # if derived from entry, that would take 64 bits as well
             for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
                 entry = end - 1 - step
                 next_record = load_record(records, next_row, WALK.RECORD_WIDTH, VALUES, WALK.APPROX)
                 out = element(first_out, slot, COLUMNS, WALK.APPROX)
                 slot = next_slot
-                next_row, next_slot = load_entry(entries + ahead, WALK.APPROX)
+                next_row, next_slot = load_entry(entries, entries.listed + ahead, WALK.APPROX)
                 ahead -= 1
                 if WALK.PREFETCH > 0:
-                    later_row, later_slot = load_entry(
-                        list_entries + tl.maximum(entry - WALK.PREFETCH, begin), WALK.APPROX
-                    )
+                    later = list_values + tl.maximum(entry - WALK.PREFETCH, begin)
+                    later_row, later_slot = load_entry(entries, later, WALK.APPROX)
                     prefetch(records + later_row.to(tl.int64) * WALK.RECORD_WIDTH, VALUES)
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
                 transmittance, behind, states, v_pixels, sums, feature_sums, local = _step(

@@ -20,6 +20,7 @@ from .walk_steps import (
     NO_RAYS,
     Band,
     Chunks,
+    Entries,
     FinalPixels,
     ImageGradients,
     PartGrid,
@@ -81,7 +82,7 @@ def _features_bwd_kernel(
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
     ranges: "Ranges",
-    entries,  # [n_entries] int64, see ``PartSlots``
+    entries: "Entries",
     final: "FinalPixels",
     chunks: "Chunks",
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
@@ -154,13 +155,13 @@ def _features_bwd_kernel(
         end = tl.maximum(tl.minimum(tl.max(last), entry_range.end), begin)
         if rays.v_per_pixel is not None:
             v_pixels = no_gradients(transmittance)
-        list_entries = entries + entry_range.start
+        list_values = entries.listed + entry_range.start
         for done in range(0, end - begin, GROUP):
             # Back to front; before the start, repeats the first row with weight 0.
             entry = end - 1 - done - column
             in_range = entry >= begin
-            rows = load_row(list_entries, tl.maximum(entry, begin)).to(tl.int64)
-            out = v_slots + load_slot(list_entries, tl.maximum(entry, begin)) * slot_width
+            rows = load_row(entries, list_values, tl.maximum(entry, begin)).to(tl.int64)
+            out = v_slots + load_slot(entries, list_values, tl.maximum(entry, begin)) * slot_width
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
             for block in range(blocks):
                 channel = block * CHANNELS + channels

@@ -185,11 +185,10 @@ def store_padding(entries, index, n_entries):
 
 @kernel
 def _part_lists_kernel(
-    values,  # [M] int32
-    gaussian_major_indices,  # [M] int32, see ``GaussianMajor``, or None
+    rows,  # [M] int32, or None
     bitmasks,  # [parts, n_words] int32, or None if a tile is one part
     bit_counts,  # [parts n_words] int32, or None
-    entries,  # [PADDING + n_entries + PADDING] int32, or int64 with gaussian_major_indices, output
+    entries,  # [PADDING + n_entries + PADDING] int32, output
     isect_offsets,  # [tiles + 1] int32
     offsets,  # [lists + 1] int32, output, or None if they are known
     chunk_starts,  # [lists + 1] int32, or None if no list is cut
@@ -197,17 +196,16 @@ def _part_lists_kernel(
     n: "Int", n_words: "Int", n_lists: "Int", n_chunks: "Int", n_tiles: "Int", search_steps: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Writes a value of each intersection to the list of each part that it reaches, below its Gaussian-major index in
-    the high 32 bits.
+    """Writes the row of each intersection, or without rows its index, to the list of each part that it reaches.
 
     One lane per intersection. The first lanes also find where a list begins, and which list a chunk is of, each: the
     last list beyond the last chunk.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     safe = tl.minimum(index, n - 1)  # loads need no mask
-    value = tl.load(values + safe)
-    if gaussian_major_indices is not None:
-        value = tl.load(gaussian_major_indices + safe).to(tl.int64) << 32 | value.to(tl.int64)
+    value = safe
+    if rows is not None:
+        value = tl.load(rows + safe)
     indices, is_listed = entry_indices(bitmasks, bit_counts, n_words, safe, PARTS, PTX)
     n_entries = number_of_entries(isect_offsets, bit_counts, n_words, n_tiles, PARTS)
     mask = index < (n if bitmasks is not None else n_entries)
@@ -280,9 +278,7 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_walk_ends: bool
         # Elements beyond the last intersection are in a tile beyond the last one, whose end is read and not used.
         walk_ends = offsets.new_empty(n_lists) if capacities is None else torch.zeros_like(offsets)[:-1]
     lists = PartLists(n_entries, None, offsets, bitmasks, bit_counts, walk_ends, **chunks, launch_order=launch_order)
-    return lists._replace(
-        ids=list_values(flatten_ids, None, lists, intersections.isect_offsets, offsets_known=offsets_known)
-    )
+    return lists._replace(ids=list_values(flatten_ids, lists, intersections, offsets_known=offsets_known))
 
 
 def max_chunks(n_entries: int, chunk: int) -> int:
@@ -296,47 +292,39 @@ def entries_per_intersection(parts: int) -> int:
 
 
 def list_values(
-    values: Tensor,
-    gaussian_major_indices: Tensor | None,
-    lists: PartLists,
-    isect_offsets: Tensor,
-    *,
-    offsets_known: bool = True,
+    rows: Tensor | None, lists: PartLists, intersections: Intersections, *, offsets_known: bool = True
 ) -> Tensor:
-    """Returns the entries of all lists, made of a value of each intersection, such as its row. [n_entries] int32
+    """Returns the entries of all lists: rows, or without these, indices of intersections. [n_entries] int32
 
     Also writes ``chunk_lists``, if lists are cut, and ``offsets``, unless they are known.
 
     Args:
-        values: [M] int32, not negative.
-        gaussian_major_indices: [M] int32, for the high 32 bits of entries, which are int64 then; or None.
+        rows: [M] int32, or None.
         lists: Without ``ids``.
-        isect_offsets: See :class:`Intersections`.
         offsets_known: Whether ``lists.offsets`` are known.
     """
-    dtype, n_lists = torch.int32 if gaussian_major_indices is None else torch.int64, lists.offsets.numel() - 1
-    entries = torch.empty(lists.n_entries + 2 * PADDING.value, dtype=dtype, device=values.device)
+    n, n_lists = intersections.flatten_ids.numel(), lists.offsets.numel() - 1
+    entries = lists.offsets.new_empty(lists.n_entries + 2 * PADDING.value)
     n_parts, n_words = (1, 0) if lists.bitmasks is None else lists.bitmasks.shape
     _part_lists_kernel.launch_elementwise(
-        max(values.numel(), lists.n_chunks, 0 if offsets_known else n_lists + 1),
+        max(n, lists.n_chunks, 0 if offsets_known else n_lists + 1),
         BLOCK,
-        values=values,
-        gaussian_major_indices=gaussian_major_indices,
+        rows=rows,
         bitmasks=lists.bitmasks,
         bit_counts=lists.bit_counts,
         entries=entries,
-        isect_offsets=isect_offsets,
+        isect_offsets=intersections.isect_offsets,
         offsets=None if offsets_known else lists.offsets,
         chunk_starts=lists.chunk_starts,
         chunk_lists=lists.chunk_lists,
-        n=values.numel(),
+        n=n,
         n_words=n_words,
         n_lists=n_lists,
         n_chunks=lists.n_chunks,
         n_tiles=n_lists // n_parts,
         search_steps=n_lists.bit_length(),
         PARTS=n_parts,
-        PTX=has_ptx(values),
+        PTX=has_ptx(entries),
     )
     return entries[PADDING.value : -PADDING.value]
 

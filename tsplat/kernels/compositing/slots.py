@@ -28,7 +28,7 @@ from ..launch import Int, has_ptx, is_compiled_for_cpu, kernel, longest_first, p
 from ..scans import prefix_sums
 from .footprints.ellipse import LARGE
 from .part_lists import BLOCK, PADDING, entry_indices, list_values, number_of_entries, store_padding, tile_keys
-from .walk_steps import Band
+from .walk_steps import Band, Entries, load_slot
 
 LN_2 = tl.constexpr(math.log(2.0))
 
@@ -127,7 +127,7 @@ def _part_entries_kernel(
 def _layers_kernel(
     slot_starts,  # [S + 1] int32
     span_starts,  # [nnz + 1] int32
-    entries,  # [n_entries] int64, see ``PartSlots``
+    entries: "Entries",
     offsets,  # [lists + 1] int32
     first_positions,  # [layers + 1] int32, output
     entry_starts,  # [layers + 1, lists] int32, output
@@ -156,8 +156,7 @@ def _layers_kernel(
     end = high
     for _ in range(entry_search_steps):
         middle = (low + high) // 2
-        slot = (tl.load(entries + middle) >> 32).to(tl.int32)
-        is_before = (slot < start) & (middle < end)
+        is_before = (load_slot(entries, entries.listed, middle) < start) & (middle < end)
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
     tl.store(entry_starts + index, low - first, mask=mask)
 
@@ -337,7 +336,7 @@ class PartSlots(NamedTuple):
     """Where the programs of the backward pass write the gradients of the entries of lists.
 
     Attributes:
-        entries: [n_entries] int64, row of each entry in the low 32 bits, slot in the high ones.
+        entries: Of all lists.
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
         v_slots: [slots, columns] of all entries or of a layer, uninitialized if programs write each slot once,
             otherwise zero.
@@ -346,7 +345,7 @@ class PartSlots(NamedTuple):
         layers: See :class:`Layers`; None if there is one layer.
     """
 
-    entries: Tensor
+    entries: Entries
     slot_starts: Tensor
     v_slots: Tensor
     launch_order: Tensor | None
@@ -380,7 +379,9 @@ def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_
     )
     layers = None
     if parts_per_program > 1:
-        entries, slot_starts = _shared_entries(lists, intersections, gaussian_major), gaussian_major.isect_starts
+        # The Gaussian-major index of an intersection is the slot of its entries.
+        entries = Entries(list_values(None, lists, intersections), intersections.flatten_ids, gaussian_major.indices)
+        slot_starts = gaussian_major.isect_starts
         launch_order, allocate, n_slots = (
             longest_first(isect_offsets),
             records.new_zeros,
@@ -397,7 +398,8 @@ def assign_slots(lists: PartLists, band: Band, records: Tensor, columns: int, n_
             n_slots = size + slack
     else:
         walk_ends, launch_order = lists.offsets[1:] if lists.walk_ends is None else lists.walk_ends, lists.launch_order
-        entries, slot_starts = _entries(lists, intersections, gaussian_major, walk_ends)
+        values, slot_starts = _entries(lists, intersections, gaussian_major, walk_ends)
+        entries = Entries(values)
         allocate = records.new_zeros if lists.walk_ends is None else records.new_empty
         n_slots = lists.n_entries  # fewer may do, but only the device knows how many
     n_programs = programs(lists.n_chunks + n_lists // parts_per_program, 1)
@@ -411,7 +413,7 @@ def _find_layers(
     n_layers: int,
     size: int,
     lists: PartLists,
-    entries: Tensor,
+    entries: Entries,
     gaussian_major: GaussianMajor,
     carry: Tensor,
 ) -> Layers:
@@ -440,19 +442,13 @@ def _find_layers(
     return Layers(n_layers, size, first_positions, entry_starts, carry)
 
 
-def _shared_entries(lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor) -> Tensor:
-    """Returns the rows and slots of entries [n_entries], see ``PartSlots``. The Gaussian-major index of an intersection
-    is the slot of its entries."""
-    return list_values(intersections.flatten_ids, gaussian_major.indices, lists, intersections.isect_offsets)
-
-
 def _entries(
     lists: PartLists, intersections: Intersections, gaussian_major: GaussianMajor, walk_ends: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Assigns slots to the entries before ``walk_ends``, side by side to those of a Gaussian.
 
     Returns:
-        Rows and slots of the entries [n_entries], see ``PartSlots``, and the first slot of each span [S + 1].
+        ``listed`` of :class:`Entries`, [n_entries] int64, and the first slot of each span [S + 1].
     """
     parts, n_words = (1, 0) if lists.bitmasks is None else lists.bitmasks.shape
     n = gaussian_major.indices.numel()

@@ -345,10 +345,26 @@ def store_list(images, walk_ends, pixel, index, start, transmittance, last, insi
         tl.store(walk_ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)
 
 
+class Entries(NamedTuple):
+    """Rows and slots of the entries of lists in the backward pass: an argument of kernels.
+
+    Attributes:
+        listed: [n_entries] int64, row of each in the low 32 bits, slot in the high ones; or int32, its intersection.
+        rows, slots: [M] int32, row and slot of each intersection; None if ``listed`` has both.
+    """
+
+    listed: Tensor
+    rows: Tensor | None = None
+    slots: Tensor | None = None
+
+
 @triton.jit
-def load_entry(pointer, PTX: tl.constexpr):
-    """Loads row and slot of an entry of a list of the backward pass."""
-    if PTX:
+def load_entry(entries, pointer, PTX: tl.constexpr):
+    """Loads row and slot of an entry, given the pointer to its value."""
+    if entries.rows is not None:
+        intersection = tl.load(pointer)
+        return tl.load(entries.rows + intersection), tl.load(entries.slots + intersection)
+    elif PTX:
         return tl.inline_asm_elementwise(
             "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [pointer.to(tl.int64)], dtype=(tl.int32, tl.int32),
             is_pure=True, pack=1,
@@ -359,16 +375,23 @@ def load_entry(pointer, PTX: tl.constexpr):
 
 
 @triton.jit
-def load_row(entries, index):
-    """Loads the rows of the entries at an index, where registers are too few for the slots as well."""
-    return tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index)
+def load_row(entries, pointer, index):
+    """Loads the rows of entries, given the pointer to the first value, where registers are too few for slots as
+    well."""
+    if entries.rows is not None:
+        return tl.load(entries.rows + tl.load(pointer + index))
+    else:
+        return tl.load(pointer.to(tl.pointer_type(tl.int32)) + 2 * index)
 
 
 @triton.jit
-def load_slot(entries, index):
-    """Loads the slots of the entries at an index. int64"""
-    slot = tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index + 1)
-    return slot.to(tl.uint32, bitcast=True).to(tl.int64)
+def load_slot(entries, pointer, index):
+    """Loads the slots of entries, given the pointer to the first value. int64"""
+    if entries.rows is not None:
+        return tl.load(entries.slots + tl.load(pointer + index)).to(tl.int64)
+    else:
+        slot = tl.load(pointer.to(tl.pointer_type(tl.int32)) + 2 * index + 1)
+        return slot.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
 @triton.jit

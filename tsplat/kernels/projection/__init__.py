@@ -17,6 +17,7 @@ from torch import Tensor
 from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..device_math import add_where, constant, finite, gaussians_of_program, load_tuple, size_of, store_tuple
 from ..launch import Int, block_size, indices_of, kernel, programs
+from ..packed_rows import pack_rows
 from .camera_sums import CameraSums
 from .ewa import EWA
 from .loaded_cameras import Plane, load_camera
@@ -218,7 +219,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         "CONSTANTS": Constants.of(settings, cameras),
     }
     dense_ids = row_of = None
-    if settings.packed:
+    if settings.packed and settings.row_capacity is None:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
         rows = ProjectedGaussians(n_cameras, n_gaussians, *[None] * 7, row_of=row_of)
@@ -243,6 +244,8 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     _projection_fwd_kernel.launch_elementwise(
         n_rows, BLOCK, projected=projected, visible_out=None, n_rows=n_rows, **arguments
     )
+    if settings.packed and settings.row_capacity is not None:
+        return pack_rows(projected, settings.row_capacity)
     return projected
 
 
