@@ -36,6 +36,24 @@ def test_densification_is_deterministic(scene, name):
         assert one.isfinite().all()
 
 
+def bytes_of(n, bytes_of_moments=4):
+    """Memory for n more Gaussians of degree 0."""
+    per_number = densification_module.COPIES * 4 + densification_module.MOMENTS * bytes_of_moments
+    return per_number * 14 * n / densification_module.FREE_SHARE
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
+def test_memory_for_more_gaussians_counts_moments_as_they_are_stored(scene, moments, monkeypatch):
+    gaussians, views = scene
+    free = bytes_of(40, {"fp32": 4, "bf16": 2}[moments])
+    monkeypatch.setattr(densification_module, "free_memory", lambda device: int(free) + 1)
+    config = Config(steps=4, strategy=MCMCStrategy(**LIMITED), adam_moments=moments)
+    trainer = Trainer(gray(gaussians), views, config)
+    for _ in range(3):
+        trainer.advance()
+    assert trainer._densification.strategy.cap_max == len(gaussians) + 40
+
+
 @pytest.mark.parametrize(
     "strategy",
     [DefaultStrategy(grow_grad2d=1e-9, **LIMITED), MCMCStrategy(**LIMITED), LongAxisStrategy(growth=2.0, **LIMITED)],
@@ -46,7 +64,7 @@ def test_number_of_gaussians_is_limited_by_configuration_and_memory(scene, strat
     start = gray(gaussians)
     assert len(fit(start, views, Config(steps=12, strategy=strategy, max_gaussians=66))) == 66
     # Memory for four more Gaussians, which have 14 numbers of 4 bytes at degree 0.
-    free = densification_module.COPIES * 4 * 14 * 4 / densification_module.FREE_SHARE
+    free = bytes_of(4)
     monkeypatch.setattr(densification_module, "free_memory", lambda device: int(free) + 1)
     assert len(fit(start, views, Config(steps=3, strategy=strategy))) <= 64
     assert len(fit(start, views, Config(steps=4, strategy=strategy))) > 60

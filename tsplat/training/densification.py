@@ -18,9 +18,9 @@ from .configuration import TYPICAL_EXTENT, Config
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
 
-COPIES = 9
-"""Peak memory per Gaussian while Gaussians are added, in copies of its parameters: parameters, gradients, two moments,
-and the tensors that replace them."""
+COPIES, MOMENTS = 5, 4
+"""Peak memory per Gaussian while Gaussians are added, in copies of its parameters and of one of its moments: parameters
+and gradients, two moments, and the tensors that replace them."""
 
 
 class Densification:
@@ -106,8 +106,10 @@ class Densification:
     def _limit_by_memory(self, n_gaussians: int) -> None:
         """Limits the strategy to the number of Gaussians for which the rank with the least memory has enough."""
         assert self.strategy is not None and self._config.strategy is not None
-        rows = [self._parameters.params[name][0] for name in self._parameters.gaussian_names]
-        bytes_per_gaussian = COPIES * sum(row.numel() * row.element_size() for row in rows)
+        bytes_per_gaussian = 0
+        for name in self._parameters.gaussian_names:
+            row, moments = self._parameters.params[name][0], self._parameters.optimizers[name].moments_dtype
+            bytes_per_gaussian += row.numel() * (COPIES * row.itemsize + MOMENTS * (moments or row.dtype).itemsize)
         device = self._parameters.params["means"].device
         n_free = min(self._ranks.all_gather_object(int(FREE_SHARE * free_memory(device)) // bytes_per_gaussian))
         # Shards have equal sizes. Ranks on CPUs may share their memory.

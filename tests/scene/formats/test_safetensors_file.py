@@ -1,4 +1,4 @@
-"""Tests of reading safetensors without mapping the files into memory."""
+"""Tests of reading safetensors without mapping the files into memory, and of writing them without copies."""
 
 import json
 import os
@@ -7,8 +7,9 @@ import struct
 import pytest
 import torch
 
+from benchmarks.shard_memory import forget_peak, memory
 from tsplat.scene import FileError
-from tsplat.scene.formats.safetensors_file import DTYPES, SafetensorsFile
+from tsplat.scene.formats.safetensors_file import DTYPES, SafetensorsFile, write_safetensors
 
 torch_files = pytest.importorskip("safetensors.torch")
 
@@ -29,6 +30,30 @@ def test_tensors_and_rows_are_those_that_were_written(tmp_path):
             for rows in (slice(1, 3), slice(0, 0), slice(2, 9), slice(None, 2)):
                 if tensor.dim():
                     assert torch.equal(file.read(name, rows).double(), tensor[rows].double())
+
+
+def test_files_are_those_that_safetensors_reads(tmp_path):
+    given = {**tensors(), "columns": torch.arange(12.0).reshape(3, 4).T, "rows": torch.arange(12.0).reshape(4, 3)[1:3]}
+    given["parameter"] = torch.nn.Parameter(torch.ones(2))
+    write_safetensors(tmp_path / "a", given)
+    for found in (torch_files.load_file(tmp_path / "a"), {}):
+        if not found:
+            with SafetensorsFile(tmp_path / "a") as file:
+                found = {name: file.read(name) for name in file.entries}
+                assert all(start % dtype.itemsize == 0 for dtype, _, start in file.entries.values())
+        assert found.keys() == given.keys()
+        for name, tensor in given.items():
+            assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+            assert torch.equal(found[name].double(), tensor.double())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures memory on Linux")
+def test_writing_copies_nothing(tmp_path):
+    given = {name: torch.ones(2**22) for name in "abc"}
+    forget_peak()
+    before = memory("VmHWM")
+    write_safetensors(tmp_path / "a", given)
+    assert memory("VmHWM") - before < 2**22 < os.path.getsize(tmp_path / "a") // 8
 
 
 def header(value, size=0):

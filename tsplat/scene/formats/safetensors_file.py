@@ -1,13 +1,15 @@
-"""Reading safetensors files: a header in JSON, then the values of each tensor.
+"""Reading and writing safetensors files: a header in JSON, then the values of each tensor.
 
 The package safetensors maps files into memory, where one that is cut short meanwhile ends the process (SIGBUS). Here
-this is an error.
+this is an error. It writes copies of all tensors, where here memory is needed for none, or for one that is not
+contiguous or on a GPU.
 """
 
 import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -23,8 +25,14 @@ DTYPES = {
 }
 """Name in the header -> dtype."""
 
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 LENGTH_BYTES = 8
 """Size of the header's length, at the beginning."""
+
+
+ALIGNMENT = 8
+"""Values begin at a multiple of this many bytes."""
 
 
 class Entry(NamedTuple):
@@ -105,3 +113,25 @@ class SafetensorsFile:
         if self._file.readinto(view) < len(view):
             raise FileError(f"{self._path}: the file was truncated while it was read")
         return tensor
+
+
+def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors of any shape and of a dtype of :data:`DTYPES`, one after the other. Not atomic.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if sys.byteorder != "little":
+        raise NotImplementedError("safetensors files are written on little-endian machines only")
+    header, end = {}, 0
+    ordered = sorted(tensors.items(), key=lambda named: (-named[1].element_size(), named[0]))  # so that all are aligned
+    for name, tensor in ordered:
+        first, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [first, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+        for _, tensor in ordered:
+            if tensor.numel():
+                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -41,6 +41,7 @@ from ...scene.formats.checkpoints import (
     read_newest_valid,
     read_raw_checkpoint,
 )
+from ...scene.formats.safetensors_file import write_safetensors
 from ...scene.gaussians import GSPLAT_NAMES, Gaussians
 from ...support.extras import require
 from ...support.files import atomic_write
@@ -313,17 +314,9 @@ def _write_files(
     folder: Path, checkpoint: Checkpoint, tensors: dict[str, Tensor], n_gaussians: int, sharded: bool
 ) -> None:
     """Writes the safetensors files that are not sharded, and the manifest with the hashes of all files."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     contents = {TRAINING: tensors} if sharded else {SCENE: checkpoint.gaussians.tensors(), TRAINING: tensors}
     for name, group in contents.items():
-        try:
-            save_file({k: v.detach().cpu().contiguous().clone() for k, v in group.items()}, folder / name)
-            # safetensors gives its files to their owner only; the folder has the mode that the umask leaves.
-            os.chmod(folder / name, folder.stat().st_mode & 0o666)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+        write_safetensors(folder / name, group)
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with open(path, "rb+") as file:
