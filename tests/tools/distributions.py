@@ -85,8 +85,8 @@ def check_installed(wheel: Path, interpreter: str) -> None:
 
         pip = (python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
         run("new environment", interpreter, "-m", "venv", Path(folder, "environment"))
-        run("install the wheel", *pip, wheel)
-        run("code of README.md and the quickstart, with the core dependencies only", python, "-c", code)
+        run("install the wheel, and Pillow for images", *pip, wheel, "pillow")
+        run("code of README.md and the quickstart, with the core dependencies and Pillow", python, "-c", code)
         run("install tsplat[train,io,viewer] and mypy", *pip, f"{wheel}[train,io,viewer]", "mypy")
         run("code of README.md and the quickstart", python, "-c", code)
         version = run("tsplat --version", python.with_name("tsplat"), "--version")
