@@ -1,9 +1,10 @@
 """Makes the images of README.md: `python -m benchmarks.readme_images --scene SCENE`.
 
-Writes ``docs/training.gif``, the views of a moving camera while a scene is trained, and ``docs/viewer.png``, the viewer
-with the trained model. The camera moves past some of the photographs, and looks where all of them look. With ``--run
-RUN`` instead of ``--scene``, only ``docs/viewer.png`` is written, of the model of a run on the same photographs.
-``--models`` writes ``docs/scenes.jpg``, three models, and ``docs/orbit.webp``, a turn around one of them.
+Writes ``docs/training.webp``, the views of a moving camera while a scene is trained, and ``docs/viewer.png``, the
+viewer with the trained model. The camera moves past some of the photographs, and looks where all of them look.
+``--models`` writes ``docs/scenes.jpg``, four models, and ``docs/orbit.webp``, a turn around one of them. With
+``--run RUN`` instead of ``--scene``, only ``docs/viewer.png`` and what ``--models`` writes are written, of a run on the
+same photographs.
 """
 
 import argparse
@@ -19,26 +20,28 @@ from torch import Tensor
 
 from tests.support.browser import open_page
 from tests.support.paths import MODELS
-from tsplat.scene import Camera, Capture, Gaussians, intrinsics, look_at, open_model, read_capture
+from tsplat.scene import Camera, Capture, Gaussians, intrinsics, look_at, open_model, read_capture, write_ply
 from tsplat.scene.images import to_bytes
 from tsplat.training import Trainer, preset
 from tsplat.training.runs.initial_gaussians import initial_gaussians
 from tsplat.viewing import first_view, orbit_around, path_along, render, render_frames
 from tsplat.viewing.run_cameras import complete_framing
 from tsplat.viewing.trajectories import cameras_of_views, choose_camera
-from tsplat.viewing.videos import write_gif
 from tsplat.viewing.viewer import Renderer, ViewedModel, Viewer, frame_model, open_viewed
 
 DOCS = Path(__file__).parents[1] / "docs"
 FRAMES = 48
-WIDTH, HEIGHT = 360, 240
-"""Number and size of the frames of the GIF."""
+WIDTH, HEIGHT = 640, 426
+"""Number and size of the frames of the animated image."""
+
+QUALITY = 55
+"""Quality of animated WebP, which is a fifth of the size of a GIF, and has all colors."""
 
 MODELS_SHOWN = {"luma-seal.splat": 0.0, "kettle.spz": 0.5, "playbot_3.from_sog.ply": 0.0}
 """Models of the picture of scenes, and from which part of a turn they are shown."""
 
-QUALITY = 55
-"""Quality of animated WebP, which is a fifth of the size of a GIF, and has all colors."""
+BANANA = "DSC_0438"
+"""Photograph from whose camera the run is shown in the picture of scenes."""
 
 VIEWS = ("DSC_0424", "DSC_0425", "DSC_0426", "DSC_0427", "DSC_0437", "DSC_0438")
 """Photographs of `banana` along which the camera moves: from the side that most were taken from."""
@@ -46,7 +49,7 @@ VIEWS = ("DSC_0424", "DSC_0425", "DSC_0426", "DSC_0427", "DSC_0437", "DSC_0438")
 CROP, CROP_VIEWER = 0.85, 0.74
 """Fields of view in units of that of the photographs, whose corners show places with few sparse points."""
 
-PAGE = (1000, 625)
+PAGE = (1280, 800)
 """Size of the page with the viewer."""
 
 
@@ -74,6 +77,12 @@ def path(cameras: Sequence[Camera], views: Sequence[str], target: Sequence[float
     return torch.stack([look_at(eye, target, up) for eye in eyes.tolist()])
 
 
+def write_animation(path: Path, images: Sequence[Tensor], milliseconds: int) -> None:
+    """Writes images [h, w, 3] as an animated WebP that repeats."""
+    first, *others = (Image.fromarray(to_bytes(image).numpy()) for image in images)
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=QUALITY, method=6)
+
+
 def model_cameras(gaussians: Gaussians, turns: Sequence[float]) -> list[Camera]:
     """Returns cameras that show a whole model, turned around it by parts of a turn."""
     start = first_view(gaussians)
@@ -82,20 +91,28 @@ def model_cameras(gaussians: Gaussians, turns: Sequence[float]) -> list[Camera]:
     return [dataclasses.replace(camera, viewmat=viewmats[round(turn * FRAMES)]) for turn in turns]
 
 
-def write_models() -> None:
-    """Writes the picture of three models, and the turn around the seal."""
-    sheet = Image.new("RGB", (3 * 640, 480))
-    for i, (name, turn) in enumerate(MODELS_SHOWN.items()):
+def photographed(gaussians: Gaussians, cameras: Sequence[Camera]) -> Image.Image:
+    """Returns what a camera of a run on `banana` shows, in the aspect ratio of the picture of scenes."""
+    viewmat = choose_camera(cameras, BANANA).viewmat
+    fov = CROP_VIEWER * complete_framing(gaussians, cameras)["fov"]
+    with torch.no_grad():
+        image = render(gaussians, Camera(viewmat, intrinsics(640, 480, fov), 640, 480))
+    return Image.fromarray(to_bytes(image).numpy())
+
+
+def write_models(banana: Image.Image) -> None:
+    """Writes the picture of four scenes, one of which is given, and the turn around the seal."""
+    sheet = Image.new("RGB", (2 * 640, 2 * 480))
+    sheet.paste(banana, (0, 0))
+    for place, (name, turn) in zip(((640, 0), (0, 480), (640, 480)), MODELS_SHOWN.items(), strict=True):
         gaussians = open_model(MODELS / name)
         with torch.no_grad():
             image = render(gaussians, *model_cameras(gaussians, [turn]))
-        sheet.paste(Image.fromarray(to_bytes(image).numpy()), (640 * i, 0))
-    sheet.resize((1440, 360), Image.Resampling.LANCZOS).save(DOCS / "scenes.jpg", quality=90)
+        sheet.paste(Image.fromarray(to_bytes(image).numpy()), place)
+    sheet.save(DOCS / "scenes.jpg", quality=88)
     seal = open_model(MODELS / "luma-seal.splat")
-    frames = render_frames(seal, model_cameras(seal, [i / FRAMES for i in range(FRAMES)]))
-    first, *others = (Image.fromarray(to_bytes(frame).numpy()) for frame in frames)
-    settings = {"duration": 80, "loop": 0, "quality": QUALITY, "method": 6}
-    first.save(DOCS / "orbit.webp", save_all=True, append_images=others, **settings)
+    cameras = model_cameras(seal, [i / FRAMES for i in range(FRAMES)])
+    write_animation(DOCS / "orbit.webp", list(render_frames(seal, cameras)), 80)
 
 
 def viewer_image(model: ViewedModel, view: str) -> Image.Image:
@@ -119,14 +136,14 @@ def main() -> None:
     parser.add_argument("--downscale", type=int, default=2, help="factor by which photographs are made smaller")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--views", nargs="+", default=VIEWS, help="photographs along which the camera moves")
-    source.add_argument("--models", action="store_true", help="draw the pictures of several models")
+    parser.add_argument("--models", action="store_true", help="write the pictures of several models, too")
+    parser.add_argument("--out", type=Path, help="PLY file for the trained model")
     options = parser.parse_args()
-    if options.models:
-        write_models()
-        return
     if options.run is not None:
         model = open_viewed(options.run, torch.device("cpu"), warn=print)
         viewer_image(model, options.views[-1]).save(DOCS / "viewer.png")
+        if options.models:
+            write_models(photographed(model.gaussians, model.cameras))
         return
     capture = read_capture(options.scene, downscale=options.downscale, test_every=0)
     cameras = cameras_of_views(capture.train, capture.test)
@@ -134,7 +151,11 @@ def main() -> None:
     viewmats = path(cameras, options.views, framing["target"], framing["up"])
     K = intrinsics(WIDTH, HEIGHT, CROP * framing["fov"])
     gaussians, images = train(capture, options.steps, viewmats, K)
-    write_gif(DOCS / "training.gif", images, 80)
+    write_animation(DOCS / "training.webp", images, 80)
+    if options.out is not None:
+        write_ply(options.out, gaussians)
+    if options.models:
+        write_models(photographed(gaussians, cameras))
     viewer_image(frame_model("banana", Renderer(gaussians), cameras), options.views[-1]).save(DOCS / "viewer.png")
 
 
