@@ -200,6 +200,7 @@ def test_fields_of_view():
         assert abs(horizontal.start - 3) < 1e-12 and abs(horizontal.end - given.column_azimuths_rad[-1]) < 1e-12
         assert (given.n_rows, given.n_columns) == (9, 40)
     assert lidar(0).fov_horiz_rad.span == 2 * math.pi
+    assert lidar(0, dtype=torch.float32).fov_eps_rad == 2.0**-21  # four epsilons
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,17 @@ def test_cameras_inside_of_gaussians(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_directions_of_few_pixels_may_cancel(backend):
+    """The mean ray of four columns is exactly 0: it bounds nothing, and every Gaussian may be seen."""
+    for height in (4, 8, 16):
+        scene = around(1, dtype=torch.float32) | {"viewmats": turned(0, torch.float32)}
+        options = PANORAMA | dict(width=4, height=height, with_eval3d=True)
+        found, expected = (tsplat.rasterization(**scene, **options, backend=name)[1] for name in (backend, "reference"))
+        assert expected.max() > 0.2
+        torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gaussians_are_ordered_and_culled_by_distance(backend):
     scene = dict(
         means=torch.tensor([[0.0, 0, -1], [0, 0, -2]]).double(), quats=torch.tensor([[1.0, 0, 0, 0]]).repeat(2, 1),

@@ -105,6 +105,12 @@ class RowOffsetStructuredSpinningLidarModelParameters:
         return len(self.column_azimuths_rad)
 
     @property
+    def fov_eps_rad(self) -> float:
+        """gsplat's tolerance at the borders of fields of view: ``fov_eps_factor`` epsilons of the angles' dtype. Not
+        read."""
+        return self.fov_eps_factor * torch.finfo(self.row_elevations_rad.dtype).eps
+
+    @property
     def fov_vert_rad(self) -> FOV:
         """The field of view from the first to the last elevation."""
         first, last = self.row_elevations_rad[[0, -1]].tolist()

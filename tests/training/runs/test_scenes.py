@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,14 @@ from tests.support.captures import write_scene
 from tsplat import cli
 from tsplat.scene import FileError, read_capture
 from tsplat.training import RunConfig, evaluate_run, read_newest, resume, train
-from tsplat.training.runs.scenes import describe_capture, difference, locate_scene, scene_to_save
+from tsplat.training.runs.scenes import (
+    STEP_BYTES,
+    describe_capture,
+    difference,
+    locate_scene,
+    note_large_images,
+    scene_to_save,
+)
 
 pytest.importorskip("safetensors")
 
@@ -30,6 +38,16 @@ def test_resume_works_from_any_directory(run, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     assert resume(run, stop_after=3)["steps"] == 3
     assert evaluate_run(run)["steps"] == 3
+
+
+def test_a_note_says_what_steps_on_large_images_take():
+    views = [SimpleNamespace(width=width, height=height) for width, height in ((4000, 3000), (7680, 3840), (80, 60))]
+    gib = 7680 * 3840 * STEP_BYTES / 2**30
+    assert note_large_images(views) == [
+        f"a step on the largest image, 7680×3840 pixels, takes about {gib:.1f} GiB of memory besides that of the "
+        "Gaussians; max_size 3840 takes a quarter of it"
+    ]
+    assert not note_large_images(views[::2])
 
 
 def test_run_and_scene_can_be_moved_together(run, tmp_path):

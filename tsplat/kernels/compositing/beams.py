@@ -104,7 +104,8 @@ def _beams_kernel(
         frame = frame + (tl.where(is_wide, float("nan"), d[k]),)
     first_out = beams + tile.to(tl.int64) * (FRAME + BOX * PARTS)
     store_tuple(first_out, 1, frame + e + (spread,))
-    safe = tl.where(valid, cosine, 1.0)
+    # Of a NaN frame, boxes only say whether there are rays: their values are finite, as minima may leave out NaN.
+    safe = tl.where(cosine > constant(COSINE_MIN, cosine), cosine, 1.0)
     depth = dot(from_o, d)
     a = (dot(ray[3:], e) / safe, dot(ray[3:], f) / safe)
     values = (dot(from_o, e) - depth * a[0], a[0], dot(from_o, f) - depth * a[1], a[1])

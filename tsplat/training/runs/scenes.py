@@ -38,6 +38,12 @@ WORKERS = 4
 BEFORE_FRAMES = LocalFrame(near=0.01)
 """The frame of runs that were started before they had one: that of the files, with the rasterizer's near plane."""
 
+LARGE_PIXELS = 20_000_000
+"""Pixels of an image from which on a note says what a step takes."""
+
+STEP_BYTES = 115
+"""Bytes that a step takes for each pixel of its image, with the gradients of both losses."""
+
 CAMERA_TOLERANCE = 1e-6
 """Largest relative or absolute difference of a camera's numbers."""
 
@@ -145,9 +151,20 @@ def read_run_capture(
         capture = read_scene(config, on_progress, frame)
     check_sizes((*capture.train, *capture.test), config.downscale)
     capture = read_priors(capture, config)
-    for note in capture.notes:
+    for note in (*capture.notes, *note_large_images(capture.train)):
         print(f"note: {note}")
     return capture.to(device)
+
+
+def note_large_images(views: Sequence[View]) -> list[str]:
+    """Returns a note on the memory of a step if the largest image has many pixels, such as a panorama of 8K."""
+    n_pixels, width, height = max((view.width * view.height, view.width, view.height) for view in views)
+    if n_pixels < LARGE_PIXELS:
+        return []
+    return [
+        f"a step on the largest image, {width}×{height} pixels, takes about {n_pixels * STEP_BYTES / 2**30:.1f} GiB of "
+        f"memory besides that of the Gaussians; max_size {max(width, height) // 2} takes a quarter of it"
+    ]
 
 
 def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]) -> ReadViews | None:
