@@ -1,9 +1,10 @@
 """Waiting for other threads and processes."""
 
 import time
+from collections.abc import Callable
 
 
-def wait_for(condition, seconds=60, every=0.005):
+def wait_for(condition: Callable[[], object], seconds: float = 60, every: float = 0.005) -> None:
     """Waits until a condition holds, which is tested every few seconds; fails after some time."""
     deadline = time.monotonic() + seconds
     while not condition():
