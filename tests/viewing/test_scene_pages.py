@@ -26,6 +26,7 @@ from tsplat.scene.gaussians import concatenate
 from tsplat.scene.rotation import rotation_to_y
 from tsplat.support.files import write_json
 from tsplat.viewing import Annotation, PageExtras, StartView, export_page, render, write_page
+from tsplat.viewing.page_parts import PageFrame
 from tsplat.viewing.scene_pages import FILE_NAMES, FOLDER
 from tsplat.viewing.trajectories import describe_cameras
 
@@ -238,6 +239,7 @@ def test_annotations_and_walking(tmp_path):
     # The page is in meters: eyes 0.2 units above the floor are at the 1.5 m of the viewer. y points down in the model.
     floor = torch.cat([torch.rand(200, 1), 0.7 + 0.001 * torch.rand(200, 1), torch.rand(200, 1)], 1) - 0.5
     more = Gaussians.from_points(floor, torch.rand(200, 3), sh_degree=1)
+    more = dataclasses.replace(more, opacity_logits=more.opacity_logits + 8, log_scales=more.log_scales + 1)
     write_page(
         tmp_path / "scene.html", concatenate([GAUSSIANS, more]), START, extras=PageExtras(None, annotations, 0.2)
     )
@@ -263,6 +265,19 @@ def test_annotations_and_walking(tmp_path):
     write_page(tmp_path / "scene.html", GAUSSIANS, START)
     _, scene = read_page(tmp_path / "scene.html")
     assert (scene["scale"], scene["floor"], scene["settings"]["annotations"]) == (1.0, None, [])
+
+
+def test_the_floor_is_where_most_of_the_surface_is():
+    """Not where most of the Gaussians are: 20 large opaque ones below 400 small transparent ones."""
+    n, is_floor = 420, torch.arange(420) < 20
+    means = torch.rand(n, 3, generator=torch.Generator().manual_seed(0)) - 0.5
+    means[:, 1] = torch.where(is_floor, 0.5, 0.1)  # y points down
+    log_scales = torch.where(is_floor, 0.1, 0.005).log()[:, None].expand(n, 3)
+    logits = torch.where(is_floor, 3.0, -3.0)
+    quats = torch.tensor([[1.0, 0, 0, 0]]).expand(n, 4)
+    gaussians = Gaussians(means, log_scales, quats, logits, torch.zeros(n, 1, 3), torch.zeros(n, 0, 3))
+    frame = PageFrame(START, gaussians, walk=0.2)
+    assert frame.floor == pytest.approx(frame.place((0.0, 0.5, 0.0))[1], abs=0.01)
 
 
 @pytest.mark.parametrize(

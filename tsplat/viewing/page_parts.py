@@ -108,8 +108,8 @@ class PageFrame:
             most = walk * extent / ROOM
             message = f"walk: the model is too small for this height: expected at most {most:.3g}, found {walk}"
             raise ArgumentError(message)
-        areas = gaussians.scales.detach().double().cpu().exp().topk(2, 1).values.prod(1)
-        weights = areas * gaussians.opacities.detach().double().cpu().sigmoid()
+        areas = gaussians.scales.detach().double().cpu().topk(2, 1).values.prod(1)
+        weights = areas * gaussians.opacities.detach().double().cpu()
         self.floor = _floor_height(placed[:, 1], weights, self.place(start.eye)[1])
 
     def place(self, point: Sequence[float]) -> list[float]:
