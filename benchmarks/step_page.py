@@ -24,8 +24,10 @@ A [captured](howto/compile.md#cuda-graphs-by-hand) call is one CUDA graph.
 
 **These rows were recorded before calls replayed [passes](architecture.md#how-a-call-runs).** Counted since, for an
 eager call: cloud 30 launches, 8 operators, 1 wait, and 87 us (H100) to 101 us (A100) of device time; kettle-400x300
-37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. On the emulated driver, Python takes 218 us of a
-replayed call, 239 of a packed one and 247 with a capacity: thread CPU time, the best of 300 calls, on a busy machine
+37, 12, 2, 275 to 378; garden-648x420 33, 12, 2, 328 to 433. Since packed calls [keep visible rows
+only](decisions/0066-packed-rows-with-a-capacity.md), cloud has 28 launches, 9 operators and 88 us (H100). On the
+emulated driver, Python took 218 us of a replayed call, 239 of a packed one (before that change) and 247 with a
+capacity: thread CPU time, the best of 300 calls, on a busy machine
 whose speed varies by half. Before a launch was [one call of the driver](decisions/0048-passes.md), it took 244, 256
 and 250 there.
 
@@ -46,7 +48,7 @@ NOTES = f"""
   [below](#tsplat-divided-by-gsplat); and for its other kernels an operator's time with the least memory traffic that
   they can have, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
 - Graphed: replays count as launches, and copies as operators. Graphs read arguments in place here, as the addresses of
-  parameters stay the same; activations that move are copied. There is room for 1.25 times what each kind of list needs.
+  parameters stay the same; activations that move are copied. There is room for 1.06 times what each kind of list needs.
   Loss and Adam are as in other steps.
 - Captured: the kernels and operators of a graphed call in one graph, without copies of images and gradients. One
   launch, and no Python; what copies cameras into tensors of the graph is not counted. Adam cannot be captured.
