@@ -125,6 +125,14 @@ def rad(inputs):
     return inputs.written("rad", lambda path: write_folder(path, rad_files(inputs.gaussians, COMPACT)))
 
 
+def annotations(inputs):
+    def make(path):
+        path.write_text('[{"position": [0.1, 0.2, 0.3], "title": "A place"}]')
+        return path
+
+    return inputs.written("annotations.json", make)
+
+
 def nothing(inputs):
     return None
 
@@ -212,6 +220,7 @@ CASES = {
     "look_at_all": of_gaussians(lambda g: viewing.look_at_all(g, 40, 30, 45.0)),
     "orbit_around": (nothing, lambda i, _, out: viewing.orbit_around(EYE, (0, 0, 0), UP, 5)),
     "path_along": (nothing, lambda i, _, out: viewing.path_along(i.cameras, 7)),
+    "read_annotations": (annotations, lambda i, path, out: viewing.read_annotations(path)[0].position),
     "read_cameras": (run_of, lambda i, path, out: viewing.read_cameras(path / "cameras.json")),
     "render": (nothing, lambda i, _, out: viewing.render(i.gaussians, i.cameras[0], backend="torch")),
     "render_frames": (

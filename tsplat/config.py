@@ -52,6 +52,15 @@ class Capacities(NamedTuple):
     chunks: int
     rows: int = 2**31 - 1
 
+    @classmethod
+    def of_lists(cls, capacity: int) -> "Capacities":
+        """Returns the same capacity for all lists."""
+        return cls(capacity, capacity, capacity, capacity)
+
+    def largest_list(self) -> int:
+        """Returns the largest of the sizes of lists."""
+        return max(self._replace(rows=0))
+
 
 ALPHA_MIN: Final = 1.0 / 255.0
 """A Gaussian with a smaller alpha at a pixel does not contribute to it."""

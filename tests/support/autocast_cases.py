@@ -986,7 +986,8 @@ EXEMPT = {
         "tsplat.training.Checkpoint", "tsplat.training.Config", "tsplat.training.Evaluation", "tsplat.training.History",
         "tsplat.training.LiveView", "tsplat.training.Observer", "tsplat.training.Progress", "tsplat.training.RunConfig",
         "tsplat.training.RunStart", "tsplat.training.Score", "tsplat.training.ViewOptions", "tsplat.viewing.ScenePage",
-        "tsplat.viewing.StartView", "gsplat.ExternalDistortionModelParameters", "tsplat.training.preset",
+        "tsplat.viewing.StartView", "tsplat.viewing.Annotation", "tsplat.viewing.PageExtras",
+        "gsplat.ExternalDistortionModelParameters", "tsplat.training.preset",
         "tsplat.training.read_config", "inria.GaussianRasterizationSettings", "tsplat.strategies.Strategy",
         "gsplat.scene.Scene", "gsplat.stage.Stage", "gsplat.losses.LinearLambdaScheduler",
         "gsplat.RendererConfig", "gsplat.RendererConfig_MixedBatch", "gsplat.RendererConfig_ParallelBatch",
@@ -1005,6 +1006,7 @@ EXEMPT = {
         "tsplat.training.read_checkpoint", "tsplat.training.read_newest", "tsplat.training.write_checkpoint",
         "tsplat.scene.read_colmap", "tsplat.scene.read_transforms", "tsplat.viewing.export_page",
         "tsplat.viewing.write_page", "tsplat.viewing.write_frames", "tsplat.viewing.read_cameras",
+        "tsplat.viewing.read_annotations",
         "tsplat.viewing.first_view", "gsplat._helper.load_test_data",
     ),
     "a whole run, of a Trainer": (

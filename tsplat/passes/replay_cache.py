@@ -19,7 +19,6 @@ from ..config import Capacities
 from ..runtime.backend import launchers
 from ..runtime.compilation import is_plain_call
 from ..stages.capacity import (
-    N_LISTS,
     UNCOUNTED,
     any_overflow,
     are_checks_deferred,
@@ -209,7 +208,7 @@ class ReplayCache:
         entry.is_replayable = by_kernels and len(meta.intersections.bands) == 1
         n = meta.intersections.n_intersections
         counted = capacities_for(Capacities(n, n, UNCOUNTED * n, n, rows=meta.projected.depths.numel()))
-        entry.capacities = Capacities(*[capacity] * N_LISTS) if isinstance(capacity, int) else counted
+        entry.capacities = Capacities.of_lists(capacity) if isinstance(capacity, int) else counted
         self._observe_gradients(entry, rendered[:-1])
         return rendered
 

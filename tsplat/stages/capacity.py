@@ -36,9 +36,6 @@ UNCOUNTED = 2
 """Capacity as a multiple of the intersections, before the lists of parts have been counted: they may need twice as
 many entries."""
 
-N_LISTS = Capacities._fields.index("rows")
-"""The number of sizes of lists, which are the first of ``Capacities``."""
-
 FAILED = [-1, 0, 0, 0]
 """What a rank sends in place of what it needed if it has raised an error."""
 
@@ -106,7 +103,7 @@ def choose_capacities(requested: Capacity, device: torch.device, grid: TileGrid)
     if isinstance(requested, Capacities):
         return requested
     capacity = _automatic.get((device, grid)) if requested == "auto" else requested
-    return None if capacity is None else Capacities(*[capacity] * N_LISTS)
+    return None if capacity is None else Capacities.of_lists(capacity)
 
 
 def check_capacity(
@@ -288,7 +285,9 @@ def _raise_if_exceeded(check: _Check) -> None:
     """Waits for the call of a check, and raises CapacityError if its lists did not fit."""
     *sizes, overflow = _read(check)
     if overflow:
-        message = _describe(max(sizes[:N_LISTS]), check.capacities.intersections, check.auto_key is not None)
+        message = _describe(
+            Capacities(*sizes).largest_list(), check.capacities.intersections, check.auto_key is not None
+        )
         raise CapacityError("capacity: " + message)
 
 
@@ -297,7 +296,8 @@ def _raise_together(ranks: Ranks, check: _Check | None) -> None:
     outcome = [0, 0, 0, 0]
     if check is not None:
         *sizes, overflow = _read(check)
-        outcome = [overflow, max(sizes[:N_LISTS]), check.capacities.intersections, int(check.auto_key is not None)]
+        largest = Capacities(*sizes).largest_list()
+        outcome = [overflow, largest, check.capacities.intersections, int(check.auto_key is not None)]
     outcomes = ranks.gather(outcome)
     if FAILED in outcomes:
         ranks.share_error(None)
@@ -323,7 +323,7 @@ def _read(check: _Check) -> list[int]:
     if check.copied is not None:
         check.copied.synchronize()
     sizes: list[int] = check.needed.tolist()
-    needed = max(sizes[:N_LISTS])
+    needed = Capacities(*sizes[:-1]).largest_list()
     if check.auto_key is not None and needed > FULL * check.capacities.intersections:
         with _lock:
             _automatic[check.auto_key] = max(int(HEADROOM * needed), _automatic.get(check.auto_key, 1))

@@ -125,7 +125,7 @@ def _floor_height(heights: Tensor, weights: Tensor, eye: float) -> float:
         return eye - EYES
     low, high = float(np.quantile(heights.numpy(), 0.01)), heights.max().item()
     layer = ((heights - low) / max(high - low, 1e-12) * LAYERS).long().clamp(0, LAYERS - 1)
-    inside = layer == torch.zeros(LAYERS, dtype=torch.float64).index_add(0, layer, weights).argmax()
+    inside = layer == weights.new_zeros(LAYERS).index_add(0, layer, weights).argmax()
     return float((heights[inside] * weights[inside]).sum() / weights[inside].sum())
 
 
