@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.browser import open_page
+from tests.support.waiting import wait_for
 from tsplat.scene import open_model
 from tsplat.scene.cameras import centers
 from tsplat.viewing import StartView, first_view, orbit_around, render_frames, write_page
@@ -40,8 +41,7 @@ def start_views(first: StartView) -> Iterator[StartView]:
 def shown(path: Path) -> NDArray[np.float64]:
     """Returns what a page shows [h, w, 3] in a browser, without its controls."""
     with open_page(path.as_uri(), WIDTH, HEIGHT) as page:
-        while page.evaluate("document.documentElement.dataset.loaded") is None:
-            time.sleep(0.5)
+        wait_for(lambda: page.evaluate("document.documentElement.dataset.loaded") is not None, 120, every=0.5)
         page.evaluate("document.querySelector('.sse-ui').style.display = 'none'")
         image, end = page.screenshot(), time.monotonic() + SECONDS
         while time.monotonic() < end:

@@ -8,7 +8,8 @@ then Gaussian. Otherwise there are I N rows, and those of culled Gaussians are z
 import dataclasses
 import functools
 import math
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -185,6 +186,15 @@ class ProjectedGaussians(NamedTuple):
     row_of: Tensor | None = None
     normals: Tensor | None = None
     needed: Tensor | None = None
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> "ProjectedGaussians":
+        """Returns the same with a function applied to each tensor [nnz, ...]."""
+        without_rows = {"n_cameras", "n_gaussians", "row_of", "needed"}
+        given = self._asdict().items()
+        mapped: dict[str, Any] = {
+            name: function(tensor) for name, tensor in given if name not in without_rows and tensor is not None
+        }
+        return self._replace(**mapped)
 
     def image_ids(self) -> Tensor | None:
         """Image of each packed row, [nnz] int64; None if rows are [I, N]."""

@@ -1419,7 +1419,7 @@ MUTANTS = [
         ("target.copy_(v.reshape(target.shape))", "pass", "gradients of meta lost"),
         ("self._has_capacity = source.needed is None and source.n_packed != 0", "self._has_capacity = True",
          "capacity reported as intersections"),
-        ("values if self.n_packed is None else values[: self.n_packed]", "values",
+        ("values if n_packed is None else values[:n_packed]", "values",
          "meta has rows of a capacity"),
     ),
     *_in("kernels/packed_rows.py", ("tests/passes/test_replay.py", "-k", "packed"),

@@ -20,9 +20,6 @@ BLOCK = 256
 ROWS = Capacities._fields.index("rows")
 """The element of ``Capacities``."""
 
-NOT_COPIED = ("n_cameras", "n_gaussians", "dense_ids", "row_of", "needed")
-"""Fields of ``ProjectedGaussians`` that are not values of rows."""
-
 
 @kernel
 def _visible_rows_kernel(
@@ -84,14 +81,9 @@ def pack_rows(projected: ProjectedGaussians, capacity: int) -> ProjectedGaussian
     _visible_rows_kernel.launch_elementwise(n, BLOCK, radii=radii, visible=visible, n=n)
     needed = torch.zeros(N_NEEDED, dtype=torch.int64, device=device)
     row_counts = prefix_sums(visible, limit=Limit(needed, ROWS, n_rows))
-    packed = projected._replace(
+    packed = projected.map_rows(lambda values: values.new_empty(n_rows, *values.shape[1:]))._replace(
         dense_ids=torch.empty(n_rows, dtype=torch.int64, device=device),
         row_of=torch.empty(n, dtype=torch.int32, device=device),
-        **{
-            name: value.new_empty(n_rows, *value.shape[1:])
-            for name, value in projected._asdict().items()
-            if name not in NOT_COPIED and value is not None
-        },
     )
     _pack_rows_kernel.launch_elementwise(
         n, BLOCK, row_counts=row_counts, projected=projected, packed=packed, n=n, n_rows=n_rows,

@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data import Intersections, ProjectedGaussians
+from ..data import Intersections
 from ..runtime.autograd import Gradients, apply, once_differentiable
 from ..stages.intersection import trim_to_count
 from ..stages.meta import LAZY, MetaInputs
 from .arenas import View
 from .traced_calls import TracedCall, map_bundle
-
-ROW_FIELDS = ("dense_ids", "radii", "means2d", "depths", "conics", "compensations", "opacities", "normals")
-"""Fields of ``ProjectedGaussians`` that have a row each."""
 
 
 class LentArena:
@@ -31,6 +28,11 @@ class LentArena:
 
     def __init__(self, memory: Tensor) -> None:
         self.memory, self.values = memory, list[Tensor]()
+
+
+def packed_rows(values: Tensor, n_packed: int | None) -> Tensor:
+    """Returns the values of packed rows, which are the first ones of a capacity; all if rows are not packed."""
+    return values if n_packed is None else values[:n_packed]
 
 
 def saved_tensor(view: View, bases: Any, lent: LentArena | None) -> Tensor:
@@ -64,14 +66,8 @@ class MetaSource(NamedTuple):
         return saved_tensor(view, self.bases, self.lent)
 
     def rows(self, values: Tensor) -> Tensor:
-        """Returns the values of rows that the call has, without those of a capacity."""
-        return values if self.n_packed is None else values[: self.n_packed]
-
-    def rows_of(self, projected: ProjectedGaussians) -> ProjectedGaussians:
-        """Returns the rows that the call has."""
-        given = {name: value for name in ROW_FIELDS if (value := getattr(projected, name)) is not None}
-        rows: dict[str, Any] = {name: self.rows(value) for name, value in given.items()}
-        return projected._replace(**rows)
+        """Returns :func:`packed_rows` of values."""
+        return packed_rows(values, self.n_packed)
 
 
 @functools.lru_cache(maxsize=64)
@@ -100,7 +96,7 @@ def _meta_inputs(source: MetaSource) -> MetaInputs:
     """Returns what ``meta`` describes."""
     inputs: MetaInputs = map_bundle(source.traced.meta_inputs, View, source.tensor)
     intersections: Any = _ReplayedIntersections(source, inputs.intersections)
-    projected, received = source.rows_of(inputs.projected), source.rows_of(inputs.received)
+    projected, received = inputs.projected.map_rows(source.rows), inputs.received.map_rows(source.rows)
     return inputs._replace(projected=projected, received=received, intersections=intersections)
 
 
@@ -137,8 +133,6 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v: Tensor) -> Gradients:
         v_carrier = ctx.traced.v_carrier.zeros(v.device)
         view: View = ctx.traced.v_row[ctx.name]
-        target = view.of(v_carrier)
-        if ctx.n_packed is not None:
-            target = target[: ctx.n_packed]
+        target = packed_rows(view.of(v_carrier), ctx.n_packed)
         target.copy_(v.reshape(target.shape))
         return None, None, None, None, v_carrier

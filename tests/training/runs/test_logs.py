@@ -53,8 +53,17 @@ class FakeLog:
         self.lines.append((step, metrics))
 
 
+@pytest.fixture
+def capture(monkeypatch):
+    """The capture of runs, which do not read one."""
+    capture = procedural_capture(24, 18, 3, 1, 60)
+    monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return capture
+
+
 @pytest.mark.slow
-def test_trackio_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
+def test_trackio_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch, capture):
     logs = []
 
     class Log:
@@ -71,9 +80,6 @@ def test_trackio_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
     module.init = lambda *, project, name, resume, config: logs.append(Log(project, name, resume, config)) or logs[-1]
     monkeypatch.setitem(sys.modules, "trackio", module)
     monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
-    capture = procedural_capture(24, 18, 3, 1, 60)
-    monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run = tmp_path / "garden"
     train(RunConfig(steps=20, sh_degree=0, trackio=True, backend="torch"), run, stop_after=12)
     resume(run)
@@ -84,15 +90,12 @@ def test_trackio_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_weights_and_biases_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
+def test_weights_and_biases_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch, capture):
     logs = []
     module = types.ModuleType("wandb")
     module.init = lambda **options: logs.append(FakeLog(options)) or logs[-1]
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    capture = procedural_capture(24, 18, 3, 1, 60)
-    monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run = tmp_path / "garden"
     train(RunConfig(steps=20, sh_degree=0, wandb=True, backend="torch"), run, stop_after=12)
     resume(run)

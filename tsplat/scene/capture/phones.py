@@ -29,6 +29,7 @@ from ...support.extras import require
 from ...support.reading import open_file, read_json
 from ..exr_maps import read_exr
 from ..images import open_image, read_image
+from ..rotation import rotation_matrix, similarity
 from .initial_points import InitialPoints, bounds, random_points
 from .lenses import Lens
 from .photographs import Photograph, find_usable
@@ -111,19 +112,9 @@ def read_polycam(folder: Path, options: ReadOptions) -> Capture:
         width, height = (round(min(_number(values, name, file), 1e9)) for name in ("width", "height"))
         fx, fy, cx, cy = (_number(values, name, file) for name in ("fx", "fy", "cx", "cy"))
         lens = Lens(width, height, fx, fy, cx, cy).checked(str(file))
-        viewmat, position = read_viewmat(matrix, str(file))
-        photographs.append(
-            Photograph(
-                name=image.name,
-                path=image,
-                lens=lens,
-                viewmat=viewmat,
-                position=position,
-                camera_id=lenses.setdefault(lens, len(lenses)),
-                downscale=options.downscale,
-                border=POLYCAM_BORDER * lens.width / max(lens.width, 1024) if corrected else 0.0,
-            )
-        )
+        border = POLYCAM_BORDER * lens.width / max(lens.width, 1024) if corrected else 0.0
+        photograph = _photograph(image, lens, matrix, str(file), lenses, options)
+        photographs.append(dataclasses.replace(photograph, border=border))
         depth, confidence = (folder / name / f"{image.stem}.png" for name in ("depth", "confidence"))
         depths.append(_Depth(depth, confidence) if depth.is_file() else None)
     notes = []
@@ -170,22 +161,27 @@ def read_record3d(file: Path, options: ReadOptions) -> Capture:
         if coefficients:
             fx, fy, cx, cy = _numbers(coefficients[index], 4, f"{file}: perFrameIntrinsicCoeffs[{index}]")
         lens = Lens(width, height, fx, fy, cx, cy).checked(f"{file}: the camera of {image.name}")
-        viewmat, center = read_viewmat(_pose((w, x, y, z), position, where), where)
-        photographs.append(
-            Photograph(
-                name=image.name,
-                path=image,
-                lens=lens,
-                viewmat=viewmat,
-                position=center,
-                camera_id=lenses.setdefault(lens, len(lenses)),
-                downscale=options.downscale,
-            )
-        )
+        photographs.append(_photograph(image, lens, _pose((w, x, y, z), position, where), where, lenses, options))
         depth = file.parent / "depth" / f"{image.stem}.exr"
         depths.append(_Depth(depth, None) if depth.is_file() else None)
     notes = [f"{file}: left out {n_without} photographs without a pose"] if n_without else []
     return _read(file, photographs, depths, _read_meters, notes, options)
+
+
+def _photograph(
+    image: Path, lens: Lens, pose: list[list[float]], where: str, lenses: dict[Lens, int], options: ReadOptions
+) -> Photograph:
+    """Returns a photograph with the rows of its camera-to-world matrix. Adds its lens to those of other photographs."""
+    viewmat, position = read_viewmat(pose, where)
+    return Photograph(
+        name=image.name,
+        path=image,
+        lens=lens,
+        viewmat=viewmat,
+        position=position,
+        camera_id=lenses.setdefault(lens, len(lenses)),
+        downscale=options.downscale,
+    )
 
 
 def _read(
@@ -239,14 +235,8 @@ def _pose(quat: tuple[float, ...], position: Sequence[float], where: str) -> lis
     norm = math.hypot(*quat)
     if not 0.9 < norm < 1.1:
         raise FileError(f"{where}: expected a unit quaternion x, y, z and w first, found one of length {norm:.4g}")
-    w, x, y, z = (value / norm for value in quat)
-    a, b, c = position
-    return [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w), a],
-        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w), b],
-        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y), c],
-        [0, 0, 0, 1],
-    ]
+    rows: list[list[float]] = similarity(rotation_matrix([value / norm for value in quat]), position).tolist()
+    return rows
 
 
 def _read_millimeters(files: _Depth) -> NDArray[np.float32]:
