@@ -1422,7 +1422,7 @@ MUTANTS = [
         ("values if n_packed is None else values[:n_packed]", "values",
          "meta has rows of a capacity"),
     ),
-    *_in("kernels/packed_rows.py", ("tests/passes/test_replay.py", "-k", "packed"),
+    *_in("kernels/packed_rows.py", ("tests/passes/test_replay_cache.py",),
         ("row = tl.where(is_visible, before, tl.load(row_counts + n - 1) + index - before)",
          "row = tl.where(is_visible, before, n_rows - 1)", "several rows of one Gaussian"),
         ("tl.where(is_visible, row, -1)", "row", "gradients of culled Gaussians"),
