@@ -186,11 +186,11 @@ def test_page_has_names_annotations_and_a_floor(tmp_path):
         "Robot",
     ]
     assert cli.main(command) == 0
+    assert '<img id="preview" src="data:image/jpeg;base64,' in path.read_text("utf-8")
     expected = rendered(PLAYBOT, 900, 600)
     with open_page(f"{path.as_uri()}#positions", 900, 600) as page:
         page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
         loaded = "document.documentElement.dataset.loaded"
-        assert page.evaluate(f"document.getElementById('preview') !== null || {loaded} !== undefined")
         wait_for(lambda: page.evaluate(loaded) is not None, 120, every=0.5)
         assert page.evaluate("document.getElementById('preview')") is None
         wait_for(lambda: "Hand" in names(page)["button"], 60, every=0.5)
