@@ -29,8 +29,8 @@ class ForwardResult(NamedTuple):
 
     Attributes:
         bases: The tensors that views are relative to, by number: inputs, outputs, and the saved arena.
-        needed: The sizes that lists needed: spans, intersections, entries and chunks; and 1 if any exceeded its
-            capacity. None if the caller gave a capacity.
+        needed: The sizes that lists needed: spans, intersections, entries, chunks and packed rows; and 1 if any
+            exceeded its capacity. None if the caller gave a capacity.
         lent: The saved arena, if a later call may take its memory. Otherwise it is one of the bases.
         n_packed: The number of packed rows, the first ones of tensors of rows; None if rows are not packed.
         read_n_slots: Waits for the forward pass, and returns how many slots the backward pass of images needs, see

@@ -31,10 +31,10 @@ def graphed(rasterization: Callable[..., Any]) -> Graphed:
 
     The result is called like the function, in any training loop, and gives the same bits. There are graphs for each
     kind of call: sizes, dtypes and devices of tensors, which of them require gradients, and all other arguments. The
-    first call of a kind counts intersections, the second is captured, with a capacity for a quarter more, and later
+    first call of a kind counts intersections, the second is captured, with a capacity for a sixteenth more, and later
     ones are replayed. Each waits once, to know whether its lists fitted, unless it has a ``capacity``; if they did not,
-    it runs again without a graph, and the next one is captured with a larger capacity. Calls run without a graph as
-    well inside of ``torch.compile``, another capture, gradient checkpointing, anomaly detection or a
+    it runs again without a graph, and the next one is captured with a capacity for a quarter more than its lists
+    needed. Calls run without a graph as well inside of ``torch.compile``, another capture, gradient checkpointing, anomaly detection or a
     ``TorchDispatchMode``. Graphs are kept of the four kinds that were called last, until the number of Gaussians
     changes. If one cannot be captured, a warning says why, and calls of its kind run without.
 

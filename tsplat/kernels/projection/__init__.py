@@ -1,6 +1,7 @@
 """Projection of Gaussians to the image plane, forward and backward, by a `Projector` for each kind of projection.
 
-Forward: one lane per output row. Packed output takes two passes, one to find visible rows and one to write them.
+Forward: one lane per output row. Packed rows are found by a launch of the kernel and written by a second one. With a
+row capacity, one launch projects all rows, and ``packed_rows`` moves the visible ones to the front.
 Backward: one lane per Gaussian, which loops over the cameras of its scene and recomputes the forward pass, so that
 gradients are summed in registers in a fixed order. Gradients of view matrices are summed over a block and written once
 per block and image. Gradients that overflow although the incoming ones are finite are zeroed, for that Gaussian only.
