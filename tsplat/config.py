@@ -93,8 +93,8 @@ AXIS_MIN: Final = 1e-30
 """Squared distance below which a point has no longitude (from the vertical axis), or no direction (from a camera)."""
 
 BEHIND_POLE: Final = 1e4
-"""How much more than others a sigma point counts whose longitude is two right angles from the center's. Up to a right
-angle it counts the same, and beyond it grows as a square, so that gradients are continuous."""
+"""Weight of a sigma point whose longitude is two right angles from the center's, as a multiple of that of others. Up to
+a right angle the multiple is 1, and beyond it grows as a square, so that gradients are continuous."""
 
 FTHETA_STEPS: Final = 12
 """Steps of Newton's method that invert an f-theta polynomial, each within an interval that is halved otherwise."""
@@ -151,7 +151,7 @@ class RollingShutterType(enum.Enum):
 
 
 class FThetaPolynomialType(enum.Enum):
-    """Which of the two polynomials of an f-theta camera is the exact one."""
+    """Selects the exact one of the two polynomials of an f-theta camera."""
 
     PIXELDIST_TO_ANGLE = 0
     ANGLE_TO_PIXELDIST = 1
@@ -319,7 +319,7 @@ class CameraSettings:
 
 
 class CameraField(NamedTuple):
-    """What is said at a field of :class:`~tsplat.data.Cameras`, and followed wherever cameras go.
+    """Describes a field of :class:`~tsplat.data.Cameras` to all that handles cameras.
 
     Attributes:
         shape: Sizes for one camera, None for any. They are equal on all ranks; the number of cameras and the values may

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Rule(enum.Enum):
-    """What a pixel makes of its Gaussians, and the cotangent: what its gradient v becomes.
+    """Says what a pixel makes of its Gaussians, and what its gradient v becomes, the cotangent.
 
     A Gaussian has weight w, features f, and depth z, the last of these. Matrix products compute sums only, walks all.
     """
@@ -77,10 +77,10 @@ MEDIANS = Output("medians", Rule.MEDIAN)
 PLANE_DEPTHS = Output("depths", Rule.PLANE, argument="depth_mode")
 """Depths of planes, in place of :data:`DEPTHS`. Distortion and median are then of these, too."""
 OF_SURFELS = (SURFEL_NORMALS, DISTORTIONS, MEDIANS)
-"""What :func:`tsplat.rasterization_2dgs` renders in every call, with depths."""
+"""Outputs that :func:`tsplat.rasterization_2dgs` renders in every call, with depths."""
 
 ON_REQUEST = (RAY_NORMALS,)
-"""What arguments of :func:`tsplat.rasterization` ask for."""
+"""Outputs that arguments of :func:`tsplat.rasterization` ask for."""
 
 EXTRA_SIGNALS = Output("extra_signals", Rule.SUM, 0, meta="render_extra_signals", argument="extra_signals")
 """Channels between colors and depth, as many as the caller passes."""

@@ -68,7 +68,7 @@ tsplat view {local}
 RETRY = "check the name and the network, and try again"
 LOGIN = "run hf auth login with a token that may do that, or set HF_TOKEN"
 ADVICE = {401: LOGIN, 403: LOGIN, 404: f"check the name; if the repository is private, {LOGIN}"}
-"""What to do, by the status of an answer; else :data:`RETRY`."""
+"""Advice by the status of an answer; else :data:`RETRY`."""
 
 CLIENTS = ("huggingface_hub", "httpx2", "httpx", "requests")
 """Packages whose exceptions are errors of connections; versions of huggingface_hub have different ones below."""

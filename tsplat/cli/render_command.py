@@ -37,7 +37,7 @@ PLACEMENT = ("eye", "look_at", "up")
 """Options that place cameras."""
 
 WRITERS = {".png": write_png, ".jpg": write_jpeg, ".jpeg": write_jpeg}
-"""What writes an image, by the suffix of its file."""
+"""Writers of images, by the suffix of the file."""
 
 
 def add_render_options(parser: argparse.ArgumentParser) -> None:

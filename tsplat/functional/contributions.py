@@ -1,4 +1,4 @@
-"""Which Gaussians contribute to each pixel, and by how much: the walk of compositing in PyTorch, without its images.
+"""Finds the Gaussians that contribute to each pixel, and their weights, by the walk of compositing in PyTorch.
 
 A Gaussian contributes to a pixel if compositing adds it: its alpha is at least 1/255, and the pixel has not stopped.
 Its weight is alpha times the transmittance in front of it. Alphas have the bits of those that are composited, as a

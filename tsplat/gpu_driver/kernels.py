@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "?", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp16": "e", "fp32": "f", "f32": "f", "fp64": "d", "f64": "d"}
-"""How numbers are packed, by their type in Triton's signature."""
+"""Formats that pack numbers, by their type in Triton's signature."""
 POINTER = "Q"
 ABSENT = "0s"
-"""How b"" is packed, the value of an argument that is None: not at all."""
+"""Format of b"", the value of an argument that is None: it takes no space."""
 SCRATCH_POINTERS = 2
 """Triton appends two pointers to the arguments of each kernel: to its scratch memory, and to that of a profiler."""
 

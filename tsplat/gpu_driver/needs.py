@@ -1,4 +1,4 @@
-"""What the launches of a kernel need, from the metadata that Triton's own launcher reads."""
+"""Reads the needs of the launches of a kernel, from the metadata that Triton's own launcher reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def name_of(target: GPUTarget) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What the launches of a kernel need, from the metadata that Triton's own launcher reads."""
+    """Holds what the launches of a kernel need, from the metadata that Triton's own launcher reads."""
 
     name: str
     target: str

@@ -1,4 +1,4 @@
-"""What every launcher needs: kernel launches on any device, grids that fit, the order of lists, compiler options."""
+"""Launches kernels on any device, with grids that fit, and offers what launchers have in common."""
 
 import functools
 import inspect
@@ -78,7 +78,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
 class PartShape(NamedTuple):
-    """How tiles are composited: width and height of a part in pixels, and entries of a chunk of a long list."""
+    """Divides tiles and lists: width and height of a part in pixels, and entries of a chunk of a long list."""
 
     width: int
     height: int
@@ -121,7 +121,7 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
 _numbers = itertools.count()
 
 prepared: dict[Any, Run] = {}
-"""What launches, by the keys of launches, which begin with the numbers of a kernel and of a GPU, None for a CPU."""
+"""Compiled kernels by the keys of launches, which begin with the numbers of a kernel and of a GPU, None for a CPU."""
 
 observer: Callable[[Any, int, dict[str, Any]], None] | None = None
 """Called with the kernel, the number of programs and the arguments of each launch, by tests and benchmarks."""

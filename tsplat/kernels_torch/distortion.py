@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 class InFront(NamedTuple):
-    """What pixels have of the Gaussians before a block: sums of w and of w z, and distortion, [P] each; and the row of
-    the last one in front of which more than half of the light was left, [P] int32, -1 if there is none."""
+    """Holds the state of pixels in front of a block: sums of w and of w z, and distortion, [P] each; and the row of the
+    last one in front of which more than half of the light was left, [P] int32, -1 if there is none."""
 
     weights: Tensor
     z: Tensor
@@ -35,7 +35,7 @@ class InFront(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What the backward pass keeps of pixels, [P] each: twice the gradient of distortion, 1 + T behind all, and twice
+    """Holds the state of pixels behind a block, [P] each: twice the gradient of distortion, 1 + T behind all, and twice
     the sum of w z behind a block minus that of all."""
 
     v: Tensor

@@ -10,7 +10,7 @@ from ..formulas.rotations import Triple
 
 
 class Screen(NamedTuple):
-    """What is differentiable of projected rows: see ``ProjectedGaussians``."""
+    """Holds the differentiable values of projected rows: see ``ProjectedGaussians``."""
 
     means2d: Tensor
     depths: Tensor

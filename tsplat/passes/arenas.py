@@ -1,4 +1,4 @@
-"""Where a pass finds its tensors: each is a view of a base, which is a tensor that a call brings, or an arena.
+"""Places the tensors of a pass: each is a view of a base, which is a tensor that a call brings, or an arena.
 
 An arena is one allocation for all tensors that a pass needs and that do not leave it. Tensors whose lifetimes do not
 overlap share its memory.

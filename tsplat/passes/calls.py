@@ -25,7 +25,7 @@ from .traced_calls import ABSGRAD, BackwardPass, TracedCall
 
 
 class ForwardResult(NamedTuple):
-    """What a forward pass returns.
+    """Holds the results of a forward pass.
 
     Attributes:
         bases: The tensors that views are relative to, by number: inputs, outputs, and the saved arena.
@@ -125,7 +125,7 @@ class ReplayRunner:
 
 
 class _BackwardContext(NamedTuple):
-    """What both nodes of autograd of a call have in common.
+    """Holds what both nodes of autograd of a call share.
 
     Attributes:
         runner: Runs its passes.

@@ -23,7 +23,7 @@ ENTRIES_MAX = 4
 """Cache keys of calls whose graphs are kept."""
 
 RECORDERS: dict[str, Callable[[], Any]] = {"cuda": GraphRecorder}
-"""What captures calls, by type of device. On a CPU, the function itself replays its calls."""
+"""Classes that capture calls, by type of device. On a CPU, the function itself replays its calls."""
 
 
 def graphed(rasterization: Callable[..., Any]) -> Graphed:
@@ -34,9 +34,9 @@ def graphed(rasterization: Callable[..., Any]) -> Graphed:
     first call of a kind counts intersections, the second is captured, with a capacity for a sixteenth more, and later
     ones are replayed. Each waits once, to know whether its lists fitted, unless it has a ``capacity``; if they did not,
     it runs again without a graph, and the next one is captured with a capacity for a quarter more than its lists
-    needed. Calls run without a graph as well inside of ``torch.compile``, another capture, gradient checkpointing, anomaly detection or a
-    ``TorchDispatchMode``. Graphs are kept of the four kinds that were called last, until the number of Gaussians
-    changes. If one cannot be captured, a warning says why, and calls of its kind run without.
+    needed. Calls run without a graph as well inside of ``torch.compile``, another capture, gradient checkpointing,
+    anomaly detection or a ``TorchDispatchMode``. Graphs are kept of the four kinds that were called last, until the
+    number of Gaussians changes. If one cannot be captured, a warning says why, and calls of its kind run without.
 
     On a CPU, there are no graphs: the function itself replays its calls.
 
@@ -74,7 +74,7 @@ def graphed(rasterization: Callable[..., Any]) -> Graphed:
 
 
 class Graphed:
-    """What :func:`graphed` returns."""
+    """A rendering function that replays graphs, made by :func:`graphed`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""Which calls are replayed: a cache of passes, by all that they depend on."""
+"""Replays calls: a cache has their passes, by all that they depend on."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _field_values(value: Any) -> tuple[Any, ...] | None:
 
 
 class CacheEntry:
-    """What is known of the calls with a cache key.
+    """Remembers what is known of the calls with a cache key.
 
     Attributes:
         is_replayable: Whether passes support them.

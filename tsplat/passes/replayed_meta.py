@@ -42,7 +42,7 @@ def saved_tensor(view: View, bases: Any, lent: LentArena | None) -> Tensor:
 
 
 class MetaSource(NamedTuple):
-    """What values of ``meta`` are made of.
+    """Holds what values of ``meta`` are made of.
 
     Attributes:
         traced: What was replayed.

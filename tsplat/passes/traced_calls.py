@@ -52,7 +52,7 @@ ABSGRAD = -1
 
 
 class BackwardPass(NamedTuple):
-    """A backward pass.
+    """Describes a backward pass: its steps, and the bases that they read and write.
 
     Attributes:
         steps: The pass.

@@ -428,7 +428,7 @@ def rasterize(
 def _in_tiles(
     means2d: Tensor, radii: Tensor, width: int, height: int, tile_size: int, period: Tensor | None = None
 ) -> Tensor:
-    """Which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]
+    """Returns which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]
 
     Boxes are also those a ``period`` [..., C] to the left and to the right, and at most a period wide.
     """

@@ -1,1 +1,1 @@
-"""How functions run under PyTorch: which kernels, autograd, ``torch.compile``, traces, memory and processes."""
+"""Runs functions under PyTorch: backends, autograd, ``torch.compile``, traces, memory and processes."""

@@ -1,4 +1,4 @@
-"""What PyTorch may do to an operation: call it with plain tensors, and neither trace nor transform it."""
+"""Checks that PyTorch calls an operation with plain tensors, and neither traces nor transforms it."""
 
 from __future__ import annotations
 

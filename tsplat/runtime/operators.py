@@ -44,7 +44,7 @@ GRAPHS_MAX = 64
 
 
 class Results(NamedTuple):
-    """What a function returns, and when an operator can return it.
+    """Describes the results of a function, and when an operator can return them.
 
     Attributes:
         sizes_are_known: Whether the sizes of all outputs follow from the arguments of a call, without a wait.

@@ -36,7 +36,7 @@ Model = TypeVar("Model", Gaussians, Rows, Gaussians | Rows)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Georeference:
-    """Where the coordinates of a model are in the frame of the files of its scene.
+    """Places the coordinates of a model in the frame of the files of its scene.
 
     Attributes:
         world: [4, 4], the similarity transform from the frame of the files to that of the model; fp64 on the CPU.

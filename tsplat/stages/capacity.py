@@ -37,7 +37,7 @@ UNCOUNTED = 2
 many entries."""
 
 FAILED = [-1, 0, 0, 0]
-"""What a rank sends in place of what it needed if it has raised an error."""
+"""A rank that has raised an error sends this in place of what it needed."""
 
 FULL = 0.8
 """Share of its capacity from which a call makes ``"auto"`` choose a larger one."""

@@ -68,7 +68,7 @@ def gather_cameras(ranks: Ranks | None, cameras: Cameras, device: torch.device) 
 
 @dataclasses.dataclass(frozen=True)
 class _Route:
-    """Which rows go where.
+    """Assigns rows to the ranks that they are sent to.
 
     Attributes:
         sent: [S] int64, rows to send, by destination.

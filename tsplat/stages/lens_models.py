@@ -65,7 +65,7 @@ REQUIRES_UT = "it requires the unscented transform: with_ut=True, or fully_fused
 
 
 class ExternalDistortionReferencePolynomial(enum.IntEnum):
-    """Which polynomials of a windshield are exact: those from outside to inside, or their inverse."""
+    """Selects the exact polynomials of a windshield: those from outside to inside, or their inverse."""
 
     FORWARD = 1
     BACKWARD = 2

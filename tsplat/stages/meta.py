@@ -40,7 +40,7 @@ class Meta(dict[str, Any]):
 
     @property
     def source(self) -> Any:
-        """What values are computed from when they are read."""
+        """The object that values are computed from when they are read."""
         return self._source
 
     def __missing__(self, key: str) -> Any:
@@ -93,7 +93,7 @@ for _method in (
 
 
 class Rendering(NamedTuple):
-    """What a call renders.
+    """Holds what a call has rendered.
 
     Attributes:
         maps: Images [..., C, H, W, channels] by name, see :func:`composite_maps`; of the reference colors and alphas.
@@ -156,7 +156,7 @@ def describe_render(
 
 
 class MetaInputs(NamedTuple):
-    """What lazy values of ``meta`` are computed from; see :func:`describe_render`.
+    """Holds the inputs of the lazy values of ``meta``; see :func:`describe_render`.
 
     Attributes:
         options: Of the call.
@@ -237,7 +237,7 @@ def describe_reference(call: Call, rendering: Any) -> dict[str, Any]:
 
 
 ROWS = ("radii", "means2d", "depths", "conics", "opacities")
-"""What ``meta`` has of each projected Gaussian."""
+"""Values of ``meta`` that each projected Gaussian has."""
 
 
 def _sizes_are_known(a: Arguments) -> bool:
@@ -276,7 +276,7 @@ def _plain(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> tuple[Tensor, Te
 
 
 IN_GRAPHS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
-"""What ``rasterization()`` returns in graphs of ``torch.compile``: ``meta`` has tensors of fixed sizes only."""
+"""Results of ``rasterization()`` in graphs of ``torch.compile``: ``meta`` has tensors of fixed sizes only."""
 
 
 def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ class Supported(NamedTuple):
 
 
 class Option(NamedTuple):
-    """What is known of an option besides its type and default.
+    """Describes an option besides its type and default.
 
     Attributes:
         check: Checks a value, given the name, and returns it as the type of the option. The default returns it as it
@@ -59,7 +59,7 @@ WHERE = {
     "passes": "replayed and `graphed` calls",
     "graphs": "graphs of `torch.compile`",
 }
-"""Where some values are not supported, in the words of the documentation."""
+"""Names of what does not support all values of options, in the words of the documentation."""
 
 
 def _option(

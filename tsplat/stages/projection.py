@@ -15,7 +15,7 @@ from ..runtime.bundles import regroup
 from .inputs import NO_HARMONICS, Harmonics, contiguous
 
 OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))
-"""What a projection returns as tensors."""
+"""Names of the tensors that a projection returns."""
 
 
 class _Project(torch.autograd.Function):

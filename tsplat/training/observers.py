@@ -36,7 +36,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """What observers are given before the first step of a run in this process.
+    """Tells observers what a run starts with, before its first step in this process.
 
     Attributes:
         step: Number of steps taken.

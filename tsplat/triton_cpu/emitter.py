@@ -17,7 +17,7 @@ HANDLERS: dict[str, tuple[Handler, re.Pattern[str]]] = {}
 """By operation: its emitter, and the attributes that it understands or may ignore."""
 
 HINTS = re.compile(r"\{(tt\.(contiguity|divisibility|constancy) = dense<[^>]*> : \w+<[^>]*>(, )?)+\}")
-"""What is known of the values of a result: any operation may have it, and code for CPUs does not need it."""
+"""Attributes that tell what is known of the values of a result: code for CPUs does not need them."""
 
 TERMINATORS = frozenset(
     {"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.return", "cf.br", "cf.cond_br"}

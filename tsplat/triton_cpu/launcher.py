@@ -41,7 +41,7 @@ POINTERS = {
 }
 SCALARS = {"i1": "?7x", "i8": "q", "i16": "q", "i32": "q", "u8": "q", "u16": "q", "u32": "q", "i64": "q", "u64": "Q"}
 SCALARS |= {"fp32": "f4x", "f32": "f4x", "fp64": "d", "f64": "d"}
-"""How scalars are packed into a word, by their type in a signature."""
+"""Formats that pack scalars into a word, by their type in a signature."""
 
 OPTIONS = frozenset(
     {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "waves_per_eu", "matrix_instr_nonkdim",

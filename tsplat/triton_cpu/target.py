@@ -18,7 +18,7 @@ LEVELS = {
 
 
 class Target(NamedTuple):
-    """What machine code may use: the CPU and further features in LLVM's words, and the number of lanes of vectors.
+    """Says what machine code may use: the CPU and further features in LLVM's words, and the number of lanes of vectors.
     LLVM splits those that are wider than registers."""
 
     cpu: str

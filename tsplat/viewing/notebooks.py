@@ -27,7 +27,7 @@ IMAGE_SIZE = (320, 240)
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Display:
-    """What a notebook shows for the last value of a cell.
+    """Represents a value that a notebook shows for the last line of a cell.
 
     Attributes:
         image: [H, W, 3] RGB, uint8 or floats: what front ends without HTML show.

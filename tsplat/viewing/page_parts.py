@@ -42,7 +42,7 @@ STEP = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class PageExtras:
-    """What a page may have besides the model.
+    """Describes what a page has besides the model.
 
     Attributes:
         description: What search engines, previews of links and screen readers tell of the page; the number of Gaussians

@@ -6,7 +6,7 @@ from typing import Literal
 ADDRESS, PORT = "127.0.0.1", 8080
 
 DrawnBy = Literal["server", "browser"]
-"""What draws the images of a page: tsplat on the server, or WebGL in the browser."""
+"""The program that draws the images of a page: tsplat on the server, or WebGL in the browser."""
 
 
 @dataclasses.dataclass(frozen=True)

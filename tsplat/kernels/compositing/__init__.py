@@ -113,8 +113,8 @@ def composite_fwd(
         rays: Of the pixels, if the footprint is evaluated along them.
 
     Returns:
-        The lists, for :func:`composite_bwd`, which otherwise makes them again; the twin in PyTorch has none. They are
-        without the ids of entries, which it lists again with their slots.
+        The lists for :func:`composite_bwd`, without ids of entries: that pass lists entries again, with their slots.
+        None from `kernels_torch`.
     """
     band = _band(splats, intersections, buffers.colors.shape[0], settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN

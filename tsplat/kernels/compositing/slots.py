@@ -333,7 +333,7 @@ class Layer(NamedTuple):
 
 
 class PartSlots(NamedTuple):
-    """Where the programs of the backward pass write the gradients of the entries of lists.
+    """Holds the memory to which the programs of the backward pass write the gradients of entries.
 
     Attributes:
         entries: Of all lists.

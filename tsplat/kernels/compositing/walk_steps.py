@@ -1,4 +1,4 @@
-"""What all walks share: the entries and pixels of a program, one step of blending, and what is stored at the end.
+"""Steps that all walks share: they find a program's entries and pixels, blend a Gaussian, and store results at the end.
 
 The exponent of alpha is in base 2 and includes the opacity: alpha = min(alpha_max, 2^e). Kernels call fma explicitly
 and are compiled without contraction, so that both passes compute the same bits of alpha and skip the same Gaussians.
@@ -25,7 +25,7 @@ follow."""
 
 
 class Ranges(NamedTuple):
-    """Which entries the programs of a walk composite: an argument of kernels.
+    """Selects the entries that each program of a walk composites: an argument of kernels.
 
     Attributes:
         offsets: [lists + 1] int32, first entry of each list, and their number.
@@ -48,7 +48,7 @@ class Ranges(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """What the programs of chunks read and write, a row for each chunk: an argument of kernels. None if not needed.
+    """Holds what programs of chunks read and write, a row for each chunk: an argument of kernels. None if not needed.
 
     Attributes:
         products: [n_chunks, pixels of a part], see ``chunk_products``.
@@ -101,7 +101,7 @@ class ImageGradients(NamedTuple):
 
 
 class PartGrid(NamedTuple):
-    """Which pixels the parts of a band have: an argument of kernels.
+    """Locates the pixels of the parts of a band: an argument of kernels.
 
     Attributes:
         n_tiles, first_tile: Number of tiles of the band, and flat index of its first tile.
@@ -164,7 +164,7 @@ class BlockPixels(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Constants of kernels that walk lists one Gaussian after the other.
+    """Holds the constants of kernels that walk lists one Gaussian after the other.
 
     Attributes:
         FOOTPRINT, PART: What a splat is at a pixel; see :class:`Part`.
@@ -485,7 +485,7 @@ def blend_vjp(record, pixel, transmittance, behind, last, v_color, state, entry,
 
 
 NO_RAYS = Rays(None, None)
-"""What kernels get for footprints on the image plane."""
+"""Kernels get this for footprints on the image plane."""
 
 
 class Band(NamedTuple):

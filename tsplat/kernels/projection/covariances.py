@@ -22,7 +22,7 @@ from ..device_math import (
 
 
 class Ellipse(NamedTuple):
-    """What a screen covariance makes visible.
+    """The ellipse that a screen covariance makes visible.
 
     Attributes:
         seen: Whether it is positive definite, and opaque enough if there is an opacity.

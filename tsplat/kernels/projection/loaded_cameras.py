@@ -31,7 +31,7 @@ class Pose(NamedTuple):
 
 
 class Path(NamedTuple):
-    """How a camera moves during the readout of a rolling shutter; see ``Path`` of ``kernels_torch/shutters.py``.
+    """Describes how a camera moves while a rolling shutter reads out; see ``Path`` of ``kernels_torch/shutters.py``.
 
     Attributes:
         q0, q1, t0, t1: Unit quaternions wxyz and translations at the start and at the end.

@@ -10,7 +10,7 @@ from .lenses import LENSES, Lens
 
 
 class Constants(NamedTuple):
-    """What is compiled into the kernels of a projection.
+    """Holds the constants that are compiled into the kernels of a projection.
 
     Attributes:
         LENS, READOUT: The camera model, and the direction in which a rolling shutter exposes, of ``CameraSettings``.
@@ -48,7 +48,7 @@ class Constants(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """What a projector computes of a Gaussian and a camera.
+    """Holds the results of a projector for a Gaussian and a camera.
 
     Attributes:
         seen: Whether the Gaussian passes the projector's own tests.

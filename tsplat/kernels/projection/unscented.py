@@ -47,7 +47,7 @@ PI = tl.constexpr(math.pi)
 
 
 class SigmaPoints(NamedTuple):
-    """What the gradient of a projection by sigma points needs.
+    """Keeps what the gradient of a projection by sigma points needs.
 
     Attributes:
         axes: One standard deviation along each axis of the Gaussian, world frame; three values each.

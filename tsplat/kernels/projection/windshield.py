@@ -22,7 +22,7 @@ N_POLYNOMIAL = tl.constexpr(21)
 
 
 class Refraction(NamedTuple):
-    """What a windshield shows of a point.
+    """Describes a point as it is seen through a windshield.
 
     Attributes:
         direction: Unit direction in which it shows the point; the optical axis if it does not.

@@ -420,7 +420,7 @@ _colmap_distortion = functools.lru_cache(maxsize=32)(_ColmapDistortion)
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """What undistorted images show of photographs.
+    """Says what undistorted images show of photographs.
 
     Attributes:
         share: Share of the pixels of a photograph.

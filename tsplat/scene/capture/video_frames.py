@@ -41,7 +41,7 @@ CUT = 1.0
 JPEG_QUALITY = 95
 
 SPHERICAL = re.compile(rb"spherical(?: mapping)?: equirectangular", re.IGNORECASE)
-"""What versions of ffmpeg print of a video of panoramas; cropped ones are "tiled"."""
+"""Versions of ffmpeg print this of a video of panoramas; cropped ones are "tiled"."""
 
 FRAME_RATE = 30
 """Frames per second of a video that does not tell its length."""

@@ -69,7 +69,7 @@ COLOR_MAX = {"u1": 255.0, "u2": 65535.0}
 HOW_TO_TRAIN = (
     "to train a model from it and from photographs with poses, run: tsplat train SCENE --points FILE --out RUN"
 )
-"""What to do with a point cloud."""
+"""Advice to the reader of a point cloud."""
 
 ANTIALIASED_COMMENT = "SplatRenderMode: mip"
 SURFELS = "2dgs"

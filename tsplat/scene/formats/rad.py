@@ -62,7 +62,7 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclasses.dataclass
 class _File:
-    """What is common to all chunks: the path, the degree, whether there is a tree, and the palette of SH coefficients.
+    """Holds what all chunks share: the path, the degree, whether there is a tree, and the palette of SH coefficients.
 
     `palette` has the rows [K, components] of each degree, once the chunk that holds them was read.
     """

@@ -24,7 +24,7 @@ from .scenes import locate_scene
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """What a run is and how far it has come.
+    """Summarizes a run, and how far it has come.
 
     Attributes:
         folder: The run's folder.

@@ -25,7 +25,7 @@ FOLDER = "drawn"
 """First part, behind the token, of the paths of the files that pages load and of the reports that they send."""
 
 Graphics = Literal["webgl", "software", "missing"]
-"""What a page reports first: WebGL 2 on a GPU, without one, or none."""
+"""A page's first report: WebGL 2 on a GPU, without one, or none."""
 
 WITHOUT_WEBGL = {
     "software": "the server draws: WebGL of this browser runs without a GPU; turn on hardware acceleration in the "
@@ -45,7 +45,7 @@ def drawing_problem(model: ViewedModel) -> str | None:
 
 
 class Drawing:
-    """What one page draws itself.
+    """Manages what one page draws itself.
 
     Args:
         gui: Where the page's script finds what to load.

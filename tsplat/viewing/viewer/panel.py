@@ -124,7 +124,7 @@ class Panel:
 
     @property
     def drawn_by(self) -> str:
-        """What is to draw the images, ``"server"`` or ``"browser"``."""
+        """The program that is to draw the images, ``"server"`` or ``"browser"``."""
         return DRAWN_BY[self._drawn_by.value]
 
     def offer_drawing(self, offered: bool, drawn_by: str | None = None) -> None:

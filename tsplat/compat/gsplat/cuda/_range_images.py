@@ -78,7 +78,7 @@ def _as_cameras(arguments: dict[str, Any]) -> tuple[LidarLayout, dict[str, Any]]
 
 
 class ElementTiles(NamedTuple):
-    """Where the elements of a range image are in the image of squares.
+    """Places the elements of a range image in the image of squares.
 
     Attributes:
         n_rows, n_columns: Size of the range image.

@@ -1,4 +1,4 @@
-"""What a splat is at a pixel, a file for each kind; see `interface.Footprint`."""
+"""Footprints evaluate splats at pixels, a file for each kind; see `interface.Footprint`."""
 
 import functools
 

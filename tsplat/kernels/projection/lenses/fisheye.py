@@ -41,8 +41,8 @@ class FisheyeDirection(NamedTuple):
 
 
 class RadialDistortion(NamedTuple):
-    """How a lens distorts a point: (x, y) theta / r, the gain that scales it, and the derivative of the gain with
-    respect to theta^2."""
+    """Describes the distortion of a point: (x, y) theta / r, the gain that scales it, and the derivative of the gain
+    with respect to theta^2."""
 
     x: Any
     y: Any

@@ -18,16 +18,16 @@ class Lens(Contract):
     None if EWA splatting does not support the lens.
 
     Attributes:
-        project_with_jacobian: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and what the gradient
-            needs.
-        project_with_jacobian_vjp: (p, intrinsics, row0, row1, that, gradients of the pixel and of both rows, all three
-            entries) to the gradient of the point.
+        project_with_jacobian: (p, intrinsics, width, height, FOV_MARGIN) to the pixel, both rows, and `saved`: what the
+            gradient needs.
+        project_with_jacobian_vjp: (p, intrinsics, row0, row1, `saved`, gradients of the pixel and of both rows, all
+            three entries) to the gradient of the point.
         row_times: (row, W, K, AXIS) to entry K of a row times the rotation W.
         add_entry_times: (total, row, K, v, AXIS) to the total plus entry K of a row times v.
         project: (p, k) to x and y, where a lens with a focal length of 1 and its distortion shows a point in front;
-            whether it sees the point; and what gradients need. For the unscented transform, as the next two.
-        project_vjp: (p, k, that, v_x, v_y) to the gradient of the point.
-        coefficients_vjp: (k, that, v_x, v_y) to the gradients of twelve values of the lens, zero for what is not a
+            whether it sees the point; and `saved`, what gradients need. For the unscented transform, as the next two.
+        project_vjp: (p, k, `saved`, v_x, v_y) to the gradient of the point.
+        coefficients_vjp: (k, `saved`, v_x, v_y) to the gradients of twelve values of the lens, zero for what is not a
             coefficient; None if coefficients have no gradients.
         CULLS_BY_DISTANCE: Whether planes cull by the distance from the camera, where depth is that distance.
         WRAPS: Whether x is an angle of a full circle. Then ``project`` gets points in any direction, and u has a

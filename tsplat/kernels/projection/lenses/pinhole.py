@@ -16,8 +16,8 @@ GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
 
 
 class OpenCVDistortion(NamedTuple):
-    """How OpenCV's model distorts a point: r^2 = a^2 + b^2 for a = x / z and b = y / z, the radial factor, and its
-    derivative with respect to r^2."""
+    """Describes the distortion of a point by OpenCV's model: r^2 = a^2 + b^2 for a = x / z and b = y / z, the radial
+    factor, and its derivative with respect to r^2."""
 
     square: Any
     gain: Any
