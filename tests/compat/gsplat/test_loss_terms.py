@@ -65,9 +65,9 @@ def test_sums_and_means():
     assert losses.reduce_mean(PRED, torch.zeros_like(mask)) == 0
     assert_exact("quantile", losses.reduce_quantile(PRED, 0.3), PRED.flatten().sort().values[:6].sum() / 6)
     assert losses.reduce_quantile(PRED, 0.01) == 0
-    with pytest.raises(ArgumentError, match=r"mask: expected bool or integers, found torch\.float64"):
+    with pytest.raises(ArgumentError, match=r"mask: must be bool or integer, found torch\.float64"):
         losses.reduce_mean(PRED, TARGET)
-    with pytest.raises(ArgumentError, match=r"quantile: expected a share in \(0, 1\], found 0"):
+    with pytest.raises(ArgumentError, match=r"quantile must be in \(0, 1\], found 0"):
         losses.reduce_quantile(PRED, 0)
 
 

@@ -145,3 +145,33 @@ def test_gradients_of_regularizers():
 def test_visibility_is_checked():
     with pytest.raises(ShapeError, match=r"visibility: expected \[N\] as scales, here \[6\], found \[5\]"):
         gsplat.gaussian_scale_reg(random(6, 3), random(5))
+
+
+IMAGE = torch.full((1, 1, 12, 12), 0.5)
+UNIT = torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "valid", "wrong", "message"),
+    [
+        (losses.ssim_loss, (IMAGE, IMAGE), (IMAGE, 3 * IMAGE), r"img2: values must be in \[0, 1\], found 1.5 to 1.5"),
+        (losses.ssim_loss, (IMAGE, IMAGE), (IMAGE - 1, IMAGE), r"img1: values must be in \[0, 1\], found -0.5 to -0.5"),
+        (losses.normal_cosine_loss, (UNIT, UNIT), (UNIT, 2 * UNIT), "lengths of gt_normal: values must be unit-norm"),
+        (losses.gaussian_scale_reg, (UNIT,), (UNIT - 1,), "scales: values must be post-activation.* found -1 to 0"),
+        (losses.gaussian_density_reg, (UNIT[0],), (-UNIT[0],), "densities: values must be post-activation"),
+        (losses.gaussian_z_scale_reg, (UNIT[0], 0.3), (-UNIT[0], 0.3), "z_scales: values must be post-activation"),
+        (
+            losses.out_of_bound_loss,
+            (UNIT, UNIT + 1),
+            (UNIT, UNIT),
+            "cuboid_dims: values must be positive, found 0",
+        ),
+    ],
+)
+def test_values_are_checked_if_contracts_are_enforced(loss, valid, wrong, message, monkeypatch):
+    loss(*wrong)
+    monkeypatch.setattr(losses, "ENFORCE_CONTRACTS", True)
+    loss(*valid)
+    for error in (ArgumentError, AssertionError):
+        with pytest.raises(error, match=message):
+            loss(*wrong)

@@ -13,6 +13,10 @@ from ... import ArgumentError, ShapeError
 from ...precision import in_full_precision
 
 
+class ContractError(ArgumentError, AssertionError):
+    """Values are not what a loss is defined for. gsplat raises AssertionError."""
+
+
 @in_full_precision
 def huber_loss(pred: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     """Computes the Huber loss: half the square of a difference below `delta`, and a line beyond."""
@@ -58,11 +62,6 @@ def log_l1(pred: Tensor, target: Tensor) -> Tensor:
     return (pred - target).abs().log1p()
 
 
-def normal_cosine_loss(pred_normal: Tensor, gt_normal: Tensor) -> Tensor:
-    """Computes 1 - cos of the angle between unit vectors [..., 3]. [...]"""
-    return 1 - (pred_normal * gt_normal).sum(-1)
-
-
 def relu_sum(value: Tensor, eps: float) -> Tensor:
     """Computes the sum of how far values are above `eps`. []"""
     return (value - eps).relu().sum()
@@ -97,12 +96,12 @@ def reduce_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Computes the mean of values, times a mask over its sum, which is at least 1. []
 
     Raises:
-        ArgumentError: The mask has a floating-point type.
+        ContractError: The mask has a floating-point type.
     """
     if mask is None:
         return value.mean()
     if mask.is_floating_point():
-        raise ArgumentError(f"mask: expected bool or integers, found {mask.dtype}; pass mask > 0")
+        raise ContractError(f"mask: must be bool or integer, found {mask.dtype}; pass mask > 0")
     return (value * mask).sum() / mask.sum().clamp_min(1)
 
 
@@ -110,10 +109,10 @@ def reduce_quantile(value: Tensor, quantile: float) -> Tensor:
     """Computes the mean of the smallest values, of which `quantile` is the share; 0 of none. []
 
     Raises:
-        ArgumentError: The share is not in (0, 1].
+        ContractError: The share is not in (0, 1].
     """
     if not 0 < quantile <= 1:
-        raise ArgumentError(f"quantile: expected a share in (0, 1], found {quantile}")
+        raise ContractError(f"quantile must be in (0, 1], found {quantile}")
     count = int(quantile * value.numel())
     return value.flatten().topk(count, largest=False).values.sum() / max(count, 1)
 

@@ -3,6 +3,7 @@
 Functions whose docstring ends with [] return a scalar. The others return a value per element.
 """
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ from ...arguments import check_devices, check_size, check_tensor, compute_dtype
 from ...config import SSIM_K1, SSIM_K2, SSIM_TAPS
 from ...precision import in_full_precision
 from ._loss_terms import (
+    ContractError,
     LinearLambdaScheduler,
     bce_clipped,
     bce_loss,
@@ -26,7 +28,6 @@ from ._loss_terms import (
     identity_distance,
     log_l1,
     masked_l1,
-    normal_cosine_loss,
     pearson_depth_loss,
     reduce_mean,
     reduce_quantile,
@@ -79,6 +80,15 @@ __all__ = [
     "weights_reg",
 ]
 
+ENFORCE_CONTRACTS = os.environ.get("GSPLAT_ENFORCE_CONTRACTS") == "1" or os.environ.get("PYTHONOPTIMIZE") == "0"
+"""Whether losses check values, which waits for a GPU. Losses read it in each call."""
+
+
+def _check_values(name: str, values: Tensor, valid: Tensor, expected: str) -> None:
+    """Raises ContractError if values are not valid."""
+    if not bool(valid.all()):
+        raise ContractError(f"{name}: values {expected}, found {float(values.min()):.4g} to {float(values.max()):.4g}")
+
 
 def l1_loss(pred: Tensor, target: Tensor) -> Tensor:
     """Computes ``|pred - target|``, elementwise."""
@@ -99,8 +109,12 @@ def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> 
 
     Raises:
         ArgumentError: The images differ in shape or are smaller than the window.
+        ContractError: Values are not in [0, 1], with ``ENFORCE_CONTRACTS``.
         NotImplementedError: Another window size; or ``img2`` requires a gradient.
     """
+    if ENFORCE_CONTRACTS:
+        for name, image in (("img1", img1), ("img2", img2)):
+            _check_values(name, image, (image >= 0) & (image <= 1), "must be in [0, 1]")
     if window_size != len(SSIM_TAPS):
         raise UnsupportedError(f"window_size: only {len(SSIM_TAPS)} is implemented, found {window_size}")
     images = [
@@ -180,6 +194,15 @@ def _disparity(depth: Tensor) -> Tensor:
     return torch.where(valid, 1 / torch.where(valid, depth, 1.0), 0.0)
 
 
+def normal_cosine_loss(pred_normal: Tensor, gt_normal: Tensor) -> Tensor:
+    """Computes 1 - cos of the angle between unit vectors [..., 3]. [...]"""
+    if ENFORCE_CONTRACTS:
+        for name, normals in (("pred_normal", pred_normal), ("gt_normal", gt_normal)):
+            lengths = normals.norm(dim=-1)
+            _check_values(f"lengths of {name}", lengths, (lengths - 1).abs() <= 1e-3, "must be unit-normalized")
+    return 1 - (pred_normal * gt_normal).sum(-1)
+
+
 def opacity_reg_loss(opacities: Tensor) -> Tensor:
     """Computes the mean opacity of logits. []"""
     return opacities.sigmoid().mean()
@@ -206,11 +229,16 @@ def total_variation_loss(x: Tensor) -> Tensor:
 
 def gaussian_scale_reg(scales: Tensor, visibility: Tensor | None = None) -> Tensor:
     """Computes ``|scales|`` [N, 3], times visibility, which is [N] or [N, 1], or None for 1."""
+    if ENFORCE_CONTRACTS:
+        _check_values("scales", scales, scales >= 0, "must be post-activation, at least 0: pass exp(log_scales)")
     return _weighted("scales", scales, visibility)
 
 
 def gaussian_density_reg(densities: Tensor, visibility: Tensor | None = None) -> Tensor:
     """Computes ``|densities|``, [N] or [N, 1], times visibility, which is [N] or [N, 1], or None for 1."""
+    if ENFORCE_CONTRACTS:
+        expected = "must be post-activation, at least 0: pass sigmoid(logits)"
+        _check_values("densities", densities, densities >= 0, expected)
     return _weighted("densities", densities, visibility)
 
 
@@ -225,11 +253,15 @@ def _weighted(name: str, values: Tensor, visibility: Tensor | None) -> Tensor:
 
 def gaussian_z_scale_reg(z_scales: Tensor, threshold: float) -> Tensor:
     """Computes max(z_scales - threshold, 0), elementwise."""
+    if ENFORCE_CONTRACTS:
+        _check_values("z_scales", z_scales, z_scales >= 0, "must be post-activation, at least 0")
     return (z_scales - threshold).relu()
 
 
 def out_of_bound_loss(positions: Tensor, cuboid_dims: Tensor) -> Tensor:
     """Computes how far positions [N, 3] lie outside cuboids with edges [N, 3] around the origin, along each axis."""
+    if ENFORCE_CONTRACTS:
+        _check_values("cuboid_dims", cuboid_dims, cuboid_dims > 0, "must be positive")
     return (positions.abs() - cuboid_dims / 2).relu()
 
 

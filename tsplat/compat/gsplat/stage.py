@@ -19,7 +19,7 @@ class Stage:
         """Adds a scene and the function that :meth:`render` calls for it. Raises ArgumentError if there is one with its
         id."""
         if scene.id in self._scenes:
-            raise ArgumentError(f"scene: expected a new id, found {scene.id!r} beside {self.scene_ids()}")
+            raise ArgumentError(f"scene: {scene.id!r} is already registered; expected an id beside {self.scene_ids()}")
         self._scenes[scene.id] = (scene, render_fn)
 
     def scene_ids(self) -> list[str]:
@@ -41,5 +41,5 @@ class Stage:
 
     def _entry(self, scene_id: str) -> tuple[GaussianScene, Callable[..., Any]]:
         if scene_id not in self._scenes:
-            raise KeyError(f"scene_id: expected one of {self.scene_ids()}, found {scene_id!r}")
+            raise KeyError(f"scene_id: {scene_id!r} is not registered; expected one of {self.scene_ids()}")
         return self._scenes[scene_id]
