@@ -6,7 +6,11 @@ import pytest
 import torch
 
 import tsplat
+from tests.stages.test_unscented import images_and_gradients
 from tests.support.backends import BACKENDS
+from tests.support.closeness import assert_exact
+from tests.support.lenses import make
+from tests.support.slow import slow_after
 from tsplat.config import CameraSettings
 from tsplat.data import Cameras
 from tsplat.reference import quaternion_to_rotation
@@ -55,6 +59,19 @@ def alone(mean, scale, **options):
     )  # fmt: skip
     _, alphas, meta = tsplat.rasterization(**given | PANORAMA | options)
     return alphas[0, ..., 0], meta
+
+
+@pytest.mark.parametrize("with_eval3d", slow_after(1, [True, False]))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_images_and_gradients_match_reference(backend, with_eval3d):
+    """In fp64, gradients of poses and backgrounds, too. Partial panoramas are among the lenses of test_unscented.py."""
+    scene = make("equirectangular", seed=1, cameras=2, backgrounds=True) | {"with_eval3d": with_eval3d}
+    names = ["means", "quats", "scales", "opacities", "colors", "backgrounds", "viewmats"]
+    *found, meta = images_and_gradients(scene, names, backend=backend)
+    *expected, _ = images_and_gradients(scene, names, backend="reference", packed=False)
+    assert (meta["radii"] > 0).all(-1).sum() > 10 and found[1].max() > 0.1
+    for name, one, other in zip(["colors", "alphas", *names], found, expected):
+        assert_exact(name, one, other)
 
 
 @pytest.mark.parametrize("with_eval3d", [False, True])

@@ -1,10 +1,11 @@
 """Random scenes of every lens, of lidars and of every primitive in fp32: `python -m tests.tools.fuzz_lenses --family
 eval3d --count 500`.
 
-Kernels compiled for the CPU, or emulated with `--arch sm_80`, are compared with the fp64 reference, which takes their
-decisions, under the policy of tests/support/closeness.py: images and gradients. Scenes cycle through a few kinds of
-calls, as compiling takes longest: about 10 s of CPU time for a kind on a GPU (`--kinds 4`), then a third of a second
-for a scene.
+Kernels compiled for the CPU, or emulated with `--arch sm_80`, are compared with the fp64 reference under the policy of
+tests/support/closeness.py: their decisions with those of the reference, except within rounding of a threshold
+(decisions.py), and images and gradients with what the reference computes from their decisions. Scenes cycle through a
+few kinds of calls, as compiling takes longest: about 10 s of CPU time for a kind on a GPU (`--kinds 4`), then a third
+of a second for a scene.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from tests.support import lidars
 from tests.support.closeness import SAMPLES, assert_fp32, jitter, observe_decisions
 from tests.support.lenses import CASES, make
 from tests.support.scenes import leaves, random_like
+from tests.tools.decisions import check_decisions, double
 from tsplat import reference
 from tsplat.reference import surfel_formulas
 
@@ -154,7 +156,8 @@ def check(
     with contextlib.nullcontext() if arch is None else tsplat_emulated(arch, code):
         decisions = decisions_of(scene, options)
         found = run_kernels(scene, options)
-    truth = run_reference(_double(scene), options, decisions)
+    check_decisions(scene, options, decisions, seed)
+    truth = run_reference(double(scene), options, decisions)
     plain = run_reference(scene, options, decisions)
     try:
         return max(assert_fp32(name, found[name], truth[name], plain[name]) for name in truth)
@@ -162,7 +165,7 @@ def check(
         worst = {name: plain[name] for name in truth}
         for sample in range(SAMPLES):
             moved = jitter(scene, seed + sample)
-            one, exact = (run_reference(s, options, decisions) for s in (moved, _double(moved)))
+            one, exact = (run_reference(s, options, decisions) for s in (moved, double(moved)))
             for name, tensor in truth.items():
                 if tensor is None or one[name] is None or exact[name] is None:
                     continue
@@ -170,10 +173,6 @@ def check(
                 if (candidate - tensor).abs().max() > (worst[name].double() - tensor).abs().max():
                     worst[name] = candidate
         return max(assert_fp32(name, found[name], truth[name], worst[name]) for name in truth)
-
-
-def _double(scene: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.double() if isinstance(value, Tensor) else value for name, value in scene.items()}
 
 
 def main() -> int:

@@ -1,7 +1,12 @@
 """Random scenes of every lens and primitive are within the tolerance policy, and a bug would not be."""
 
-import pytest
+import dataclasses
+from unittest.mock import patch
 
+import pytest
+import torch
+
+import tsplat
 from tests.support.slow import slow_after
 from tests.tools import fuzz_lenses
 
@@ -32,3 +37,32 @@ def test_an_error_of_one_part_in_a_thousand_is_a_violation(family, monkeypatch):
     monkeypatch.setattr(fuzz_lenses, "SAMPLES", 2)
     with pytest.raises(AssertionError, match="means: error"):
         fuzz_lenses.check(family, 3)
+
+
+@pytest.mark.parametrize("family", fuzz_lenses.FAMILIES)
+def test_an_image_with_nothing_in_it_is_a_violation(family):
+    name = "rasterization_2dgs" if family == "2dgs" else "rasterization"
+    rasterization = getattr(tsplat, name)
+
+    def render_nothing(**arguments):
+        return rasterization(**arguments | ({"far_plane": 0.011} if arguments["backend"] == "triton" else {}))
+
+    with (
+        patch.object(tsplat, name, render_nothing),
+        pytest.raises(AssertionError, match=r"visible: .* decisions differ away from thresholds"),
+    ):
+        fuzz_lenses.check(family, 6)
+
+
+@pytest.mark.parametrize("family", fuzz_lenses.FAMILIES)
+def test_visible_gaussians_that_no_pixel_shows_are_a_violation(family, monkeypatch):
+    """Only at pixels where alpha is well above 1/255."""
+    decisions_of = fuzz_lenses.decisions_of
+
+    def of_nothing(*arguments):
+        found = decisions_of(*arguments)
+        return dataclasses.replace(found, contributes=torch.zeros_like(found.contributes))
+
+    monkeypatch.setattr(fuzz_lenses, "decisions_of", of_nothing)
+    with pytest.raises(AssertionError, match=r"contributes: .* decisions differ away from thresholds"):
+        fuzz_lenses.check(family, 6)
