@@ -167,7 +167,7 @@ def test_file_in_place_of_a_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my model.ply").touch()
     assert cli.main(["my model.ply"]) == 2
-    expected = "tsplat: error: 'my model.ply' is no command; to look at it: tsplat view 'my model.ply'\n"
+    expected = "tsplat: error: unknown command 'my model.ply'; to view this file: tsplat view 'my model.ply'\n"
     assert capsys.readouterr().err == expected
     assert cli.main(["vieww"]) == 2
     assert "did you mean view" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from tsplat.scene.editing import levels
 from tsplat.scene.formats import sog_writer
 from tsplat.scene.formats.ply import open_ply_rows
 from tsplat.scene.formats.quantization import valid_bounds
-from tsplat.scene.model_rows import MemoryRows, Passes, StoredRows, as_rows, morton_sorted
+from tsplat.scene.model_rows import MemoryRows, PassProgress, StoredRows, as_rows, morton_sorted
 
 FORMATS = ["ply", "spz", "spz4", "sog", "streamed-sog"]
 
@@ -147,7 +147,7 @@ def test_passes_are_told(ply, tmp_path, tiny):
     """Also those over temporary files, each up to its end."""
     told = []
     with open_ply_rows(ply) as rows:
-        rows.passes = Passes(lambda *values: told.append(values))
+        rows.passes = PassProgress(lambda *values: told.append(values))
         write_model(tmp_path / "a.spz", rows)
     labels = list(dict.fromkeys(label for label, _, _ in told))
     assert labels == [f"pass {i + 1}" for i in range(len(labels))] and len(labels) > 6

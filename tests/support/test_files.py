@@ -20,7 +20,7 @@ from tsplat.support.files import (
     write_json,
 )
 from tsplat.support.process_identity import id_space
-from tsplat.support.reading import earlier_output, protect_inputs, read_file
+from tsplat.support.reading import allow_overwrite, protect_inputs, read_file
 
 
 def test_atomic_write_replaces_the_file_at_the_end(tmp_path):
@@ -232,7 +232,7 @@ def test_inputs_are_protected_by_any_name(tmp_path):
                 pass
         with atomic_write(tmp_path / "b") as file:
             file.write(b"new")
-        with earlier_output():
+        with allow_overwrite():
             assert read_file(tmp_path / "b") == b"new"
         write_json(tmp_path / "b", 1)
     write_json(tmp_path / "a", 1)

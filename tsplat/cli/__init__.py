@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.models += [Path(word) for word in rest if not word.startswith("-")]
             rest = [word for word in rest if word.startswith("-")]
         arguments.rest = rest
-        # The output of these is their result, or an address; that of the others tells what is written to files.
+        # Stdout is the result of these commands; other commands print a log.
         is_result = arguments.command in ("info", "doctor", "view") or getattr(arguments, "json", "--json" in rest)
         protect_output(full_disk=not is_result)
         subcommand = getattr(arguments, "subcommand", "")
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _verbose_log() -> Iterator[None]:
-    """Prints on stderr what the logger ``tsplat`` tells, such as why calls are not replayed."""
+    """Prints messages of the logger ``tsplat`` on stderr, such as why calls are not replayed."""
     logger, handler = logging.getLogger("tsplat"), logging.StreamHandler()
     before = logger.level
     logger.addHandler(handler)

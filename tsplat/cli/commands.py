@@ -82,7 +82,7 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     single = "whether all photographs of a folder share one camera and focal length (yes)"
     add("--single-camera", action=argparse.BooleanOptionalAction, default=True, help=single)
     lens = (
-        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (that, where the metadata of photographs or video says "
+        "lens model to fit; EQUIRECTANGULAR for 360° panoramas (that, if the metadata of photographs or video says "
         "so; else SIMPLE_RADIAL)"
     )
     add("--camera-model", choices=CAMERA_MODELS, help=lens)
@@ -348,16 +348,16 @@ def open_model_of(arguments: Namespace) -> Gaussians:
 def georeference_of(arguments: Namespace) -> Georeference | None:
     """Returns where the coordinates of a command's model are in the frame of the files of its scene, with ``--crs``.
 
-    None if the model is in that frame, as that of a run without ``world.json``, or if nothing tells.
+    None if the model is in that frame, as that of a run without ``world.json``, or if it is unknown.
 
     Raises:
-        ArgumentError: Nothing tells, and ``--frame files`` is given.
+        ArgumentError: It is unknown, and ``--frame files`` is given.
     """
     model, crs = arguments.model, getattr(arguments, "crs", None)
     georeference = read_georeference(model)
     if georeference is None and arguments.frame == "files" and not is_run(model) and find_run(model) is None:
         raise ArgumentError(
-            f"--frame: nothing tells where {model} is in the frame of the files of its scene; expected a run, or "
+            f"--frame: the place of {model} in the frame of the files of its scene is unknown; expected a run, or "
             f"a model with a file {beside(model).name} beside it, as tsplat export writes"
         )
     return georeference if crs is None else dataclasses.replace(georeference or Georeference(), crs=crs)
@@ -383,7 +383,7 @@ def options_of(arguments: object, *names: str) -> dict[str, Any]:
 
 
 def result_only(arguments: Namespace, json: bool) -> contextlib.AbstractContextManager[object]:
-    """With `json`, prints on stderr what is printed meanwhile, or only its warnings if the command is quiet."""
+    """With `json`, redirects stdout to stderr, or only its warnings if the command is quiet."""
     if not json:
         return contextlib.nullcontext()
     return contextlib.redirect_stdout(WarningsOnly() if arguments.quiet else sys.stderr)

@@ -41,7 +41,7 @@ NAMES = ("scene.ply", "scene.compressed.ply", "scene.splat", "scene.spz", "scene
 """Files that ``share`` uploads, and that ``pull`` looks for first."""
 
 MODEL_ENDINGS = (".ply", ".splat", ".ksplat", ".spz", ".sog", ".rad", ".glb")
-"""Files that ``pull`` takes for models: formats in one file, that run no code when they are read."""
+"""File extensions that ``pull`` accepts: formats in one file, that run no code when they are read."""
 
 CARD_TEXT = """---
 license: {license}
@@ -215,7 +215,7 @@ def _choose(name: str, files: list[str], wanted: str | None) -> str:
 
 @contextlib.contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    """Raises what goes wrong between here and the Hub as FileError, with what to do."""
+    """Converts errors of Hub requests to FileError, with advice."""
     try:
         yield
     except ArgumentError:

@@ -16,7 +16,7 @@ from ..scene.editing.levels import decimate_rows
 from ..scene.formats.ply import open_ply_rows
 from ..scene.formats.quantization import valid_bounds
 from ..scene.gaussians import concatenate
-from ..scene.model_rows import MemoryRows, Passes, Rows, gather
+from ..scene.model_rows import MemoryRows, PassProgress, Rows, gather
 from ..support.free_memory import available_bytes
 from ..support.progress import duration, stage_display
 
@@ -146,7 +146,7 @@ def show_passes(rows: Rows) -> Iterator[None]:
         yield
         return
     with stage_display(PASS_SECONDS) as show:
-        rows.passes = Passes(show)
+        rows.passes = PassProgress(show)
         yield
 
 

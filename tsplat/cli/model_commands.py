@@ -87,7 +87,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     page = parser.add_argument_group("options for .html")
     page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
     page.add_argument(
-        "--description", metavar="TEXT", help="what search engines and previews of links tell (number of Gaussians)"
+        "--description", metavar="TEXT", help="text for search engines and previews of links (number of Gaussians)"
     )
     page.add_argument(
         "--annotations", type=path, metavar="FILE", help="JSON file with places, titles and texts to show"
@@ -152,7 +152,8 @@ def write(
 ) -> None:
     """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given.
 
-    The last line is the command that shows the model, if its coordinates are small and its name tells the format.
+    The last line is the command that shows the model, if its coordinates are small and its name has the ending of its
+    format.
     """
     out = arguments.out
     model = rows.gaussians if isinstance(rows, MemoryRows) else rows

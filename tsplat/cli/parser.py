@@ -25,7 +25,7 @@ def build_parser() -> Parser:
     output = parser.add_mutually_exclusive_group()
     quiet = "print results, warnings and errors only; also after COMMAND"
     output.add_argument("--quiet", action="store_true", help=quiet)
-    verbose = "print tracebacks of errors, too, and what the logger tsplat tells; also after COMMAND"
+    verbose = "also print tracebacks of errors and messages of the logger tsplat; also after COMMAND"
     output.add_argument("--verbose", action="store_true", help=verbose)
     subparsers = parser.add_subparsers(dest="command", required=True, title="commands, in order of use")
 

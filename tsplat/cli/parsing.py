@@ -20,7 +20,7 @@ NOUNS: dict[type, str] = {int: "an integer", float: "a number", str: "a text"}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser, with those of its subcommands, that raises ArgumentError where argparse would exit."""
+    """A parser, with those of its subcommands, that raises ArgumentError instead of exiting."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -35,7 +35,9 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice is not None:
             if message.startswith("argument COMMAND:") and os.path.exists(choice[1]):
-                raise ArgumentError(f"{choice[1]!r} is no command; to look at it: tsplat view {shlex.quote(choice[1])}")
+                raise ArgumentError(
+                    f"unknown command {choice[1]!r}; to view this file: tsplat view {shlex.quote(choice[1])}"
+                )
             hint = suggest([choice[1]], re.findall(r"[\w-]+", choice[2]))
         else:
             hint = suggest_option(self._words, self._option_string_actions)
@@ -62,7 +64,7 @@ def add_settings(
     options cannot have get none.
 
     Args:
-        parser: Where to add the options.
+        parser: Parser or group to add the options to.
         settings: The dataclass; its values are the defaults.
         prefix: Start of the names of the options.
         names: Fields with an option; None for all.

@@ -64,7 +64,7 @@ class Camera:
 
     @property
     def is_panorama(self) -> bool:
-        """Whether it is a panorama, full or partial, which has no field of view, and whose depths are distances."""
+        """Whether the camera is a panorama, full or partial. Its depths are distances, and it has no field of view."""
         return self.model == "equirectangular"
 
     @property
@@ -134,7 +134,7 @@ def rasterization_arguments(
 
     Raises:
         ArgumentError: The sizes, the models or the shutters differ.
-        UnsupportedError: 2D Gaussians, and cameras that are no pinhole cameras, have distortion or a rolling shutter.
+        UnsupportedError: 2D Gaussians, and cameras that are not pinhole cameras, have distortion or a rolling shutter.
     """
     first = cameras[0]
     for camera in cameras[1:]:

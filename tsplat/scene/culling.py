@@ -18,7 +18,7 @@ CHUNK = 128
 """Number of Gaussians with a common box."""
 
 SAMPLE = 1 << 15
-"""Number of Gaussians that tell how large the largest are."""
+"""Number of Gaussians from which the size of the largest is estimated."""
 
 SIGMAS = 3.5
 """Standard deviations within which any Gaussian has an alpha of 1/255 or more; it needs 3.33 with an opacity of 1."""
@@ -93,7 +93,7 @@ class CulledModel:
         weights = torch.add(floor * opacities, areas.mul(pixels), alpha=focal)
         if seen is not None:
             weights.masked_fill_(~seen, -1.0)
-        # Sorting all of them would take longer: a sample tells which may be among the largest.
+        # Sorting all of them would take longer: a sample shows which may be among the largest.
         sample = weights[:: max(1, len(weights) // SAMPLE)].sort(descending=True).values
         ids = (weights > sample[min(len(sample) * 21 * n // (20 * len(weights)), len(sample) - 1)]).nonzero().squeeze(1)
         if len(ids) < n:

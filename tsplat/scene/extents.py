@@ -79,9 +79,9 @@ def origin_and_unit(center: Tensor, extent: float) -> tuple[tuple[float, float, 
 
 
 def shows_points(camera: Camera, points: Tensor) -> bool:
-    """Returns whether a camera shows points [P, 3] on more than a spot of its image; True if there are too few to tell.
+    """Returns whether a camera shows points [P, 3] on more than a spot of its image; True if there are too few points.
 
-    Photographs from the air show a scene that is far away. Those whose poses are wrong rarely do.
+    Photographs from the air show a scene that is far away. Photographs with wrong poses rarely do.
     """
     points = points.detach()[:: 1 + len(points) // SHOWN_MAX]
     if len(points) < SHOWN_POINTS:
@@ -117,7 +117,7 @@ def scene_scale(positions: Tensor, depth: float) -> float:
 
 
 def near_plane(cameras: Sequence[Camera], points: Tensor) -> float | None:
-    """Returns the distance of the near plane in units of the points [P, 3]; None if nothing tells the unit."""
+    """Returns the distance of the near plane in units of the points [P, 3]; None if the unit is unknown."""
     depth = median_depth(cameras, points)
     return NEAR * depth if depth > 0 else None
 

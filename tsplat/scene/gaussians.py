@@ -310,7 +310,7 @@ def point_spacing(points: Tensor, rows: slice = slice(None)) -> Tensor:
     n = len(array)
     low, high = np.quantile(array, (0.05, 0.95), axis=0)
     extent = float((high - low).max()) or float(np.ptp(array, axis=0).max())
-    if extent == 0:  # one position: the unit is anyone's guess
+    if extent == 0:  # All points coincide, so there is no length scale.
         spacing = DUPLICATE_RATIO * (float(abs(array).max()) or 1.0)
         return torch.full((len(array[rows]),), spacing, dtype=torch.float64, device="cpu")
     smallest = DUPLICATE_RATIO * extent / math.sqrt(n)

@@ -1,4 +1,4 @@
-"""Georeferences: where the coordinates of a model are in the frame of the files of its scene, such as UTM.
+"""Georeferences: the place of a model's coordinates in the frame of the files of its scene, such as UTM.
 
 Single precision holds a coordinate of 5,000,000 to 0.5. So models are relative to an origin, and a georeference has the
 transform from the frame of the files. A run has it as ``world.json``; other models as a file beside them, whose name is
@@ -120,7 +120,7 @@ def written_georeference(
 ) -> Iterator[None]:
     """Writes the georeference of the model that the block writes beside it; for None, removes that of an older model.
 
-    Another one of an older model is renamed meanwhile, its name ending in ``.old``, so that a process that is killed
+    That of an older model is first renamed to one that ends in ``.old``, so that a process that is killed
     does not leave it beside a new model. If the block raises, it is put back.
 
     Args:

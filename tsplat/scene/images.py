@@ -108,7 +108,7 @@ def is_marked_panorama(path: str | os.PathLike[str]) -> bool:
 def read_exposure(path: str | os.PathLike[str]) -> float | None:
     """Returns the logarithm of the exposure in an image's EXIF data: time times sensitivity over the squared f-number.
 
-    What is missing but the time counts as 1. None if there is no time, or the data is damaged.
+    Missing values other than the time count as 1. None if there is no time, or the data is damaged.
     """
     with _opened(path) as image:
         # Pillow raises errors of many types for damaged metadata.

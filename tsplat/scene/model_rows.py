@@ -47,7 +47,7 @@ class ModelProperties:
         return dict(zip(PARAMETERS, [(3,), (3,), (4,), (), (1, 3), (n_coeffs, 3)], strict=True))
 
 
-class Passes:
+class PassProgress:
     """Reports the progress of passes over rows: calls `show` with "pass 3", the number of rows done, and of all."""
 
     def __init__(self, show: Callable[[str, int, int], object]) -> None:
@@ -72,7 +72,7 @@ class Rows:
         passes: Reports the progress of passes over these rows, and over those that are made of them; None for nothing.
     """
 
-    def __init__(self, count: int, properties: ModelProperties, passes: Passes | None = None) -> None:
+    def __init__(self, count: int, properties: ModelProperties, passes: PassProgress | None = None) -> None:
         self.count = count
         self.properties = properties
         self.passes = passes
@@ -174,7 +174,7 @@ class StoredRows(Rows):
     """Rows in temporary files, to which more can be appended.
 
     Args:
-        folder: Where the files are. They are on its disk, but not visible in it.
+        folder: Folder of the temporary files. They are on its disk, but not visible in it.
         count: Rows for which there are to be files already; others are appended.
 
     Raises:
@@ -182,7 +182,11 @@ class StoredRows(Rows):
     """
 
     def __init__(
-        self, properties: ModelProperties, folder: str | os.PathLike[str], count: int = 0, passes: Passes | None = None
+        self,
+        properties: ModelProperties,
+        folder: str | os.PathLike[str],
+        count: int = 0,
+        passes: PassProgress | None = None,
     ) -> None:
         super().__init__(count, properties, passes)
         self._sizes = {name: 4 * int(np.prod(shape, dtype=np.int64)) for name, shape in properties.shapes.items()}

@@ -171,7 +171,7 @@ def _rotate_band(block: Tensor, band: Tensor) -> Tensor:
 def decompose_similarity(matrix: Tensor, name: str = "matrix") -> tuple[float, Tensor, Tensor]:
     """Returns the factor, rotation or reflection [3, 3] and translation [3] of a matrix, fp64.
 
-    Raises ArgumentError, which names the argument, for a matrix that is no such similarity transform, [4, 4] or [3, 4].
+    Raises ArgumentError, which names the argument, unless the matrix is such a similarity transform, [4, 4] or [3, 4].
     """
     expected = f"{name}: expected a rotation or reflection times a positive factor, and a translation, [4, 4] or [3, 4]"
     matrix = matrix.detach().double().cpu()

@@ -16,8 +16,8 @@ class Strategy:
     """Base class of densification strategies; its hooks do nothing. The hooks are those of gsplat 1.5.3.
 
     A training loop calls :meth:`check_sanity` once, :meth:`step_pre_backward` before each backward pass and
-    :meth:`step_post_backward` after it. The attributes and the other methods tell :class:`tsplat.training.Trainer` what
-    a strategy needs; subclasses override those that differ.
+    :meth:`step_post_backward` after it. The attributes and the other methods describe the needs of a strategy to
+    :class:`tsplat.training.Trainer`; subclasses override those that differ.
 
     Attributes:
         arguments: Keyword arguments of :meth:`step_post_backward`, among `lr`, the learning rate of the means; `shard`,

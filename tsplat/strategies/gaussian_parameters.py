@@ -16,8 +16,10 @@ State = dict[str, Any]
 
 
 class Follower(Protocol):
-    """Data that follow the Gaussians, like `Scene` of gsplat 1.6: operations call the hooks after each change.
-    Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change."""
+    """Receives changes of rows, like `Scene` of gsplat 1.6: operations call the hooks after each change.
+
+    Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change.
+    """
 
     def on_duplicate(self, sel: Tensor) -> None:
         """Copies of the Gaussians `sel` were appended."""
@@ -87,7 +89,8 @@ def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable
         if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0]["params"][0] is not parameter:
             raise ArgumentError(
                 f"optimizers: the one for {name} must have exactly this parameter, in one group; if it was made before "
-                "the parameter was replaced, as by loading a model of another size, step_pre_backward mends that"
+                "the parameter was replaced, as by loading a model of another size, call `step_pre_backward` to fix "
+                "this"
             )
         if states and parameter not in states:
             raise ArgumentError(

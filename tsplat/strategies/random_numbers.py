@@ -1,6 +1,7 @@
-"""Random numbers of strategies: functions of a key, drawn from a generator, and of the index of a Gaussian.
+"""Counter-based random numbers: a key and a Gaussian's index give each value.
 
-Ranks with equal generators therefore agree on them, however Gaussians are sharded (docs/decisions/0037).
+The key is drawn from a generator. Ranks with equal generators therefore agree on the values, however Gaussians are
+sharded (docs/decisions/0037).
 """
 
 import math

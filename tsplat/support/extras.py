@@ -16,7 +16,7 @@ PACKAGES = {
     "pxr": "usd-core",
     "skimage": "scikit-image",
 }
-"""Module name -> package name on PyPI, where the two differ."""
+"""Module name -> package name on PyPI, if the two differ."""
 
 EXTRAS = {
     "OpenEXR": "exr",

@@ -39,12 +39,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a binary file for an atomic write: it replaces `path` when the block succeeds.
 
     If the block raises, `path` is left as it was and no temporary file remains. A symbolic link stays, and its target
-    is replaced. Temporary files that killed processes left in the folder are deleted, where it is known that they have
+    is replaced. Temporary files that killed processes left in the folder are deleted if it is known that they have
     ended.
 
     Raises:
         OSError: The file cannot be written, or `path` is a folder, a device, a pipe or an open file, such as
-            ``/dev/stdout``; names `path`. If the disk is full, the message tells the size.
+            ``/dev/stdout``; names `path`. If the disk is full, the message has the size.
         FileError: The file has been read inside of :func:`~tsplat.support.reading.protect_inputs`.
     """
     path = Path(path)
@@ -75,7 +75,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _temporary(target: Path) -> Path:
-    """Returns the path of a temporary file for a target, whose name tells the process where it can be looked up."""
+    """Returns the path of a temporary file for a target, whose name identifies the process if it can be looked up."""
     space = id_space()
     process = "" if space is None else f"{space}-{os.getpid()}-"
     if space is not None and target.parent not in _cleaned:
@@ -236,7 +236,7 @@ def staged_folder(
             yield staged
             names = sorted(os.listdir(staged), key=lambda name: (name == last, name))
             _replace_together(folder, staged, names, set(stale(folder, frozenset(names))) - {*names})
-        except _NotPutBackError:
+        except RollbackError:
             discard = False
             raise
         except OSError as error:
@@ -256,7 +256,7 @@ def _outside(error: OSError, staged: Path, folder: Path) -> Path | None:
     return folder.joinpath(*(part for part in Path(name).relative_to(staged).parts if not part.startswith(".")))
 
 
-class _NotPutBackError(FileError):
+class RollbackError(FileError):
     """Old files of a folder are in another one."""
 
 
@@ -283,7 +283,7 @@ def _replace_together(folder: Path, staged: Path, names: list[str], stale: set[s
                 lost += [source.name] if target.parent == aside else []
         if lost:
             reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-            raise _NotPutBackError(
+            raise RollbackError(
                 f"{folder}: replacing its files failed ({reason}), and so did putting the old ones back; move "
                 f"{', '.join(sorted(lost))} from {aside} back to it, or write it again"
             ) from error

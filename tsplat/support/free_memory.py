@@ -29,7 +29,7 @@ def limit_memory(n_bytes: int | None) -> Iterator[None]:
 
 
 def available_bytes(root: str | os.PathLike[str] = "/") -> int | None:
-    """Returns the bytes that this process can allocate without swapping; None where the system does not tell.
+    """Returns the bytes that this process can allocate without swapping; None if the system does not report it.
 
     That is the least of what the machine has free, what the process's control groups leave (those of containers and
     of Slurm, in versions 1 and 2), what its limits of address space and data leave, and that of :func:`limit_memory`.
@@ -48,7 +48,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _entries(path: Path, name: str) -> Iterator[int]:
-    """Yields the bytes that a file of ``/proc`` tells in kB under a name."""
+    """Yields in bytes the values that a file of ``/proc`` lists in kB under a name."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             if line.startswith(name):

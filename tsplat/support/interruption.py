@@ -14,10 +14,10 @@ from typing import Any, NoReturn, Self
 from .output import protect_output
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-"""Signals that :func:`stop_on_signals` handles, where the platform has them."""
+"""Signals that :func:`stop_on_signals` handles, if the platform has them."""
 
 EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
-"""Signals that :func:`exit_on_signals` handles, where the platform has them."""
+"""Signals that :func:`exit_on_signals` handles, if the platform has them."""
 
 ALL_SIGNALS = tuple(sorted(signal.valid_signals()))
 
@@ -33,7 +33,7 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
         signum: Number of the signal.
-        message: What to tell the user; empty if another process tells it.
+        message: Message for the user; empty if another process prints it.
     """
 
     def __init__(self, signum: int, message: str = "") -> None:
@@ -73,13 +73,13 @@ class DeferredSignals:
     """Postpones the handlers of signals, such as that of Ctrl-C, which raises KeyboardInterrupt, to the end of a block.
 
     An interrupted caller then finds what the block changes as it was before the block or as it is after it, never
-    halfway. Outside of the main thread, which handles signals, this does nothing. Handlers of :class:`StopRequest` are
-    not postponed, as they only take a note.
+    halfway. Outside of the main thread, which handles signals, this does nothing. Handlers of :class:`StopRequest` run
+    immediately, because they only set a flag.
 
     Attributes:
         patience: Seconds after which a signal that comes again is handled at once, so that a block that hangs can be
             ended; :data:`REPEAT` if None is given. With 0, the first signal is handled at once, and with infinity none.
-            A block may change it: what it does at its beginning and end may need more patience than the rest.
+            The block may change `patience`, for example during setup and cleanup.
     """
 
     def __init__(self, patience: float | None = None) -> None:

@@ -33,7 +33,7 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     The lock is a file that names the process, machine and start time, on which the operating system holds a lock as
     long as the process lives, in whatever container. The file of a process that ended without removing it, as after
-    SIGKILL, is replaced. Where the file system has no locks, the file alone decides.
+    SIGKILL, is replaced. If the file system has no locks, the file alone decides.
 
     Raises FileError if another process holds the lock, or may do so on another machine; or if the file cannot be
     written.

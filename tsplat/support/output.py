@@ -22,12 +22,12 @@ class _Output(io.FileIO):
     def write(self, data: Any, /) -> int:
         """Writes data, and discards it and all that follows once writing fails.
 
-        Errors name standard output, except for a reader that is gone or, if `continues`, a full disk, which are none.
+        A closed pipe and, with `continues`, a full disk are ignored; other errors name standard output.
         """
         try:
             return super().write(data)
         except OSError as error:
-            # Whatever happens, what is left in the buffer must not fail again at exit.
+            # Redirect to /dev/null, so that flushing at exit cannot fail.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)

@@ -1,6 +1,6 @@
-"""Identifies processes, and tells whether one still runs.
+"""Identifies processes, and checks whether one still runs.
 
-Containers may share a machine name, and each numbers its processes from 1, so neither tells processes apart.
+Containers may share a machine name, and each numbers its processes from 1, so neither identifies a process.
 """
 
 import datetime
@@ -15,7 +15,7 @@ Identity = dict[str, Any]
 
 
 def describe_process() -> Identity:
-    """Returns the id and the start of this process, its machine, and on Linux the kernel and the numbering of ids."""
+    """Returns the id and the start of this process, its machine, and on Linux the boot ID and the PID namespace."""
     state = _process_state(os.getpid())
     return {
         "pid": os.getpid(),
@@ -28,7 +28,7 @@ def describe_process() -> Identity:
 
 
 def kernel() -> str | None:
-    """Returns what tells this kernel, since it was started, from all others; None if the platform does not say."""
+    """Returns the boot ID; None on platforms without one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
@@ -36,7 +36,7 @@ def kernel() -> str | None:
 
 
 def shares_ids(process: Identity) -> bool:
-    """Returns whether ids of processes mean the same to this process and to another one."""
+    """Returns whether both processes are in one PID namespace."""
     if "ids" not in process:  # of an earlier version
         return bool(process.get("machine") == socket.gethostname())
     return (process["machine"], process.get("kernel"), process["ids"]) == (socket.gethostname(), kernel(), _ids())
@@ -45,7 +45,7 @@ def shares_ids(process: Identity) -> bool:
 def id_space() -> str | None:
     """Returns eight hexadecimal digits, the same for processes that share their ids with this one.
 
-    None if the platform does not tell this start of the machine from another one.
+    None on platforms without a boot ID.
     """
     if (started := kernel()) is None:
         return None
@@ -53,8 +53,7 @@ def id_space() -> str | None:
 
 
 def is_running(process: Identity) -> bool:
-    """Returns whether a process that shares its ids with this one runs: not a later one with its id, nor one that ended
-    unnoticed."""
+    """Returns whether a process in the PID namespace of this one runs: not a later one with its id, nor a zombie."""
     pid = process["pid"]
     if os.name != "posix":
         return True  # there, os.kill() would interrupt it
@@ -69,7 +68,7 @@ def is_running(process: Identity) -> bool:
 
 
 def _ids() -> str | None:
-    """Returns the name of the numbering of processes, of which each container has its own; None but on Linux."""
+    """Returns the name of the PID namespace, of which each container has its own; None except on Linux."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -77,7 +76,7 @@ def _ids() -> str | None:
 
 
 def _process_state(pid: int) -> list[str]:
-    """Returns what Linux tells about a process, from its state on; see proc(5). Empty elsewhere."""
+    """Returns the fields of ``/proc/PID/stat`` from the state on; see proc(5). Empty except on Linux."""
     try:
         # The name of the program, in parentheses, may contain spaces.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

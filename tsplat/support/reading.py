@@ -45,7 +45,7 @@ def protect_inputs() -> contextlib.AbstractContextManager[None]:
     return _noting_in(set())
 
 
-def earlier_output() -> contextlib.AbstractContextManager[None]:
+def allow_overwrite() -> contextlib.AbstractContextManager[None]:
     """Lets outputs replace the files that are read inside of the block, which are those of an earlier output."""
     return _noting_in(None)
 

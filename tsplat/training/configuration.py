@@ -68,7 +68,7 @@ class Config:
         rates_decay: Final learning rates of the other parameters of Gaussians over the initial ones; they decay
             exponentially in the last fifth of the run.
         warm_up: Number of steps in which all learning rates rise from zero, with the cube of the step, until Adam's
-            moments tell noise from gradients.
+            moments distinguish noise from gradients.
         sh_interval: Number of steps after which the next degree of spherical harmonics is added. If the run is too
             short for all degrees, the steps are divided evenly among them. Degrees that the initial Gaussians have are
             used from the first step on.
@@ -76,7 +76,7 @@ class Config:
         random_background: Draw a random background color in every step, so that surfaces become opaque.
         antialiased: Compensate opacities for the blur of projection (Mip-Splatting). The result is marked as
             antialiased and must be rendered so.
-        backend: Which implementation rasterizes; auto is the fastest that runs on the device.
+        backend: Implementation that rasterizes; auto is the fastest that runs on the device.
         precision: Mixed precision by autocast. The rasterizer, the loss and Adam always compute in fp32. fp16 uses
             gradient scaling; auto is bf16 on GPUs that support it, and fp32 elsewhere.
         capacity: Render without waiting for the device to count intersections, in memory for as many as earlier steps
@@ -90,7 +90,7 @@ class Config:
             deviation is longer than n² / 2,000 of the image of the n training views that see it; 0 for none.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
             sparse points, and that of `depth_prior`, in units of the scene's extent.
-        depth_kind: What `depth_prior` is: inverse for inverse depth up to a scale and a shift of each view, disparity
+        depth_kind: Kind of `depth_prior`: inverse for inverse depth up to a scale and a shift of each view, disparity
             for inverse depth up to a scale of each view, metric for depth in one unit.
         normal_weight: Weight, in the loss, of the mean difference between normals and those of `normal_prior`; of 2D
             Gaussians also between normals and those of the depth map, after the first 7/30 of the run.
@@ -222,11 +222,11 @@ class RunConfig(Config):
         depth_confidence: Folder of maps of the confidence of `depth_prior`, from 0 to 1, or 0, 1, 2 as ARKit has them.
         depth_along: Whether maps of the kinds metric and disparity have the depth along the optical axis, or the
             distance along the ray of each pixel.
-        depth_unit: Unit of metric maps in units of the scene's files, such as 0.001 for millimeters; 0 for what the
-            sparse points tell.
+        depth_unit: Unit of metric maps in units of the scene's files, such as 0.001 for millimeters; 0 to
+            estimate it from the sparse points.
         normal_prior: Folder of maps of normals, in the camera frame (x right, y down).
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
-            distance 1, but for those that are far from the others. The transform from the files' frame is saved as
+            distance 1, except for those that are far from the others. The transform from the files' frame is saved as
             `world.json`.
         test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first; 0 for
             none.

@@ -46,7 +46,7 @@ class Loss(Protocol):
     """A term of the loss of a view, besides that of its colors. :func:`view_losses` lists all of them.
 
     Attributes:
-        weight: The loss is left out where it is not positive.
+        weight: The loss is left out if it is not positive.
         start: Fraction of the run after which the loss is added.
         needs_depth: Whether expected depth must be rendered, on all ranks, whatever their views.
     """

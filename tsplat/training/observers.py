@@ -36,7 +36,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """Tells observers what a run starts with, before its first step in this process.
+    """Describes the start of a run to observers, before its first step in this process.
 
     Attributes:
         step: Number of steps taken.

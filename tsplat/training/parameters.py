@@ -137,7 +137,7 @@ class Parameters:
         return {name: self.params[name] for name in names}, {name: self.optimizers[name] for name in names}
 
     def gradient(self, name: str) -> Tensor:
-        """Returns the gradient of a parameter, contiguous; zero where there is none yet."""
+        """Returns the gradient of a parameter, contiguous; zeros if there is none yet."""
         parameter = self.params[name]
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
         parameter.grad = gradient

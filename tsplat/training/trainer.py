@@ -178,7 +178,7 @@ class Trainer:
         return _restored, (self.gaussians, self._views, self.config, self.extent, *self.state())
 
     def advance(self) -> Progress:
-        """Takes one step, and tells the observers before and after it.
+        """Takes one step, and notifies the observers before and after it.
 
         Ctrl-C, and other signals with a handler in Python, are handled after the step, so that training can continue.
 
@@ -375,6 +375,6 @@ def scene_extent(views: Sequence[View], depth: float = 0.0) -> float:
     """Returns 1.1 times the largest distance of a camera from the mean camera position, in world units.
 
     Cameras that are far from the others do not count. It is at least a hundredth of `depth`, the median depth of the
-    scene, where photographs were taken from one place; and 1e-6 if nothing tells it.
+    scene, where photographs were taken from one place; and 1e-6 if that is unknown.
     """
     return scene_scale(camera_positions([view.camera.viewmat for view in views]), depth) or 1e-6

@@ -1,6 +1,6 @@
 """Computes the rendering, the loss and the gradients of a training view by passes, and by CUDA graphs of these.
 
-The first view of a kind is rendered by a rasterization call, which tells how many intersections there are. The second
+The first view of a kind is rendered by a rasterization call, which returns the number of intersections. The second
 is traced while it is computed, and later ones replay the traced pass. The update of the parameters is traced with the
 first replay. On a GPU, the third view is captured in a CUDA graph, which reads the view from tensors of its own, and
 the parameters in place. If a strategy has replaced the parameters, the graph is captured again; if it has changed the

@@ -24,7 +24,7 @@ def as_centers(gaussians: Gaussians) -> Gaussians:
 
 
 def as_ellipsoids(gaussians: Gaussians) -> Gaussians:
-    """Returns opaque Gaussians of half the size, so that each can be told from its neighbors."""
+    """Returns opaque Gaussians of half the size, so that each can be distinguished from its neighbors."""
     return dataclasses.replace(_opaque(gaussians), log_scales=gaussians.log_scales + math.log(ELLIPSE_SCALE))
 
 

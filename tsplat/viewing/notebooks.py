@@ -32,7 +32,7 @@ class Display:
     Attributes:
         image: [H, W, 3] RGB, uint8 or floats: what front ends without HTML show.
         page: The HTML page inside the frame; empty for an image.
-        description: What `repr` returns.
+        description: Result of `repr`.
     """
 
     image: Tensor

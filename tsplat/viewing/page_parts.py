@@ -45,7 +45,7 @@ class PageExtras:
     """Describes what a page has besides the model.
 
     Attributes:
-        description: What search engines, previews of links and screen readers tell of the page; the number of Gaussians
+        description: Text for search engines, previews of links and screen readers; the number of Gaussians
             if None.
         annotations: Numbered places with titles and texts, which the page shows.
         walk: Height of the eyes of visitors who walk, in units of the model; None to leave walking out. They walk on a
@@ -132,7 +132,7 @@ def _floor_height(heights: Tensor, weights: Tensor, eye: float) -> float:
 def floor_address(height: float) -> str:
     """Returns a level square at a height as binary glTF, in an address that ends in ``.glb``.
 
-    The viewer tells meshes from voxels by this end of the address, which follows the glTF as unused bytes.
+    The viewer distinguishes meshes from voxels by this end of the address, which follows the glTF as unused bytes.
     """
     corners = np.array([[x, height, z] for x in (-FLOOR, FLOOR) for z in (-FLOOR, FLOOR)], np.float32)
     arrays = {"POSITION": corners, "indices": np.array([[0], [1], [2], [2], [1], [3]], np.uint32)}

@@ -22,7 +22,7 @@ from .run_files import CAMERAS, CONFIG, METRICS, is_of_run
 from .trajectories import read_cameras
 
 FOV = 50.0
-"""Vertical field of view in degrees where no camera tells."""
+"""Vertical field of view in degrees if no camera defines one."""
 
 UP_MIN = 0.1
 """Length of the mean of the cameras' up vectors from which it is used."""
@@ -66,7 +66,7 @@ def mean_up(cameras: Sequence[Camera]) -> list[float] | None:
 
 
 def vertical_fov(cameras: Sequence[Camera]) -> float:
-    """Returns the median vertical field of view in degrees; that of no camera if all are panoramas."""
+    """Returns the median vertical field of view in degrees; the default `FOV` if all are panoramas."""
     slopes = [camera.height / (2 * float(camera.K[1, 1])) for camera in cameras if not camera.is_panorama]
     return math.degrees(2 * math.atan(statistics.median_high(slopes))) if slopes else FOV
 
@@ -80,7 +80,7 @@ def complete_framing(
     target: Sequence[float] | None = None,
     up: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Completes `fov`, `eye`, `target` and `up` by the cameras of a run; None where these do not tell."""
+    """Completes `fov`, `eye`, `target` and `up` by the cameras of a run; None if these do not define them."""
     training = [camera for camera in cameras if not camera.is_test]
     if training:
         up = mean_up(training) if up is None else up

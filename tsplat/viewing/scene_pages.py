@@ -58,7 +58,7 @@ class ScenePage:
         n_gaussians: Number of Gaussians.
         size: Size of the file in bytes.
         model_size: Size of the model in bytes, without base64; that of its files if it is streamed.
-        lost: What the format of the model cannot store, as phrases; see :func:`tsplat.scene.write_model`.
+        lost: Properties that the format of the model cannot store, as phrases; see :func:`tsplat.scene.write_model`.
     """
 
     n_gaussians: int
@@ -90,7 +90,7 @@ def export_page(
     """Writes a model or a run as one HTML file that shows it in a web browser.
 
     Args:
-        model: What :func:`tsplat.scene.open_model` reads: a model file, a run, a checkpoint.
+        model: Path that :func:`tsplat.scene.open_model` reads: a model file, a run, a checkpoint.
         out: The file, ``.html``.
         format: See :func:`write_page`.
         view: Index or name of the view of the run that is shown at first; the first one if None. A model that does
@@ -145,8 +145,8 @@ def write_page(
     Args:
         path: The file, ``.html``.
         gaussians: Gaussians of SH degree 0 to 3 on any device.
-        start: What is shown at first, and the direction that points up; if None, the whole model.
-        format: How the model is stored in the page: ``"sog"``, the smaller, or ``"compressed-ply"``, which is written
+        start: View that is shown at first, and the direction that points up; if None, the whole model.
+        format: Format of the model in the page: ``"sog"``, the smaller, or ``"compressed-ply"``, which is written
             without Pillow; or ``"streamed-sog"``, for a model in files beside the page, ``lod-meta.json`` and folders,
             which it loads over HTTP, the coarsest level of detail first.
         background: Background color, RGB in [0, 1].

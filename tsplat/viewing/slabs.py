@@ -26,7 +26,7 @@ SLAB = 1 << 20
 """Gaussians that are rendered at a time."""
 
 SAMPLE = 1 << 14
-"""Gaussians that tell the near plane."""
+"""Number of Gaussians from which the near plane is estimated."""
 
 OPAQUE = 1e-4
 """Transmittance below which the rasterizer stops; what is behind it is not rendered."""

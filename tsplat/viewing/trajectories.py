@@ -102,7 +102,7 @@ def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
     """Returns the cameras of a closed path along others, which looks where they look.
 
     Positions, viewing directions and up directions are means of those of cameras that follow each other, so that the
-    path stays within their convex hull. If the last camera is far from the first, the path returns as it came.
+    path stays within their convex hull. If the last camera is far from the first, the path returns the same way.
 
     Args:
         cameras: In the order of the path.

@@ -223,7 +223,7 @@ def _write_video(path: Path, frames: Iterable[Tensor], fps: int) -> None:
             for frame in itertools.chain([first], frames):
                 process.stdin.write(to_bytes(frame[:height, :width]).cpu().contiguous().numpy().data)
         except BrokenPipeError:
-            pass  # ffmpeg has failed; the log tells why
+            pass  # ffmpeg has failed; the log says why
         except BaseException:
             process.kill()
             raise

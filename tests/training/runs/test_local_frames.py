@@ -22,7 +22,7 @@ from tsplat.scene import (
 from tsplat.scene.rotation import axis_rotations, rotation_matrix
 from tsplat.training import RunConfig, Trainer, evaluate, evaluate_run, merge_blocks, preset, read_newest, resume, train
 from tsplat.training.runs.initial_gaussians import initial_gaussians
-from tsplat.training.runs.scenes import BEFORE_FRAMES, read_scene, with_relative_lengths
+from tsplat.training.runs.scenes import LEGACY_FRAME, read_scene, with_relative_lengths
 from tsplat.viewing import read_cameras, render
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -164,7 +164,7 @@ def test_photographs_of_poses_that_failed_change_no_bit(capture, plain, tmp_path
 def test_runs_before_local_frames_keep_all_photographs(capture, tmp_path):
     config = dataclasses.replace(CONFIG, scene=write(tmp_path, capture, cameras=(300.0,)))
     assert read_scene(config).left_out == ("005_far_0.png",)
-    assert read_scene(config, frame=BEFORE_FRAMES).left_out == ()
+    assert read_scene(config, frame=LEGACY_FRAME).left_out == ()
 
 
 def test_points_far_away_change_little(capture, plain, tmp_path):

@@ -58,7 +58,7 @@ def test_scene_that_is_missing_is_noted(folder):
     assert find_photographs(folder / "run", None, notes.append) is None
     (note,) = notes
     assert note.startswith(f"{folder / 'run'}: shown without its photographs: ")
-    assert note.endswith("no such scene; where it is now: --scene PATH")
+    assert note.endswith("no such scene; if it has moved: --scene PATH")
     read = find_photographs(folder / "run", str(folder / "moved"), pytest.fail)
     assert len(read()) == 10
     with pytest.raises(FileError, match="absent: no such scene"):

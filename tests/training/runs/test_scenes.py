@@ -62,7 +62,7 @@ def test_run_and_scene_can_be_moved_together(run, tmp_path):
 def test_scene_option_names_a_scene_that_was_moved(run, tmp_path, capsys):
     shutil.move(tmp_path / "scene", tmp_path / "moved")
     assert cli.main(["train", "--resume", str(run)]) == 2
-    expected = f"tsplat: error: {tmp_path / 'scene'}: no such scene; where it is now: --scene PATH\n"
+    expected = f"tsplat: error: {tmp_path / 'scene'}: no such scene; if it has moved: --scene PATH\n"
     assert capsys.readouterr().err == expected
     assert cli.main(["train", "--resume", str(run), "--scene", "moved"]) == 0
     assert read_newest(run)[1].config.scene == str(tmp_path / "moved")

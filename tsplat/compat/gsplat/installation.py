@@ -1,6 +1,6 @@
 """``import gsplat`` without gsplat: puts this package in the place of the package ``gsplat``.
 
-gsplat's trainers also import ``fused_ssim``. Where it is not installed, tsplat's stands in for it.
+gsplat's trainers also import ``fused_ssim``. If it is not installed, tsplat's replaces it.
 """
 
 import importlib

@@ -72,7 +72,7 @@ OF_FORKS: dict[str, Names] = {
     "LGM, DreamGaussian, SC-GS, DNGaussian, FSGS": ("color", "radii", "depth", "alpha"),
     "MonoGS, NoPoSplat": ("color", "radii", "depth", "alpha", "n_touched"),
 }
-"""Results of forks whose calls do not tell which fork they expect, by the names of programs."""
+"""Results of forks whose calls do not identify the fork, by the names of programs."""
 
 
 def parse_returns(text: str, source: str = "returns") -> Names:

@@ -85,7 +85,7 @@ def _pose(image: ColmapImage) -> Array:
 
 
 def _corners(camera: ColmapCamera) -> Array:
-    """Returns where the rays of the image corners are at depth 1, [4, 3] in the camera frame; distortion is ignored.
+    """Returns the points at depth 1 of the image corners, [4, 3] in the camera frame; distortion is ignored.
 
     Panoramas, which have no such corners, get those of a square.
     """

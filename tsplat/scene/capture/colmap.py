@@ -94,13 +94,13 @@ def read_colmap(
             ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
         cameras: ``"native"`` to keep images as they were taken, with distorted cameras, instead of undistorting them,
-            where the rasterizer has their lens. A note tells what becomes of those with lenses that are not OpenCV's.
+            if the rasterizer has their lens. A note says what becomes of those with lenses that are not OpenCV's.
         max_size: Longer side in pixels to which larger images are downscaled, if `downscale` is 1; 0 for no limit. A
-            note in ``Capture.notes`` tells how many are.
+            note in ``Capture.notes`` says how many are.
         n_random: Number of points to draw if the scene has none.
         seed: Random seed of these points.
         frame: ``"model"`` for COLMAP's world frame; if it is too far from its origin for single precision, it is moved
-            in double precision, which ``Capture.world`` and a note tell. ``"local"`` for the frame in which a run
+            in double precision, which ``Capture.world`` and a note give. ``"local"`` for the frame in which a run
             trains; ``"normalized"`` for that of :func:`normalize_capture`; or the ``Capture.frame`` of an earlier
             reading.
         keep_far: Whether to keep photographs whose cameras are far from the others and show nothing of the points, or

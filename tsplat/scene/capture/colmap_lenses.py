@@ -41,7 +41,7 @@ def directions_of(angles: Array) -> Array:
 
 
 def project(lens: ColmapLens, directions: Array) -> Array:
-    """Returns the pixels [P, 2] of directions [P, 3] of any length; NaN where there are none."""
+    """Returns the pixels [P, 2] of directions [P, 3] of any length; NaN for directions without a pixel."""
     name, (fx, fy, cx, cy, *k) = lens
     x, y, z = directions.T
     with np.errstate(all="ignore"):

@@ -209,7 +209,7 @@ class _Reader:
         return FileError(f"{self.path}: {message}")
 
     def skip(self, size: int, what: str) -> int:
-        """Moves past `size` bytes and returns where they start."""
+        """Moves past `size` bytes and returns their first offset."""
         start = self.position
         if size > len(self.content) - start:
             raise self.error(f"cut short or damaged: {what} needs {size} bytes, {len(self.content) - start} are left")

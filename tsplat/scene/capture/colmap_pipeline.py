@@ -93,7 +93,7 @@ class Pipeline:
     Attributes:
         features: Number of features of each photograph that COLMAP can read, by name, after :meth:`extract`.
         matches: Number of photographs that each matches, by name, after :meth:`match`.
-        matching: What was matched.
+        matching: Method by which pairs were chosen.
     """
 
     def __init__(self, photos: Path, folder: Path, n_images: int, on_progress: OnStage, seed: int) -> None:
@@ -165,7 +165,7 @@ class Pipeline:
             extended = _reconstruction(self._run("points", request, lambda _: len(model.names), self.n_images))
         except FileError as error:
             return model, f"added no points of two photographs: {error}"
-        # Where COLMAP finds fewer, even none, they were good enough before.
+        # If COLMAP finds fewer, or none, they were good enough before.
         if extended.points <= model.points or set(extended.names) != set(model.names):
             return model, ""
         shutil.rmtree(folder)
@@ -237,7 +237,7 @@ class _StageProcess:
         for reader in self._readers:
             reader.start()
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end tells more
+        with contextlib.suppress(BrokenPipeError):  # its exit status says more
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -298,7 +298,7 @@ def _reason(log: Sequence[str]) -> str:
 
 
 def _is_full(database: Path) -> bool:
-    """Returns whether a database cannot grow, as on a full disk, of which COLMAP and SQLite do not tell."""
+    """Returns whether a database cannot grow, as on a full disk, which COLMAP and SQLite do not report."""
     size = database.stat().st_size if database.exists() else 0
     probe = database.with_name("probe")
     try:

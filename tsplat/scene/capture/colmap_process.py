@@ -1,6 +1,6 @@
 """Runs one stage of COLMAP in a process of its own: ``python colmap_process.py``. Imports nothing of tsplat.
 
-COLMAP aborts where it cannot continue, as on a full disk, and its libraries clash with those of others: imported
+COLMAP aborts if it cannot continue, as on a full disk, and its libraries clash with those of others: imported
 first, it makes Pillow crash. The request is a line of JSON on standard input, the name of a stage and its arguments.
 Each line of standard output is JSON: ``[n]``, the photographs registered so far; at last ``{"result": ...}``, or
 ``{"error": ..., "type": ...}``. The process ends when its standard input does, as when the one that started it dies.

@@ -80,11 +80,11 @@ class CachedPixels:
     """The image and the mask of a view, in a cache.
 
     Attributes:
-        cache: Where they are kept.
-        key: Which image of the cache they are.
+        cache: Cache that keeps them.
+        key: Key of the image in the cache.
         size: Width and height in pixels.
         read: Reads them.
-        device: Where :meth:`get` returns them.
+        device: Device of what :meth:`get` returns.
     """
 
     cache: ImageCache

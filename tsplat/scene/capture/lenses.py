@@ -360,7 +360,7 @@ class _FisheyeDistortion:
         _, radii = _border(lens)
         thetas = np.linspace(0, self._max_theta, 10_001)
         distorted = _distorted_angle(thetas, lens.distortion)
-        # Where the lens does not reach the border, its whole field of view is inside.
+        # If the lens does not reach the border, its whole field of view is inside.
         reached = radii[(radii > 0) & (radii <= distorted[-1])]
         ratios = reached / np.interp(reached, distorted, thetas)
         return float(ratios.max(initial=0.0) or distorted[-1] / self._max_theta)

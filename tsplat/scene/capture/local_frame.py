@@ -33,9 +33,9 @@ class LocalFrame:
 
     Attributes:
         world: [4, 4] fp64, the similarity transform from the frame of the files to that of the model.
-        origin: [3] origin of the local frame, in that of the model; zero where the model is relative to it.
+        origin: [3] origin of the local frame, in that of the model; zero if the model is relative to it.
         unit: A power of two, the unit of the local frame in that of the model.
-        near: Depth of the near plane of the cameras, in the unit of the model; None if nothing tells it.
+        near: Depth of the near plane of the cameras, in the unit of the model; None if it is unknown.
         kept: Tensors of Gaussians by name, in the frame of the model, that training does not change: there and back,
             they would be rounded. Not a part of :meth:`to_json`.
     """
@@ -123,12 +123,12 @@ def choose_frame(positions: Tensor, points: Tensor | None, file: object) -> tupl
     """Returns the local frame of cameras, without a near plane, and a note if the model is not in that of the files.
 
     Its unit is the power of two next to their extent, its origin the multiple of the unit next to their center; cameras
-    that are far from the others do not count. If all are at one place, the points [P, 3] tell the unit.
+    that are far from the others do not count. If all are at one place, the points [P, 3] give the unit.
 
     Args:
         positions: [C, 3] fp64, in the frame of the files.
         points: [P, 3] fp64, in the frame of the files; None if there are none.
-        file: What they were read from, for the notes.
+        file: File that they were read from, for the notes.
     """
     center, extent = center_and_extent(positions)
     if points is not None and len(points):
@@ -164,7 +164,7 @@ def normalizing_transform(poses: Tensor, positions: Tensor) -> Tensor:
 def move_pose(viewmat: Tensor, transform: Tensor, position: Tensor | None = None) -> Tensor:
     """Returns a world-to-camera matrix [4, 4] fp64 after a similarity transform [4, 4] fp64 of the world.
 
-    A `position` [3] fp64, where the file has it instead of a translation, saves a rounding far from the origin.
+    A `position` [3] fp64, if the file has it instead of a translation, saves a rounding far from the origin.
     """
     if _is_scaled_only(transform):
         scale, rotation = float(transform[0, 0]), viewmat[:3, :3]

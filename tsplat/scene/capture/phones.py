@@ -192,7 +192,7 @@ def _read(
     notes: Sequence[str],
     options: ReadOptions,
 ) -> Capture:
-    """Returns the capture of photographs, with points of their depth, or random ones where there is none."""
+    """Returns the capture of photographs, with points of their depth, or random ones if they have none."""
     if len(photographs) < 2:
         raise FileError(f"{where}: expected at least two photographs with a camera, found {len(photographs)}")
     kept, missing = find_usable([photograph.path for photograph in photographs], options.strict)

@@ -61,7 +61,7 @@ class Photograph:
     Attributes:
         path: The image, in any size with the aspect ratio of the lens.
         viewmat: [4, 4] fp64 world to camera.
-        position: [3] fp64 position, where the file has it instead of a translation.
+        position: [3] fp64 position, if the file has it instead of a translation.
         camera_id: Index of the physical camera.
         downscale: Factor to downscale the image by while reading.
         mask: An image of the same aspect ratio, white for valid pixels.
@@ -416,7 +416,7 @@ def _native(lens: Lens) -> Lens:
     return lens if native is None else native[0]
 
 
-def note_doubts(photographs: Sequence[Photograph], where: Path) -> list[str]:
+def camera_warnings(photographs: Sequence[Photograph], where: Path) -> list[str]:
     """Returns notes on cameras of a file, `where`, that can be rendered, but are probably wrong."""
     notes = []
     doubtful = [photograph for photograph in photographs if photograph.lens.doubt is not None]

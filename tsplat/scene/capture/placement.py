@@ -28,10 +28,10 @@ from .photographs import (
     CameraKind,
     OnProgress,
     Photograph,
+    camera_warnings,
     check_test_every,
     is_held_out,
     limit_sizes,
-    note_doubts,
     note_lenses,
     read_views,
     split_views,
@@ -87,7 +87,7 @@ def read_posed(
     Args:
         photographs: With poses and points in the frame of the files.
         points: The points that training starts from.
-        file: What the cameras were read from, for the notes.
+        file: File that the cameras were read from, for the notes.
         notes: First notes of the capture.
         held_out: None to hold out one of every so many photographs, in their order.
 
@@ -95,7 +95,7 @@ def read_posed(
         ArgumentError: The frame is normalized, and all cameras are at one place.
         FileError: A file cannot be read, or no training view is left.
     """
-    notes = [*notes, *note_lenses(photographs, file, options.cameras), *note_doubts(photographs, file)]
+    notes = [*notes, *note_lenses(photographs, file, options.cameras), *camera_warnings(photographs, file)]
     photographs, size_notes = limit_sizes(photographs, options.max_size if options.downscale == 1 else 0)
     placed = place(photographs, points.positions, options.frame, file, keep_far=options.keep_far)
     notes = [*notes, *size_notes, *placed.notes]
@@ -127,7 +127,7 @@ class Placed:
         photographs: With poses and points in this frame, and near planes.
         left_out: Names of the others, whose cameras are outliers that do not show the scene.
         points: [P, 3] fp32.
-        frame: How this frame and that of the model belong together.
+        frame: Relation between this frame and that of the model.
         notes: About the cameras.
     """
 
@@ -153,7 +153,7 @@ def place(
     Args:
         points: [P, 3] fp64, or what draws them in the local frame.
         frame: The frame of the capture.
-        file: What they were read from, for the notes.
+        file: File that they were read from, for the notes.
         keep_far: Whether no photograph is left out.
 
     Raises:

@@ -211,7 +211,7 @@ def rotation_of(angles: Tensor) -> Tensor:
 
 
 def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doubts: dict[str, int]) -> Lens:
-    """Returns the lens of a camera of a photograph of a size. Counts in `doubts` what may be meant otherwise."""
+    """Returns the lens of a camera of a photograph of a size. Counts ambiguous values in `doubts`."""
     width, height = size
     if "f_pix" in values:
         f, cx, cy = values["f_pix"], values["px_pix"], values["py_pix"]
@@ -223,7 +223,7 @@ def _read_lens(values: dict[str, float], size: tuple[int, int], where: str, doub
     *k, t1, t2 = (values.get(name, 0.0) for name in LENS)
     K = (f, f, cx, cy)
     if k[0] and not any((*k[1:], t1, t2)):
-        # The table does not tell the model; both agree to first order.
+        # The table does not name the model; both agree to first order.
         pixels = 2 * k[0] ** 2 * corner_radius(size, K) ** 5 * f
         if pixels > 1:
             raise UnsupportedError(

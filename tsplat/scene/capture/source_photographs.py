@@ -254,7 +254,7 @@ def convert_photographs(names: Sequence[str], images: Path, masks: Path | None) 
 
 
 def link(file: Path, target: Path) -> None:
-    """Creates a hard link, or a copy where that is not possible, and the folder that it is in."""
+    """Creates a hard link, or a copy if that is not possible, and the folder that it is in."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file.resolve(), target)

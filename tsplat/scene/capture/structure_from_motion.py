@@ -47,7 +47,7 @@ class Prepared:
         n_points: Number of sparse points.
         error: Mean reprojection error in pixels.
         n_models: Number of disconnected models found; the one with the most photographs is kept.
-        notes: What a user should know, such as skipped photographs, one sentence each.
+        notes: Notes for the user, such as skipped photographs, one sentence each.
         reasons: Name of each photograph without a camera pose -> why, and what to do.
     """
 
@@ -97,14 +97,14 @@ def prepare(
         camera_model: COLMAP's name of the camera model to estimate; ``"EQUIRECTANGULAR"`` for panoramas of 360 by 180
             degrees, of which nothing is estimated. None is that if metadata of the photographs or the video says so
             (GPano or Spherical Video, which 360° cameras and stitching programs write), else ``"SIMPLE_RADIAL"``.
-        matching: What each photograph is matched with: ``"exhaustive"``, all others; ``"sequential"``, those near in
-            the order of names, some at a distance, and some that look alike; ``"vocabulary-tree"``, the 40 that look
+        matching: Photographs that each one is matched with: ``"exhaustive"``, all others; ``"sequential"``, those near
+            in the order of names, some at a distance, and some that look alike; ``"vocabulary-tree"``, the 40 that look
             most alike. ``"auto"`` is exhaustive for up to 200 photographs or 30 frames of a video; above, it is the
             vocabulary tree for photographs, and sequential for a video. The tree is built from the photographs. If
             these have fewer features than it needs, 102,400 altogether, matching is exhaustive.
         frames: Number of frames of a video, fewer if it does not move as much; None for 4 per second, 50 to 300. They
             are chosen by sharpness and motion.
-        masks: Where no features are extracted and nothing is trained: a folder with a mask ``a.png`` or ``a.jpg.png``
+        masks: Masks of pixels without features and training: a folder with a mask ``a.png`` or ``a.jpg.png``
             of each ``a.jpg``, or one image for all. White is valid. They become ``masks/`` of the scene.
         mask_below: Degrees under the horizon of panoramas below which nothing counts, as the operator and the tripod
             are there, in addition to `masks`. The horizon is the middle row.
@@ -257,7 +257,7 @@ def _note_frames(video: Path, chosen: ChosenFrames) -> list[str]:
     if len(chosen.frames) < 2:
         raise ArgumentError(
             f"{video}: expected a camera that moves, found {len(chosen.frames)} different frame of {chosen.n_frames}; "
-            + (damage if chosen.damage else "walk around what is to be shown")
+            + (damage if chosen.damage else "walk around the object")
         )
     notes = [damage] if chosen.damage else []
     notes.append(f"chose {len(chosen.frames)} of {chosen.n_frames} frames by sharpness and motion")

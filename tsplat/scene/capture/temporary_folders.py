@@ -27,7 +27,7 @@ INSIDE = ".tsplat-prepare"
 """Name of a hidden folder in an output that exists."""
 
 COMPLETE = ".tsplat-complete"
-"""File in a hidden folder whose content is complete, and is being moved to where it belongs."""
+"""File in a hidden folder whose content is complete, and is being moved to its place."""
 
 LAST = "sparse"
 """Entry that is moved at last, without which no reader takes a folder for a scene."""
@@ -42,11 +42,11 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     A folder that does not exist appears with all its content. One that exists, and is empty, stays what it is, such as
     a mount point, a link to a folder, or the current folder, and gets the content. If the block raises, nothing
-    remains. What killed processes of this machine have left for the same `out` is removed first.
+    remains. First removes leftovers of processes that were killed on this machine.
 
     Raises:
-        FileError: `out` is no empty folder, cannot be written to, or another process is writing it.
-        OSError: A file cannot be written; names `out`, where it is one in the hidden folder.
+        FileError: `out` is not an empty folder, cannot be written to, or another process is writing it.
+        OSError: A file cannot be written; names `out` if it is in the hidden folder.
     """
     target = Path(os.path.realpath(out))
     inside = target.is_dir()
@@ -74,7 +74,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         except OSError as error:
             removal.pop_all()
             raise FileError(
-                f"{out}: cannot be created ({error.strerror}); what was computed is in {_unhide(folder)}"
+                f"{out}: cannot be created ({error.strerror}); what was computed is in {_make_visible(folder)}"
             ) from error
 
 
@@ -96,7 +96,7 @@ def _claim(folder: Path, target: Path, out: Path) -> IO[bytes]:
             folder.rmdir()
         raise _translated(error, folder, out) from error
     try:
-        # Locked before it names the machine, without which nobody removes the folder.
+        # Lock first: other processes delete a folder only if its owner file names this machine.
         if _lock(owner):
             owner.write(_machine())
     except BlockingIOError:  # another process removes it
@@ -111,7 +111,7 @@ def _claim(folder: Path, target: Path, out: Path) -> IO[bytes]:
 
 def _remove_stale(folder: Path, target: Path, in_use: FileError) -> None:
     """Removes a hidden folder whose process was killed on this machine; raises an error if it may be in use.
-    What is complete is moved to where it belongs."""
+    Complete content is moved to its place."""
     try:
         with open(folder / OWNER, "rb") as owner:
             # The system releases the lock of a process that ends in any way.
@@ -130,7 +130,7 @@ def _remove_stale(folder: Path, target: Path, in_use: FileError) -> None:
 
 
 def _publish(folder: Path, target: Path, inside: bool) -> None:
-    """Moves the content of a hidden folder to where it belongs."""
+    """Moves the content of a hidden folder to its place."""
     if inside:
         (folder / COMPLETE).touch()
         _move(folder, target)
@@ -145,7 +145,7 @@ def _move(folder: Path, target: Path) -> None:
         os.rename(folder / name, target / name)
 
 
-def _unhide(folder: Path) -> Path:
+def _make_visible(folder: Path) -> Path:
     """Gives a hidden folder a name that is not hidden, if it can be renamed, and returns its path."""
     with contextlib.suppress(OSError):
         for name in (OWNER, COMPLETE):
@@ -172,7 +172,7 @@ def _machine() -> bytes:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Locks a file for this process; returns False where that is not possible. Raises BlockingIOError if another
+    """Locks a file for this process; returns False if that is not possible. Raises BlockingIOError if another
     process holds the lock."""
     try:
         import fcntl

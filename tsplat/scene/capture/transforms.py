@@ -234,7 +234,7 @@ def _find_frames(
                     other_case.append(full)
                     full = renamed
                     image = _downscaled(file, full, downscale)
-            # A value of null is as good as none.
+            # Values of null count as missing.
             values = {key: value for part in (content, frame) for key, value in part.items() if value is not None}
             frames.append(_Frame(file, f"frame {number}", values, full, image))
     kept, notes = find_usable([frame.image for frame in frames], strict or len(frames) < 2)

@@ -44,7 +44,7 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     model: CameraModel = "fisheye" if is_fisheye else "pinhole"
     keys = ("k1", "k2", "p1", "p2") if model == "pinhole" else ("k1", "k2", "k3", "k4")
     k1, k2, k3, k4 = distortion = tuple(_number(values, key, where, 0.0) for key in keys)
-    # What pycolmap undistorts; k4 means something else for other cameras than FULL_OPENCV.
+    # Coefficients that pycolmap undistorts; k4 means something else for other cameras than FULL_OPENCV.
     more = () if model == "fisheye" else ("k3", "k4", "k5", "k6") if name == "FULL_OPENCV" else ("k3",)
     radial = [_number(values, key, where, 0.0) for key in more]
     unknown = [key for key in DISTORTION_KEYS if key not in (*keys, *more) and _number(values, key, where, 0.0)]
@@ -89,7 +89,7 @@ def _size(values: Mapping[str, Any], image: Path, where: str) -> tuple[int, int]
 
 
 def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) -> Lens:
-    """Returns the lens of a panorama: a full one, unless focal lengths tell that it is a part of one.
+    """Returns the lens of a panorama: a full one, unless focal lengths say that it is a part of one.
 
     Nerfstudio counts them in pixels per half a turn, width / 2 of a full panorama. Other programs write pixels per
     radian of a full panorama, width / 2π, with which nerfstudio's would show more than a turn.

@@ -44,7 +44,7 @@ SPHERICAL = re.compile(rb"spherical(?: mapping)?: equirectangular", re.IGNORECAS
 """Versions of ffmpeg print this of a video of panoramas; cropped ones are "tiled"."""
 
 FRAME_RATE = 30
-"""Frames per second of a video that does not tell its length."""
+"""Frames per second of a video of unknown length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen
     """
     sharpness, motion, difference = measured.T
     cuts = np.flatnonzero((difference > CUT) & (difference > 2 * np.median(difference)))
-    # What moves across a cut is not known: it counts as much as a stretch.
+    # Motion across a cut is not known: it counts as much as a stretch.
     steps = motion.copy()
     steps[cuts] = 0
     stretch = max(steps.sum() / max(1, count - len(cuts)), STILL)

@@ -35,7 +35,7 @@ class View:
             distance in a panorama.
         sparse_ids: [P] int64 ids of these points, which are those of a point in all views; None if they are unknown.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
-        files: What the view was read from: the image and, if there are any, the mask and priors.
+        files: Files that the view was read from: the image and, if there are any, the mask and priors.
         depth_prior: [H, W] inverse depth of each pixel, up to scale and shift, up to scale, or in 1 / world units, as
             `depth_kind` of :class:`tsplat.training.Config` says; NaN where it is unknown.
         depth_confidence: [H, W] weights of `depth_prior`, from 0 to 1; None for 1.
@@ -181,9 +181,9 @@ class Capture:
         background: Background color, RGB in [0, 1].
         world: [4, 4] fp64 on the CPU, the similarity transform from the world frame of the files to that of the
             capture. Its inverse maps a trained model back to the frame of the files.
-        frame: How the frame of the capture and that of a run's model belong together; equal unless
+        frame: Relation between the frame of the capture and that of a run's model; equal unless
             :func:`tsplat.scene.read_capture` was asked for a local frame.
-        notes: What a user should know about how the files were read, such as skipped images, one sentence each.
+        notes: Notes for the user about how the files were read, such as skipped images, one sentence each.
         random_points: Whether ``points`` were drawn at random, so that they are not on surfaces.
         left_out: Names of photographs that belong to no view, as their cameras are far from the others and do not show
             the scene.

@@ -55,7 +55,7 @@ def detail_levels(
 def decimate_rows(rows: Rows, n: int, bounds: NDArray[np.float32], folder: str | os.PathLike[str]) -> Rows:
     """Returns `n` Gaussians, if there are as many, by :func:`merge_rows` in rounds that at most halve their number.
 
-    Memory does not depend on the number of Gaussians, but for 16 bytes each. Unlike
+    Memory does not depend on the number of Gaussians, except for 16 bytes each. Unlike
     :func:`tsplat.scene.decimate_gaussians`, this renders nothing.
 
     Args:

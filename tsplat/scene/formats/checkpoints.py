@@ -110,7 +110,7 @@ def open_model(
 
 
 def read_georeference(path: str | os.PathLike[str]) -> Georeference | None:
-    """Returns where the coordinates of a model are in the frame of the files of its scene; None if nothing tells.
+    """Returns where the coordinates of a model are in the frame of the files of its scene; None if that is unknown.
 
     That is ``world.json`` of a run, which it has if its models are not in that frame, and of other models the file
     beside them that :func:`write_model` wrote. A PLY without one is itself in that frame if :func:`read_ply` reads it

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import FileError
 from ...support.files import atomic_write
-from ...support.reading import check_memory, earlier_output, raise_if_read, read_file
+from ...support.reading import allow_overwrite, check_memory, raise_if_read, read_file
 from ..images import open_image
 from .json_objects import JsonObject
 from .quantization import Bytes
@@ -141,7 +141,7 @@ def read_meta(folder: Path) -> JsonObject:
 
 def named_images(folder: Path) -> set[str]:
     """Returns the names of the images in the ``meta.json`` of an earlier output; none if it cannot be read."""
-    with contextlib.suppress(FileError, OSError), earlier_output():
+    with contextlib.suppress(FileError, OSError), allow_overwrite():
         meta = read_meta(folder)
         parts = [meta.part(name) for name in meta.values]
         return {name for part in parts if "files" in part.values for name in part.files(0)}

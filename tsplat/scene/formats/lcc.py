@@ -114,7 +114,7 @@ def read_meta(path: Path) -> JsonObject:
 
 
 def read_offset(path: Path) -> Georeference | None:
-    """Returns where the Gaussians that LCC or LCC2 is read as are in the frame of its offset; None if it has none."""
+    """Returns the georeference of Gaussians of LCC or LCC2 by its offset; None without an offset."""
     meta = read_meta(path)
     if "offset" not in meta.values or not (offset := meta.floats("offset", 3)).any():
         return None

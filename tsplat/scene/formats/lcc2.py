@@ -1,7 +1,7 @@
 """LCC2 of XGRIDS, version 0.0.3. Data Organization Format originated from XGRIDS (github.com/xgrids/LCC2Whitepaper).
 
 ``NAME.lcc2`` is JSON with a tree of levels of detail. A node has rows of a file in ``data/3dgs``, which is SOG, SPZ or
-PLY; those of its children show the same in more detail. So the leaves are the finest level. z is up, as in LCC.
+PLY; those of its children show the same in more detail. The leaves are the finest level. z is up, as in LCC.
 """
 
 import os
@@ -88,6 +88,6 @@ def _read(path: Path, name: str, warn: Warn) -> Gaussians:
     suffix = Path(name).suffix.lower()
     if suffix not in READERS:
         raise UnsupportedError(f"{path}: expected files of {', '.join(READERS)}, found {name[:60]!a}")
-    if not os.path.isfile(path.parent / name):  # also where the name is too long to have one
+    if not os.path.isfile(path.parent / name):  # also if the name is too long for a file
         raise FileError(f"{path}: its file {name[:60]!a} is missing, or its name is damaged")
     return READERS[suffix](path.parent / name, warn=warn)

@@ -52,7 +52,7 @@ PHOTOGRAPHS = (".jpg", ".jpeg", ".heic")
 """Endings of the names of photographs; models have images in other formats."""
 
 POINT_CLOUDS = (".las", ".laz", ".e57", ".pcd", ".pts", ".xyz")
-"""Endings of the names of point clouds, which are no models."""
+"""Endings of the names of point clouds, which are not models."""
 
 XGRIDS: dict[str, Callable[..., Gaussians]] = {".lcc": read_lcc, ".lcc2": read_lcc2}
 READ_ONLY = (*XGRIDS, ".rad", ".ksplat", ".pt", ".pth", ".ckpt", ".json")
@@ -166,10 +166,10 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         raise FileError(f"{path}: a {suffix} is a point cloud, not a model; {readable}{HOW_TO_TRAIN}")
     if suffix in CHECKPOINTS:
         return read_torch_checkpoint(path, force=force, warn=warn)
-    # Two bytes are too few to tell gzip from the first position of a .splat, which has no header.
+    # Two bytes are too few to distinguish gzip from the first position of a .splat, which has no header.
     is_gzip = start[:3] == GZIP + DEFLATE or (start[:2] == GZIP and suffix != ".splat")
     if is_gzip and suffix != ".spz" and not _is_gzipped_spz(path):
-        raise FileError(f"{path}: is compressed with gzip, which no model but SPZ is; decompress it first: gunzip")
+        raise FileError(f"{path}: gzip file, but only SPZ models use gzip; decompress it first: gunzip")
     if start[:3] == b"ply" or suffix == ".ply":
         return read_ply(path, warn=warn)
     if suffix in XGRIDS:
@@ -315,7 +315,7 @@ def _drop_unrotated(gaussians: Gaussians | Rows, folder: Path, files: contextlib
 
 
 def format_of(path: str | os.PathLike[str], format: Format | None) -> Format | None:
-    """Returns the format of a file to be written, by default that of its name; None if that tells no format."""
+    """Returns the format of a file to be written, by default that of its name; None if that has no known ending."""
     if format is not None and format not in WRITERS:
         raise ArgumentError(f"format: expected {', '.join(WRITERS)}, found {format!r}")
     name = f"/{Path(path).name.lower()}"

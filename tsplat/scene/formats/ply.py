@@ -82,7 +82,7 @@ SAMPLED = 1 << 16
 """Number of positions by which the origin of a file of doubles is found."""
 
 FLAG_COMMENT = re.compile(r"(?:antialiased|postshot\.anti_aliasing)(?:\s*=\s*|\s+)([01])")
-"""Other comments that tell whether a model was trained with antialiasing, in lower case."""
+"""Other comments that say whether a model was trained with antialiasing, in lower case."""
 
 
 def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
@@ -92,7 +92,7 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     the size of the file. Apart from the Gaussians, reading needs a few megabytes.
 
     Positions that are doubles and too far from zero for single precision are read relative to an origin, of which a
-    note tells; :func:`read_georeference` returns it.
+    note says; :func:`read_georeference` returns it.
 
     The 3D filter of Mip-Splatting (property filter_3D) is applied to scales and opacities. Such a model is antialiased
     unless a comment of the header says otherwise, because the method renders with a compensated 2D filter.

@@ -26,7 +26,7 @@ from ...config import QUAT_NORM_MIN
 from ...errors import ArgumentError, FileError, ShapeError
 from ...support.extras import require
 from ...support.files import atomic_write, staged_folder, write_json
-from ...support.reading import check_memory, earlier_output, read_file
+from ...support.reading import allow_overwrite, check_memory, read_file
 from ..gaussians import GSPLAT_NAMES, Gaussians
 from .clustering import Clusters
 from .foreign import Warn, note_ignored
@@ -100,7 +100,7 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
 
 def _named_files(folder: Path) -> set[str]:
     """Returns the names of the files that the ``meta.json`` of a folder of images names; none if it cannot be read."""
-    with contextlib.suppress(FileError, OSError), earlier_output():
+    with contextlib.suppress(FileError, OSError), allow_overwrite():
         meta = read_meta(folder)
         parameters = [name for name in meta.values if is_file_name(name) and _is_parameter(meta, name)]
         return {f"{name}{end}" for name in parameters for end in ("_l.png", "_u.png", ".png", ".npz")}

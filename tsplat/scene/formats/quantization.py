@@ -201,7 +201,7 @@ def check_valid(gaussians: Gaussians) -> None:
 def valid_bounds(rows: Rows) -> Floats:
     """Returns the bounds of the means, [2, 3], zeros without Gaussians.
 
-    Raises `ArgumentError` if a Gaussian is invalid; the formats cannot represent NaN, nor a rotation that is none.
+    Raises `ArgumentError` if a Gaussian is invalid; the formats cannot represent NaN or invalid rotations.
     """
     n_invalid, low, high = 0, np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32)
     for chunk in rows.chunks():

@@ -142,7 +142,7 @@ def _read_header(path: str, file: BinaryIO, size: int, name: str) -> JsonObject:
 
 def _read_chunk_file(common: _File, path: Path, n_read: int, count: int, index: int) -> Columns:
     """Reads the chunk in a file beside the ``.rad`` file."""
-    if not os.path.isfile(path):  # also where the name is too long to have one
+    if not os.path.isfile(path):  # also if the name is too long for a file
         raise FileError(f"{common.path}: its file {path.name[:60]!a} is missing, or its name is damaged")
     with open_file(path) as file:
         return _read_chunk(common, file, os.fstat(file.fileno()).st_size, n_read, count, index)

@@ -1,8 +1,8 @@
 """Reading and writing safetensors files: a header in JSON, then the values of each tensor.
 
-The package safetensors maps files into memory, where one that is cut short meanwhile ends the process (SIGBUS). Here
-this is an error. It writes copies of all tensors, where here memory is needed for none, or for one that is not
-contiguous or on a GPU.
+The package safetensors maps files into memory, where one that is truncated while it is read ends the process (SIGBUS).
+Here this is an error. The package writes copies of all tensors; here memory is needed only for one at a time that is
+not contiguous or on a GPU.
 """
 
 import json

@@ -89,7 +89,7 @@ def read_torch_checkpoint(
         OSError: A file cannot be read.
     """
     shards = _find_shards(paths)
-    # What is read, and twice the parameters. One file may have the names of several ranks.
+    # The files, and twice the parameters. One file may have the names of several ranks.
     needed = 3 * sum(os.stat(path).st_size for path in shards)
     check_memory(f"{shards[0]}: a checkpoint of {len(shards)} files", needed, "free some")
     steps, parts = zip(*(_read(path, warn) for path in shards))
@@ -136,7 +136,7 @@ def _last_step(folder: Path) -> list[Path]:
 
 
 def _is_antialiased(checkpoint: Path) -> bool:
-    """Returns whether the settings above a checkpoint tell so: YAML, read as text, as its tags could run code."""
+    """Returns whether the settings above a checkpoint say so: YAML, read as text, as its tags could run code."""
     for name, line in ANTIALIASED.items():
         with contextlib.suppress(OSError):
             text = read_file(checkpoint.absolute().parent.parent / name, SETTINGS_BYTES_MAX).decode("utf-8", "replace")
@@ -216,7 +216,7 @@ def _load(path: Path) -> Any:
     if is_archive:
         _check_records(path)
     # The legacy format is read from memory, where a damaged length cannot cause a large allocation. Archives are not
-    # mapped into memory: a file that is cut short meanwhile would end the process.
+    # mapped into memory: if a file is truncated while it is read, the process would end.
     file = path if is_archive else io.BytesIO(path.read_bytes())
     try:
         with torch.serialization.safe_globals(NUMPY_GLOBALS), warnings.catch_warnings():

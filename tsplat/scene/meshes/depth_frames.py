@@ -19,7 +19,7 @@ from ..gaussians import Gaussians
 DepthKind = Literal["expected", "median"]
 
 ALPHA_MIN, ALPHA_EMPTY = 0.5, 0.1
-"""Alpha from which a pixel shows a surface, and up to which it shows that there is none."""
+"""Alpha from which a pixel shows a surface, and up to which it shows empty space."""
 
 SLABS = 24
 """Slabs of equally many Gaussians by which the median depth of 3D Gaussians is found."""

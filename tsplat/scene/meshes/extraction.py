@@ -135,7 +135,7 @@ def _check(
 ) -> None:
     """Raises ArgumentError for numbers out of range, before anything is rendered."""
     if voxel is not None and resolution is not None:
-        raise ArgumentError("resolution: not with voxel, which tells the number of voxels")
+        raise ArgumentError("resolution: not with voxel, which sets the number of voxels")
     if voxel is not None and not 0 < voxel < math.inf:
         raise ArgumentError(f"voxel: expected a positive number, found {voxel}")
     if not 2 <= truncation < math.inf:

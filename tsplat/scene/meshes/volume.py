@@ -129,7 +129,7 @@ class Volume:
         images = torch.stack([frame.depths, frame.weights])[None]
         colored = torch.cat([frame.depths[None], frame.colors.permute(2, 0, 1)])[None].contiguous()
         rows = self._projection(frame)
-        # Where PyTorch's operators run on one thread, other threads fuse other blocks.
+        # If PyTorch's operators run on one thread, other threads fuse other blocks.
         is_single_threaded = torch.get_num_threads() == 1 and self.sums.device.type == "cpu"
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1) if is_single_threaded else 1) as pool:
             for _ in pool.map(lambda i: self._fuse_block(self._blocks[i], rows, images, colored), near):

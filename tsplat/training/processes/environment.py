@@ -1,4 +1,4 @@
-"""The variables with which torchrun and Slurm's ``srun`` tell a process its rank."""
+"""Environment variables by which torchrun and Slurm's ``srun`` set the rank of a process."""
 
 import os
 import re

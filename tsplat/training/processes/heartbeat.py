@@ -53,7 +53,7 @@ def heartbeat(ranks: RankGroup) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_of_backend(error):
             raise
-        # The other rank tells why it ended. If it cannot, a launcher does, or the monitor, which exits.
+        # The other rank reports why it ended. If it cannot, a launcher does, or the monitor, which exits.
         thread.join(TIMEOUT + 4 * INTERVAL)
         reason = re.sub(r"^\[[^]]*\] *", "", str(error)).splitlines()[0][:200]
         raise PeerError(f"ranks: the connection to another rank was lost ({reason}); see its messages") from error

@@ -78,7 +78,7 @@ class RunPage:
         gaussians: The model, on the device to render depth on.
         model_bytes: Size of ``point_cloud.ply``.
         sessions: As in ``run.json``.
-        notes: What is missing, one sentence each.
+        notes: Missing parts, one sentence each.
     """
 
     name: str

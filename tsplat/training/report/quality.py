@@ -117,7 +117,7 @@ def floater_shares(gaussians: Gaussians, cameras: Sequence[Camera], backend: Bac
         x, y = meta["means2d"][0].nan_to_num(0.0).clamp(-1e6, 1e6).long().unbind(-1)
         surface = depth[0, y.clamp(0, camera.height - 1), x.clamp(0, camera.width - 1), 0]
         in_front = (meta["depths"][0] < FLOATING * surface).float()
-        # Black Gaussians but for those in front, which are white.
+        # All Gaussians are black, except those in front, which are white.
         marked = dataclasses.replace(
             gaussians, sh0=((in_front - 0.5) / SH_NORMS[0][0])[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
         )

@@ -1,1 +1,1 @@
-"""Runs: training, resuming, evaluating and reporting, with checkpoints, records and what shows a run meanwhile."""
+"""Runs: training, resuming, evaluating and reporting, with checkpoints, records and a live view."""

@@ -58,7 +58,7 @@ def train_blocks(
             are filled in.
         blocks: Indices of the blocks; None for all.
         minutes, stop_after: As in :func:`train`, for each block.
-        scene: Where the scene is, if it has moved since it was planned.
+        scene: Path of the scene, if it has moved since it was planned.
 
     Raises:
         ArgumentError: There is no such block, or a run was started with other settings.

@@ -39,7 +39,7 @@ class LiveView(Observer):
         gaussians: The initial Gaussians.
         views: Training views.
         config: Number of steps, background and backend.
-        options: How to show it.
+        options: Options of the viewer.
         test_views: Held-out views, to look at only.
         name: Name to show.
         step: Number of steps taken.
@@ -90,7 +90,7 @@ class LiveView(Observer):
             open_in_browser(self.url)
 
     def print_address(self) -> None:
-        """Prints where the training can be seen."""
+        """Prints the address of the page that shows the training."""
         print_address(
             self._viewer, self._options.port, "the training", state=", paused" if self._options.paused else ""
         )
@@ -130,7 +130,7 @@ class LiveView(Observer):
 
         Args:
             gaussians: The final Gaussians.
-            result: How to see the result later, for the pages.
+            result: Command that shows the result later, for the pages.
         """
         self.training.result = result
         if self._options.stay:

@@ -123,7 +123,7 @@ class RunLoop:
         self.raise_if_stopped()
 
     def _after_step(self, progress: Progress) -> None:
-        """Warns, evaluates and saves where it is due."""
+        """Warns, evaluates and saves if that is due."""
         for warning in (progress.warning, self._monitor.check(progress)):
             if warning is not None:
                 self._warn(warning)
@@ -173,7 +173,7 @@ class RunLoop:
         return f"{left}: tsplat train --resume {self.folder}"
 
     def between_views(self, _done: int, _total: int) -> None:
-        """Does what :meth:`raise_if_stopped` does, and tells the observers. A collective call."""
+        """Does what :meth:`raise_if_stopped` does, and notifies the observers. A collective call."""
         self.raise_if_stopped()
         for observer in self.trainer.observers:
             observer.between_views(self.trainer.gaussians)

@@ -28,7 +28,7 @@ EXPECTED: dict[DepthKind, tuple[str, str]] = {
     "disparity": ("disparity, large where the scene is near", "small"),
     "metric": ("depth, small where the scene is near", "large"),
 }
-"""Kind of depth maps -> what is expected, and the values of wrong maps where points are near."""
+"""Kind of depth maps -> expected values, and the values of wrong maps where points are near."""
 
 ARKIT_LEVELS = 2
 """Largest of the confidences 0, 1 and 2 of ARKit, which are integers."""
@@ -68,11 +68,11 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
 
     The prior of a view has its name with the ending ``.npy``, ``.exr`` or ``.png``, and is resized to the view. Depths
     that are zero or not finite are unknown, and so are negative ones of the kinds metric and disparity. They become
-    inverse depths along z, metric ones in the local frame. Normals are made unit vectors. Notes tell how many views
+    inverse depths along z, metric ones in the local frame. Normals are made unit vectors. Notes say how many views
     have none, the unit of metric maps, and if maps may be of another kind.
 
     Raises:
-        ArgumentError: The weight is 0, or nothing tells the unit of metric maps.
+        ArgumentError: The weight is 0, or the unit of metric maps is unknown.
         FileError: No view has a prior; a file is damaged or of another shape; or most maps are not what is expected:
             of the kind of depth by the points that are near, and normals that point towards the camera.
         UnsupportedError: Distances along the rays of distorted lenses.
@@ -246,8 +246,8 @@ def _find_unit(capture: Capture, config: RunConfig, samples: Sequence[Sample]) -
     units = torch.tensor(medians, dtype=torch.float64, device="cpu")
     if not len(units):
         raise ArgumentError(
-            "depth_unit: sparse points do not tell the unit of the metric maps; give it in units of the scene's files, "
-            "1 for the same unit (--depth-unit)"
+            "depth_unit: the unit of the metric maps cannot be estimated from sparse points; give it in units of the "
+            "scene's files, 1 for the same unit (--depth-unit)"
         )
     unit = float(units.log().median().exp())
     spread = float((units / unit).log().abs().median())
@@ -389,7 +389,7 @@ def _read(path: Path, name: str, kind: DepthKind) -> Tensor:
             with Image.open(path) as image:
                 array = np.array(image)
             largest = np.iinfo(array.dtype).max if array.dtype != np.int32 else 65535  # Pillow's 16 bits
-            # Black is no normal: such pixels are unknown.
+            # Black is not a normal: such pixels are unknown.
             is_known = array.any(-1, keepdims=True) if n_channels == 3 else 1
             if n_channels == 3:
                 array = (2 * (array / largest) - 1) * is_known

@@ -68,7 +68,7 @@ def report_run(
         run: The run's folder, whose newest checkpoint is used, or one of its checkpoints.
         out: The file to write; ``report.html`` in the run's folder if None.
         views: Maximum number of views with images.
-        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+        scene: Path of the scene, if it is found neither at its absolute path nor at its path relative to the run.
 
     Raises:
         FileError: The folder has nothing to show or does not exist, there is nothing at `scene`, or `out` is another

@@ -112,7 +112,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: 
     Args:
         path: The folder ``step_...``.
         force: Accept parameters that look activated already.
-        rows: Which Gaussians to read, given their number; by default all.
+        rows: Returns the rows to read, given the number of Gaussians; by default all.
 
     Raises:
         CheckpointError: A file is missing, truncated, modified or invalid.
@@ -174,7 +174,7 @@ def write_checkpoint(
 
     Args:
         folder: The run's folder of checkpoints.
-        checkpoint: What to write; on every rank the same or, if `sharded`, with this rank's rows.
+        checkpoint: Content to write; on every rank the same or, if `sharded`, with this rank's rows.
         keep: Number of newest checkpoints to keep, besides damaged ones that are newer; None to keep all.
         ranks: The ranks that call this together.
         sharded: Whether each rank writes its shard, as cut by :meth:`RankGroup.shard_rows`. Otherwise rank 0 writes.
@@ -242,7 +242,7 @@ def _size(checkpoint: Checkpoint) -> int:
 
 
 def _reason(error: OSError) -> str:
-    # The size of a single file, which the message of a full disk tells, is not that of the checkpoint.
+    # The message of a full disk has the size of a single file, not that of the checkpoint.
     return os.strerror(error.errno) if error.errno and error.errno in FULL else error.strerror or str(error)
 
 
@@ -351,7 +351,7 @@ def _delete(path: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Flushes a folder's entries to disk, where the platform can open folders (not on Windows)."""
+    """Flushes a folder's entries to disk, if the platform can open folders (not on Windows)."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The scene of a run: where it is, its photographs, cameras and points, and whether they have changed."""
+"""The scene of a run: its path, photographs, cameras and points, and whether they have changed."""
 
 import contextlib
 import dataclasses
@@ -35,14 +35,14 @@ NAMED_MAX = 5
 
 WORKERS = 4
 
-BEFORE_FRAMES = LocalFrame(near=0.01)
+LEGACY_FRAME = LocalFrame(near=0.01)
 """The frame of runs that were started before they had one: that of the files, with the rasterizer's near plane."""
 
 LARGE_PIXELS = 20_000_000
-"""Pixels of an image from which on a note says what a step takes."""
+"""Number of pixels of an image from which a note says how much memory a step takes."""
 
 STEP_BYTES = 115
-"""Bytes that a step takes for each pixel of its image, with the gradients of both losses."""
+"""Bytes of memory that a step takes for each pixel of its image, with the gradients of both losses."""
 
 CAMERA_TOLERANCE = 1e-6
 """Largest relative or absolute difference of a camera's numbers."""
@@ -77,12 +77,12 @@ def locate_scene(config: RunConfig, saved: dict[str, Any], folder: Path, overrid
         return with_absolute_scene(dataclasses.replace(config, scene=override))
     if not config.scene:
         return config
-    moved = find_moved(config.scene, saved.get("relative"), folder, "scene; where it is now: --scene PATH")
+    moved = find_moved(config.scene, saved.get("relative"), folder, "scene; if it has moved: --scene PATH")
     return with_absolute_scene(dataclasses.replace(config, scene=moved))
 
 
 def find_moved(path: str, relative: str | None, folder: Path, what: str) -> str:
-    """Returns where something of a run in a folder is now: at its path, or else at that relative to the run.
+    """Returns the path of something of a run in a folder: its path, or else that relative to the run.
 
     Raises FileError if it is at neither, which says that there is no such `what`.
     """
@@ -104,7 +104,7 @@ def relative_path(path: str, folder: Path) -> str | None:
 def check_scene(scene: str) -> None:
     """Raises :class:`FileError` if there is nothing at the path of a scene that the user gave."""
     if not os.path.exists(scene):
-        raise FileError(f"{scene}: no such scene; --scene expects the folder where it is now")
+        raise FileError(f"{scene}: no such scene; --scene expects its new folder")
 
 
 def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: LocalFrame | None = None) -> Capture:
@@ -125,9 +125,9 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None, frame: 
         on_progress=on_progress,
         cameras=config.camera,
         max_size=config.max_size,
-        keep_far=config.keep_far or frame is BEFORE_FRAMES,
+        keep_far=config.keep_far or frame is LEGACY_FRAME,
     )
-    if frame is BEFORE_FRAMES and config.normalize:
+    if frame is LEGACY_FRAME and config.normalize:
         capture = normalize_capture(capture)[0]
     if config.points:
         capture = replace_points(capture, config.points)
@@ -170,7 +170,7 @@ def note_large_images(views: Sequence[View]) -> list[str]:
 def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]) -> ReadViews | None:
     """Returns what reads the training and held-out views of a run, by name; None if its scene is not on disk.
 
-    `scene` is where it is, if it is found neither at its absolute path nor at its path relative to the run. `warn` is
+    `scene` is its path, if it is found neither at its absolute path nor at its path relative to the run. `warn` is
     called if it is not found. Raises FileError if there is nothing at `scene`.
     """
     try:
@@ -226,11 +226,11 @@ def describe_block(config: RunConfig) -> Description:
 
 def saved_frame(figures: dict[str, Any], path: Path) -> LocalFrame:
     """Returns the local frame of a checkpoint, whose folder is `path`, by its figures."""
-    return frame_from_json(figures["frame"], str(path)) if "frame" in figures else BEFORE_FRAMES
+    return frame_from_json(figures["frame"], str(path)) if "frame" in figures else LEGACY_FRAME
 
 
 def with_relative_lengths(config: RunConfig, extent: float) -> RunConfig:
-    """Returns the configuration of a run of :data:`BEFORE_FRAMES`, whose weight of scales and noise were in its unit.
+    """Returns the configuration of a run of :data:`LEGACY_FRAME`, whose weight of scales and noise were in its unit.
 
     `extent` is that of the scene.
     """

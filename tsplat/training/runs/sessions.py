@@ -22,8 +22,7 @@ from ...viewing.run_files import SESSIONS
 class RunSession:
     """Measures the parts of a run in this process, and writes them with the command line and the machine.
 
-    A run that is resumed consists of several sessions, one per process. A part inside another does not count as part of
-    it.
+    A run that is resumed consists of several sessions, one per process. Nested parts are not counted twice.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class RunSession:
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Adds the duration of the block to a part, and stops the part around it meanwhile."""
+        """Adds the duration of the block to a part, and pauses the part around it."""
         self._count()
         self._open.append(part)
         try:

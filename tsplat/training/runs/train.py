@@ -47,7 +47,7 @@ from .results import metrics_with_gains, write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, has_checkpoints, read_newest, read_newest_settings
 from .run_settings import Configure, check_minutes, continues, extend, plan
 from .scenes import (
-    BEFORE_FRAMES,
+    LEGACY_FRAME,
     check_block_folder,
     describe_block,
     describe_capture,
@@ -84,7 +84,7 @@ def train(
         out: The run's folder; created if it does not exist.
         minutes: Time for the steps. A few are measured first, and the run has as many as fit, with their schedules.
         stop_after: Stop after this number of steps, with the schedules of the full run.
-        view: How to show the training in web browsers; None for not at all.
+        view: Options of the viewer that shows the training in web browsers; None for no viewer.
 
     Returns:
         The contents of ``metrics.json``.
@@ -137,7 +137,7 @@ def resume(
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
-        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+        scene: Path of the scene, if it is found neither at its absolute path nor at its path relative to the run.
         accept_changes: Accept photographs, cameras and points that have changed since the run was started.
         view: As in :func:`train`.
 
@@ -217,7 +217,7 @@ def _run(
         )
         change = ""
         if checkpoint is not None:
-            saved_scene, with_hash = checkpoint.figures.get("scene", {}), frame is not BEFORE_FRAMES
+            saved_scene, with_hash = checkpoint.figures.get("scene", {}), frame is not LEGACY_FRAME
             change = difference(saved_scene, scene_description, config.scene, with_hash=with_hash)
         if change:
             if not accept_changes:
@@ -228,7 +228,7 @@ def _run(
             config = with_absolute_scene(plan(*timed, capture, ranks, model))
         if checkpoint is None:
             config = dataclasses.replace(config, background=capture.background)
-        if frame is BEFORE_FRAMES:
+        if frame is LEGACY_FRAME:
             config = with_relative_lengths(config, scene_extent(capture.train))
         initial = initial_gaussians(config, capture, ranks, model)
         capture = keep_frozen(capture, config, model, ranks)
@@ -280,7 +280,7 @@ def evaluate_run(
     Args:
         run: The run's folder, or one of its checkpoints.
         out: Parent of the folder to write; ``eval`` in the run's folder if None.
-        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+        scene: Path of the scene, if it is found neither at its absolute path nor at its path relative to the run.
         lpips: As in :func:`tsplat.training.evaluate`.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
@@ -313,7 +313,7 @@ def evaluate_run(
                 "other blocks"
             )
         scene_description = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
-        change = difference(saved_scene, scene_description, config.scene, with_hash=frame is not BEFORE_FRAMES)
+        change = difference(saved_scene, scene_description, config.scene, with_hash=frame is not LEGACY_FRAME)
         if change:
             print(f"warning: {change}")
         reserve_threads(device, config.backend)

@@ -146,7 +146,7 @@ class Page:
         move_to: Moves to a camera, all of whose image is shown.
         write: Writes a file of a name by a function that returns what it has written, or asks before it replaces one.
         ask: Shows a button of a label that runs an action; hides it without a label.
-        folder: What the client may write and read.
+        folder: Files that the client may write and read.
         closed: Set when the client has gone.
     """
 
@@ -164,7 +164,7 @@ class Page:
 
 
 def name_in(handle: Any) -> str:
-    """Returns the file name in a text control; raises ArgumentError if it is none."""
+    """Returns the file name in a text control; raises ArgumentError if it is invalid."""
     if not handle.value or "\0" in handle.value:
         raise ArgumentError(f"{handle.label}: expected the name of a file, found {handle.value!r}")
     return str(handle.value)

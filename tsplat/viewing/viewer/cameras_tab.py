@@ -79,7 +79,7 @@ class CamerasTab:
         self._show_name()
 
     def comparison(self, pose: Pose) -> Comparison | None:
-        """Returns what is compared at a pose of the canvas; None where it is not that of the chosen view."""
+        """Returns what is compared at a pose of the canvas; None if it is not that of the chosen view."""
         camera, mode = self._camera, self._mode.value
         model = self._page.model()
         tolerance = AT_VIEW * math.dist(model.eye, model.target)

@@ -48,7 +48,7 @@ class Comparison:
     """A photograph, and how its camera's render is compared with it.
 
     Attributes:
-        mode: What is shown: one of the two, their difference, or a part of each.
+        mode: Content of the image: one of the two, their difference, or a part of each.
         split: Share of the width that shows the photograph, on the left.
         gain: The difference at which the colormap ends is 1 / `gain`.
     """

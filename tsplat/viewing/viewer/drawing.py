@@ -35,7 +35,7 @@ WITHOUT_WEBGL = {
 
 
 def drawing_problem(model: ViewedModel) -> str | None:
-    """Returns why pages cannot draw a model; None if they can."""
+    """Returns the reason why pages cannot draw a model; None if they can."""
     gaussians = model.gaussians
     if len(gaussians) > DRAWN_MAX:
         return f"the server draws: {len(gaussians):,} Gaussians are more than the {DRAWN_MAX:,} that browsers get"
@@ -48,7 +48,7 @@ class Drawing:
     """Manages what one page draws itself.
 
     Args:
-        gui: Where the page's script finds what to load.
+        gui: Elements by which the page's script finds what to load.
         change: Called when the page takes over drawing from the server, or the server from the page.
         report: Called with the :data:`Graphics` of the browser.
         note: Shows a message if no other one is shown; hides it if it is empty.
@@ -88,7 +88,7 @@ class Drawing:
             threading.Thread(target=self._prepare, args=(model,), daemon=True).start()
 
     def _prepare(self, model: ViewedModel) -> None:
-        """Writes the files of a model, and tells the page to load them if the model is still chosen."""
+        """Writes the files of a model, and makes the page load them if the model is still chosen."""
         try:
             files = page_files(model)
         except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
@@ -100,7 +100,7 @@ class Drawing:
                 self._show()
 
     def draws(self, model: ViewedModel, settings: Settings) -> bool:
-        """Returns whether the page draws a model with these settings, and tells it the near plane and background.
+        """Returns whether the page draws a model with these settings, and sends it the near plane and background.
 
         Pages cannot draw with a near plane at 0, as their far plane would be there, too.
         """

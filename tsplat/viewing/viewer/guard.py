@@ -53,9 +53,9 @@ class Guard:
     """Checks the requests and the messages of one server, which listens at an address.
 
     Requests need a token in their path, which follows the slash of the address of the page, the name of this computer
-    or `host_name`, that of a proxy, as host, and no foreign origin. `allows` tells whether a message may pass, from the
-    client of viser that sent it (None before its first camera). `answer` returns what is sent for a path behind the
-    token; None where viser answers.
+    or `host_name`, that of a proxy, as host, and no foreign origin. `allows` returns whether a message may pass, of the
+    client of viser that sent it (None before its first camera). `answer` returns the answer for a path behind the
+    token; None if viser answers.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class _Call(Future[Any]):
 
 
 class LiveTraining:
-    """Connects a training with the pages that show it.
+    """Connects a training run to its viewer pages.
 
     The training thread calls :meth:`between_steps`; all other threads call the other methods. Images take at most
     :attr:`share` of the time while training runs. Without a page that asks for images, a step takes less than 0.1 ms
@@ -106,7 +106,7 @@ class LiveTraining:
     Attributes:
         renderer: Renders the newest Gaussians.
         save: Saves a checkpoint in the training thread, and returns a message; None if there is nothing to save to.
-        result: How to see the result later; empty before the end.
+        result: Command that shows the result later; empty before the end.
         measure: Context in which the training thread renders and waits.
     """
 
@@ -165,7 +165,7 @@ class LiveTraining:
 
         Args:
             gaussians: The current Gaussians.
-            seconds: How long to wait for a call if there is none.
+            seconds: Maximum time to wait for a call.
         """
         earned = (time.perf_counter() - self._left) * self.share / (1 - self.share)
         self._credit = min(self._credit + earned, max(SAVED_SECONDS, earned))
@@ -201,7 +201,7 @@ class LiveTraining:
             self._psnr.add(step, psnr)
 
     def close(self) -> None:
-        """Ends all calls, as nobody will answer them, and a pause."""
+        """Ends all calls, which get no answer any more, and a pause."""
         with self._condition:
             self._closed = True
             calls = [*self._images, *self._others]

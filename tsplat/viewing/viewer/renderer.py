@@ -54,7 +54,8 @@ SIDE_MAX, PIXELS_MAX = 16384, 1 << 24
 """Largest width or height of a canvas, and number of pixels of an image; larger ones are made smaller."""
 
 N_SAMPLES, N_NEWEST = 24, 3
-"""Number of measured times that predictions are based on, and of those of one size; one slow image is no trend."""
+"""Number of measured times that predictions are based on, and of those of one size; a single slow image does not
+change the prediction."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +157,8 @@ class Frame:
         seconds: Time it took.
         visible: Number of Gaussians in the image.
         n_largest: Number of Gaussians that were chosen for the image to save time; None if all were rendered.
-        note: What it shows, where it is not only the model.
-        depths: Nearest and farthest depth of the colormap; None where there is none.
+        note: Description of what it shows besides the model.
+        depths: Nearest and farthest depth of the colormap; None if there is no colormap.
     """
 
     image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -214,7 +215,7 @@ class Renderer:
         divisor_min = max(divisor_min, math.ceil(math.sqrt(pose.width * pose.height / PIXELS_MAX)))
         with self._lock:
             if not is_wanted():
-                raise RuntimeError("nobody waits for the image")
+                raise RuntimeError("the request was canceled")
             divisor, n_max = divisor_min, None
             if seconds is not None:
                 is_large = self.is_large()
@@ -229,7 +230,7 @@ class Renderer:
             gaussians = self.seen(camera, settings, n_max)
             image, visible, depths = self._rasterize(gaussians, camera, settings)
             taken = time.perf_counter() - start
-            if n_max == self._n_max:  # images at rest tell nothing about those of fewer Gaussians
+            if n_max == self._n_max:  # images at rest do not predict those of fewer Gaussians
                 self._samples.append((width * height, taken))
                 self._n_settled += 1
         n_largest = n_max if n_max == len(gaussians) else None

@@ -43,25 +43,25 @@ FAREWELL_SECONDS = 0.3
 class Viewer:
     """Shows models to web browsers.
 
-    Each client has its own camera and controls. Clients that are not at work cost no time.
+    Each client has its own camera and controls. Idle clients use no CPU time.
 
     Args:
-        models: What to show, at least one; the first is shown to a new client.
+        models: Models to show, at least one; the first is shown to a new client.
         address: Address to listen at; "0.0.0.0" for all.
-        port: Port to listen at; the next free one where it is taken.
+        port: Port to listen at; the next free one if it is taken.
         training: The training of the model, which is the only one; None for models that do not change.
         open_model: Reads another model from a path that a client names, and calls its second argument with notes; None
             if clients cannot open models.
         host_name: Name of a proxy, by which clients may reach the server, too.
         folder: Folder that clients write to, only new files unless they confirm it. They read from it, and from the
             paths of `models`.
-        draw: What draws the images at first: "server", or "browser", by WebGL on its GPU where it can. With
+        draw: Renderer of the images at first: "server", or "browser", by WebGL on its GPU if it can. With
             `training`, the server draws.
 
     Attributes:
         port: Port that the server listens at.
         proxy_url: Address of the page by way of the proxy; empty without one.
-        url: Address of the page for a browser on this computer. It has a token, without which nobody gets an answer.
+        url: Address of the page for a browser on this computer. It has a token, without which requests get no answer.
 
     Raises:
         ArgumentError: No models, an address that is not one of this computer, a name that no host can have, or an
@@ -127,7 +127,7 @@ class Viewer:
         """Ends the connections to all clients, and stops listening.
 
         Args:
-            message: What the pages show from then on.
+            message: Message that the pages show from then on.
         """
         with self._lock:
             sessions = list(self._sessions.values())

@@ -171,7 +171,7 @@ class Session:
         self._panel.show_status(f"{len(model.gaussians):,} Gaussians, drawn by this browser")
 
     def _note_graphics(self, graphics: Graphics) -> None:
-        """Offers that the browser draws, once it has said what it can."""
+        """Offers rendering in the browser once it has reported its graphics."""
         self._graphics = graphics
         self._callbacks.run_soon(self._draw_by)
         if self._panel.drawn_by == "browser" and (problem := self._drawing_problem()) is not None:
@@ -184,7 +184,7 @@ class Session:
         return WITHOUT_WEBGL.get(self._graphics) or drawing_problem(self._panel.model)
 
     def _draw_by(self) -> None:
-        """Lets the page or the server draw, as chosen. Where the page cannot, the server draws without a choice."""
+        """Lets the page or the server draw, as chosen. If the page cannot, the server does, without the control."""
         is_offered = self._drawing_problem() is None
         self._panel.offer_drawing(is_offered)
         self.drawing.choose(self._panel.model if is_offered and self._panel.drawn_by == "browser" else None)
@@ -320,7 +320,7 @@ class Session:
         self._change()
 
     def _reset_up(self) -> None:
-        """Turns the camera upright, where it is."""
+        """Turns the camera upright without moving it."""
         self._client.camera.up_direction = np.array(self._panel.model.up)
         self._change()
 

@@ -23,7 +23,7 @@ class TrainingState:
     """State of a training that a page shows.
 
     Newest values are None before the first. `speed` is in steps per second, without pauses; `share` is that of the time
-    for images while training runs; `result` tells how to see the result later, and is empty before the end.
+    for images while training runs; `result` is the command that shows the result later, and is empty before the end.
     """
 
     step: int
@@ -40,7 +40,7 @@ class TrainingState:
 
 
 class Curve:
-    """Values over steps, thinned out where they become many."""
+    """Values over steps, thinned out when they become many."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []

@@ -44,7 +44,7 @@ class ViewedModel:
         aspect: Width of what is shown at first over its height.
         near: Depth of the near plane at first, world units.
         read_views: Reads the photographs; None if there are none, or if `views` has them.
-        path: What it was read from; None for one in memory.
+        path: File that it was read from; None for one in memory.
         drawn: Type and content of the files by which pages draw it; None until one does.
         drawn_lock: Held while `drawn` is made.
     """

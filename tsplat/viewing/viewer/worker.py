@@ -72,7 +72,7 @@ class Worker(Generic[Request]):
         frame: Frame | None = None
         while newer is not None:
             request, frame = newer, None
-            # Where rendering takes long, the camera may be at rest by now.
+            # If rendering takes long, the camera may be at rest by now.
             if self._rest_in() > 0:
                 frame = self._render(request, MOVING_SECONDS)
                 self._deliver(frame, at_rest=False)

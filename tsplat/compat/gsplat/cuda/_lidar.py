@@ -22,7 +22,7 @@ from ....stages.lidars import SCALE, TURN
 from ....support.extras import require
 
 AZIMUTH_CELLS_MAX = 1 << 20
-"""Cells of the field of view by which elements are told to have equal azimuths."""
+"""Number of cells of the field of view by which azimuths of elements count as equal."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -285,7 +285,7 @@ class _Interval:
         first, end = behind - radii, behind + radii
         covers = (first <= 0) & (end >= span)
         end = end.minimum(first + circle)
-        # Where the box continues: in front of the start, or after a whole turn.
+        # The box continues in front of the start, or after a whole turn.
         others = torch.where(first < 0, first + circle, 0.0), torch.where(first < 0, circle, end - circle)
         others = others[0], torch.where(covers, 0.0, others[1])
         return (

@@ -26,7 +26,7 @@ WORD = 64
 class SparseLayout:
     """Chosen pixels, ordered by tile, then row by row, and the intersections of their tiles; checked when constructed.
 
-    The names are those of :func:`rasterize_to_pixels_sparse`, but for the width and height of images.
+    The names are those of :func:`rasterize_to_pixels_sparse`, except for the width and height of images.
     """
 
     active_tiles: Tensor

@@ -109,7 +109,7 @@ def rasterize_to_pixels_eval3d_extra(
     renderer_config: object | None = None, return_last_ids: bool = True, unsafe_masked_tile_outputs: bool = False,
     *, backend: config.Backend = "auto", numerics: config.NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Composites 3D Gaussians along the rays of pixels, and tells which Gaussians pixels show.
+    """Composites 3D Gaussians along the rays of pixels, and finds the Gaussians that pixels show.
 
     The order of arguments is that of gsplat 1.6, which has no such function in its release 1.5.3. Last Gaussians and
     counts are found in plain PyTorch: one whose alpha is 1/255 to rounding may count, and not show in the image.
@@ -118,8 +118,8 @@ def rasterize_to_pixels_eval3d_extra(
         means to numerics: As for :func:`rasterize_to_pixels_eval3d`.
         return_sample_counts: Whether to count the Gaussians that each pixel shows.
         return_last_ids: Whether to find the last of them.
-        unsafe_masked_tile_outputs: Whether tiles that ``masks`` excludes may have any values. They have the background,
-            no Gaussians and no normals in either case.
+        unsafe_masked_tile_outputs: Whether tiles that ``masks`` excludes may have undefined values. The result is the
+            same for both values: these tiles have the background, no Gaussians and no normals.
 
     Returns:
         ``render_colors`` [..., C, H, W, D]; ``render_alphas`` [..., C, H, W, 1]; the last Gaussians as indices into

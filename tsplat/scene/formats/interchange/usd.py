@@ -40,7 +40,7 @@ SIGNS = (1, -1, -1)
 """Signs of x, y and z that convert right, up, backward to the axes of PLY files, and back."""
 
 DATE = 315_619_200
-"""The second of January 1980, the date of files in archives, which is none of any time zone before the first."""
+"""The second of January 1980, the date of files in archives, which is not before the first in any time zone."""
 
 ANTIALIASED = "tsplat_antialiased"
 """Name in the custom data of a layer."""
@@ -63,7 +63,7 @@ def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             :func:`write_usd` was given, relative to which Gaussians are returned.
 
     Raises:
-        FileError: The file is no stage, has no Gaussians, or is damaged.
+        FileError: The file is not a stage, has no Gaussians, or is damaged.
         UnsupportedError: Spherical harmonics above degree 4, or a transform that shears.
         MissingExtraError: usd-core is not installed.
         OSError: The file cannot be read.

@@ -55,7 +55,7 @@ def array(prim: Any, name: str, width: int) -> NDArray[np.float32] | None:
 
 
 def source(prim: Any, name: str) -> tuple[str, ...]:
-    """Returns where the value of an attribute, or of its half-precision form, is stored: layer, path and name."""
+    """Returns the layer, path and name that store the value of an attribute, or of its half-precision form."""
     from pxr import Usd
 
     parts: list[str] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ....errors import ArgumentError, FileError, UnsupportedError
-from ....support.reading import earlier_output, read_file, stays_inside
+from ....support.reading import allow_overwrite, read_file, stays_inside
 from ...editing.joining import merge_models
 from ...gaussians import Gaussians
 from ..foreign import Warn, note_ignored
@@ -86,7 +86,7 @@ def _read_lod_meta(folder: Path) -> JsonObject:
 
 def named_files(folder: Path) -> set[str]:
     """Returns the names of all files that ``lod-meta.json`` of an earlier output names; none if it cannot be read."""
-    with contextlib.suppress(FileError, OSError), earlier_output():
+    with contextlib.suppress(FileError, OSError), allow_overwrite():
         filenames = _read_lod_meta(folder).values.get("filenames")
         names = [name for name in filenames if isinstance(name, str)] if isinstance(filenames, list) else []
         paths = [Path(name).parts for name in names]

@@ -119,7 +119,7 @@ class Datasets:
         self.tree = self._add([(0, len(level)) for level in levels], 3 * BITS, 0)
 
     def _add(self, ranges: list[tuple[int, int]], bits: int, code: int) -> dict[str, Any]:
-        """Adds a range of each level, whose codes are `code` but for their lowest bits, and returns their node."""
+        """Adds a range of each level, whose codes are `code` except for their lowest bits, and returns their node."""
         count = sum(stop - start for start, stop in ranges)
         if count > LEAF_MAX or (self._width(bits) > self._width_max and count > LEAF_MIN):
             while bits:
