@@ -215,7 +215,6 @@ def test_resume_does_not_take_settings():
         ("scene --out run --strategy.noise-lr nan", "--strategy.noise-lr: expected a finite number, found nan"),
         ("scene --out run --strategy.cap-max -1", "--strategy.cap-max: expected a positive int, found -1"),
         ("scene --out run --preset fixed --strategy.cap-max 3", "the preset fixed has no strategy"),
-        ("scene --out run --preset default", "default was renamed to adaptive"),
         ("scene --out run --test-every 1", "--test-every: 1 holds out every view"),
         ("scene --out run --preset best", r"--preset: invalid choice: 'best' \(choose from .*'refine'\);"),
         ("scene --out run --colors red", "unrecognized arguments: --colors red"),

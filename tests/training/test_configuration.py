@@ -121,8 +121,6 @@ def test_standard_preset_grows_as_mcmc_does(steps, growth):
 def test_unknown_preset_is_rejected():
     with pytest.raises(ArgumentError, match="preset"):
         preset("best")
-    with pytest.raises(ArgumentError, match="default was renamed to adaptive"):
-        preset("default")
 
 
 def test_configurations_of_runs_with_the_former_preset_default_are_read():

@@ -28,6 +28,7 @@ from ..scene.georeference import Georeference, beside, relative_to
 from ..scene.model_rows import Rows, as_rows
 from ..support.extras import require, require_installed
 from ..support.output import WarningsOnly
+from ..support.process_identity import is_main_rank
 from ..support.progress import stage_display
 from ..support.suggestions import list_names
 from ..viewing.devices import pick_device, reserve_threads
@@ -58,7 +59,7 @@ def demo(arguments: Namespace) -> int:
 
 def print_next(*words: str | Path) -> None:
     """Prints the command to run next, on one rank."""
-    if _is_main_rank():
+    if is_main_rank():
         print(f"next: {_own_name()} {shlex.join(map(str, words))}")
 
 
@@ -67,11 +68,6 @@ def _own_name() -> str:
     called = sys.argv[0]
     is_found = Path(called).name != "tsplat" or shutil.which("tsplat") is not None
     return "tsplat" if is_found else shlex.quote(called)
-
-
-def _is_main_rank() -> bool:
-    """Returns whether this process is rank 0, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def add_prepare_options(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +241,7 @@ def train(arguments: Namespace) -> int:
             metrics = run_train(config, options.out, **options_of(options, "minutes", "stop_after", "view"))
     if not options.json:
         print_next("view", options.out if options.resume is None else options.resume)
-    elif _is_main_rank():
+    elif is_main_rank():
         print(json.dumps(metrics))
     return 0
 
@@ -255,7 +251,7 @@ def print_steps_note(words: Sequence[str]) -> None:
     from .train_options import note_steps
 
     note = note_steps(words)
-    if note and _is_main_rank():
+    if note and is_main_rank():
         print(note, flush=True)
 
 
@@ -288,7 +284,7 @@ def evaluate(arguments: Namespace) -> int:
         if arguments.checkpoint is None and arguments.out is None:
             scene = [] if arguments.scene is None else ["--scene", arguments.scene]
             print_next("report", arguments.run_folder, *scene)
-    elif _is_main_rank():
+    elif is_main_rank():
         print(json.dumps(metrics))
     return 0
 

@@ -108,8 +108,6 @@ def _parse_known(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("--config", "--resume"):
         first.add_argument(name, type=path)
     known: argparse.Namespace = first.parse_known_args(arguments)[0]
-    if known.preset == "default":
-        first.error(f"--preset: default was renamed to adaptive; without --preset it is {DEFAULT_PRESET}")
     if known.preset not in PRESETS:  # the parser of the run reports unknown names
         known.preset = INIT_PRESET if known.init else DEFAULT_PRESET
     return known

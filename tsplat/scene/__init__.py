@@ -15,7 +15,7 @@ from .cameras import Camera, intrinsics, look_at, orbit, rasterization_arguments
 from .capture.block_plans import Block, BlockPlan, plan_blocks, read_plan, write_plan
 from .capture.captures import read_capture
 from .capture.colmap import read_colmap
-from .capture.given_points import replace_points
+from .capture.initial_points import replace_points
 from .capture.normalization import normalize_capture
 from .capture.procedural import procedural_capture
 from .capture.structure_from_motion import Prepared, prepare

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +77,24 @@ def origin_and_unit(center: Tensor, extent: float) -> tuple[tuple[float, float, 
     unit = 2.0 ** round(math.log2(extent)) if extent > 0 else 1.0
     x, y, z = (unit * math.floor(value / unit + 0.5) for value in center.tolist())
     return (x, y, z), unit, max(map(abs, (x, y, z))) > FAR_ORIGIN * unit
+
+
+def far_origin(positions: Tensor) -> tuple[float, float, float] | None:
+    """Returns an origin near positions [P, 3] if single precision does not hold them; None if it does.
+
+    Positions that are not finite do not count, and positions that coincide have no detail to lose.
+    """
+    positions = positions[positions.isfinite().all(-1)]
+    if not len(positions):
+        return None
+    center, extent = center_and_extent(positions)
+    origin, _, is_far = origin_and_unit(center, extent)
+    return origin if is_far and extent > 0 else None
+
+
+def rounding_at(origin: Sequence[float]) -> float:
+    """Returns the largest error of coordinates around an origin in single precision."""
+    return float(np.spacing(np.float32(max(map(abs, origin))))) / 2
 
 
 def shows_points(camera: Camera, points: Tensor) -> bool:

@@ -67,6 +67,11 @@ def is_running(process: Identity) -> bool:
     return not state or (state[0] not in "ZX" and process.get("ticks") in (None, int(state[19])))
 
 
+def is_main_rank() -> bool:
+    """Returns whether this process is rank 0 of several that torchrun or ``srun`` started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _ids() -> str | None:
     """Returns the name of the PID namespace, of which each container has its own; None except on Linux."""
     try:

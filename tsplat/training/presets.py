@@ -7,7 +7,6 @@ import math
 from typing import Literal, TypeVar
 
 from ..arguments import check_choice, check_size
-from ..errors import ArgumentError
 from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from .configuration import Config, RunConfig, to_json
 
@@ -76,10 +75,6 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
 
         config = dataclasses.replace(preset(steps=2000), scene="SCENE", downscale=4)
     """
-    if str(name) == "default":
-        raise ArgumentError(
-            f"preset: default was renamed to adaptive; the preset of runs that name none is now {DEFAULT_PRESET}"
-        )
     check_choice("preset", name, PRESETS)
     check_size("steps", steps)
     fixed = RunConfig(steps=steps, max_size=MAX_SIZE)

@@ -1,10 +1,9 @@
 """Viewing: images, videos, camera trajectories and framing of a model. Imports nothing of `tsplat.training`."""
 
 from ..rendering import render, render_views
-from .annotations import Annotation, read_annotations
 from .framing import guess_up, look_at_all
 from .notebooks import show
-from .page_parts import PageExtras
+from .page_parts import Annotation, PageExtras, read_annotations
 from .scene_pages import ScenePage, export_page, write_page
 from .start_views import StartView, first_view
 from .trajectories import orbit_around, path_along, read_cameras, spiral_at

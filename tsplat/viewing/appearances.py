@@ -6,9 +6,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..config import SH_NORMS
 from ..formulas.rotations import rotate
 from ..scene.gaussians import Gaussians
+from ..scene.sh_colors import sh_of_colors
 
 OPAQUE = 10.0
 """Logit of an opacity of almost 1."""
@@ -36,7 +36,7 @@ def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
     normals = rotate(w, xyz, axes)
     is_behind = (normals * (position.to(normals) - gaussians.means)).sum(-1, keepdim=True) < 0
     colors = 0.5 * torch.where(is_behind, -normals, normals) + 0.5
-    return dataclasses.replace(gaussians, sh0=((colors - 0.5) / SH_NORMS[0][0])[:, None], shN=gaussians.shN[:, :0])
+    return dataclasses.replace(gaussians, sh0=sh_of_colors(colors)[:, None], shN=gaussians.shN[:, :0])
 
 
 def _opaque(gaussians: Gaussians) -> Gaussians:

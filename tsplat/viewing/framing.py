@@ -28,6 +28,9 @@ SAMPLE = 1 << 17
 NEARER = (1.0, 0.75, 0.5)
 """Distances of cameras around a model, relative to that at which it fills the image."""
 
+AROUND_FOV = 50.0
+"""Field of view of cameras around a model, in degrees."""
+
 GROUND_MASS, GROUND_THICKNESS, GROUND_SPREAD = 0.1, 0.1, 1.5
 """Ground holds a tenth of the mass at one end of the height, is thinner than a tenth of the height, and is wider than
 the other end by this factor."""
@@ -125,15 +128,15 @@ def look_at_all(
 
 
 @in_full_precision
-def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400, fov: float = 50.0) -> list[Camera]:
+def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400) -> list[Camera]:
     """Places n cameras of `size` pixels on spheres around a model, looking at it.
 
     They are as far away as the model fills the image, or down to half of that. Raises ArgumentError if no Gaussian is
     visible.
     """
-    viewmat, center = look_at_all(gaussians, size, size, fov)
+    viewmat, center = look_at_all(gaussians, size, size, AROUND_FOV)
     radius = float((viewmat[:3, :3] @ center + viewmat[:3, 3]).norm())
-    K = intrinsics(size, size, fov)
+    K = intrinsics(size, size, AROUND_FOV)
     cameras = []
     for i in range(n):
         # A Fibonacci sphere, whose points are evenly spaced; none is at a pole.

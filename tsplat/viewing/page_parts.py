@@ -1,8 +1,11 @@
-"""Parts of scene pages: the preview image, places in the frame of the page, and the floor that visitors walk on."""
+"""Parts of scene pages besides the model: the preview image, annotations, and the floor that visitors walk on."""
 
 import dataclasses
 import io
+import math
+import os
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote_from_bytes
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_number
-from ..errors import ArgumentError
+from ..errors import ArgumentError, FileError
 from ..precision import fp64
 from ..rendering import render
 from ..scene.capture.views import Color
@@ -18,7 +21,7 @@ from ..scene.formats.interchange.gltf_writer import buffer_document, write_glb
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes
 from ..scene.rotation import rotation_matrix, rotation_to_y
-from .annotations import Annotation
+from ..support.reading import read_json
 from .start_views import StartView
 
 PREVIEW = 960
@@ -38,6 +41,27 @@ LAYERS = 100
 
 STEP = 0.5
 """Part of the way from the start of the page to an annotation that the camera goes, if no eye is given."""
+
+
+ANNOTATIONS_MAX = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """A place of a model.
+
+    Attributes:
+        position: [3] the place, world frame of the model.
+        title: A short title, plain text.
+        text: A longer text, plain; may be empty.
+        eye: [3] where the camera goes when the annotation is chosen, world frame; if None, from where the page starts
+            half of the way to the place.
+    """
+
+    position: Sequence[float]
+    title: str
+    text: str = ""
+    eye: Sequence[float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +171,44 @@ def floor_address(height: float) -> str:
     file = io.BytesIO()
     write_glb(file, document, arrays.values())
     return f"data:model/gltf-binary,{quote_from_bytes(file.getvalue(), safe='')}.glb"
+
+
+def read_annotations(path: str | os.PathLike[str]) -> list[Annotation]:
+    """Reads a JSON file: a list of objects with ``position`` and ``title``, and ``text`` and ``eye`` if wanted.
+
+    Raises:
+        FileError: The file cannot be read, or is not such a list; names the entry.
+    """
+    entries = read_json(path)
+    if not isinstance(entries, list) or not 0 < len(entries) <= ANNOTATIONS_MAX:
+        raise FileError(f"{path}: expected a list of 1 to {ANNOTATIONS_MAX:,} annotations")
+    return [_annotation(entry, f"{path}: annotation {index}") for index, entry in enumerate(entries, start=1)]
+
+
+def _annotation(entry: Any, name: str) -> Annotation:
+    """Returns the annotation of an object read from JSON; raises FileError."""
+    known = {field.name for field in dataclasses.fields(Annotation)}
+    if not isinstance(entry, dict) or entry.keys() - known:
+        unknown = sorted(entry.keys() - known) if isinstance(entry, dict) else entry
+        raise FileError(f"{name}: expected an object with {', '.join(sorted(known))}, found {str(unknown)[:80]}")
+    for key in ("title", "text"):
+        if not isinstance(entry.get(key, ""), str):
+            raise FileError(f"{name}: expected a text for {key}, found {str(entry[key])[:80]}")
+    if not entry.get("title"):
+        raise FileError(f"{name}: has no title")
+    for key in ("position", "eye"):
+        value = entry.get(key)
+        if (value is not None or key == "position") and not _is_point(value):
+            raise FileError(f"{name}: expected three finite numbers for {key}, found {str(value)[:80]}")
+    if entry["position"] == entry.get("eye"):
+        raise FileError(f"{name}: position and eye are the same")
+    return Annotation(entry["position"], entry["title"], entry.get("text", ""), entry.get("eye"))
+
+
+def _is_point(value: Any) -> bool:
+    """Returns whether a value of JSON is a list of three finite numbers."""
+    numbers = isinstance(value, list) and len(value) == 3 and all(type(x) in (int, float) for x in value)
+    return numbers and all(abs(x) < 1e30 and math.isfinite(x) for x in value)
 
 
 def describe_annotations(

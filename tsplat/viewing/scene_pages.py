@@ -98,7 +98,7 @@ def export_page(
         up: [3] world direction that points up; if None, that of the run's cameras, or guessed from the model.
         background: Background color, RGB in [0, 1]; if None, that of the run's training, or black.
         title: Title of the page; the name of `model` if None.
-        extras: What the page has besides the model.
+        extras: Parts of the page besides the model.
         crop: Only Gaussians whose centers lie in the box with these two corners, world frame, are written; all where
             None.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
@@ -151,7 +151,7 @@ def write_page(
             which it loads over HTTP, the coarsest level of detail first.
         background: Background color, RGB in [0, 1].
         title: Title of the page; any text.
-        extras: What the page has besides the model.
+        extras: Parts of the page besides the model.
 
     With Pillow, the page holds an image of the start view, which it shows until the model is loaded.
 

@@ -102,7 +102,7 @@ def test_point_clouds_are_named_with_what_to_do(tmp_path):
 def test_files_that_are_gzipped_are_named(tmp_path, name):
     write_model(tmp_path / "b.ply", random_gaussians(3))
     (tmp_path / name).write_bytes(gzip.compress((tmp_path / "b.ply").read_bytes()))
-    with pytest.raises(FileError, match=r"is compressed with gzip, .* decompress it first: gunzip"):
+    with pytest.raises(FileError, match=r"gzip file, but only SPZ .* decompress it first: gunzip"):
         read_model(tmp_path / name)
     if name != "a.ply":  # an SPZ is gzipped itself, whatever its name
         write_model(tmp_path / name, random_gaussians(4), format="spz")

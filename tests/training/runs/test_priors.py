@@ -293,7 +293,7 @@ def test_metric_maps_become_inverse_depths_of_the_local_frame(posed, tmp_path, a
 def test_the_unit_of_metric_maps_without_points_must_be_given(capture, tmp_path):
     capture = dataclasses.replace(capture, random_points=True)
     write_maps(tmp_path, capture.train, lambda inverse, *_: 1 / inverse)
-    with pytest.raises(ArgumentError, match="depth_unit: sparse points do not tell"):
+    with pytest.raises(ArgumentError, match="depth_unit: the unit of the metric maps"):
         read_priors(capture, config(tmp_path, **METRIC))
     found = read_priors(capture, config(tmp_path, **METRIC, depth_unit=2.0)).train[1]
     assert torch.allclose(2 * found.depth_prior, points_of(found)[1], rtol=1e-5)

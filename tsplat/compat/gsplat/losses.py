@@ -286,7 +286,7 @@ def lidar_distance_loss(
 
     Args:
         pred_distance, gt_distance: Rendered and measured distances, of any equal shape.
-        valid_mask: Which elements count, of the same shape; None for all. If it is empty, the loss is 0.
+        valid_mask: Mask of the elements that count, of the same shape; None for all. If it is empty, the loss is 0.
         loss_fn: A name of :data:`PER_ELEMENT`, or a function of two tensors [n] that returns a loss for each entry.
 
     Raises:

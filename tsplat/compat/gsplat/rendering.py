@@ -109,8 +109,8 @@ def rasterization_2dgs_inria_wrapper(
             :func:`tsplat.rasterization_2dgs`.
         near_plane, far_plane: As for :func:`tsplat.rasterization`; nothing closer than 0.2 is rendered.
         depth_ratio: Weight of the median in depth, from 0 to 1; the rest is that of expected depth.
-        kwargs: What gsplat's trainer passes, with the values that describe what is rendered: ``packed``, ``absgrad``
-            and ``sparse_grad`` False, ``render_mode`` ``"RGB+D"`` or ``"RGB+ED"``, and any ``distloss``.
+        kwargs: Arguments that gsplat's trainer passes, with the values that describe the rendering: ``packed``,
+            ``absgrad`` and ``sparse_grad`` False, ``render_mode`` ``"RGB+D"`` or ``"RGB+ED"``, and any ``distloss``.
 
     Returns:
         Colors with depth as the last channel, and alphas, as a tuple; and a dictionary of ``normals_rend``,

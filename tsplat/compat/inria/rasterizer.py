@@ -69,7 +69,7 @@ class GaussianRasterizer(torch.nn.Module):
 
     Attributes:
         default_generation: 2023; "mcmc" once something has imported ``compute_relocation``, as 3dgs-mcmc does.
-        own_returns: What modules of forks return in any case, as ``diff_gaussian_rasterization_ms``; or None.
+        own_returns: Results that modules of forks return in any case, as ``diff_gaussian_rasterization_ms``; or None.
         others: Arguments of forks that :meth:`forward` takes besides its own. `features` are those of them that are
             rendered.
 

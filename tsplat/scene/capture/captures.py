@@ -41,7 +41,8 @@ def read_capture(
             or an EXR + JPG sequence of Record3D.
         downscale, test_every, background, strict, on_progress, cameras, max_size, frame, keep_far: See
             :func:`read_colmap` and :func:`read_transforms`.
-        normalize: Whether to normalize the capture as :func:`normalize_capture` does, a `frame` of its own.
+        normalize: Whether to normalize the capture as :func:`normalize_capture` does; ``frame="normalized"`` is the
+            same.
         seed: Random seed of the initial points that are drawn if the scene has none.
 
     Raises:

@@ -145,7 +145,7 @@ def read_colmap(
             lens=lenses[images[i].camera_id],
             viewmat=similarity(rotation_matrix(images[i].quat), images[i].translation),
             camera_id=camera_ids[images[i].camera_id],
-            downscale=1 if downscaled else downscale,
+            is_downscaled=downscaled is not None,
             mask=masks[i],
             points=observed[i][0],
             point_ids=observed[i][1],

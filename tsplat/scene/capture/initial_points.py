@@ -1,6 +1,8 @@
-"""Points that training starts from where a scene has no sparse points: those of a point cloud, or random ones."""
+"""Points that training starts from instead of sparse points: those of a point cloud, or random ones."""
 
+import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,8 @@ from ..cameras import Camera, centers
 from ..extents import are_inliers, closest_point
 from ..formats.point_clouds import read_point_cloud
 from .colmap_model import COORDINATE_MAX
+from .local_frame import move_points
+from .views import Capture
 
 N_RANDOM = 20_000
 """Default number of random points."""
@@ -56,6 +60,26 @@ def read_points(path: Path) -> InitialPoints:
             f"points are not (first: point {int(far.long().argmax())})"
         )
     return InitialPoints(points, colors.nan_to_num(0.5), notes)
+
+
+def replace_points(capture: Capture, path: str | os.PathLike[str]) -> Capture:
+    """Returns a capture whose points are those of a file.
+
+    Args:
+        capture: As :func:`read_capture` returns it, in any frame.
+        path: PLY, LAS, LAZ or E57 file of points in the frame of the files of the capture, which are moved to that of
+            the capture in double precision.
+
+    Raises:
+        FileError: The file is missing, damaged, or has fewer than two points.
+        MissingExtraError: A package that the format needs is not installed.
+    """
+    initial = read_points(Path(path))
+    assert isinstance(initial.positions, Tensor)
+    points = move_points(initial.positions, capture.world).float().to(capture.points.device)
+    colors = initial.colors.to(capture.points.device)
+    notes = (*capture.notes, *initial.notes, f"{path}: training starts from its {len(points):,} points")
+    return dataclasses.replace(capture, points=points, colors=colors, notes=notes, random_points=False)
 
 
 def random_points(bounds: Bounds, n: int, seed: int) -> InitialPoints:

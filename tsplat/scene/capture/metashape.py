@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...arguments import describe, to_float
+from ...arguments import to_float
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
 from ...precision import fp64
 from ...support.reading import open_file
 from ..cameras import viewmat_from_pose
+from ..formats.json_objects import finite_numbers
 from ..rotation import is_rotation, similarity
 from .brown import NEGLIGIBLE, brown_lens, corner_radius
 from .colmap_model import COORDINATE_MAX
@@ -69,7 +70,7 @@ def read_metashape(file: Path, options: ReadOptions) -> Capture:
         ArgumentError: There are fewer than two photographs.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    photographs, notes = _read_cameras(file, options.downscale)
+    photographs, notes = _read_cameras(file)
     kept, missing = find_usable([p.path for p in photographs], options.strict or len(photographs) < 2)
     return read_survey(
         file,
@@ -79,7 +80,7 @@ def read_metashape(file: Path, options: ReadOptions) -> Capture:
     )
 
 
-def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[str]]:
+def _read_cameras(file: Path) -> tuple[list[Photograph], list[str]]:
     """Returns the photographs of a file, sorted by name, and notes on what is left out."""
     root = read_xml(file)
     chunks = [chunk for chunk in root.all("chunk") if chunk.find("cameras")] if root.tag == "document" else []
@@ -128,7 +129,6 @@ def _read_cameras(file: Path, downscale: int) -> tuple[list[Photograph], list[st
             viewmat=viewmat,
             position=position,
             camera_id=list(lenses).index(sensor_id),
-            downscale=downscale,
         )
     return sorted(photographs.values(), key=lambda photograph: photograph.name), notes
 
@@ -230,7 +230,7 @@ def _read_lens(sensor: Element, where: str, notes: list[str]) -> Lens:
 
 
 def _read_size(resolution: Element) -> tuple[int, int]:
-    """Returns the width and the height of a sensor in pixels; 0 where there is none."""
+    """Returns the width and the height of a sensor in pixels; 0 for missing values."""
     sides = [to_float(read_number(resolution.attributes.get(name, ""))) for name in ("width", "height")]
     width, height = (round(min(side or 0, 1e9)) for side in sides)
     return width, height
@@ -238,10 +238,5 @@ def _read_size(resolution: Element) -> tuple[int, int]:
 
 def _numbers(element: Element, count: int, where: str) -> list[float]:
     """Returns the finite numbers of an element's text. Raises FileError for another count, or other text."""
-    values = [to_float(read_number(word)) for word in element.text.split()[: count + 1]]
-    numbers = [value for value in values if value is not None]
-    if len(values) != count or len(numbers) != count:
-        raise FileError(
-            f"{where}: {element.tag}: expected {count} finite numbers, found {describe(element.text[:200])}"
-        )
-    return numbers
+    words = element.text.split()[: count + 1]
+    return finite_numbers([read_number(word) for word in words], count, f"{where}: {element.tag}", element.text[:200])

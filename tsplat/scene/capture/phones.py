@@ -23,11 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...arguments import describe, to_float
+from ...arguments import describe
 from ...errors import FileError, MissingExtraError
 from ...support.extras import require
 from ...support.reading import open_file, read_json
 from ..exr_maps import read_exr
+from ..formats.json_objects import finite_number, finite_numbers
 from ..images import open_image, read_image
 from ..rotation import rotation_matrix, similarity
 from .initial_points import InitialPoints, bounds, random_points
@@ -108,12 +109,12 @@ def read_polycam(folder: Path, options: ReadOptions) -> Capture:
         if not file.is_file():
             continue
         values = _read_object(file)
-        matrix = [[_number(values, f"t_{row}{column}", file) for column in range(4)] for row in range(3)]
-        width, height = (round(min(_number(values, name, file), 1e9)) for name in ("width", "height"))
-        fx, fy, cx, cy = (_number(values, name, file) for name in ("fx", "fy", "cx", "cy"))
+        matrix = [[finite_number(values, f"t_{row}{column}", file) for column in range(4)] for row in range(3)]
+        width, height = (round(min(finite_number(values, name, file), 1e9)) for name in ("width", "height"))
+        fx, fy, cx, cy = (finite_number(values, name, file) for name in ("fx", "fy", "cx", "cy"))
         lens = Lens(width, height, fx, fy, cx, cy).checked(str(file))
         border = POLYCAM_BORDER * lens.width / max(lens.width, 1024) if corrected else 0.0
-        photograph = _photograph(image, lens, matrix, str(file), lenses, options)
+        photograph = _photograph(image, lens, matrix, str(file), lenses)
         photographs.append(dataclasses.replace(photograph, border=border))
         depth, confidence = (folder / name / f"{image.stem}.png" for name in ("depth", "confidence"))
         depths.append(_Depth(depth, confidence) if depth.is_file() else None)
@@ -141,8 +142,8 @@ def read_record3d(file: Path, options: ReadOptions) -> Capture:
     poses = values.get("poses")
     if not isinstance(poses, list) or not poses:
         raise FileError(f"{file}: poses: expected a list of poses, found {describe(poses)}")
-    width, height = (round(min(_number(values, name, file), 1e9)) for name in ("w", "h"))
-    K = _numbers(values.get("K"), 9, f"{file}: K")
+    width, height = (round(min(finite_number(values, name, file), 1e9)) for name in ("w", "h"))
+    K = finite_numbers(values.get("K"), 9, f"{file}: K")
     per_frame = values.get("perFrameIntrinsicCoeffs")
     coefficients = per_frame if isinstance(per_frame, list) and len(per_frame) == len(poses) else []
     images = next(filter(Path.is_dir, (file.parent / name for name in RECORD3D_FOLDERS)))
@@ -156,21 +157,19 @@ def read_record3d(file: Path, options: ReadOptions) -> Capture:
             n_without += 1
             continue
         where = f"{file}: poses[{index}]"
-        x, y, z, w, *position = _numbers(poses[index], 7, where)
+        x, y, z, w, *position = finite_numbers(poses[index], 7, where)
         fx, fy, cx, cy = K[0], K[4], K[6], K[7]
         if coefficients:
-            fx, fy, cx, cy = _numbers(coefficients[index], 4, f"{file}: perFrameIntrinsicCoeffs[{index}]")
+            fx, fy, cx, cy = finite_numbers(coefficients[index], 4, f"{file}: perFrameIntrinsicCoeffs[{index}]")
         lens = Lens(width, height, fx, fy, cx, cy).checked(f"{file}: the camera of {image.name}")
-        photographs.append(_photograph(image, lens, _pose((w, x, y, z), position, where), where, lenses, options))
+        photographs.append(_photograph(image, lens, _pose((w, x, y, z), position, where), where, lenses))
         depth = file.parent / "depth" / f"{image.stem}.exr"
         depths.append(_Depth(depth, None) if depth.is_file() else None)
     notes = [f"{file}: left out {n_without} photographs without a pose"] if n_without else []
     return _read(file, photographs, depths, _read_meters, notes, options)
 
 
-def _photograph(
-    image: Path, lens: Lens, pose: list[list[float]], where: str, lenses: dict[Lens, int], options: ReadOptions
-) -> Photograph:
+def _photograph(image: Path, lens: Lens, pose: list[list[float]], where: str, lenses: dict[Lens, int]) -> Photograph:
     """Returns a photograph with the rows of its camera-to-world matrix. Adds its lens to those of other photographs."""
     viewmat, position = read_viewmat(pose, where)
     return Photograph(
@@ -180,7 +179,6 @@ def _photograph(
         viewmat=viewmat,
         position=position,
         camera_id=lenses.setdefault(lens, len(lenses)),
-        downscale=options.downscale,
     )
 
 
@@ -213,21 +211,6 @@ def _read_object(file: Path) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         raise FileError(f"{file}: expected an object in JSON, found {describe(values)}")
     return values
-
-
-def _number(values: Mapping[str, Any], name: str, file: Path) -> float:
-    number = to_float(values.get(name))
-    if number is None:
-        raise FileError(f"{file}: {name}: expected a finite number, found {describe(values.get(name))}")
-    return number
-
-
-def _numbers(values: object, count: int, where: str) -> list[float]:
-    numbers = [to_float(value) for value in values[: count + 1]] if isinstance(values, list) else []
-    finite = [number for number in numbers if number is not None]
-    if len(numbers) != count or len(finite) != count:
-        raise FileError(f"{where}: expected {count} finite numbers, found {describe(values)}")
-    return finite
 
 
 def _pose(quat: tuple[float, ...], position: Sequence[float], where: str) -> list[list[float]]:

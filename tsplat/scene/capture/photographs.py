@@ -64,6 +64,7 @@ class Photograph:
         position: [3] fp64 position, if the file has it instead of a translation.
         camera_id: Index of the physical camera.
         downscale: Factor to downscale the image by while reading.
+        is_downscaled: Whether the file was downscaled before, as those of ``images_2/``.
         mask: An image of the same aspect ratio, white for valid pixels.
         points: [P, 3] sparse points observed in the image, world frame.
         point_ids: [P] int64 ids of these points.
@@ -77,6 +78,7 @@ class Photograph:
     viewmat: Tensor
     camera_id: int = 0
     downscale: float = 1
+    is_downscaled: bool = False
     mask: Path | None = None
     points: Tensor | None = None
     point_ids: Tensor | None = None

@@ -96,7 +96,8 @@ def read_posed(
         FileError: A file cannot be read, or no training view is left.
     """
     notes = [*notes, *note_lenses(photographs, file, options.cameras), *camera_warnings(photographs, file)]
-    photographs, size_notes = limit_sizes(photographs, options.max_size if options.downscale == 1 else 0)
+    scaled = [dataclasses.replace(p, downscale=1 if p.is_downscaled else options.downscale) for p in photographs]
+    photographs, size_notes = limit_sizes(scaled, options.max_size if options.downscale == 1 else 0)
     placed = place(photographs, points.positions, options.frame, file, keep_far=options.keep_far)
     notes = [*notes, *size_notes, *placed.notes]
     if held_out is None:

@@ -86,7 +86,7 @@ def read_realitycapture(file: Path, options: ReadOptions) -> Capture:
     images = find_images(file, [name for name, _ in rows])
     kept, missing = find_usable(images, options.strict or len(rows) < 2)
     notes: list[str] = []
-    photographs = _read_cameras(file, [(images[i], *rows[i]) for i in kept], options.downscale, notes)
+    photographs = _read_cameras(file, [(images[i], *rows[i]) for i in kept], notes)
     return read_survey(
         file,
         photographs,
@@ -148,9 +148,7 @@ def _read_rows(file: Path) -> list[tuple[str, dict[str, float]]]:
     return rows
 
 
-def _read_cameras(
-    file: Path, rows: Sequence[tuple[Path, str, dict[str, float]]], downscale: int, notes: list[str]
-) -> list[Photograph]:
+def _read_cameras(file: Path, rows: Sequence[tuple[Path, str, dict[str, float]]], notes: list[str]) -> list[Photograph]:
     """Returns the photographs of images, names and numbers, sorted by name. Adds to `notes`."""
     photographs: dict[Path, Photograph] = {}
     lenses: dict[tuple[object, ...], tuple[int, Lens]] = {}
@@ -172,7 +170,6 @@ def _read_cameras(
             viewmat=viewmat,
             position=position,
             camera_id=lenses[key][0],
-            downscale=downscale,
         )
     _check_unit(file, [photograph.position for photograph in photographs.values()])
     notes += [f"{file}: {count} of {len(lenses)} lenses: {doubt}" for doubt, count in doubts.items()]

@@ -71,12 +71,7 @@ def read_transforms(
             held out.
         background: RGB in [0, 1] behind the scene and behind transparent images; None for white if any image is
             transparent, else black.
-        n_random: Number of points to draw if the file has none.
-        seed: Random seed of these points.
-        strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, as by instant-ngp and
-            nerfstudio, and counted in ``Capture.notes``.
-        on_progress: Called with the number of images read and their total.
-        cameras, max_size, frame, keep_far: See :func:`read_colmap`.
+        n_random, seed, strict, on_progress, cameras, max_size, frame, keep_far: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, fewer than two images are
@@ -94,7 +89,7 @@ def read_transforms(
     contents = [_read_json(file) for file in files]
     frames, notes = _find_frames(files, contents, downscale, strict)
     lenses: dict[Lens, int] = {}
-    photographs = [_photograph(frame, downscale, lenses) for frame in frames]
+    photographs = [_photograph(frame, lenses) for frame in frames]
     test_names: set[str] | None = None
     if has_test_file:
         test_names = {photograph.name for photograph, frame in zip(photographs, frames) if frame.file != files[0]}
@@ -271,7 +266,7 @@ def _downscaled(file: Path, full: Path, downscale: int) -> Path:
     return full if folder is None else find_by_stem(folder, full.name)
 
 
-def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photograph:
+def _photograph(frame: _Frame, lenses: dict[Lens, int]) -> Photograph:
     """Returns the photograph of a frame. Adds a new lens to `lenses`, which maps them to ids."""
     where = f"{frame.file}: {frame.name}"
     lens = read_lens(frame.values, frame.full if os.path.isfile(frame.full) else frame.image, where)
@@ -287,7 +282,7 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
         viewmat=viewmat,
         position=position,
         camera_id=lenses.setdefault(lens, len(lenses)),
-        downscale=downscale if frame.image == frame.full else 1,
+        is_downscaled=frame.image != frame.full,
         mask=mask,
     )
 

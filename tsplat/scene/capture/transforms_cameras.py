@@ -14,6 +14,7 @@ from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
 from ...precision import fp64
 from ..cameras import viewmat_from_pose
+from ..formats.json_objects import finite_number
 from ..images import read_image_info
 from ..rotation import is_rotation
 from .colmap_model import COORDINATE_MAX
@@ -43,11 +44,11 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     is_fisheye = name == "OPENCV_FISHEYE" or values.get("is_fisheye")
     model: CameraModel = "fisheye" if is_fisheye else "pinhole"
     keys = ("k1", "k2", "p1", "p2") if model == "pinhole" else ("k1", "k2", "k3", "k4")
-    k1, k2, k3, k4 = distortion = tuple(_number(values, key, where, 0.0) for key in keys)
+    k1, k2, k3, k4 = distortion = tuple(finite_number(values, key, where, 0.0) for key in keys)
     # Coefficients that pycolmap undistorts; k4 means something else for other cameras than FULL_OPENCV.
     more = () if model == "fisheye" else ("k3", "k4", "k5", "k6") if name == "FULL_OPENCV" else ("k3",)
-    radial = [_number(values, key, where, 0.0) for key in more]
-    unknown = [key for key in DISTORTION_KEYS if key not in (*keys, *more) and _number(values, key, where, 0.0)]
+    radial = [finite_number(values, key, where, 0.0) for key in more]
+    unknown = [key for key in DISTORTION_KEYS if key not in (*keys, *more) and finite_number(values, key, where, 0.0)]
     if unknown:
         raise UnsupportedError(
             f"{where}: {unknown[0]} is not implemented for {model} cameras; only the distortion "
@@ -61,7 +62,7 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     fy = fx if fy is None else fy
     if not (fx > 0 and fy > 0):
         raise FileError(f"{where}: fl_x and fl_y: expected positive focal lengths, found {fx} and {fy}")
-    cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
+    cx, cy = finite_number(values, "cx", where, width / 2), finite_number(values, "cy", where, height / 2)
     if any(radial):
         params = (fx, fy, cx, cy, *distortion, *radial, 0.0, 0.0, 0.0)
         lens = colmap_lens("FULL_OPENCV", width, height, params[:12])
@@ -79,7 +80,7 @@ def _check_shutter(values: Mapping[str, Any], where: str) -> None:
 def _size(values: Mapping[str, Any], image: Path, where: str) -> tuple[int, int]:
     """Returns the size of a camera in pixels; that of its image if the values lack it."""
     if "w" in values and "h" in values:
-        width, height = (round(min(_number(values, key, where), 1e9)) for key in ("w", "h"))
+        width, height = (round(min(finite_number(values, key, where), 1e9)) for key in ("w", "h"))
     else:
         info = read_image_info(image)
         width, height = info.width, info.height
@@ -94,16 +95,16 @@ def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) ->
     Nerfstudio counts them in pixels per half a turn, width / 2 of a full panorama. Other programs write pixels per
     radian of a full panorama, width / 2π, with which nerfstudio's would show more than a turn.
     """
-    distorted = [key for key in DISTORTION_KEYS if _number(values, key, where, 0.0)]
+    distorted = [key for key in DISTORTION_KEYS if finite_number(values, key, where, 0.0)]
     if distorted:
         raise UnsupportedError(f"{where}: {distorted[0]}: expected 0 of an EQUIRECTANGULAR camera, which has no lens")
     lens = panorama(width, height)
     if "fl_x" in values or "fl_y" in values:
-        focal_lengths = [_number(values, key, where) for key in ("fl_x", "fl_y") if key in values]
+        focal_lengths = [finite_number(values, key, where) for key in ("fl_x", "fl_y") if key in values]
         fx, fy = focal_lengths[0], focal_lengths[-1]
         if not all(math.isclose(f, full, rel_tol=ANGLE_TOLERANCE) for f, full in ((fx, lens.fx), (fy, lens.fy))):
             lens = dataclasses.replace(lens, fx=fx / math.pi, fy=fy / math.pi)
-    cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
+    cx, cy = finite_number(values, "cx", where, width / 2), finite_number(values, "cy", where, height / 2)
     return dataclasses.replace(lens, cx=cx, cy=cy).checked(
         where,
         f"fl_x and fl_y are pixels per 180 degrees, {width / 2:g} and {height} of a full panorama, which needs none",
@@ -113,25 +114,17 @@ def _panorama(values: Mapping[str, Any], width: int, height: int, where: str) ->
 def _focal(values: Mapping[str, Any], axis: str, size: int, model: CameraModel, where: str) -> float | None:
     """Returns the focal length in pixels along an axis, which a field of view defines for pinhole cameras only."""
     if f"fl_{axis}" in values:
-        return _number(values, f"fl_{axis}", where)
+        return finite_number(values, f"fl_{axis}", where)
     if model != "pinhole":
         return None
     for key, unit, half_turn in ((f"camera_angle_{axis}", "radians", math.pi), (f"{axis}_fov", "degrees", 180.0)):
         if key in values:
-            angle = _number(values, key, where)
+            angle = finite_number(values, key, where)
             if not 0 < angle < half_turn:
                 maximum = "pi" if unit == "radians" else "180"
                 raise FileError(f"{where}: {key}: expected {unit} between 0 and {maximum}, found {angle}")
             return 0.5 * size / math.tan(0.5 * angle * (math.pi / half_turn))
     return None
-
-
-def _number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
-    value = values.get(key, default)
-    number = to_float(value)
-    if number is None:
-        raise FileError(f"{where}: {key}: expected a finite number, found {describe(value)}")
-    return number
 
 
 def read_viewmat(matrix: object, where: str) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,9 @@ import numpy as np
 from einops import rearrange
 from numpy.typing import NDArray
 
-from ...config import SH_NORMS
 from ...errors import FileError
 from ..gaussians import Gaussians
+from ..sh_colors import colors_of_sh
 from .foreign import Warn, note_ignored
 from .model_memory import check_model_memory
 from .ply_file import PlyFile, Table, ply_header
@@ -173,8 +173,7 @@ def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:
 
 
 def _colors(sh0: Floats) -> NDArray[np.float64]:
-    colors: NDArray[np.float64] = 0.5 + SH_NORMS[0][0] * sh0.astype(np.float64)
-    return colors
+    return colors_of_sh(sh0.astype(np.float64))
 
 
 def _stored_color(bound: Floats) -> Floats:

@@ -4,12 +4,13 @@ import contextlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arguments import to_float
+from ...arguments import describe, to_float
 from ...errors import FileError
 
 LOG_MAX = math.log(np.finfo(np.float32).max)
@@ -107,6 +108,24 @@ class JsonObject:
         if not all(is_file_name(x) for x in value):
             raise self.fail("files", "file names without a folder")
         return value
+
+
+def finite_number(values: Mapping[str, Any], key: str, where: object, default: float | None = None) -> float:
+    """Returns a finite number of an object. Raises FileError for another value, or a missing one without `default`."""
+    value = values.get(key, default)
+    number = to_float(value)
+    if number is None:
+        raise FileError(f"{where}: {key}: expected a finite number, found {describe(value)}")
+    return number
+
+
+def finite_numbers(values: object, count: int, where: str, text: str | None = None) -> list[float]:
+    """Returns a list of `count` finite numbers. Raises FileError for other values; its message has their `text`."""
+    numbers = [to_float(value) for value in values[: count + 1]] if isinstance(values, list) else []
+    finite = [number for number in numbers if number is not None]
+    if len(numbers) != count or len(finite) != count:
+        raise FileError(f"{where}: expected {count} finite numbers, found {describe(values if text is None else text)}")
+    return finite
 
 
 def is_file_name(name: str) -> bool:

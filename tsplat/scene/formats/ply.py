@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ...support.reading import open_file
-from ..extents import center_and_extent, origin_and_unit
+from ..extents import far_origin, rounding_at
 from ..gaussians import FLAT, Gaussians
 from ..georeference import Georeference, relative_to
 from ..model_rows import ModelProperties, Rows, as_rows
@@ -154,9 +154,9 @@ class PlyRows(Rows):
         note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
         self._origin = ply_origin(ply)
         if any(self._origin):
-            rounded = float(np.spacing(np.float32(max(map(abs, self._origin))))) / 2
             warn(
-                f"{path}: {relative_to(self._origin)}; single precision would have rounded them by up to {rounded:.2g}"
+                f"{path}: {relative_to(self._origin)}; single precision would have rounded them by up to "
+                f"{rounding_at(self._origin):.2g}"
             )
         surfels = is_flat or mode == SURFELS
         antialiased = not surfels and (mode == "mip" or (mode is None and self._filter is not None))
@@ -357,12 +357,7 @@ def _origin_of_doubles(ply: PlyFile) -> tuple[float, ...]:
     positions = (
         torch.from_numpy(np.concatenate(sample)) if sample else torch.empty(0, 3, dtype=torch.float64, device="cpu")
     )
-    positions = positions[positions.isfinite().all(-1)]
-    if not len(positions):
-        return here
-    center, extent = center_and_extent(positions)
-    origin, _, is_far = origin_and_unit(center, extent)
-    return origin if is_far and extent > 0 else here
+    return far_origin(positions) or here
 
 
 def ply_georeference(path: str | os.PathLike[str]) -> Georeference | None:

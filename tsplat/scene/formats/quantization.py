@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ..gaussians import FLAT, PARAMETERS, Gaussians
 from ..model_rows import ModelProperties, Rows, as_rows
+from ..sh_colors import sh_of_colors
 from .foreign import Warn
 
 Floats = NDArray[np.float32]
@@ -34,7 +34,7 @@ OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
 
 def sh0_from_colors(colors: NDArray[Any]) -> Floats:
     """Converts RGB colors, of any shape, to spherical harmonics coefficients of degree 0."""
-    return ((colors.astype(np.float64) - 0.5) / SH_NORMS[0][0]).astype(np.float32)
+    return sh_of_colors(colors.astype(np.float64)).astype(np.float32)
 
 
 def gaussians_from_arrays(

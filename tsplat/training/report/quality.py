@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d
 
-from ...config import SH_NORMS, SSIM_K1, SSIM_K2, SSIM_TAPS, Backend
+from ...config import SSIM_K1, SSIM_K2, SSIM_TAPS, Backend
 from ...precision import in_full_precision
 from ...rendering import render, render_views
 from ...scene.cameras import Camera
 from ...scene.extents import with_near_planes
 from ...scene.gaussians import Gaussians
+from ...scene.sh_colors import sh_of_colors
 
 REGIONS = ("sharp", "flat", "border")
 """The third of the pixels with the largest gradients of brightness; the others; and, apart from both, the border."""
@@ -119,7 +120,7 @@ def floater_shares(gaussians: Gaussians, cameras: Sequence[Camera], backend: Bac
         in_front = (meta["depths"][0] < FLOATING * surface).float()
         # All Gaussians are black, except those in front, which are white.
         marked = dataclasses.replace(
-            gaussians, sh0=((in_front - 0.5) / SH_NORMS[0][0])[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
+            gaussians, sh0=sh_of_colors(in_front)[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
         )
         shares.append(float(render(marked, camera, backend=backend).mean()))
     return shares

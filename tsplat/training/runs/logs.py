@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import time
@@ -178,63 +179,51 @@ class TensorBoardLog(MetricLog):
             yield
 
 
-class WandbLog(MetricLog):
-    """Logs to Weights & Biases, or, with WANDB_MODE=offline, to its files only. A resumed run continues its log.
-
-    The run's configuration is logged, too. ``wandb/`` in its folder has the local files, and the id of the log.
-    """
+class ServiceLog(MetricLog):
+    """Logs to a service, with the configuration of the run. A resumed run continues its log."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self._folder = folder
         self._config = config
+
+    def _start(self, module: str, **options: Any) -> Any:
+        """Starts the log of a module, or continues it. Raises MissingExtraError if the module is not installed."""
+        require(module)
+        log = importlib.import_module(module).init(
+            project=os.environ.get(f"{module.upper()}_PROJECT", PROJECT),
+            name=self._folder.resolve().name,
+            config=to_json(self._config),
+            **options,
+        )
+        self._write = lambda metrics, step: log.log(metrics, step=step)
+        return log
+
+
+class WandbLog(ServiceLog):
+    """Logs to Weights & Biases, or, with WANDB_MODE=offline, to its files only.
+
+    ``wandb/`` in the folder of the run has the local files, and the id of the log.
+    """
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
         """Starts the log, or continues it. Raises MissingExtraError if wandb is not installed."""
-        require("wandb")
-        import wandb
-
         file = self._folder / "wandb" / "id"
-        file.parent.mkdir(exist_ok=True)
         log_id = file.read_text() if file.is_file() else None
-        log = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=self._folder.resolve().name,
-            dir=self._folder,
-            id=log_id,
-            resume="allow",
-            config=to_json(self._config),
-        )
-        with log:
+        with self._start("wandb", dir=self._folder, id=log_id, resume="allow") as log:
+            file.parent.mkdir(exist_ok=True)
             with atomic_write(file) as opened:
                 opened.write(log.id.encode())
-            self._write = lambda metrics, step: log.log(metrics, step=step)
             yield
 
 
-class TrackioLog(MetricLog):
-    """Logs to Trackio, on this machine or to the Space that TRACKIO_SPACE_ID names. A resumed run continues its log.
-
-    The run's configuration is logged, too.
-    """
-
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        self._folder = folder
-        self._config = config
+class TrackioLog(ServiceLog):
+    """Logs to Trackio, on this machine or to the Space that TRACKIO_SPACE_ID names."""
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
         """Starts the log, or continues it. Raises MissingExtraError if trackio is not installed."""
-        require("trackio")
-        import trackio
-
-        log = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=self._folder.resolve().name,
-            resume="never" if run.step == 0 else "allow",
-            config=to_json(self._config),
-        )
-        self._write = lambda metrics, step: log.log(metrics, step=step)
+        log = self._start("trackio", resume="never" if run.step == 0 else "allow")
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ from ...viewing.run_files import METRICS
 from ..configuration import RunConfig, from_json
 from ..presets import Preset, closest_preset
 from ..report.numbers import decibels, duration, fixed
-from .report import read_metrics
+from .report import read_evaluation, read_metrics
 from .scenes import locate_scene
 
 
@@ -101,10 +101,8 @@ def _summarize(folder: Path, path: Path, config: RunConfig, step: int, figures: 
     """Returns the summary of a run, of which `path` is a checkpoint after `step` steps."""
     metrics = read_metrics(folder / METRICS, [])
     is_finished = metrics.get("steps") == config.steps
-    scores = metrics
-    if scores.get("steps") != step:
-        evaluated = read_metrics(folder / "eval" / path.name / METRICS, [])
-        scores = evaluated if evaluated.get("steps") == step else metrics
+    is_current = metrics.get("steps") == step
+    scores = metrics if is_current else read_evaluation(folder / "eval" / path.name, step) or metrics
     try:
         scene, exists = locate_scene(config, figures.get("scene", {}), folder, None).scene, True
     except FileError:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...scene.capture.block_plans import BlockPlan, digest, read_plan, select_block
 from ...scene.capture.captures import read_capture
-from ...scene.capture.given_points import replace_points
+from ...scene.capture.initial_points import replace_points
 from ...scene.capture.local_frame import LocalFrame, frame_from_json
 from ...scene.capture.normalization import normalize_capture
 from ...scene.capture.photographs import OnProgress

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....precision import identity
 from ...editing.joining import merge_models
-from ...extents import center_and_extent, origin_and_unit
+from ...extents import far_origin, rounding_at
 from ...gaussians import Gaussians
 from ...rotation import flip_axes, transform_gaussians
 from ..foreign import Warn
@@ -88,15 +88,10 @@ def join_models(path: object, models: list[Gaussians], antialiased: bool, warn: 
     if len({model.surfels for model in models}) > 1:  # 2D Gaussians become flat 3D ones
         models = [dataclasses.replace(model, surfels=False) for model in models]
     merged = merge_models(models, warn=warn)
-    sample = merged.means[:: 1 + len(merged) // SAMPLED]
-    sample = sample[sample.isfinite().all(-1)]
-    if len(sample):
-        center, extent = center_and_extent(sample)
-        (x, y, z), _, is_far = origin_and_unit(center, extent)
-        if is_far:
-            rounded = float(np.spacing(np.float32(max(map(abs, (x, y, z)))))) / 2
-            warn(
-                f"{path}: its Gaussians are around ({x:.15g}, {y:.15g}, {z:.15g}), where single precision rounds "
-                f"positions by up to {rounded:.2g}; to keep them, export relative to an origin, or a PLY of doubles"
-            )
+    if origin := far_origin(merged.means[:: 1 + len(merged) // SAMPLED]):
+        x, y, z = origin
+        warn(
+            f"{path}: its Gaussians are around ({x:.15g}, {y:.15g}, {z:.15g}), where single precision rounds positions "
+            f"by up to {rounding_at(origin):.2g}; to keep them, export relative to an origin, or a PLY of doubles"
+        )
     return dataclasses.replace(merged, antialiased=antialiased and not merged.surfels)
