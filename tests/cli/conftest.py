@@ -37,7 +37,6 @@ def model(tmp_path):
 @pytest.fixture(scope="session")
 def stopped_run(tmp_path_factory):
     """A run that was stopped after 2 of 4 steps, on 5 photographs of which 2 are held out. Tests do not change it."""
-    pytest.importorskip("safetensors")
     folder = tmp_path_factory.mktemp("stopped")
     scene = str(write_scene(folder / "scene", n=5))
     config = RunConfig(scene=scene, steps=4, backend="torch", device="cpu", sh_degree=0, test_every=4)

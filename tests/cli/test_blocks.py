@@ -12,7 +12,6 @@ from tsplat.training import read_newest
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
     """A plan of two blocks of ten cameras and ten points, each in a line."""
-    pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
     write_scene(tmp_path / "scene", points=10)
     assert cli.main(["blocks", "plan", "scene", "--out", "plan", "--grid", "2", "1"]) == 0

@@ -9,8 +9,6 @@ from tsplat import cli
 from tsplat.scene import read_ply
 from tsplat.training import write_checkpoint
 
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture
 def run(tmp_path):

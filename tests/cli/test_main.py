@@ -185,7 +185,7 @@ def test_file_in_place_of_a_command(tmp_path, monkeypatch, capsys):
         (["train", "scene", "--out", "run", "--wandb"], "wandb", "wandb", "wandb"),
         (["train", "scene", "--out", "run", "--trackio"], "trackio", "trackio", "trackio"),
         (["train", "scene", "--out", "run", "--ranks", "2", "--device", "cpu"], "scipy", "scipy", "train"),
-        (["train", "--resume", "run"], "safetensors", "safetensors", "train"),
+        (["train", "--resume", "run"], "scipy", "scipy", "train"),
         (["blocks", "plan", "scene", "--out", "run", "--blocks", "2"], "matplotlib", "matplotlib", "train"),
         (["eval", "run", "--lpips", "alex"], "torchmetrics", "torchmetrics", "lpips"),
         (["report", "run"], "matplotlib", "matplotlib", "train"),

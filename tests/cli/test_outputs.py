@@ -20,7 +20,6 @@ from tsplat.cli.parser import build_parser
 from tsplat.scene import read_model, write_gltf, write_model
 from tsplat.training import RunConfig, train
 
-pytest.importorskip("safetensors")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
 
 SIZE = ["--width", "16", "--height", "12", "--backend", "torch"]

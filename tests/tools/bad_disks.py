@@ -155,7 +155,7 @@ def mounted(folder: Path, size: int = 1 << 28) -> Iterator[Path]:
 class Runner:
     """Runs ``tsplat`` in processes that are forked from one with PyTorch."""
 
-    MODULES = ("torch", "scipy.spatial", "PIL.Image", "matplotlib.pyplot", "safetensors.torch", "tsplat.training")
+    MODULES = ("torch", "scipy.spatial", "PIL.Image", "matplotlib.pyplot", "tsplat.training")
 
     def __init__(self) -> None:
         self.forks = Forks((*self.MODULES, "tsplat.cli"))

@@ -15,7 +15,7 @@ from ..runtime.backend import choose, cpu_compiler_problem, gpu_driver, triton_i
 from ..scene.cameras import Camera, rasterization_arguments
 
 CORE = ("torch", "triton", "numpy", "einops")
-OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors")
+OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap")
 """Packages of the extra `train` without which `demo`, `render` or `train` fails."""
 
 VIEWER = "viser"

@@ -1,6 +1,7 @@
 """Reading training checkpoints: damaged ones are rejected, and the newest valid one is found."""
 
 import dataclasses
+import json
 import os
 import random
 import shutil
@@ -11,10 +12,15 @@ import torch
 from tests.support.training_scenes import make_checkpoint
 from tsplat import ArgumentError
 from tsplat.scene import AlreadyActivatedError, open_model, write_ply
-from tsplat.scene.formats.checkpoints import CheckpointError, is_run, read_newest_valid, read_raw_checkpoint
+from tsplat.scene.formats.checkpoints import (
+    CheckpointError,
+    _read_rows,
+    is_run,
+    read_newest_valid,
+    read_raw_checkpoint,
+)
+from tsplat.scene.formats.safetensors_file import write_safetensors
 from tsplat.training import read_checkpoint, write_checkpoint
-
-pytest.importorskip("safetensors")
 
 N_DAMAGED = int(os.environ.get("TSPLAT_DAMAGED_CHECKPOINTS", "150"))
 
@@ -167,3 +173,18 @@ def test_open_model_does_not_import_training(tmp_path, forks):
     path = write_checkpoint(tmp_path, make_checkpoint(1))
     found = forks.run(IMPORTS, path)
     assert found.returncode == 0, found.stderr
+
+
+def test_shards_of_earlier_versions_are_read(tmp_path):
+    """Those that torch.distributed.checkpoint wrote, in any order of their names."""
+    values = torch.arange(21.0).view(7, 3)
+    for name, first, stop in (("shard-00002-model-00001-of-00001", 0, 4), ("shard-00001-model-00001-of-00001", 4, 7)):
+        metadata = {
+            "DCP_VERSION": "1.0",
+            "DCP_SHARDING_INFO": json.dumps({"scene/means": {"saved_offsets": [first, 0]}}),
+            "format": "pt",
+        }
+        write_safetensors(tmp_path / f"{name}.safetensors", {"scene/means": values[first:stop]}, metadata)
+    shards = sorted(tmp_path.iterdir())
+    assert torch.equal(_read_rows(tmp_path, shards, 7)["scene/means"], values)
+    assert torch.equal(_read_rows(tmp_path, shards, 7, slice(3, 5))["scene/means"], values[3:5])

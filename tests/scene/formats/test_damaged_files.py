@@ -53,8 +53,6 @@ def test_damaged_model(tmp_path, kind):
         pytest.importorskip("zstandard")
     if kind.startswith("usd"):
         pytest.importorskip("pxr")
-    if kind == "checkpoint":
-        pytest.importorskip("safetensors")
     with forked_usd():
         model = Model(tmp_path, kind)
         outcomes = {model.check(seed) for seed in range(COUNT // 3)}
@@ -203,7 +201,6 @@ def test_pipes_and_devices_in_a_folder_are_errors(tmp_path):
     ],
 )
 def test_manifests_with_values_of_other_types_are_errors(tmp_path, changes):
-    pytest.importorskip("safetensors")
     folder = write_checkpoint(tmp_path / "run" / "checkpoints", make_checkpoint(7, 20))
     manifest = json.loads((folder / "checkpoint.json").read_text()) | changes
     del manifest["sha256"]
@@ -228,7 +225,6 @@ def test_parameters_of_8_bits_in_a_checkpoint_are_errors(tmp_path):
 
 
 def test_a_checkpoint_that_was_read_is_written_byte_for_byte(tmp_path):
-    pytest.importorskip("safetensors")
     first = write_checkpoint(tmp_path / "a", make_checkpoint(7, 20))
     second = write_checkpoint(tmp_path / "b", read_checkpoint(first))
     for path in first.iterdir():

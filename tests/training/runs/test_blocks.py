@@ -22,7 +22,6 @@ from tsplat.training.runs import scenes
 
 pytestmark = [pytest.mark.xdist_group("blocks"), pytest.mark.usefixtures("no_gpu")]
 
-pytest.importorskip("safetensors")
 
 CONFIG = RunConfig(steps=6, save_every=2, sh_degree=0, test_every=3, device="cpu", backend="torch")
 KILLED = """

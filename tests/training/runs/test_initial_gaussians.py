@@ -27,7 +27,6 @@ from tsplat.training.runs.initial_gaussians import read_initial_model
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
-pytest.importorskip("safetensors")
 
 CONFIG = dataclasses.replace(preset("refine", 6), device="cpu", backend="torch", test_every=4, save_every=4)
 

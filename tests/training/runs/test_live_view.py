@@ -32,7 +32,6 @@ from tsplat.viewing.viewer.callbacks import escape_markdown
 from tsplat.viewing.viewer.session import Session
 
 pytest.importorskip("viser", reason="needs the extra viewer")
-pytest.importorskip("safetensors")
 
 STEPS = 24
 

@@ -27,7 +27,6 @@ from tsplat.viewing import read_cameras, render
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
-pytest.importorskip("safetensors")
 
 UTM = (447_000.0, 4_412_000.0, 120.0)
 CONFIG = dataclasses.replace(preset("standard", 30), save_every=20, device="cpu", backend="torch", test_every=4)

@@ -13,7 +13,7 @@ from tsplat.training import RunConfig, evaluate_run, read_newest, resume, train
 from tsplat.training.runs.scenes import describe_capture, difference, read_scene
 from tsplat.viewing.trajectories import read_cameras
 
-for module in ("pycolmap", "PIL", "safetensors"):
+for module in ("pycolmap", "PIL"):
     pytest.importorskip(module)
 
 DISTORTION = (-0.1, 0.02, 0.01, -0.02)

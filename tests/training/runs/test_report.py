@@ -18,8 +18,6 @@ from tsplat.training.runs.report import report_run
 
 pytestmark = pytest.mark.xdist_group("report")
 
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):

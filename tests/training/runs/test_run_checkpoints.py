@@ -15,13 +15,11 @@ from tsplat.scene import FileError
 from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.training import CheckpointError, read_checkpoint, read_newest, write_checkpoint
 
-pytest.importorskip("safetensors")
-
 N_KILLS = int(os.environ.get("TSPLAT_KILLS", "20"))
 
 
 def test_files_are_plain_safetensors_with_raw_parameters(tmp_path):
-    from safetensors.torch import load_file
+    load_file = pytest.importorskip("safetensors.torch").load_file
 
     checkpoint = make_checkpoint(9)
     path = write_checkpoint(tmp_path, checkpoint)

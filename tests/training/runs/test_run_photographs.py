@@ -13,8 +13,6 @@ from tsplat.training.runs.scenes import find_photographs
 from tsplat.viewing import viewer
 from tsplat.viewing.viewer import ViewedModel, open_viewed
 
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):

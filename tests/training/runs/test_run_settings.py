@@ -17,8 +17,6 @@ from tsplat.training.runs import run_settings
 from tsplat.training.runs import train as runs
 from tsplat.training.trainer import Trainer
 
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture(autouse=True)
 def _procedural_scene(capture, monkeypatch):  # noqa: F811

@@ -21,8 +21,6 @@ from tsplat.training.runs.scenes import (
     scene_to_save,
 )
 
-pytest.importorskip("safetensors")
-
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):

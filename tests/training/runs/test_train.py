@@ -24,8 +24,6 @@ from tsplat.support import files
 from tsplat.training import CheckpointError, RunConfig, evaluate_run, read_newest, resume, train
 from tsplat.training.runs import train as runs
 
-pytest.importorskip("safetensors")
-
 BANANA = SCENES / "banana"
 N_INTERRUPTIONS = int(os.environ.get("TSPLAT_INTERRUPTIONS", "3"))
 STEPS = 24

@@ -44,6 +44,9 @@ from .torch_checkpoints import DTYPES
 T = TypeVar("T")
 
 FORMAT, VERSION = "tsplat checkpoint", 1
+SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""Metadata of a shard, as ``torch.distributed.checkpoint`` has it: JSON with the first row of each tensor."""
+
 SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors", "checkpoint.json", "latest"
 ROWS = "rows"
 SCENE_PREFIX = "scene/"
@@ -337,10 +340,10 @@ def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int, selection: sli
     with contextlib.ExitStack() as files:
         for shard in shards:
             file = files.enter_context(SafetensorsFile(shard))
-            offsets = json.loads(file.metadata["DCP_SHARDING_INFO"])
+            offsets = json.loads(file.metadata[SHARDING])
             for name, entry in file.entries.items():
                 counts[name] += entry.shape[0]
-                pieces_of[name].append((offsets[name]["saved_offsets"][0], entry.shape[0], file))
+                pieces_of[name].append((offsets[name][OFFSETS][0], entry.shape[0], file))
         # Counted before they are read, as one file may have several names.
         for name, count in counts.items():
             if count != n_rows:

@@ -115,7 +115,9 @@ class SafetensorsFile:
         return tensor
 
 
-def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes tensors of any shape and of a dtype of :data:`DTYPES`, one after the other. Not atomic.
 
     Raises:
@@ -123,7 +125,8 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor
     """
     if sys.byteorder != "little":
         raise NotImplementedError("safetensors files are written on little-endian machines only")
-    header, end = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
     ordered = sorted(tensors.items(), key=lambda named: (-named[1].element_size(), named[0]))  # so that all are aligned
     for name, tensor in ordered:
         first, end = end, end + tensor.numel() * tensor.element_size()

@@ -23,7 +23,7 @@ from .run_checkpoints import has_checkpoints
 
 T = TypeVar("T")
 
-MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
+MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy")
 """Optional modules that every run needs."""
 
 

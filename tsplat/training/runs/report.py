@@ -76,7 +76,7 @@ def report_run(
         MissingExtraError: A package of the extra ``train`` is not installed.
         OSError: The file cannot be written.
     """
-    require("PIL", "matplotlib", "safetensors")
+    require("PIL", "matplotlib")
     check_size("views", views)
     if not Path(run).is_dir():
         raise FileError(f"{run}: {'is not the folder of a run' if Path(run).exists() else 'no such folder'}")
@@ -130,10 +130,15 @@ def _read(folder: Path, run: Path) -> _RunState:
 
 def _use_evaluation(state: _RunState, checkpoint: Checkpoint, results: Path) -> None:
     """Uses what ``tsplat eval`` has written about the newest checkpoint, if it has."""
-    metrics = read_metrics(results / METRICS, [])
-    if metrics.get("steps") == checkpoint.step:
+    if metrics := read_evaluation(results, checkpoint.step):
         state.page.metrics, state.results = {**metrics, "seconds": checkpoint.figures.get("seconds")}, results
         state.page.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
+
+
+def read_evaluation(results: Path, step: int) -> dict[str, Any]:
+    """Reads the metrics that ``tsplat eval`` wrote to a folder about a step; empty if there are none of this step."""
+    metrics = read_metrics(results / METRICS, [])
+    return metrics if metrics.get("steps") == step else {}
 
 
 def read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from ...scene.formats.checkpoints import (
     FORMAT,
     LATEST,
     MANIFEST,
+    OFFSETS,
     ROWS,
     SCENE,
     SCENE_PREFIX,
+    SHARDING,
     TRAINING,
     VERSION,
     RowsOf,
@@ -43,12 +45,10 @@ from ...scene.formats.checkpoints import (
 )
 from ...scene.formats.safetensors_file import write_safetensors
 from ...scene.gaussians import GSPLAT_NAMES, Gaussians
-from ...support.extras import require
 from ...support.files import atomic_write
 from ...support.output import FULL
 from ..configuration import RunConfig, from_json, to_json
 from ..parameters import scene_tensors
-from ..processes.shards import write_shards
 from ..view_corrections import Lenses, ViewGains
 
 
@@ -117,7 +117,6 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False, rows: 
     Raises:
         CheckpointError: A file is missing, truncated, modified or invalid.
         AlreadyActivatedError: The parameters look activated already.
-        MissingExtraError: safetensors is not installed.
     """
     path = Path(path)
     raw = read_raw_checkpoint(path, force=force, rows=rows)
@@ -185,9 +184,7 @@ def write_checkpoint(
 
     Raises:
         FileError: The checkpoint cannot be written; existing ones are unchanged. Raised on every rank.
-        MissingExtraError: safetensors is not installed.
     """
-    require("safetensors")
     ranks = ranks or RankGroup()
     path, problem = None, None
     try:
@@ -291,23 +288,42 @@ def _publish(folder: Path, temporary: Path) -> Path:
 
 
 def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, sharded: bool) -> str | None:
-    """Writes all files. Returns the problem if writing shards fails, which all ranks then know."""
+    """Writes all files. Returns the problem, on every rank, if writing shards fails."""
     tensors, n = checkpoint.tensors, len(checkpoint.gaussians)
     if sharded:
         rows = {SCENE_PREFIX + name: tensor for name, tensor in checkpoint.gaussians.tensors().items()}
         rows |= {name: tensor for name, tensor in tensors.items() if name in checkpoint.per_gaussian_names}
-        n = sum(ranks.all_gather_object(n))
-        try:
-            if ranks.is_main:
-                (folder / ROWS).mkdir()
-            ranks.barrier()
-            write_shards(folder / ROWS, rows, n, ranks)
-        except OSError as error:
-            return _reason(error)
+        counts = ranks.all_gather_object(n)
+        n = sum(counts)
+        problem = _problem(ranks, (folder / ROWS).mkdir if ranks.is_main else lambda: None) or _problem(
+            ranks, lambda: _write_shard(folder / ROWS, rows, ranks.rank, sum(counts[: ranks.rank]))
+        )
+        if problem is not None:
+            return problem
         tensors = {name: tensor for name, tensor in tensors.items() if name not in rows}
     if ranks.is_main:
         _write_files(folder, checkpoint, tensors, n, sharded)
     return None
+
+
+def _problem(ranks: RankGroup, write: Callable[[], object]) -> str | None:
+    """Calls a function on every rank, and returns the errors of writing on all of them; None if there are none."""
+    problem = None
+    try:
+        write()
+    except OSError as error:
+        problem = _reason(error)
+    problems = ranks.all_gather_object(problem)
+    return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(problems) if reason is not None) or None
+
+
+def _write_shard(folder: Path, tensors: dict[str, Tensor], rank: int, first: int) -> None:
+    """Writes the rows of a rank, of which the first has the index `first`, and flushes them to disk."""
+    offsets = {name: {OFFSETS: [first, *[0] * (tensor.dim() - 1)]} for name, tensor in tensors.items()}
+    path = folder / f"shard-{rank:05d}.safetensors"
+    write_safetensors(path, tensors, {SHARDING: json.dumps(offsets)})
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _write_files(
