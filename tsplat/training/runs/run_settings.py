@@ -60,7 +60,7 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
     return dataclasses.replace(config, steps=steps, strategy=strategy, sh_interval=interval)
 
 
-def continues(configure: RunConfig | Configure, config: RunConfig, folder: Path) -> bool:
+def continues(configure: Configure, config: RunConfig, folder: Path) -> bool:
     """Returns whether torchrun has restarted the ranks of a run with these settings that has saved a checkpoint.
 
     A collective call under torchrun. Ranks of a machine that joins later are not restarted, but the others are. An
@@ -75,9 +75,9 @@ def continues(configure: RunConfig | Configure, config: RunConfig, folder: Path)
     return not changed_settings(configure, read_config(folder / CONFIG))
 
 
-def changed_settings(configure: RunConfig | Configure, saved: RunConfig) -> list[str]:
+def changed_settings(configure: Configure, saved: RunConfig) -> list[str]:
     """Returns the names of the settings that differ from those of a run, without those that the run resolved."""
-    config = with_absolute_scene(configure if isinstance(configure, RunConfig) else configure(saved.steps))
+    config = with_absolute_scene(configure(saved.steps))
     names = {field.name for field in dataclasses.fields(saved)} - set(RESOLVED_SETTINGS)
     if config.sh_degree is not None:
         names.add("sh_degree")

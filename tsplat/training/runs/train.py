@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ...arguments import check_size
-from ...errors import ArgumentError, FileError
+from ...errors import ArgumentError
 from ...scene.capture.views import Capture
-from ...scene.formats.checkpoints import skipped_messages
 from ...scene.gaussians import Gaussians
 from ...scene.georeference import WORLD
 from ...strategies.sharding import count
 from ...support.files import delete_temporaries, output_folder, write_json
 from ...support.interruption import Interrupted, StopRequest, stop_on_signals
+from ...support.process_identity import is_main_rank
 from ...viewing.devices import reserve_threads
 from ...viewing.run_files import CAMERAS, CONFIG, METRICS, RUN_FILES, check_output
 from ...viewing.trajectories import describe_cameras
 from ...viewing.view_options import ViewOptions
-from ..configuration import RESOLVED_SETTINGS, RunConfig, read_config, to_json
+from ..configuration import RunConfig, read_config, to_json
 from ..evaluation import Evaluation, Network, evaluate
 from ..observers import Observer
-from ..parameters import rows_of_rank
 from ..processes.environment import is_restarted
 from ..processes.group import join_ranks
 from ..report.plots import evenly_spaced
-from ..trainer import Trainer, scene_extent
-from .context import deterministic, lock_run, on_main, rank_context, require_extras, saved_config
+from ..trainer import Trainer
+from .context import deterministic, lock_run, on_main, rank_context, require_extras
 from .initial_gaussians import (
     check_models,
     describe_model,
@@ -44,22 +42,19 @@ from .logs import ProgressDisplay, TensorBoardLog, TrackioLog, WandbLog
 from .loop import RunLoop, print_setup, score_views
 from .priors import note_fits
 from .results import metrics_with_gains, write_held_out, write_report
-from .run_checkpoints import Checkpoint, delete_incomplete, has_checkpoints, read_newest, read_newest_settings
-from .run_settings import Configure, check_minutes, continues, extend, plan
+from .run_checkpoints import delete_incomplete, has_checkpoints, read_newest_settings
+from .run_settings import Configure, check_minutes, continues, extend
 from .scenes import (
-    LEGACY_FRAME,
     check_block_folder,
     describe_block,
     describe_capture,
-    difference,
     locate_scene,
     read_run_capture,
-    saved_frame,
     scene_to_save,
     with_absolute_scene,
-    with_relative_lengths,
 )
 from .sessions import RunSession
+from .starts import NewRun, SavedRun, Start, check_scene_change
 
 
 def train(
@@ -100,19 +95,27 @@ def train(
         MissingExtraError: A package of the extra ``train`` or, for `view`, ``viewer`` is not installed.
         UnsupportedError: A view of several ranks.
     """
-    settings = config if isinstance(config, RunConfig) else config(RunConfig.steps)
+
+    def configure(steps: int) -> RunConfig:
+        return config if isinstance(config, RunConfig) else config(steps)
+
+    settings = configure(RunConfig.steps)
     _check_counts(stop_after=stop_after)
     check_block_folder(settings, Path(out))
     check_models(settings)
     require_extras(settings, view=view is not None)
-    if continues(config, settings, Path(out)):
+    if continues(configure, settings, Path(out)):
         return resume(out, stop_after=stop_after, view=view)
-    if minutes is None and settings is config:
-        return _run(with_absolute_scene(settings), Path(out), stop_after, view)
-    if minutes is None or isinstance(config, RunConfig):
-        raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
-    check_minutes(minutes, settings)
-    return _run(with_absolute_scene(settings), Path(out), stop_after, view, timed=(config, minutes))
+    if isinstance(config, RunConfig) != (minutes is None):
+        raise ArgumentError(
+            "config: expected settings or, with minutes, a function that returns them for a number of steps"
+        )
+    if minutes is None:
+        start = NewRun()
+    else:
+        check_minutes(minutes, settings)
+        start = NewRun(configure, minutes)
+    return _run(with_absolute_scene(settings), Path(out), start, stop_after, view)
 
 
 def resume(
@@ -155,7 +158,7 @@ def resume(
         config = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
         config = locate_models(config, {}, Path(run))
         config = config if steps is None else extend(config, steps)
-        if os.environ.get("RANK", "0") == "0":
+        if is_main_rank():
             print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
         return train(config, run, stop_after=stop_after, view=view)
     _, config, _ = read_newest_settings(run, checkpoint)
@@ -163,42 +166,32 @@ def resume(
     device, _, ranks = join_ranks(config)
     if steps == config.steps and ranks.any([is_restarted()], device)[0]:
         steps = None  # this checkpoint is one of the extended run
-    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=rows_of_rank(config, ranks))
-    saved_scene = newest.figures.get("scene", {})
-    config = locate_scene(newest.config, saved_scene, path.parent.parent, scene)
-    config = locate_models(config, saved_scene, path.parent.parent)
+    saved = SavedRun.open(run, ranks, config, force=force, checkpoint=checkpoint, scene=scene)
+    config = locate_models(saved.config, saved.scene, saved.folder)
     config = config if steps is None else extend(config, steps)
-    return _run(config, path.parent.parent, stop_after, view, (path, newest, errors), accept_changes=accept_changes)
+    return _run(config, saved.folder, saved, stop_after, view, accept_changes=accept_changes)
 
 
 def _run(
     config: RunConfig,
     out: Path,
+    start: Start,
     stop_after: int | None,
     view: ViewOptions | None,
-    saved: tuple[Path, Checkpoint, list[str]] | None = None,
     *,
     accept_changes: bool = False,
-    timed: tuple[Configure, float] | None = None,
 ) -> dict[str, Any]:
-    """Starts a run, or resumes it from `saved`, the result of :func:`read_newest`.
-
-    `timed` is the function that returns the settings for a number of steps, and the minutes for which to train.
-    """
+    """Trains a run to its end, from its start or from a checkpoint, and writes its results."""
     device, description, ranks = join_ranks(config)
     check_view(view, ranks.world_size)
     with (
         rank_context(ranks),
         stop_on_signals() as stop,
         output_folder(out) as folder,
-        lock_run(folder, ranks, new=saved is None),
+        lock_run(folder, ranks, new=isinstance(start, NewRun)),
         deterministic(config),
     ):
-        checkpoint = None
-        if saved is not None:
-            path, checkpoint, errors = saved
-            for message in skipped_messages(errors, path):
-                print(message)
+        start.report_skipped()
         # All ranks have read the checkpoint before any writes.
         ranks.barrier()
         if ranks.is_main:
@@ -206,42 +199,22 @@ def _run(
             for directory in (folder, folder / "checkpoints"):
                 delete_temporaries(directory, RUN_FILES)
         session = RunSession()
-        # A run that is killed before its first checkpoint restarts from its config.json. A timed run has no steps yet.
-        saves_config = checkpoint is None and timed is None
-        with session.measure("reading"), saved_config(config, folder, ranks) if saves_config else nullcontext():
-            frame = None if checkpoint is None else saved_frame(checkpoint.figures, path)
-            capture = read_run_capture(config, device, stop, frame)
+        with session.measure("reading"), start.while_reading(config, folder, ranks):
+            capture = read_run_capture(config, device, stop, start.frame)
             model = read_initial_model(config, capture)
         scene_description = on_main(
             ranks, lambda: describe_capture(capture) | describe_block(config) | describe_model(model)
         )
-        change = ""
-        if checkpoint is not None:
-            saved_scene, with_hash = checkpoint.figures.get("scene", {}), frame is not LEGACY_FRAME
-            change = difference(saved_scene, scene_description, config.scene, with_hash=with_hash)
-        if change:
-            if not accept_changes:
-                raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
-            print(f"warning: {change}")
+        check_scene_change(start.scene_change(scene_description, config), accept=accept_changes)
         reserve_threads(device, config.backend)
-        if timed is not None:
-            config = with_absolute_scene(plan(*timed, capture, ranks, model))
-        if checkpoint is None:
-            config = dataclasses.replace(config, background=capture.background)
-        if frame is LEGACY_FRAME:
-            config = with_relative_lengths(config, scene_extent(capture.train))
+        config = start.settings(config, capture, ranks, model)
         initial = initial_gaussians(config, capture, ranks, model)
         capture = keep_frozen(capture, config, model, ranks)
         config = dataclasses.replace(config, sh_degree=initial.sh_degree)
         trainer = Trainer(initial, capture.train, config, ranks, is_shard=True)
         print(description)
-        if checkpoint is None:
-            resolved = {name: getattr(trainer.config, name) for name in RESOLVED_SETTINGS}
-            config = dataclasses.replace(config, **resolved)
-        else:
-            tensors = checkpoint.local_tensors()
-            trainer.restore(tensors, checkpoint.figures["trainer"], is_shard=True)
-            print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians} Gaussians")
+        config = start.begin(trainer, config)
+        scene = scene_to_save(config, scene_description, folder) | {"init_paths": relative_models(config, folder)}
         with shown(trainer, capture, view, folder, stop, session):
             metrics = fit_and_report(
                 trainer,
@@ -250,11 +223,10 @@ def _run(
                 folder,
                 run=config,
                 stop_after=stop_after,
-                resumed=None if checkpoint is None else checkpoint.figures,
-                is_extended=checkpoint is not None and checkpoint.config.steps != config.steps,
+                resumed=start.figures,
+                is_extended=start.is_extended(config),
                 stop=stop,
-                scene=scene_to_save(config, scene_description, folder)
-                | {"init_paths": relative_models(config, folder)},
+                scene=scene,
                 session=session,
             )
             print(
@@ -294,28 +266,23 @@ def evaluate_run(
         ArgumentError, BackendError, MissingExtraError: See :func:`train`.
     """
     require_extras(lpips=lpips)
-    _, saved, _ = read_newest_settings(run, checkpoint)
-    device, description, ranks = join_ranks(saved)
-    sharded = ranks.world_size > 1 and saved.parallel == "shard"
-    path, newest, errors = read_newest(run, force=force, checkpoint=checkpoint, rows=rows_of_rank(saved, ranks))
-    saved_scene = newest.figures.get("scene", {})
-    config = locate_scene(newest.config, saved_scene, path.parent.parent, scene)
-    target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
-    check_output(target / METRICS, path.parent.parent)
+    _, config, _ = read_newest_settings(run, checkpoint)
+    device, description, ranks = join_ranks(config)
+    sharded = ranks.world_size > 1 and config.parallel == "shard"
+    saved = SavedRun.open(run, ranks, config, force=force, checkpoint=checkpoint, scene=scene)
+    config, newest = saved.config, saved.checkpoint
+    target = (saved.folder / "eval" if out is None else Path(out)) / saved.path.name
+    check_output(target / METRICS, saved.folder)
     with rank_context(ranks), output_folder(target) as folder:
-        for message in skipped_messages(errors, path):
-            print(message)
-        frame = saved_frame(newest.figures, path)
-        capture = read_run_capture(config, device, None, frame)
+        saved.report_skipped()
+        capture = read_run_capture(config, device, None, saved.frame)
         if not capture.test:
             raise ArgumentError(
                 f"{run}: there are no held-out views to evaluate; it was trained with test_every=0, or they show "
                 "other blocks"
             )
         scene_description = on_main(ranks, lambda: describe_capture(capture) | describe_block(config))
-        change = difference(saved_scene, scene_description, config.scene, with_hash=frame is not LEGACY_FRAME)
-        if change:
-            print(f"warning: {change}")
+        check_scene_change(saved.scene_change(scene_description, config), accept=True)
         reserve_threads(device, config.backend)
         print(description)
         gaussians = newest.local_gaussians().to(device)
@@ -333,7 +300,7 @@ def evaluate_run(
             "lpips_network": lpips,
             "num_gaussians": n_gaussians,
             "steps": newest.step,
-            "checkpoint": path.name,
+            "checkpoint": saved.path.name,
             "left_out": list(capture.left_out),
         }
         write_held_out(folder / "held_out", scores)
