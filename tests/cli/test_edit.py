@@ -37,7 +37,7 @@ def source(tmp_path):
 def few_views(monkeypatch):
     monkeypatch.setattr("tsplat.scene.editing.decimation.N_ROUND_VIEWS", 4)
     few = functools.partial(cameras_around, n=4, size=24)
-    monkeypatch.setattr("tsplat.cli.model_commands.cameras_around", few)
+    monkeypatch.setattr("tsplat.cli.edit_command.cameras_around", few)
 
 
 def edit(source, *options, out="b.ply"):
@@ -112,7 +112,7 @@ def test_cameras_of_a_file_move_with_the_model(source, tmp_path, monkeypatch):
         seen.append(render(moved, cameras[0], backend="torch"))
         return moved
 
-    monkeypatch.setattr("tsplat.cli.model_commands.decimate_gaussians", decimate)
+    monkeypatch.setattr("tsplat.cli.edit_command.decimate_gaussians", decimate)
     options = ["--decimate", 20, "--backend", "torch", "--cameras", tmp_path / "cameras.json"]
     edit(source, *options)
     edit(source, "--rotate", 10, 70, -30, "--scale", 3, "--translate", 1, 2, 3, *options)

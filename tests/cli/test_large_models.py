@@ -25,7 +25,7 @@ def source(tmp_path, monkeypatch):
     folder.mkdir()
     write_ply(folder / "a.ply", gaussians)
     monkeypatch.setattr(model_rows, "CHUNK", 64)
-    monkeypatch.setattr(large_models, "COSTS", {task: large_models.Cost(0, 0, 236, 1.0) for task in large_models.COSTS})
+    monkeypatch.setattr(large_models, "MEMORY", dict.fromkeys(large_models.MEMORY, (0, 0)))
     return folder / "a.ply"
 
 

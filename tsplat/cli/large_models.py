@@ -1,14 +1,13 @@
-"""Commands on models that are larger than memory: how much they need, and what they do range by range."""
+"""Commands on models that are larger than memory, which are read range by range."""
 
 import contextlib
-import dataclasses
 import os
 import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from .. import ArgumentError
 from ..scene import FileError, Gaussians, merge_models
@@ -17,8 +16,9 @@ from ..scene.formats.ply import open_ply_rows
 from ..scene.formats.quantization import valid_bounds
 from ..scene.gaussians import concatenate
 from ..scene.model_rows import MemoryRows, PassProgress, Rows, gather
+from ..scene.rotation import similarity
 from ..support.free_memory import available_bytes
-from ..support.progress import duration, stage_display
+from ..support.progress import stage_display
 
 Task = Literal["info", "ply", "spz", "spz4", "sog", "streamed-sog", "decimate", "render", "view"]
 
@@ -38,35 +38,25 @@ FRAMING = 1 << 17
 """Gaussians of a model larger than memory by which cameras are placed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Cost of a task that works range by range: bytes of memory in all and per Gaussian, bytes of disk per Gaussian in
-    addition to the output, and seconds per million Gaussians, on one core. ``benchmarks/out_of_core.py`` measures
-    them."""
-
-    memory: int
-    memory_per_gaussian: int
-    disk_per_gaussian: int
-    seconds: float
-
-
-COSTS: dict[Task, Cost] = {
-    "info": Cost(400 << 20, 24, 0, 1.0),
-    "ply": Cost(450 << 20, 1, 0, 1.5),
-    "spz": Cost(600 << 20, 10, 236, 11.0),
-    "spz4": Cost(600 << 20, 10, 236, 11.0),
-    "sog": Cost(800 << 20, 35, 236, 15.0),
-    "streamed-sog": Cost(1000 << 20, 40, 590, 85.0),
-    "decimate": Cost(650 << 20, 25, 590, 15.0),
-    "render": Cost(1150 << 20, 30, 236, 7.0),
-    "view": Cost(650 << 20, 25, 590, 15.0),
+MEMORY: dict[Task, tuple[int, int]] = {
+    "info": (400 << 20, 24),
+    "ply": (450 << 20, 1),
+    "spz": (600 << 20, 10),
+    "spz4": (600 << 20, 10),
+    "sog": (800 << 20, 35),
+    "streamed-sog": (1000 << 20, 40),
+    "decimate": (650 << 20, 25),
+    "render": (1150 << 20, 30),
+    "view": (650 << 20, 25),
 }
+"""Bytes of memory of a task that works range by range, in all and per Gaussian. ``benchmarks/out_of_core.py`` measures
+them."""
 
 
 def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Rows | None:
     """Opens the model of a command as rows if it does not fit into memory and can be read in parts; else None.
 
-    Memory is ``--memory``, or what is free. Prints on stderr what is to be expected.
+    Memory is ``--memory``, or what is free. Prints on stderr how much is needed.
 
     Raises:
         FileError: Reading it range by range needs more, too; or as :func:`tsplat.scene.read_ply`.
@@ -85,7 +75,7 @@ def open_large(arguments: Namespace, task: Task, path: Path | None = None) -> Ro
         rows.close()
         return None
     try:
-        _print_cost(path, rows, task, limit)
+        _check_memory(path, rows, task, limit)
     except BaseException:
         rows.close()
         raise
@@ -106,13 +96,9 @@ def read_to_view(arguments: Namespace, path: Path) -> Gaussians | None:
         return _read_with_progress(path)
     limit = _limit(arguments)
     assert limit is not None
-    edited = LargeEdit(rows, Path(tempfile.gettempdir()))
-    try:
-        with show_passes(rows):
-            edited.decimate(max(1, (limit - COSTS["view"].memory) // IN_MEMORY["view"]), "view")
+    with LargeEdit(rows, Path(tempfile.gettempdir())) as edited, show_passes(rows):
+        edited.decimate(max(1, (limit - MEMORY["view"][0]) // IN_MEMORY["view"]), "view")
         return edited.rows.read(0, len(edited.rows))
-    finally:
-        edited.rows.close()
 
 
 def _read_with_progress(path: Path) -> Gaussians | None:
@@ -155,39 +141,49 @@ def _limit(arguments: Namespace) -> int | None:
     return available_bytes() if arguments.memory is None else int(arguments.memory * 1e9)
 
 
-def _print_cost(path: Path, rows: Rows, task: Task, limit: int) -> None:
-    """Prints on stderr what a task is expected to need; raises FileError if that is more memory than `limit`."""
-    cost = COSTS[task]
-    memory, disk = cost.memory + cost.memory_per_gaussian * len(rows), cost.disk_per_gaussian * len(rows)
+def _check_memory(path: Path, rows: Rows, task: Task, limit: int) -> None:
+    """Prints on stderr how much memory a task needs; raises FileError if that is more than `limit`."""
+    in_all, per_gaussian = MEMORY[task]
+    memory = in_all + per_gaussian * len(rows)
     if memory > limit:
         raise FileError(
             f"{path}: {len(rows):,} Gaussians need about {memory / 1e9:.1f} GB of memory even if they are read part by "
             f"part, {limit / 1e9:.1f} GB may be used; give more with --memory, or split the model with tsplat edit "
             "--crop"
         )
-    on_disk = f", {disk / 1e9:.1f} GB of disk for temporary files" if disk else ""
     print(
         f"{path}: {len(rows):,} Gaussians, {path.stat().st_size / 1e9:.2f} GB, are read part by part: about "
-        f"{memory / 1e9:.1f} GB of memory{on_disk}, {duration(cost.seconds * len(rows) / 1e6)}",
+        f"{memory / 1e9:.1f} GB of memory",
         file=sys.stderr,
         flush=True,
     )
 
 
 class LargeEdit:
-    """Rows while they are edited. Operations on single Gaussians are applied together, when the result is needed.
+    """Rows while they are edited. Operations on single Gaussians are applied together, when the result is needed. A
+    context manager, which closes the files.
 
     Attributes:
         rows: The rows before those operations.
+        transform: [4, 4] fp64, from the frame of the file to that of the model after them.
     """
 
     def __init__(self, rows: Rows, folder: Path) -> None:
         self.rows = rows
+        self.transform = similarity()
         self._folder = folder
         self._pending: list[tuple[str, Callable[[Gaussians], Gaussians]]] = []
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.rows.close()
+
     def add(self, option: str, function: Callable[[Gaussians], Gaussians]) -> None:
         """Adds an operation on single Gaussians."""
+        if option == "--max-isolation":
+            raise ArgumentError(f"{option}: not for a model larger than memory; crop or decimate it first")
         self._pending.append((option, function))
 
     def finish(self) -> Rows:
@@ -211,10 +207,10 @@ class LargeEdit:
             before = count
         return self.rows
 
-    def merge(self, other: Rows, warn: Callable[[str], object]) -> None:
+    def merge(self, other: Rows) -> None:
         """Adds the rows of another model."""
         first = self.finish()
-        empty = merge_models([first.read(0, 0), other.read(0, 0)], warn=warn)
+        empty = merge_models([first.read(0, 0), other.read(0, 0)], warn=warn_user)
         parts = (merge_models([empty, part], warn=lambda _: None) for rows in (first, other) for part in rows.chunks())
         before = len(first)
         self._replace(gather(parts, first, self._folder))

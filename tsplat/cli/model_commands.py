@@ -1,60 +1,39 @@
-"""``tsplat convert``, ``tsplat export`` and ``tsplat edit``: commands that read models and write one."""
+"""``tsplat convert`` and ``tsplat export``, which write a model in another format."""
 
 import argparse
 import contextlib
-import functools
 import shlex
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import torch
-from torch import Tensor
-
 from .. import ArgumentError
-from ..scene import FileError
-from ..scene.cameras import Camera, move_camera
-from ..scene.cropping import crop_gaussians, crop_sphere, raise_if_empty
-from ..scene.editing.decimation import decimate_gaussians
-from ..scene.editing.joining import merge_models, set_sh_degree
-from ..scene.editing.pruning import prune_gaussians
-from ..scene.formats.checkpoints import open_model, read_georeference
+from ..scene.cropping import crop_gaussians, raise_if_empty
 from ..scene.formats.image_sets import META
 from ..scene.formats.models import ABSOLUTE, STREAMED, format_of, write_model
 from ..scene.formats.streaming.streamed_sog import LOD_META, dataset_size
-from ..scene.gaussians import Gaussians
-from ..scene.georeference import Georeference, Model, ModelFrame, move_model
-from ..scene.model_rows import MemoryRows, Rows, as_rows, gather
-from ..scene.rotation import axis_rotations, similarity, transform_gaussians, upright
-from ..support.progress import stage_display
-from ..support.reading import read_file
-from ..viewing import PageExtras, export_page, read_annotations, read_cameras
-from ..viewing.devices import pick_device, reserve_threads
-from ..viewing.framing import cameras_around
-from ..viewing.run_cameras import find_cameras
+from ..scene.georeference import Georeference, ModelFrame
+from ..scene.model_rows import MemoryRows, Rows, gather
+from ..scene.rotation import transform_gaussians, upright
+from ..viewing import PageExtras, export_page, read_annotations
 from ..viewing.run_files import check_output
 from ..viewing.scene_pages import is_page
-from .argument_types import BOX, VECTOR, amount, box_of, channel, model_path, number, path, steps
+from .argument_types import BOX, VECTOR, box_of, number, path
 from .commands import (
     georeference_of,
-    open_model_of,
     open_rows_of,
     options_of,
     print_georeference,
     print_next,
     refuse,
 )
-from .large_models import LargeEdit, Task, open_large, report_counts, show_passes, warn_user
-from .shared_options import ENDINGS, FORMATS, add_backend, add_background, add_frame, add_model
+from .large_models import Task, show_passes, warn_user
+from .shared_options import ENDINGS, FORMATS, add_background, add_frame, add_model
 
-MATRIX_BYTES_MAX = 1 << 16
 OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
 EXTRAS = ("description", "annotations", "walk", "url")
 """Options of pages that are those of :class:`tsplat.viewing.PageExtras`."""
-
-MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
 
 
 def add_convert_options(parser: argparse.ArgumentParser) -> None:
@@ -206,202 +185,3 @@ def _export_page(arguments: Namespace) -> int:
     else:
         print(f"next: open {out} in a web browser")
     return 0
-
-
-class Operation(argparse.Action):
-    """Appends the operation of an option to `operations`, so that they are applied in their order."""
-
-    def __call__(
-        self, _parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
-    ) -> None:
-        namespace.operations = [*namespace.operations, (option, values)]
-
-
-def add_edit_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(operations=[])
-    add_model(parser)
-    parser.add_argument("out", type=path, metavar="OUT", help=f"output file, {ENDINGS}")
-    parser.add_argument("--format", choices=FORMATS, help="format of the output (that of its name)")
-    group = parser.add_argument_group(
-        "operations", "applied one after another, in the order in which they are given; each may be given several times"
-    )
-    add = functools.partial(group.add_argument, action=Operation, default=argparse.SUPPRESS)
-    sphere: dict[str, Any] = {"type": number, "nargs": 4, "metavar": ("X", "Y", "Z", "R")}
-    add("--crop", **BOX, help="keep the Gaussians whose centers lie in the box")
-    add("--crop-sphere", **sphere, help="keep those whose centers lie in the sphere")
-    add("--translate", **VECTOR, help="move by a vector, in world units")
-    add("--rotate", **VECTOR, help="rotate by degrees about the x, then y, then z axis")
-    add("--scale", type=number, metavar="F", help="scale by a factor about the origin")
-    add("--transform", type=path, metavar="FILE", help="move by a 4×4 matrix: a text file of its numbers, row by row")
-    add("--up", **VECTOR, help="rotate so that this direction becomes 0 -1 0")
-    add("--min-opacity", type=channel, metavar="O", help="remove Gaussians that are less opaque, 0 to 1")
-    add("--max-scale", type=number, metavar="S", help="remove Gaussians whose longest axis is longer, in world units")
-    isolation = "remove Gaussians whose mean distance to 3 neighbors is more than R times the median; 5 finds floaters"
-    add("--max-isolation", type=number, metavar="R", help=isolation)
-    add("--drop-invalid", nargs=0, help="remove Gaussians with values such as NaN")
-    add("--sh-degree", type=int, choices=range(5), help="degree of the spherical harmonics; 0 removes view dependence")
-    add("--merge", type=model_path, metavar="MODEL", help="add the Gaussians of another model")
-    decimate = "merge Gaussians until this many, or this percentage, are left, with the least change of images"
-    add("--decimate", type=amount, metavar="N|P%", help=decimate)
-    decimation = parser.add_argument_group("options for --decimate")
-    finetune = "optimize what is left for this many steps on images of the model before; 0 for none (200)"
-    decimation.add_argument("--finetune", type=steps, metavar="STEPS", help=finetune)
-    cameras = "cameras whose images are to change least, in the frame of MODEL (a run: its own; else around the model)"
-    decimation.add_argument("--cameras", type=path, metavar="CAMERAS.json", help=cameras)
-    add_backend(decimation)
-
-
-def edit(arguments: Namespace) -> int:
-    """Runs ``tsplat edit``."""
-    start = time.perf_counter()
-    operations = arguments.operations
-    if not operations:
-        raise ArgumentError("expected at least one operation, such as --crop; see tsplat edit --help")
-    decimates = any(option == "--decimate" for option, _ in operations)
-    if not decimates:
-        refuse(arguments, ("finetune", "cameras"), "only with --decimate")
-    for model in (arguments.model, *(values for option, values in operations if option == "--merge")):
-        check_output(arguments.out, model)
-    georeference = read_georeference(arguments.model)
-    large = open_large(arguments, "decimate" if decimates else written_format(arguments))
-    with contextlib.ExitStack() as files:
-        if large is not None:
-            edited_rows = LargeEdit(large, existing_folder(arguments.out))
-            files.callback(lambda: edited_rows.rows.close())
-            refuse(arguments, ("finetune", "cameras"), "not for a model larger than memory, which is not rendered")
-            files.enter_context(show_passes(large))
-            for option, values in operations:
-                _edit_large(edited_rows, option, values, arguments, georeference)
-                georeference = _move_georeference(georeference, option, values)
-            write(arguments, edited_rows.finish(), start, georeference)
-            return 0
-        edited = MemoryEdit(arguments)
-        for option, values in operations:
-            before = len(edited.gaussians)
-            edited.apply(option, values, georeference)
-            georeference = _move_georeference(georeference, option, values)
-            report_counts(option, before, len(edited.gaussians))
-        write(arguments, as_rows(edited.gaussians), start, georeference)
-    return 0
-
-
-def _move_georeference(georeference: Georeference | None, option: str, values: Any) -> Georeference | None:
-    """Returns the georeference of a model after an operation, so that its place in the files of its scene stays."""
-    return georeference if georeference is None or option not in MOVES else georeference.moved(_matrix(option, values))
-
-
-def _align_frames(other: Model, path: Path, georeference: Georeference | None) -> Model:
-    """Moves a model that is merged to the frame of the edited one, if the georeferences of both are known."""
-    other_georeference = read_georeference(path)
-    if other_georeference is None or georeference is None or torch.equal(other_georeference.world, georeference.world):
-        return other
-    print(f"note: {path}: moved from its frame to that of the edited model", flush=True)
-    return move_model(other, georeference.world @ torch.linalg.inv(other_georeference.world))
-
-
-def _edit_large(
-    edited: LargeEdit, option: str, values: Any, arguments: Namespace, georeference: Georeference | None
-) -> None:
-    """Applies an operation to a model that is larger than memory."""
-    if option == "--max-isolation":
-        raise ArgumentError("--max-isolation: not for a model larger than memory; crop or decimate it first")
-    if option == "--decimate":
-        edited.decimate(values)
-    elif option == "--merge":
-        large = open_large(arguments, "ply", values)
-        model = open_model(values, force=arguments.force, warn=warn_user) if large is None else large
-        with as_rows(model) as other:
-            edited.merge(_align_frames(other, values, georeference), warn_user)
-    else:
-        edited.add(option, lambda part: edit_independently(part, option, values))
-
-
-def edit_independently(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
-    """Applies an operation that depends on no other Gaussian; see ``tsplat edit --help``."""
-    match option, values:
-        case "--crop", _:
-            return crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
-        case "--crop-sphere", (*center, radius):
-            return crop_sphere(gaussians, center, radius)
-        case "--min-opacity" | "--max-scale" | "--max-isolation", _:
-            return prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
-        case "--drop-invalid", _:
-            return prune_gaussians(gaussians, drop_invalid=True)
-        case "--sh-degree", _:
-            return set_sh_degree(gaussians, values)
-    return transform_gaussians(gaussians, _matrix(option, values))
-
-
-class MemoryEdit:
-    """A model in memory while it is edited; :class:`LargeEdit` is for others."""
-
-    def __init__(self, arguments: Namespace) -> None:
-        self.arguments = arguments
-        self.gaussians = open_model_of(arguments)
-        self.transform = similarity()
-        """[4, 4] fp64, from the frame of the file to that of the model now."""
-
-    def apply(self, option: str, values: Any, georeference: Georeference | None) -> None:
-        if option == "--merge":
-            other = open_model(values, force=self.arguments.force, warn=warn_user)
-            other = _align_frames(other, values, georeference)
-            self.gaussians = merge_models([self.gaussians, other], warn=warn_user)
-        elif option == "--decimate":
-            self._decimate(values)
-        else:
-            self.gaussians = edit_independently(self.gaussians, option, values)
-            if option in MOVES:
-                self.transform = _matrix(option, values) @ self.transform
-
-    def _decimate(self, amount: int | float) -> None:
-        """Decimates to a count, or to a share if `amount` is a float."""
-        arguments, gaussians = self.arguments, self.gaussians
-        cameras = self._cameras() or cameras_around(gaussians)
-        device, _ = pick_device(arguments.backend)
-        reserve_threads(device, arguments.backend)
-        with stage_display() as show:
-            self.gaussians = decimate_gaussians(
-                gaussians.to(device),
-                amount if isinstance(amount, int) else max(1, round(amount * len(gaussians))),
-                cameras,
-                backend=arguments.backend,
-                on_progress=show,
-                **({} if arguments.finetune is None else {"finetune": arguments.finetune}),
-            ).to("cpu")
-
-    def _cameras(self) -> list[Camera]:
-        """Returns the cameras of a file or of the run, moved as the model was; none for other models."""
-        arguments = self.arguments
-        cameras = read_cameras(arguments.cameras) if arguments.cameras else find_cameras(arguments.model)
-        return [move_camera(camera, self.transform) for camera in cameras if not camera.is_test]
-
-
-def _matrix(option: str, values: Any) -> Tensor:
-    """Returns the matrix [4, 4] fp64 of an option that moves the model."""
-    match option:
-        case "--translate":
-            return similarity(translation=values)
-        case "--rotate":
-            return similarity(axis_rotations(values))
-        case "--scale":
-            if not values > 0:
-                raise ArgumentError(f"--scale: expected a positive number, found {values}")
-            return similarity(scale=values)
-        case "--up":
-            return upright(values)
-    numbers = _read_numbers(values)
-    return torch.cat(
-        [torch.tensor(numbers, dtype=torch.float64, device="cpu").view(-1, 4), similarity()[len(numbers) // 4 :]]
-    )
-
-
-def _read_numbers(path: Any) -> list[float]:
-    """Reads the 16 or 12 numbers of a text file, which may be separated by commas and brackets, as in JSON."""
-    text = read_file(path, MATRIX_BYTES_MAX).decode("utf-8", "replace")
-    try:
-        numbers = [float(word) for word in text.translate(dict.fromkeys(map(ord, ",;[]"), " ")).split()]
-    except ValueError as error:
-        raise FileError(f"{path}: expected the 16 numbers of a 4×4 matrix, row by row ({error})") from error
-    if len(numbers) not in (12, 16):
-        raise FileError(f"{path}: expected the 16 or 12 numbers of a 4×4 or 3×4 matrix, found {len(numbers)}")
-    return numbers

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import __version__
-from . import block_commands, commands, hub_commands, mesh_command, model_commands, render_command
+from . import block_commands, commands, edit_command, hub_commands, mesh_command, model_commands, render_command
 from .completion import SHELLS, PrintCompletion
 from .doctor import add_doctor_options, doctor
 from .parsing import Parser
@@ -88,7 +88,7 @@ def build_parser() -> Parser:
         "model.ply model.spz", "model.ply model.sog",
     )  # fmt: skip
     command(
-        "edit", model_commands.edit, model_commands.add_edit_options, "crop, move, prune, merge or decimate models",
+        "edit", edit_command.edit, edit_command.add_edit_options, "crop, move, prune, merge or decimate models",
         "model.ply small.ply --decimate 25%", "model.ply clean.ply --min-opacity 0.02 --drop-invalid",
     )  # fmt: skip
     command(

@@ -1,0 +1,232 @@
+"""``tsplat edit``: operations on a model, in memory or part by part, one after another."""
+
+import argparse
+import contextlib
+import functools
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ArgumentError
+from ..scene import FileError
+from ..scene.cameras import Camera, move_camera
+from ..scene.cropping import crop_gaussians, crop_sphere
+from ..scene.editing.decimation import decimate_gaussians
+from ..scene.editing.joining import merge_models, set_sh_degree
+from ..scene.editing.pruning import prune_gaussians
+from ..scene.formats.checkpoints import open_model, read_georeference
+from ..scene.gaussians import Gaussians
+from ..scene.georeference import Georeference, Model, move_model
+from ..scene.model_rows import Rows, as_rows
+from ..scene.rotation import axis_rotations, similarity, transform_gaussians, upright
+from ..support.progress import stage_display
+from ..support.reading import read_file
+from ..viewing import read_cameras
+from ..viewing.devices import pick_device, reserve_threads
+from ..viewing.framing import cameras_around
+from ..viewing.run_cameras import find_cameras
+from ..viewing.run_files import check_output
+from .argument_types import BOX, VECTOR, amount, channel, model_path, number, path, steps
+from .commands import open_model_of, refuse
+from .large_models import LargeEdit, open_large, report_counts, show_passes, warn_user
+from .model_commands import existing_folder, write, written_format
+from .shared_options import ENDINGS, FORMATS, add_backend, add_model
+
+MATRIX_BYTES_MAX = 1 << 16
+
+MOVES = ("--translate", "--rotate", "--scale", "--transform", "--up")
+"""Operations that move the model by a matrix."""
+
+
+class Operation(argparse.Action):
+    """Appends the operation of an option to `operations`, so that they are applied in their order."""
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        namespace.operations = [*namespace.operations, (option, values)]
+
+
+def add_edit_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(operations=[])
+    add_model(parser)
+    parser.add_argument("out", type=path, metavar="OUT", help=f"output file, {ENDINGS}")
+    parser.add_argument("--format", choices=FORMATS, help="format of the output (that of its name)")
+    group = parser.add_argument_group(
+        "operations", "applied one after another, in the order in which they are given; each may be given several times"
+    )
+    add = functools.partial(group.add_argument, action=Operation, default=argparse.SUPPRESS)
+    sphere: dict[str, Any] = {"type": number, "nargs": 4, "metavar": ("X", "Y", "Z", "R")}
+    add("--crop", **BOX, help="keep the Gaussians whose centers lie in the box")
+    add("--crop-sphere", **sphere, help="keep those whose centers lie in the sphere")
+    add("--translate", **VECTOR, help="move by a vector, in world units")
+    add("--rotate", **VECTOR, help="rotate by degrees about the x, then y, then z axis")
+    add("--scale", type=number, metavar="F", help="scale by a factor about the origin")
+    add("--transform", type=path, metavar="FILE", help="move by a 4×4 matrix: a text file of its numbers, row by row")
+    add("--up", **VECTOR, help="rotate so that this direction becomes 0 -1 0")
+    add("--min-opacity", type=channel, metavar="O", help="remove Gaussians that are less opaque, 0 to 1")
+    add("--max-scale", type=number, metavar="S", help="remove Gaussians whose longest axis is longer, in world units")
+    isolation = "remove Gaussians whose mean distance to 3 neighbors is more than R times the median; 5 finds floaters"
+    add("--max-isolation", type=number, metavar="R", help=isolation)
+    add("--drop-invalid", nargs=0, help="remove Gaussians with values such as NaN")
+    add("--sh-degree", type=int, choices=range(5), help="degree of the spherical harmonics; 0 removes view dependence")
+    add("--merge", type=model_path, metavar="MODEL", help="add the Gaussians of another model")
+    decimate = "merge Gaussians until this many, or this percentage, are left, with the least change of images"
+    add("--decimate", type=amount, metavar="N|P%", help=decimate)
+    decimation = parser.add_argument_group("options for --decimate")
+    finetune = "optimize what is left for this many steps on images of the model before; 0 for none (200)"
+    decimation.add_argument("--finetune", type=steps, metavar="STEPS", help=finetune)
+    cameras = "cameras whose images are to change least, in the frame of MODEL (a run: its own; else around the model)"
+    decimation.add_argument("--cameras", type=path, metavar="CAMERAS.json", help=cameras)
+    add_backend(decimation)
+
+
+def edit(arguments: Namespace) -> int:
+    """Runs ``tsplat edit``."""
+    start = time.perf_counter()
+    operations = arguments.operations
+    if not operations:
+        raise ArgumentError("expected at least one operation, such as --crop; see tsplat edit --help")
+    decimates = any(option == "--decimate" for option, _ in operations)
+    if not decimates:
+        refuse(arguments, ("finetune", "cameras"), "only with --decimate")
+    for model in (arguments.model, *(values for option, values in operations if option == "--merge")):
+        check_output(arguments.out, model)
+    georeference = read_georeference(arguments.model)
+    large = open_large(arguments, "decimate" if decimates else written_format(arguments))
+    with contextlib.ExitStack() as files:
+        edited: MemoryEdit | LargeEdit
+        if large is None:
+            edited = MemoryEdit(arguments)
+        else:
+            edited = files.enter_context(LargeEdit(large, existing_folder(arguments.out)))
+            refuse(arguments, ("finetune", "cameras"), "not for a model larger than memory, which is not rendered")
+            files.enter_context(show_passes(large))
+        for option, values in operations:
+            if option == "--decimate":
+                edited.decimate(values)
+            elif option == "--merge":
+                with _open_other(arguments, values, in_memory=large is None) as other:
+                    edited.merge(_align_frames(other, values, georeference))
+            else:
+                edited.add(option, functools.partial(edit_independently, option=option, values=values))
+            if option in MOVES:
+                matrix = _matrix(option, values)
+                edited.transform = matrix @ edited.transform
+                georeference = None if georeference is None else georeference.moved(matrix)
+        write(arguments, edited.finish(), start, georeference)
+    return 0
+
+
+def _open_other(arguments: Namespace, path: Path, *, in_memory: bool) -> Rows:
+    """Opens the model that is merged into another one."""
+    large = None if in_memory else open_large(arguments, "ply", path)
+    return as_rows(open_model(path, force=arguments.force, warn=warn_user)) if large is None else large
+
+
+def _align_frames(other: Model, path: Path, georeference: Georeference | None) -> Model:
+    """Moves a model that is merged to the frame of the edited one, if the georeferences of both are known."""
+    other_georeference = read_georeference(path)
+    if other_georeference is None or georeference is None or torch.equal(other_georeference.world, georeference.world):
+        return other
+    print(f"note: {path}: moved from its frame to that of the edited model", flush=True)
+    return move_model(other, georeference.world @ torch.linalg.inv(other_georeference.world))
+
+
+def edit_independently(gaussians: Gaussians, option: str, values: Any) -> Gaussians:
+    """Applies an operation that depends on no other Gaussian; see ``tsplat edit --help``."""
+    match option, values:
+        case "--crop", _:
+            return crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
+        case "--crop-sphere", (*center, radius):
+            return crop_sphere(gaussians, center, radius)
+        case "--min-opacity" | "--max-scale" | "--max-isolation", _:
+            return prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
+        case "--drop-invalid", _:
+            return prune_gaussians(gaussians, drop_invalid=True)
+        case "--sh-degree", _:
+            return set_sh_degree(gaussians, values)
+    return transform_gaussians(gaussians, _matrix(option, values))
+
+
+class MemoryEdit:
+    """A model in memory while it is edited; :class:`LargeEdit` is for others, with the same methods."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        self.arguments = arguments
+        self.gaussians = open_model_of(arguments)
+        self.transform = similarity()
+        """[4, 4] fp64, from the frame of the file to that of the model now."""
+
+    def add(self, option: str, function: Callable[[Gaussians], Gaussians]) -> None:
+        self._replace(option, function(self.gaussians))
+
+    def merge(self, other: Rows) -> None:
+        self._replace("--merge", merge_models([self.gaussians, other.read(0, len(other))], warn=warn_user))
+
+    def decimate(self, amount: int | float) -> None:
+        """Decimates to a count, or to a share if `amount` is a float."""
+        arguments, gaussians = self.arguments, self.gaussians
+        cameras = self._cameras() or cameras_around(gaussians)
+        device, _ = pick_device(arguments.backend)
+        reserve_threads(device, arguments.backend)
+        with stage_display() as show:
+            decimated = decimate_gaussians(
+                gaussians.to(device),
+                amount if isinstance(amount, int) else max(1, round(amount * len(gaussians))),
+                cameras,
+                backend=arguments.backend,
+                on_progress=show,
+                **({} if arguments.finetune is None else {"finetune": arguments.finetune}),
+            ).to("cpu")
+        self._replace("--decimate", decimated)
+
+    def finish(self) -> Rows:
+        """Returns the rows of the model."""
+        return as_rows(self.gaussians)
+
+    def _replace(self, option: str, gaussians: Gaussians) -> None:
+        before, self.gaussians = len(self.gaussians), gaussians
+        report_counts(option, before, len(gaussians))
+
+    def _cameras(self) -> list[Camera]:
+        """Returns the cameras of a file or of the run, moved as the model was; none for other models."""
+        arguments = self.arguments
+        cameras = read_cameras(arguments.cameras) if arguments.cameras else find_cameras(arguments.model)
+        return [move_camera(camera, self.transform) for camera in cameras if not camera.is_test]
+
+
+def _matrix(option: str, values: Any) -> Tensor:
+    """Returns the matrix [4, 4] fp64 of an option that moves the model."""
+    match option:
+        case "--translate":
+            return similarity(translation=values)
+        case "--rotate":
+            return similarity(axis_rotations(values))
+        case "--scale":
+            if not values > 0:
+                raise ArgumentError(f"--scale: expected a positive number, found {values}")
+            return similarity(scale=values)
+        case "--up":
+            return upright(values)
+    numbers = _read_numbers(values)
+    return torch.cat(
+        [torch.tensor(numbers, dtype=torch.float64, device="cpu").view(-1, 4), similarity()[len(numbers) // 4 :]]
+    )
+
+
+def _read_numbers(path: Any) -> list[float]:
+    """Reads the 16 or 12 numbers of a text file, which may be separated by commas and brackets, as in JSON."""
+    text = read_file(path, MATRIX_BYTES_MAX).decode("utf-8", "replace")
+    try:
+        numbers = [float(word) for word in text.translate(dict.fromkeys(map(ord, ",;[]"), " ")).split()]
+    except ValueError as error:
+        raise FileError(f"{path}: expected the 16 numbers of a 4×4 matrix, row by row ({error})") from error
+    if len(numbers) not in (12, 16):
+        raise FileError(f"{path}: expected the 16 or 12 numbers of a 4×4 or 3×4 matrix, found {len(numbers)}")
+    return numbers
