@@ -193,7 +193,6 @@ CASES = {
         lambda i: i.written("lcc2", lambda path: write_lcc2(path, i.gaussians).parent),
         lambda inputs, path, out: scene.read_lcc2(path / "a.lcc2", warn=str),
     ),
-    "read_orbit_limits": reading(scene.read_orbit_limits, ".spz"),
     "read_ply": reading(scene.read_ply, ".ply"),
     "read_sog": reading(scene.read_sog, ".sog"),
     "read_splat": reading(scene.read_splat, ".splat"),

@@ -38,8 +38,7 @@ from .formats.rad import read_rad
 from .formats.sog import read_sog
 from .formats.sog_writer import write_sog
 from .formats.splat import read_splat, write_splat
-from .formats.spz import read_orbit_limits, read_spz
-from .formats.spz_extensions import OrbitLimits
+from .formats.spz import read_spz
 from .formats.spz_writer import write_spz
 from .formats.streaming.streamed_sog import read_streamed_sog
 from .formats.streaming.streamed_sog_writer import write_streamed_sog
@@ -62,7 +61,6 @@ __all__ = [
     "Gaussians",
     "Georeference",
     "MissingExtraError",
-    "OrbitLimits",
     "Prepared",
     "Summary",
     "View",
@@ -89,7 +87,6 @@ __all__ = [
     "read_lcc",
     "read_lcc2",
     "read_model",
-    "read_orbit_limits",
     "read_plan",
     "read_ply",
     "read_rad",

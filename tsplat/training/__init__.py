@@ -10,7 +10,7 @@ from .losses import loss, psnr, ssim
 from .observers import DivergedError, Observer, Progress, RunStart
 from .presets import preset
 from .runs.blocks import BlockError, merge_blocks, train_blocks
-from .runs.demo import DemoSize, demo
+from .runs.demo import demo
 from .runs.fit import fit
 from .runs.live_view import LiveView
 from .runs.run_checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
@@ -22,7 +22,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Config",
-    "DemoSize",
     "DivergedError",
     "Evaluation",
     "History",

@@ -170,6 +170,34 @@ def test_samples_follow_the_weights():
     assert sorted(ops._multinomial_sample(weights, 2, replacement=False).tolist()) == [1, 2]
 
 
+def test_samples_without_replacement_are_distinct_and_follow_the_weights():
+    torch.manual_seed(1)
+    weights = torch.tensor([0.0, 1.0, 3.0, 2.0])
+    draws = torch.stack([ops._multinomial_sample(weights, 2, False) for _ in range(2000)])
+    assert (draws > 0).all()
+    assert (draws[:, 0] != draws[:, 1]).all()
+    # The first of two is distributed as a single sample.
+    assert float((draws[:, 0] == 2).float().mean()) == pytest.approx(3 / 6, abs=0.04)
+    # P(1 is left out) = P(2, 3) + P(3, 2)
+    expected = 3 / 6 * 2 / 3 + 2 / 6 * 3 / 4
+    assert float((draws != 1).all(1).float().mean()) == pytest.approx(expected, abs=0.04)
+    assert sorted(ops._multinomial_sample(weights, 3, False).tolist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("weights", [[1.0, math.nan], [1.0, math.inf], [1.0, -1.0], [0.0, 0.0], []])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_invalid_weights_are_refused(weights, replacement):
+    with pytest.raises(ArgumentError, match=r"weights: expected finite|positive weights"):
+        ops._multinomial_sample(torch.tensor(weights), 1, replacement)
+    assert ops._multinomial_sample(torch.tensor([0.0, 2.0]), 0, replacement).tolist() == []
+
+
+def test_more_samples_than_positive_weights_need_replacement():
+    with pytest.raises(ArgumentError, match="n: expected 0 to 2 samples of 2 positive weights, found 3"):
+        ops._multinomial_sample(torch.tensor([1.0, 0.0, 1.0]), 3, replacement=False)
+    assert len(ops._multinomial_sample(torch.tensor([1.0, 0.0, 1.0]), 3)) == 3
+
+
 def test_strategies_are_those_of_tsplat():
     assert DefaultStrategy is strategies.DefaultStrategy
     assert MCMCStrategy is strategies.MCMCStrategy

@@ -1,5 +1,6 @@
 """The demo, on a tiny scene."""
 
+import dataclasses
 import json
 import math
 import os
@@ -15,12 +16,15 @@ from tsplat import ArgumentError, BackendError
 from tsplat.runtime.backend import choose
 from tsplat.scene import FileError, read_ply
 from tsplat.support.locks import lock_folder
-from tsplat.training import DemoSize, Trainer, demo
+from tsplat.training import Trainer, demo
+from tsplat.training.runs.demo import ON_CPU
 from tsplat.viewing.run_cameras import find_background
 
 pytestmark = pytest.mark.slow
 
-TINY = DemoSize(40, 30, n_train=6, n_test=2, n_points=500, sh_degree=1, steps=60, frames=3)
+TINY = dataclasses.replace(
+    ON_CPU, width=40, height=30, n_train=6, n_test=2, n_points=500, steps=60, frames=3, frame_scale=1.0
+)
 FILES = {
     "contact_sheet.png", "curve.png", "held_out", "metrics.json", "point_cloud.ply", "report.html", "run.json",
     "turntable.gif",
@@ -28,9 +32,10 @@ FILES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_gpu():
-    """Runs on the CPU, because the tests compare results bit by bit."""
+def _tiny_on_cpu():
+    """Runs a small demo on the CPU, because the tests compare results bit by bit."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tsplat.training.runs.demo.ON_CPU", TINY)
         patch.setattr(torch.cuda, "is_available", lambda: False)
         yield
 
@@ -38,7 +43,7 @@ def _no_gpu():
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    return out, demo(out, size=TINY)
+    return out, demo(out)
 
 
 def test_demo_improves_held_out_views(result):
@@ -84,7 +89,7 @@ def test_ctrl_c_ends_training_and_writes_the_results(tmp_path, monkeypatch, caps
         return progress
 
     monkeypatch.setattr(Trainer, "advance", interrupted)
-    metrics = demo(tmp_path, size=TINY, steps=10**6)
+    metrics = demo(tmp_path, steps=10**6)
     assert metrics["steps"] == 3
     assert {path.name for path in tmp_path.iterdir()} == FILES
     assert "stopped after 3 of 1000000 steps" in capsys.readouterr().out
@@ -96,14 +101,14 @@ def test_failed_demo_leaves_no_folders(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "advance", fail)
     with pytest.raises(ArithmeticError):
-        demo(tmp_path / "a" / "b", size=TINY)
+        demo(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
 
 def test_demo_does_not_overwrite_a_run(tmp_path):
     (tmp_path / "checkpoints" / "step_00000003").mkdir(parents=True)
     with pytest.raises(FileError, match="contains the checkpoints of another run; resume it, or choose another folder"):
-        demo(tmp_path, size=TINY)
+        demo(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
@@ -112,7 +117,7 @@ def test_two_demos_in_one_folder(tmp_path):
         lock_folder(tmp_path),
         pytest.raises(FileError, match=rf"{tmp_path}: in use by process {os.getpid()} .* or choose another folder"),
     ):
-        demo(tmp_path, size=TINY)
+        demo(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -124,10 +129,10 @@ def test_invalid_arguments_are_rejected_before_anything_is_written(tmp_path, mon
         (dict(out=tmp_path / "a", backend="cuda"), ArgumentError, "backend"),
     ):
         with pytest.raises(error, match=message):
-            demo(**arguments, size=TINY)
+            demo(**arguments)
     monkeypatch.setattr("tsplat.runtime.backend.cpu_compiler_problem", lambda: "llvmlite is not installed")
     with pytest.raises(BackendError, match="llvmlite is not installed"):
-        demo(tmp_path / "a", backend="triton", size=TINY)
+        demo(tmp_path / "a", backend="triton")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -135,7 +140,7 @@ def test_invalid_arguments_are_rejected_before_anything_is_written(tmp_path, mon
 def test_seed_determines_the_model(tmp_path):
     contents = []
     for i, seed in enumerate((7, 7, 8)):
-        demo(tmp_path / f"{i}", size=TINY, steps=5, seed=seed)
+        demo(tmp_path / f"{i}", steps=5, seed=seed)
         contents.append((tmp_path / f"{i}" / "point_cloud.ply").read_bytes())
     assert contents[0] == contents[1]
     assert contents[0] != contents[2]

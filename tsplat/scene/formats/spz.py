@@ -29,7 +29,7 @@ from ..rotation import flip_axes, rotate_gaussians
 from .foreign import Warn, note_ignored
 from .model_memory import check_model_memory
 from .quantization import Floats, gaussians_from_arrays, quats_from_smallest_three
-from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, Axes, Extensions, OrbitLimits, parse_extensions
+from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, RUB, Axes, parse_extensions
 
 GZIP, MAGIC = b"\x1f\x8b", b"NGSP"
 HEADER = struct.Struct("<4sIIBBBB")
@@ -68,22 +68,6 @@ def read_spz(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
         MissingExtraError: Version 4, and zstandard is not installed.
         OSError: The file cannot be read.
     """
-    gaussians, extensions = _read(path, warn)
-    if extensions.orbit is not None:
-        warn(f"{path}: ignored the limits of a camera; tsplat.scene.read_orbit_limits returns them")
-    return gaussians
-
-
-def read_orbit_limits(path: str | os.PathLike[str]) -> OrbitLimits | None:
-    """Returns the limits of an orbiting camera that an SPZ file has as an extension, or None.
-
-    Raises:
-        FileError, UnsupportedError, MissingExtraError, OSError: As :func:`read_spz`.
-    """
-    return _read(path, lambda note: None)[1].orbit
-
-
-def _read(path: str | os.PathLike[str], warn: Warn) -> tuple[Gaussians, Extensions]:
     name = str(path)
     content = read_file(path)
     if content[:2] == GZIP:
@@ -95,7 +79,7 @@ def _read(path: str | os.PathLike[str], warn: Warn) -> tuple[Gaussians, Extensio
     return _read_sections(name, io.BytesIO(content), len(content), warn)
 
 
-def _read_gzip(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extensions]:
+def _read_gzip(path: str, content: bytes, warn: Warn) -> Gaussians:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             return _read_sections(path, file, len(content) * GZIP_RATIO_MAX, warn)
@@ -103,7 +87,7 @@ def _read_gzip(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extens
         raise FileError(f"{path}: the gzip stream is damaged or cut short ({error})") from error
 
 
-def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: Warn) -> tuple[Gaussians, Extensions]:
+def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: Warn) -> Gaussians:
     """Reads versions 2 and 3: a header of 16 bytes, the sections, and extensions.
 
     Args:
@@ -136,13 +120,13 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
     rest = _read_up_to(file, EXTENSIONS_MAX + 1)  # reaching the end makes gzip verify its checksum
     if len(rest) > EXTENSIONS_MAX:
         raise FileError(f"{path}: expected {count} Gaussians, but more data follows them; the file is damaged")
-    extensions = parse_extensions(path, rest, warn) if flags & EXTENSIONS else Extensions()
+    axes = parse_extensions(path, rest, warn) if flags & EXTENSIONS else RUB
     if rest and not flags & EXTENSIONS:
         warn(f"{path}: ignored {len(rest)} bytes after the Gaussians")
-    return _decode(sections, version, count, degree, fraction, flags, extensions.axes), extensions
+    return _decode(sections, version, count, degree, fraction, flags, axes)
 
 
-def _read_zstd(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extensions]:
+def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
     """Reads version 4: a header of 32 bytes, extensions, a table of sizes, and one zstd stream per section."""
     require("zstandard")
     import zstandard
@@ -157,7 +141,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extens
     if table_start < HEADER_4.size or start > len(content):
         raise FileError(f"{path}: the file ends within its table of streams; it is damaged or cut short")
     records = content[HEADER_4.size : table_start] if flags & EXTENSIONS else b""
-    extensions = parse_extensions(path, records, warn)
+    axes = parse_extensions(path, records, warn)
     table = [STREAM.unpack_from(content, table_start + i * STREAM.size) for i in range(n_streams)]
     table = [(packed, size) for packed, size in table if size]
     if [size for _, size in table] != [sizes[i] for i in present]:
@@ -179,7 +163,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extens
             word = "longer" if longer else "shorter"
             raise FileError(f"{path}: stream {i} is {word} than its size in the table; the file is damaged")
         start += packed
-    return _decode(sections, version, count, degree, fraction, flags, extensions.axes), extensions
+    return _decode(sections, version, count, degree, fraction, flags, axes)
 
 
 def _check_flags(path: str, flags: int, warn: Warn) -> None:

@@ -16,10 +16,10 @@ from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
 from ..model_rows import MeanRounding, Rows, as_rows, morton_sorted
-from ..rotation import rotate_gaussians, sh_signs
+from ..rotation import sh_signs
 from .quantization import Bytes, Floats, Rounding, check_degree, rotation_codes, valid_bounds
-from .spz import ANTIALIASED, COLOR_SCALE, EXTENSIONS, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, decode_quats
-from .spz_extensions import QUARTER_TURN, Axes, OrbitLimits, extension_records
+from .spz import ANTIALIASED, COLOR_SCALE, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, decode_quats
+from .spz_extensions import RUB
 
 GZIP_LEVEL = 6
 """Level 9 takes seven times as long for files that are 3 % smaller."""
@@ -37,18 +37,14 @@ DEGREES_MAX = {3: 3, 4: 4}
 
 CLAMPED = ("log scales outside [-10, 5.94]", "colors outside [-0.44, 1.44]", "SH coefficients outside [-1, 1]")
 
+SIGNS = RUB[:3]
+"""Signs of x, y and z that convert the axes of a PLY to right, up, backward."""
+
 ROTATION_MAX = 511
 """Largest level of the components of a rotation."""
 
 
-def write_spz(
-    path: str | os.PathLike[str],
-    gaussians: Gaussians | Rows,
-    *,
-    version: int = 3,
-    axes: str = "RUB",
-    orbit: OrbitLimits | None = None,
-) -> list[str]:
+def write_spz(path: str | os.PathLike[str], gaussians: Gaussians | Rows, *, version: int = 3) -> list[str]:
     """Writes SPZ atomically, in Morton order, rotated to the axes of the format.
 
     Largest errors, where values are not clamped:
@@ -66,17 +62,13 @@ def write_spz(
         path: File to write.
         gaussians: Gaussians of SH degree 0 to 3, in version 4 also 4; or rows of a model that is larger than memory.
         version: 3 (gzip) or 4 (zstd).
-        axes: Where x, y and z of the file point to: left or right, down or up, backward or forward (F), in one of the
-            16 orders that SPZ_ADOBE_coordinate_system has. All readers know ``"RUB"``.
-        orbit: Limits of a camera to write as SPZ_ADOBE_safe_orbit_camera.
 
     Returns:
         What is lost, as :func:`write_model` does.
 
     Raises:
         UnsupportedError: The SH degree is above that of the version.
-        ArgumentError: A Gaussian is invalid, a coordinate is 2^23 or more in magnitude, or the version or the axes are
-            others.
+        ArgumentError: A Gaussian is invalid, a coordinate is 2^23 or more in magnitude, or the version is another.
         MissingExtraError: Version 4, and zstandard is not installed.
         OSError: The file cannot be written.
     """
@@ -84,22 +76,18 @@ def write_spz(
         raise ArgumentError(f"version: expected 3 or 4, found {version!r}")
     if version == 4:
         require("zstandard")
-    extensions = extension_records(axes, orbit)
-    signs = Axes.of(axes)
     rows = as_rows(gaussians)
     check_degree(rows.properties, f"SPZ {version}", DEGREES_MAX[version])
-    if signs.turned:
-        rows = rows.map(lambda part: rotate_gaussians(part, (QUARTER_TURN[0], -QUARTER_TURN[1], 0.0, 0.0)))
     bounds = valid_bounds(rows)
     fraction = _fractional_bits(bounds)
-    flags = (ANTIALIASED if rows.properties.antialiased else 0) | (EXTENSIONS if extensions else 0)
+    flags = ANTIALIASED if rows.properties.antialiased else 0
     fields = (MAGIC, version, rows.count, rows.properties.sh_degree, fraction, flags)
-    sections = _sections(signs, fraction, rows.properties.sh_degree)
+    sections = _sections(fraction, rows.properties.sh_degree)
     lost: dict[str, None] = {}
     with morton_sorted(rows, mean_rounding(bounds), bounds, Path(path).parent) as ordered, atomic_write(path) as file:
         if version == 4:
             # Readers expect a stream for each section.
-            file.write(HEADER_4.pack(*fields, len(sections), HEADER_4.size + len(extensions)) + extensions)
+            file.write(HEADER_4.pack(*fields, len(sections), HEADER_4.size))
             table = file.tell()
             file.write(bytes(len(sections) * STREAM.size))
             sizes = [_zstd(file, _encode(ordered, section), rows.count * section.size) for section in sections]
@@ -111,7 +99,7 @@ def write_spz(
             for section in sections:
                 for part in _encode(ordered, section):
                     file.write(packer.compress(part))
-            file.write(packer.compress(extensions) + packer.flush())
+            file.write(packer.flush())
         for chunk in rows.chunks():
             lost |= dict.fromkeys(_clamped(chunk))
     names = [name for name in CLAMPED if name in lost]
@@ -186,10 +174,10 @@ class _Section(NamedTuple):
     encode: Callable[[Floats], NDArray[Any]]
 
 
-def _sections(axes: Axes, fraction: int, degree: int) -> list[_Section]:
+def _sections(fraction: int, degree: int) -> list[_Section]:
     """Positions, opacities, colors, log scales, rotations, and SH coefficients above degree 0 if there are any."""
-    flips = np.array(axes[:3], "<i4")
-    signs = sh_signs(degree, axes[:3]).numpy()[:, None]
+    flips = np.array(SIGNS, "<i4")
+    signs = sh_signs(degree, SIGNS).numpy()[:, None]
     opacity, color, scale, sh = (Rounding().levels for _ in range(4))
 
     def position(means: Floats) -> Bytes:
@@ -201,7 +189,7 @@ def _sections(axes: Axes, fraction: int, degree: int) -> list[_Section]:
         _Section("opacity_logits", 1, lambda logits: opacity(torch.from_numpy(logits).sigmoid().numpy() * 255.0)),
         _Section("sh0", 3, lambda sh0: color((sh0 * COLOR_SCALE + 0.5) * 255)),
         _Section("log_scales", 3, lambda log_scales: scale((log_scales + 10) * 16)),
-        _Section("quats", 4, lambda quats: _encode_quats(quats, axes)),
+        _Section("quats", 4, lambda quats: _encode_quats(quats)),
         _Section("shN", 3 * len(signs), lambda shN: sh(shN * signs * 128 + 128)),
     ]
     return sections if degree else sections[:-1]
@@ -213,9 +201,9 @@ def _encode(rows: Rows, section: _Section) -> Iterator[bytes]:
         yield section.encode(rows.columns((section.name,), start, stop)[section.name].numpy()).tobytes()
 
 
-def _encode_quats(quats: Floats, axes: Axes) -> NDArray[np.uint32]:
+def _encode_quats(quats: Floats) -> NDArray[np.uint32]:
     """Encodes rotations [N, 4] wxyz; see ``decode_quats`` of the reader."""
-    signs = np.array(axes[:3], np.float64)
+    signs = np.array(SIGNS, np.float64)
     xyzw = quats[:, [1, 2, 3, 0]] * [*signs * signs.prod(), 1]
     # Zero stands for no rotation.
     xyzw[~xyzw.any(1), 3] = 1

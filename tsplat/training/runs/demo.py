@@ -26,7 +26,7 @@ SHORT_RUN = Config(means_rate=1e-3, scales_rate=2.2e-2, quats_rate=1.5e-2, sh0_r
 
 
 @dataclasses.dataclass(frozen=True)
-class DemoSize:
+class _Size:
     """Size of the demo.
 
     Attributes:
@@ -50,8 +50,8 @@ class DemoSize:
     frame_scale: float = 1.0
 
 
-ON_CPU = DemoSize(256, 192, n_train=24, n_test=4, n_points=12_000, sh_degree=1, steps=600, frames=36, frame_scale=1.5)
-ON_GPU = DemoSize(480, 360, n_train=96, n_test=6, n_points=60_000, sh_degree=2, steps=4000, frames=72)
+ON_CPU = _Size(256, 192, n_train=24, n_test=4, n_points=12_000, sh_degree=1, steps=600, frames=36, frame_scale=1.5)
+ON_GPU = _Size(480, 360, n_train=96, n_test=6, n_points=60_000, sh_degree=2, steps=4000, frames=72)
 
 
 def demo(
@@ -60,7 +60,6 @@ def demo(
     backend: Backend = "auto",
     steps: int | None = None,
     seed: int = 0,
-    size: DemoSize | None = None,
 ) -> dict[str, Any]:
     """Trains on a procedural scene, from a noisy and coarse point cloud; needs no data.
 
@@ -69,22 +68,21 @@ def demo(
 
     Args:
         out: Folder to write to; created if it does not exist.
-        steps: Optimizer steps; those of ``size`` if None.
+        steps: Optimizer steps; None for 600, or 4,000 on a GPU.
         seed: Random seed of the point cloud and of the order of views.
-        size: Where None, `ON_GPU` on a GPU with Triton, else `ON_CPU`, which takes under a minute on two cores.
 
     Returns:
         The contents of ``metrics.json``.
 
     Raises:
-        ArgumentError: Invalid size, or a folder that cannot be written to, contains a run with checkpoints or is in
+        ArgumentError: Invalid steps, or a folder that cannot be written to, contains a run with checkpoints or is in
             use.
         BackendError: The backend cannot run on this machine.
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
     require("PIL", "matplotlib", "rich", "scipy")
     device, description = pick_device(backend)
-    size = size or (ON_GPU if choose(device, backend)[0] == "triton" and device.type == "cuda" else ON_CPU)
+    size = ON_GPU if choose(device, backend)[0] == "triton" and device.type == "cuda" else ON_CPU
     config = dataclasses.replace(
         SHORT_RUN, steps=size.steps if steps is None else steps, seed=seed, sh_interval=300, backend=backend
     )
