@@ -31,55 +31,76 @@ from .scenes import (
 )
 
 
+class Start:
+    """The start of a run: a new one, :class:`NewRun`, or a checkpoint, :class:`SavedRun`."""
+
+    @property
+    def frame(self) -> LocalFrame | None:
+        """The local frame of the run; None for the one that suits the scene."""
+        return None
+
+    @property
+    def figures(self) -> dict[str, Any] | None:
+        """JSON values of the checkpoint, if there is one."""
+        return None
+
+    def report_skipped(self) -> None:
+        """Prints a line for each checkpoint that was skipped."""
+
+    def while_reading(
+        self, config: RunConfig, folder: Path, ranks: RankGroup
+    ) -> contextlib.AbstractContextManager[None]:
+        """Returns the context in which the scene is read."""
+        return contextlib.nullcontext()
+
+    def scene_change(self, description: Description, config: RunConfig) -> str:
+        """Returns what has changed in the scene since the run was started; empty for nothing."""
+        return ""
+
+    def settings(self, config: RunConfig, capture: Capture, ranks: RankGroup, model: Gaussians | None) -> RunConfig:
+        """Returns the settings, given the scene and the model to start from. A collective call."""
+        raise NotImplementedError
+
+    def begin(self, trainer: Trainer, config: RunConfig) -> RunConfig:
+        """Brings the trainer to the state of the start, and returns the settings."""
+        raise NotImplementedError
+
+    def is_extended(self, config: RunConfig) -> bool:
+        """Returns whether the run is resumed with another number of steps."""
+        return False
+
+
 @dataclasses.dataclass(frozen=True)
-class NewRun:
+class NewRun(Start):
     """The start of a new run.
 
     Attributes:
         configure: Returns the settings for a number of steps, if the run has as many steps as fit into `minutes`.
         minutes: Time for the steps.
-        frame, figures: None; see :class:`SavedRun`.
     """
 
     configure: Configure | None = None
     minutes: float = 0.0
-    frame: None = None
-    figures: None = None
-
-    def report_skipped(self) -> None:
-        """Does nothing: no checkpoint was skipped."""
 
     def while_reading(
         self, config: RunConfig, folder: Path, ranks: RankGroup
     ) -> contextlib.AbstractContextManager[None]:
-        """Writes ``config.json``, from which a run that is killed before its first checkpoint is started again.
-
-        The number of steps of a timed run is not known yet.
-        """
+        # A run that is killed before its first checkpoint restarts from its config.json. A timed run has no steps yet.
         return saved_config(config, folder, ranks) if self.configure is None else contextlib.nullcontext()
 
-    def scene_change(self, description: Description, config: RunConfig) -> str:
-        """Returns an empty text: the scene cannot have changed."""
-        return ""
-
     def settings(self, config: RunConfig, capture: Capture, ranks: RankGroup, model: Gaussians | None) -> RunConfig:
-        """Returns the settings, given the scene and the model to start from. A collective call."""
         if self.configure is not None:
             config = with_absolute_scene(plan(self.configure, self.minutes, capture, ranks, model))
         return dataclasses.replace(config, background=capture.background)
 
     def begin(self, trainer: Trainer, config: RunConfig) -> RunConfig:
-        """Returns the settings with those that the trainer resolved."""
         resolved = {name: getattr(trainer.config, name) for name in RESOLVED_SETTINGS}
         return dataclasses.replace(config, **resolved)
 
-    def is_extended(self, config: RunConfig) -> bool:
-        return False
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SavedRun:
-    """A checkpoint of a run, from which it is resumed or evaluated; the methods are those of :class:`NewRun`.
+class SavedRun(Start):
+    """A checkpoint of a run, from which it is resumed or evaluated.
 
     Attributes:
         path: The folder of the checkpoint.
@@ -124,7 +145,6 @@ class SavedRun:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """JSON values of the checkpoint."""
         return self.checkpoint.figures
 
     @property
@@ -135,40 +155,26 @@ class SavedRun:
 
     @property
     def frame(self) -> LocalFrame:
-        """The local frame of the run."""
         return saved_frame(self.figures, self.path)
 
     def report_skipped(self) -> None:
-        """Prints a line for each checkpoint that was skipped."""
         for message in skipped_messages(self.errors, self.path):
             print(message)
 
-    def while_reading(
-        self, config: RunConfig, folder: Path, ranks: RankGroup
-    ) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
     def scene_change(self, description: Description, config: RunConfig) -> str:
-        """Returns what has changed in the scene since the run was started; empty for nothing."""
-        return difference(self.scene, description, config.scene, with_hash=not self._is_legacy)
+        return difference(self.scene, description, config.scene, with_hash=self.frame is not LEGACY_FRAME)
 
     def settings(self, config: RunConfig, capture: Capture, ranks: RankGroup, model: Gaussians | None) -> RunConfig:
-        """Returns the settings of the run; those of an older version had other units."""
-        return with_relative_lengths(config, scene_extent(capture.train)) if self._is_legacy else config
+        # Settings of an older version had other units.
+        return with_relative_lengths(config, scene_extent(capture.train)) if self.frame is LEGACY_FRAME else config
 
     def begin(self, trainer: Trainer, config: RunConfig) -> RunConfig:
-        """Restores the state of the trainer, and returns the settings."""
         trainer.restore(self.checkpoint.local_tensors(), self.figures["trainer"], is_shard=True)
         print(f"resumed from {self.path.name}: step {trainer.step} of {config.steps}, {trainer.n_gaussians} Gaussians")
         return config
 
     def is_extended(self, config: RunConfig) -> bool:
-        """Returns whether the run is resumed with another number of steps."""
         return self.checkpoint.config.steps != config.steps
-
-    @property
-    def _is_legacy(self) -> bool:
-        return self.frame is LEGACY_FRAME
 
 
 def check_scene_change(change: str, *, accept: bool) -> None:
@@ -178,6 +184,3 @@ def check_scene_change(change: str, *, accept: bool) -> None:
     if not accept:
         raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
     print(f"warning: {change}")
-
-
-Start = NewRun | SavedRun
