@@ -166,7 +166,9 @@ class ProjectedGaussians(NamedTuple):
         radii, depths: [nnz, 2] int32, half extents in pixels, and [nnz], camera-space z, or the distance from
             the camera with ``global_z_order=False``.
         means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
-        conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or shapes of another footprint.
+        shapes: [nnz, 3] conics, upper triangles of inverse screen covariances, 1/pixels^2; [nnz, 9] ray transforms of
+            surfels; with evaluation in 3D [nnz, 10] means, quaternions and scales; of panoramas [nnz, 4] conics and
+            pixels of 360 degrees.
         compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
         row_of: [B, C, N] int32, inverse of ``dense_ids``: the row, -1 where there is none; or None.
         normals: [nnz, 3] of surfels, in the camera frame, towards the camera; or None.
@@ -180,7 +182,7 @@ class ProjectedGaussians(NamedTuple):
     radii: Tensor
     means2d: Tensor
     depths: Tensor
-    conics: Tensor
+    shapes: Tensor
     compensations: Tensor | None
     opacities: Tensor | None
     row_of: Tensor | None = None
@@ -223,7 +225,7 @@ class ProjectedGradients(NamedTuple):
 
     v_means2d: Tensor | None = None
     v_depths: Tensor | None = None
-    v_conics: Tensor | None = None
+    v_shapes: Tensor | None = None
     v_compensations: Tensor | None = None
     v_opacities: Tensor | None = None
     v_normals: Tensor | None = None
@@ -407,13 +409,13 @@ class Splats(NamedTuple):
     """Projected Gaussians as compositing reads them.
 
     Attributes:
-        means2d, conics, opacities: [nnz, 2] pixels; [nnz, 3], or the shapes of another footprint; [nnz].
+        means2d, shapes, opacities: [nnz, 2] pixels; see :class:`ProjectedGaussians`; [nnz].
         colors, depths: [nnz, D] of any float dtype, and [nnz], blended as one more channel; or None.
         color_ids: [nnz] int64, row of each Gaussian in colors, which are [G, D] then; or None.
     """
 
     means2d: Tensor
-    conics: Tensor
+    shapes: Tensor
     opacities: Tensor
     colors: Tensor | None
     depths: Tensor | None = None
@@ -424,7 +426,7 @@ class Splats(NamedTuple):
         """Projected Gaussians with their features, and depths if they are rendered."""
         assert projected.opacities is not None
         depths = projected.depths if with_depths else None
-        return cls(projected.means2d, projected.conics, projected.opacities, features.values, depths, features.ids)
+        return cls(projected.means2d, projected.shapes, projected.opacities, features.values, depths, features.ids)
 
     def gather_colors(self) -> "Splats":
         """Returns splats whose ``colors`` are gathered, [nnz, D], without ``color_ids``."""
@@ -477,7 +479,7 @@ class SplatGradients(NamedTuple):
     add to; None if there are no more bands."""
 
     v_means2d: Tensor
-    v_conics: Tensor
+    v_shapes: Tensor
     v_opacities: Tensor
     v_features: Tensor
     absgrad: Tensor | None

@@ -93,7 +93,7 @@ def _run_ellipse(composited: Composited, lists: Lists) -> Any:
 def _run_ray(composited: Composited, lists: Lists) -> Any:
     splats = composited.splats
     assert composited.cameras is not None
-    means, quats, scales = (_fp32(splats.conics[:, columns]) for columns in (slice(3), slice(3, 7), slice(7, 10)))
+    means, quats, scales = (_fp32(splats.shapes[:, columns]) for columns in (slice(3), slice(3, 7), slice(7, 10)))
     opacities, colors = _fp32(splats.opacities), _fp32(splats.colors)
     images = _images(composited, colors.shape[-1])
     viewmats, Ks = map(_fp32, composited.cameras)

@@ -67,12 +67,12 @@ class Composited:
             images = self.colors
             found |= dict(normals=images[..., :3], colors=images[..., 3:-1], distortions=images[..., -1:])
             found |= dict(v_normals=v.v_features[:, :3], v_features=v.v_features[:, 3:])
-            return found | dict(v_means2d=v.v_means2d, v_transforms=v.v_conics)
+            return found | dict(v_means2d=v.v_means2d, v_transforms=v.v_shapes)
         found |= dict(colors=self.colors, v_features=v.v_features)
         if self.footprint == "ray":
-            shapes = v.v_conics
+            shapes = v.v_shapes
             return found | dict(v_means=shapes[:, :3], v_quats=shapes[:, 3:7], v_scales=shapes[:, 7:])
-        return found | dict(v_means2d=v.v_means2d, v_conics=v.v_conics)
+        return found | dict(v_means2d=v.v_means2d, v_conics=v.v_shapes)
 
 
 @dataclasses.dataclass(frozen=True)

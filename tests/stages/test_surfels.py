@@ -614,7 +614,7 @@ def test_kernels_for_gpus_do_not_spill(target):
     settings = CompositingSettings(camera, 16, 32, True, PRESETS["gsplat-1.5"], "triton", "surfel", OF_SURFELS)
     with recorded(vendor) as launches, pytest.MonkeyPatch.context() as patch:
         projected = kernels.projection_fwd(gaussians, cameras, projection)
-        found = (projected.means2d, projected.depths, projected.conics, None, projected.depths, projected.normals)
+        found = (projected.means2d, projected.depths, projected.shapes, None, projected.depths, projected.normals)
         v = ProjectedGradients(*found)
         needs = Cameras(True, False, False, False)
         kernels.projection_bwd(gaussians, cameras, projected.row_of, projected.radii, v, projection, needs)

@@ -310,7 +310,7 @@ def _project(
     last, own = (projected.normals, (3,)) if settings.surfels else (projected.compensations, ())
     ids = projected.ids() if settings.packed else ()
     leading = (-1,) if settings.packed else (*batch, projected.n_cameras, projected.n_gaussians)
-    outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, last)
+    outputs = (projected.radii, projected.means2d, projected.depths, projected.shapes, last)
     shapes: tuple[tuple[int, ...], ...] = ((2,), (2,), (), shape, own)
     return *ids, *(None if t is None else t.view(*leading, *own) for t, own in zip(outputs, shapes))
 

@@ -59,7 +59,7 @@ def _pack_rows_kernel(
     _copy(projected.radii, packed.radii, 2, index, row, mask)
     _copy(projected.means2d, packed.means2d, 2, index, row, mask)
     _copy(projected.depths, packed.depths, 1, index, row, mask)
-    _copy(projected.conics, packed.conics, SHAPE, index, row, mask)
+    _copy(projected.shapes, packed.shapes, SHAPE, index, row, mask)
     _copy(projected.compensations, packed.compensations, 1, index, row, mask)
     _copy(projected.opacities, packed.opacities, 1, index, row, mask)
     _copy(projected.normals, packed.normals, 3, index, row, mask)
@@ -87,6 +87,6 @@ def pack_rows(projected: ProjectedGaussians, capacity: int) -> ProjectedGaussian
     )
     _pack_rows_kernel.launch_elementwise(
         n, BLOCK, row_counts=row_counts, projected=projected, packed=packed, n=n, n_rows=n_rows,
-        SHAPE=projected.conics.shape[-1],
+        SHAPE=projected.shapes.shape[-1],
     )  # fmt: skip
     return packed._replace(needed=needed)

@@ -336,5 +336,5 @@ def _finish(sums: Tensor, splats: Splats, settings: CompositingSettings) -> Spla
     footprint = FOOTPRINTS[settings.footprint]
     end = footprint.SUMS + splats.n_features
     absgrad = sums[:, end : end + 2].contiguous() if settings.absgrad else None
-    v_means2d, v_shapes, v_opacities = footprint.finish(sums, splats.conics, splats.opacities)
+    v_means2d, v_shapes, v_opacities = footprint.finish(sums, splats.shapes, splats.opacities)
     return SplatGradients(v_means2d, v_shapes, v_opacities, sums[:, footprint.SUMS : end], absgrad, sums)

@@ -170,7 +170,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     if opacities is not None and projected.compensations is not None:
         opacities = opacities * projected.compensations
     # Every comparison is written so that NaN fails it.
-    visible &= (z >= settings.camera.near) & (z <= settings.camera.far) & projected.conics.isfinite().all(-1)
+    visible &= (z >= settings.camera.near) & (z <= settings.camera.far) & projected.shapes.isfinite().all(-1)
     if gaussians.valid is not None:
         visible &= gaussians.valid.flatten()[ids]
     x, y = projected.means2d.unbind(-1)

@@ -14,7 +14,7 @@ class Screen(NamedTuple):
 
     means2d: Tensor
     depths: Tensor
-    conics: Tensor
+    shapes: Tensor
     normals: Tensor | None
     compensations: Tensor | None
 

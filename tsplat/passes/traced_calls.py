@@ -40,7 +40,7 @@ from .arenas import (
 )
 from .replay import Pass, runs_on_gpu
 
-ROWS = {"depths": "depths", "opacities": "opacities", "conics": "conics", "ray_transforms": "conics",
+ROWS = {"depths": "depths", "opacities": "opacities", "conics": "shapes", "ray_transforms": "shapes",
         "normals": "normals"}  # fmt: skip
 """Values of ``meta`` that have gradients of their own, and the fields of ``ProjectedGaussians`` that have them."""
 

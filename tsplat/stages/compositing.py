@@ -166,7 +166,7 @@ class _Composite(torch.autograd.Function):
             assert v_splats.absgrad is not None
             set_absgrad(ctx.absgrad_target, v_splats.absgrad.view(means2d.shape))
         v_means2d = v_splats.v_means2d if means2d.dim() == 2 else v_splats.v_means2d.view(means2d.shape)
-        v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, v_depths, None, v_backgrounds, None)
+        v_inputs = (v_means2d, v_splats.v_shapes, v_splats.v_opacities, v_colors, v_depths, None, v_backgrounds, None)
         return None, None, None, None, *v_inputs, *_ray_gradients(rays)
 
 

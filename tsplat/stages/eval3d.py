@@ -26,7 +26,7 @@ from .inputs import gather_features
 def with_world_shapes(
     projected: ProjectedGaussians, gaussians: Gaussians3D, settings: CompositingSettings
 ) -> ProjectedGaussians:
-    """Replaces conics by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph.
+    """Replaces ellipses by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph.
 
     Adds normals, if they are rendered.
     """
@@ -36,7 +36,7 @@ def with_world_shapes(
         parts.append(third_axes(gaussians.quats))
     shapes = gather_features(torch.cat(parts, -1).flatten(0, -2), projected.feature_ids(per_camera=False), projected)
     return projected._replace(
-        means2d=projected.means2d.detach(), conics=shapes[:, :10], normals=shapes[:, 10:] if settings.normals else None
+        means2d=projected.means2d.detach(), shapes=shapes[:, :10], normals=shapes[:, 10:] if settings.normals else None
     )
 
 

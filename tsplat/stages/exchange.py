@@ -102,7 +102,7 @@ class _Exchange(torch.autograd.Function):
         ctx: Any,
         means2d: Tensor,
         depths: Tensor,
-        conics: Tensor,
+        shapes: Tensor,
         opacities: Tensor,
         features: Tensor | None,
         feature_ids: Tensor | None,
@@ -113,7 +113,7 @@ class _Exchange(torch.autograd.Function):
         received_means2d: list[weakref.ref[Tensor]] | None,
     ) -> tuple[Tensor | None, ...]:
         n_gaussians = max(ranks.n_gaussians[ranks.rank], 1)
-        columns = [t[route.sent] for t in (means2d.reshape(-1, 2), depths, conics, opacities)]
+        columns = [t[route.sent] for t in (means2d.reshape(-1, 2), depths, shapes, opacities)]
         ids = route.sent if feature_ids is None else feature_ids[route.sent]
         if features is not None:
             columns.append(features[ids].to(means2d.dtype))
@@ -160,14 +160,14 @@ class _Exchange(torch.autograd.Function):
             """Returns the gradients of all rows from those of the rows that were sent."""
             return v.new_zeros(ctx.shape[:-1].numel(), *v.shape[1:]).index_copy_(0, route.sent, v)
 
-        v_means2d, v_depths, v_conics, v_opacities = (scatter(v) for v in v_sent[:4])
+        v_means2d, v_depths, v_shapes, v_opacities = (scatter(v) for v in v_sent[:4])
         v_features = None
         if v_received[4] is not None:
             v_features = scatter(v_sent[4]) if ctx.features_are_rows else sum_by_id(v_sent[4], ids, ctx.n_features)
             v_features = v_features.to(ctx.features_dtype)
         if ctx.absgrad_target is not None:
             ctx.absgrad_target.absgrad = scatter(v_sent[-1]).view(ctx.shape)
-        return v_means2d.view(ctx.shape), v_depths, v_conics, v_opacities, v_features, *(None,) * 6
+        return v_means2d.view(ctx.shape), v_depths, v_shapes, v_opacities, v_features, *(None,) * 6
 
 
 def exchange(
@@ -186,7 +186,7 @@ def exchange(
     *floats, values, radii, dense_ids = _Exchange.apply(  # type: ignore[no-untyped-call]
         projected.means2d,
         projected.depths,
-        projected.conics,
+        projected.shapes,
         projected.opacities,
         *features,
         projected.radii,
@@ -195,12 +195,12 @@ def exchange(
         _find_route(ranks, projected),
         received_means2d,
     )
-    means2d, depths, conics, opacities = floats
+    means2d, depths, shapes, opacities = floats
     if received_means2d is not None:
         # A weak reference: the tensor holds the graph, which would hold the tensor.
         received_means2d.append(weakref.ref(means2d))
     n_cameras, n_gaussians = ranks.n_cameras[ranks.rank], sum(ranks.n_gaussians)
-    received = ProjectedGaussians(n_cameras, n_gaussians, dense_ids, radii, means2d, depths, conics, None, opacities)
+    received = ProjectedGaussians(n_cameras, n_gaussians, dense_ids, radii, means2d, depths, shapes, None, opacities)
     return received, Features(values, None)
 
 

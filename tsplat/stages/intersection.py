@@ -51,7 +51,7 @@ def intersect(
         screen = ScreenGaussians(
             projected.means2d if projected.means2d.dim() == 2 else projected.means2d.reshape(-1, 2),
             projected.radii,
-            None if settings.boxes else projected.conics if periods is None else projected.conics[:, :3].contiguous(),
+            None if settings.boxes else projected.shapes if periods is None else projected.shapes[:, :3].contiguous(),
             None if settings.boxes else projected.opacities,
             depth_order(projected.depths, image_ids, n_segments),
             image_ids,

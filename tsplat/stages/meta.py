@@ -281,7 +281,7 @@ IN_GRAPHS = Results(_sizes_are_known, _names, _unpack, _pack, _plain)
 
 def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:
     """Returns projected Gaussians in the layout of ``means2d``: packed, or [..., C, N]."""
-    radii, depths, conics, opacities = projected.radii, projected.depths, projected.conics, projected.opacities
+    radii, depths, conics, opacities = projected.radii, projected.depths, projected.shapes, projected.opacities
     assert opacities is not None
     if projected.dense_ids is None:
         shape = projected.means2d.shape[:-1]

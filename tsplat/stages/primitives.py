@@ -33,9 +33,9 @@ def with_shapes(
         projected = with_world_shapes(projected, gaussians, call.settings.compositing)
     elif call.options.surfels:
         densify = extra["gradient_2dgs"] = torch.zeros_like(projected.means2d, requires_grad=True)
-        projected = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
+        projected = projected._replace(shapes=with_screen_gradient(projected.shapes, densify.view(-1, 2)))
     elif (periods := u_periods(projected, cameras, call.options.camera_model)) is not None:
-        projected = projected._replace(conics=torch.cat([projected.conics, periods[:, None]], -1))
+        projected = projected._replace(shapes=torch.cat([projected.shapes, periods[:, None]], -1))
     return projected, with_outputs(features, projected, call.settings.compositing.outputs), extra
 
 

@@ -25,7 +25,7 @@ def composite_surfels(
     """Composites projected surfels into maps of colors, alphas and :data:`OF_SURFELS`, by name.
 
     Args:
-        splats: With ray transforms as ``conics``, normals in front of the colors of each row, and depths.
+        splats: With ray transforms as ``shapes``, normals in front of the colors of each row, and depths.
         backgrounds: Of the colors, [I, D], or also of the depths, [I, D + 1]; or None.
         masks, n_images, bands: As for ``composite``.
         settings: With :data:`OF_SURFELS`, and a footprint of surfels.
@@ -61,7 +61,7 @@ def _plane_depths(splats: Splats, rows: Tensor) -> Tensor:
     """
     assert splats.depths is not None
     height, width = rows.shape[1:]
-    values = torch.cat([splats.conics, splats.depths[:, None]], 1)
+    values = torch.cat([splats.shapes, splats.depths[:, None]], 1)
     # The row behind the last is a finite one.
     values = torch.nn.functional.pad(values, (0, 0, 0, 1), value=1.0)
     ids = torch.where(rows >= 0, rows, len(splats.depths)).flatten().to(torch.int64)

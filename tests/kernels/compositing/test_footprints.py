@@ -151,7 +151,7 @@ def _assert_discs_match_reference(channels, chunk, monkeypatch):
     v_image, v_alphas = random_like((image, alphas), 0)
     torch.autograd.backward((image, alphas), (v_image, v_alphas))
     colors, found_alphas, v = _composite(inputs, v_image[None], v_alphas[None], chunk, monkeypatch)
-    found = (colors[0], found_alphas[0], v.v_means2d, v.v_conics, v.v_opacities, v.v_features, v.absgrad)
+    found = (colors[0], found_alphas[0], v.v_means2d, v.v_shapes, v.v_opacities, v.v_features, v.absgrad)
     expected = (image.detach(), alphas.detach(), *(t.grad for t in inputs[:4]), own_means.grad.abs().sum((1, 2)))
     names = ("image", "alphas", "v_means", "v_radii", "v_opacities", "v_colors", "absgrad")
     for name, one, other in zip(names, found, expected, strict=True):

@@ -107,7 +107,7 @@ def _assert_lists(lists, splats, intersections, grid, width, height):
         place = (intersections.first_tile + tile) % grid.tiles_per_image
         left = place % grid.tile_width * grid.tile_size + part % across * width
         top = place // grid.tile_width * grid.tile_size + part // across * height
-        mean, conic, opacity = (t[rows].double() for t in (splats.means2d, splats.conics, splats.opacities))
+        mean, conic, opacity = (t[rows].double() for t in (splats.means2d, splats.shapes, splats.opacities))
         x = left + 0.5 + torch.arange(width) - mean[:, :1]
         y = top + 0.5 + torch.arange(height) - mean[:, 1:]
         form = conic[:, 0, None, None] * x[:, None] ** 2 + conic[:, 2, None, None] * y[..., None] ** 2
@@ -243,10 +243,10 @@ def test_lists_of_thin_gaussians_far_from_the_tile(seed):
 def test_invalid_gaussians_are_not_listed():
     splats = _splats(40, 5)
     splats.opacities.fill_(0.9)
-    splats.conics[3], splats.conics[4, 1], splats.conics[5, 0] = math.nan, math.nan, -1.0
+    splats.shapes[3], splats.shapes[4, 1], splats.shapes[5, 0] = math.nan, math.nan, -1.0
     splats.means2d[6], splats.means2d[7, 1] = math.nan, math.nan
     splats.opacities[8], splats.opacities[9] = math.nan, 0.5 * ALPHA_MIN
-    splats.conics[10] = torch.tensor([1.0, 3.0, 1.0])
+    splats.shapes[10] = torch.tensor([1.0, 3.0, 1.0])
     invalid = set(range(3, 11))
     grid = TileGrid.cover(1, WIDTH, HEIGHT, 16)
     intersections = _intersections(splats, 2, [40, 40], 0)
@@ -315,7 +315,7 @@ def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkey
     for shape in (PartShape(tile_size, tile_size, UNCUT), PartShape(width, height, UNCUT)):
         monkeypatch.setattr(compositing, "part_shape", lambda *arguments, shape=shape: shape)
         pixels = tsplat.rasterize_to_pixels(
-            splats.means2d[None], splats.conics[None], torch.rand(1, n, 3, generator=torch.manual_seed(0)),
+            splats.means2d[None], splats.shapes[None], torch.rand(1, n, 3, generator=torch.manual_seed(0)),
             splats.opacities[None], WIDTH, HEIGHT, tile_size,
             intersections.isect_offsets[:-1].int().view(1, grid.tile_height, grid.tile_width),
             intersections.flatten_ids, backend="triton",

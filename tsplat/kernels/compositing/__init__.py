@@ -222,7 +222,7 @@ def _allocate_gradients(splats: Splats, settings: CompositingSettings, *, zero: 
     columns = FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad)
     return SplatGradients(
         allocate(n_rows, 2),
-        allocate(splats.conics.shape),
+        allocate(splats.shapes.shape),
         allocate(n_rows),
         allocate(n_rows, n_features),
         allocate(n_rows, 2) if settings.absgrad else None,

@@ -100,7 +100,7 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
         n_rows,
         BLOCK,
         means2d=splats.means2d,
-        shapes=splats.conics,
+        shapes=splats.shapes,
         opacities=splats.opacities,
         colors=splats.colors,
         color_ids=None if splats.colors is None else splats.color_ids,

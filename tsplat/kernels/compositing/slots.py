@@ -296,7 +296,7 @@ def _row_sum_kernel(
             opacity = tl.load(opacities + finished_row, mask=exists, other=1.0)
             v_mean, v_shape, v_opacity = FOOTPRINT.finish(sums, shape, opacity)
             store_tuple(v_splats.v_means2d + finished_row * 2, 1, v_mean, exists)
-            store_tuple(v_splats.v_conics + finished_row * SHAPE, 1, v_shape, exists)
+            store_tuple(v_splats.v_shapes + finished_row * SHAPE, 1, v_shape, exists)
             tl.store(v_splats.v_opacities + finished_row, v_opacity, mask=exists)
 
 
@@ -537,7 +537,7 @@ def sum_slots(
         programs(-(-rows.numel() // group) * blocks, 1),
         **arguments,
         span_starts=gaussian_major.span_starts,
-        shapes=splats.conics,
+        shapes=splats.shapes,
         opacities=splats.opacities,
         v_splats=v_splats,
         n_rows=rows.numel(),

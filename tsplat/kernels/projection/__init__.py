@@ -84,7 +84,7 @@ def _projection_fwd_kernel(
         tl.store(projected.radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
         tl.store(projected.radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
         store_tuple(projected.means2d + row * 2, 1, mean2d, mask, visible)
-        store_tuple(projected.conics + row * len(shape), 1, shape, mask, visible)
+        store_tuple(projected.shapes + row * len(shape), 1, shape, mask, visible)
         tl.store(projected.depths + row, tl.where(visible, projection.depth, 0.0), mask=mask)
         if projected.compensations is not None:
             tl.store(projected.compensations + row, tl.where(visible, projection.compensation, 0.0), mask=mask)
@@ -144,8 +144,8 @@ def _projection_bwd_kernel(
         if v_projected.v_depths is not None:
             v_depth = tl.load(v_projected.v_depths + row, mask=visible, other=0.0)
             incoming += tl.abs(v_depth)
-        if v_projected.v_conics is not None:
-            v_shape = load_tuple(v_projected.v_conics + row * SHAPE, 1, SHAPE, visible)
+        if v_projected.v_shapes is not None:
+            v_shape = load_tuple(v_projected.v_shapes + row * SHAPE, 1, SHAPE, visible)
             incoming += size_of(v_shape)
         if v_projected.v_normals is not None:
             v_normal = load_tuple(v_projected.v_normals + row * 3, 1, 3, visible)
@@ -236,7 +236,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         radii=torch.empty(n_rows, 2, dtype=torch.int32, device=means.device),
         means2d=means.new_empty(n_rows, 2),
         depths=means.new_empty(n_rows),
-        conics=means.new_empty(n_rows, projector.SHAPE),
+        shapes=means.new_empty(n_rows, projector.SHAPE),
         compensations=means.new_empty(n_rows) if settings.antialiased else None,
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
         row_of=row_of,

@@ -54,7 +54,7 @@ class Projection(NamedTuple):
         seen: Whether the Gaussian passes the projector's own tests.
         depth, z: Its depth, and the depth that the near and the far plane cull by.
         mean2d, radii: Mean, and radii along x and y, pixels.
-        shape: Values of ``ProjectedGaussians.conics``.
+        shape: Values of ``ProjectedGaussians.shapes``.
         normal, compensation: As in ``ProjectedGaussians``; () if the projector has none.
         opacity: The opacity times the compensation; () without opacity.
     """
@@ -107,7 +107,7 @@ class Projector(Contract):
     `plane` a :class:`Plane`, and CONSTANTS are a :class:`Constants`.
 
     Attributes:
-        SHAPE: Values of a row's shape, ``ProjectedGaussians.conics``.
+        SHAPE: Values of a row's shape, ``ProjectedGaussians.shapes``.
         GRADIENTS: Values of a Gaussian's gradient that are summed over its cameras; the first three are the mean's.
         load: (gaussians, i, mask) to `gaussian` of Gaussian i.
         project: (gaussian, camera, opacity or None, plane, CONSTANTS) to a :class:`Projection`.

@@ -18,10 +18,10 @@ class Ellipse(Footprint):
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
         """Packs mean x, y; -a/2, -b, -c/2; ln(opacity); clamped opacity of each row. [7, nnz]"""
         means2d, opacities = splats.means2d, splats.opacities
-        a, b, c = splats.conics.unbind(-1)
+        a, b, c = splats.shapes.unbind(-1)
         # Not rendered: what is not finite, and conics that are not positive semidefinite beyond rounding.
         valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001) & (opacities >= ALPHA_MIN)
-        valid &= means2d.isfinite().all(-1) & splats.conics.isfinite().all(-1)
+        valid &= means2d.isfinite().all(-1) & splats.shapes.isfinite().all(-1)
         return pack_rows(torch.stack([*means2d.unbind(-1), -0.5 * a, -b, -0.5 * c]), opacities, valid, numerics)
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:

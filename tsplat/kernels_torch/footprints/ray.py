@@ -39,7 +39,7 @@ class Ray(Footprint):
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
         """Packs the mean, the rows of M = diag(1 / s) R^T, ln(opacity) and the clamped opacity. [14, nnz]"""
-        shapes, opacities = splats.conics, splats.opacities
+        shapes, opacities = splats.shapes, splats.opacities
         whitening = _rotations(shapes[:, 3:7]).transpose(0, 1) / shapes[:, 7:].T[:, None]
         values = torch.cat([shapes[:, :3].T, whitening.flatten(0, 1)])
         valid = (values.abs() <= INVERSE_MAX).all(0) & (opacities >= ALPHA_MIN)

@@ -31,7 +31,7 @@ class Surfel(Footprint):
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
         """Packs center q; k a, k b, k c, k d; D; t; mean; ln(opacity); clamped opacity of each row. [13, nnz]"""
-        transforms, means2d, opacities = splats.conics, splats.means2d, splats.opacities
+        transforms, means2d, opacities = splats.shapes, splats.means2d, splats.opacities
         valid = (transforms.abs() <= MAGNITUDE).all(-1) & (means2d.abs() <= MAGNITUDE).all(-1)
         valid &= (transforms[:, 8] != 0) & (opacities >= ALPHA_MIN)
         transforms = torch.where(valid[:, None], transforms, 1.0)
@@ -115,7 +115,7 @@ class SurfelPlane(Surfel):
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
         """Packs the depth of the center, too, in front of ln(opacity). [14, nnz]"""
         rows = super().pack(splats, numerics)
-        z = torch.where(rows[-1] > 0, splats.conics[:, 8], 0.0)
+        z = torch.where(rows[-1] > 0, splats.shapes[:, 8], 0.0)
         return torch.cat([rows[:-2], z[None], rows[-2:]])
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:

@@ -14,8 +14,8 @@ class Wrapped(Ellipse):
 
     def pack(self, splats: Splats, numerics: Numerics) -> Tensor:
         """Packs the period, and what the ellipse packs. [8, nnz]"""
-        ellipses = splats._replace(conics=splats.conics[:, :3])
-        return torch.cat([splats.conics[:, 3:].T, super().pack(ellipses, numerics)])
+        ellipses = splats._replace(shapes=splats.shapes[:, :3])
+        return torch.cat([splats.shapes[:, 3:].T, super().pack(ellipses, numerics)])
 
     def locate(self, record: Tensor, pixels: Pixels) -> tuple[Local, Tensor]:
         x, y = pixels
@@ -27,5 +27,5 @@ class Wrapped(Ellipse):
         return super().slopes(record[1:], g, local)
 
     def finish(self, found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        v_means, v_conics, v_opacities = super().finish(found, shapes[:, :3], opacities)
-        return v_means, torch.nn.functional.pad(v_conics, (0, 1)), v_opacities
+        v_means, v_shapes, v_opacities = super().finish(found, shapes[:, :3], opacities)
+        return v_means, torch.nn.functional.pad(v_shapes, (0, 1)), v_opacities

@@ -52,7 +52,7 @@ class Footprint(Contract):
     what ``locate`` returned for it. g is alpha dL/d alpha at pixels.
 
     Attributes:
-        SHAPE: Values of a row's shape, ``Splats.conics``.
+        SHAPE: Values of a row's shape, ``Splats.shapes``.
         VALUES: Values of ``pack``.
         SUMS: Values of ``expand``: the sums over pixels that gradients are made of.
         BY_COLUMN: How many of the first values of ``add_gradients`` are sums over one column of pixels when ``expand``
