@@ -1,6 +1,6 @@
 """A replayed call: it runs passes, and two nodes of autograd stand for what they compute.
 
-The first node goes from the inputs to the projected centers, whose gradients strategies read, and to the carrier, a
+The first node goes from the inputs to the ``means2d``, whose gradients strategies read, and to the carrier, a
 tensor of no content that stands for all else that images depend on: its gradient is the memory in which one backward
 pass leaves what the other reads. The second node goes from both, and from inputs that only compositing reads, to the
 images.
@@ -110,8 +110,8 @@ class ReplayRunner:
         device = self.traced.device
         outputs = [output.allocate(device) for output in backward_pass.outputs]
         incoming = [_aligned(v) for v in incoming]
-        if n_packed is not None and backward_pass is self.traced.centers_backward:
-            incoming[0] = _with_rows(incoming[0], self.traced.centers.shape[0])
+        if n_packed is not None and backward_pass is self.traced.means2d_backward:
+            incoming[0] = _with_rows(incoming[0], self.traced.means2d.shape[0])
         tensors: list[Any] = [*saved, *incoming, *outputs]
         bases = dict(zip(backward_pass.steps.order, tensors))
         backward_pass.clear(bases)
@@ -191,17 +191,17 @@ class ReplayedCall:
         """Returns what the rendering function returns."""
         traced, bases = self._runner.traced, self._bases
         images = [None if view is None else tensor_of_view(view, bases) for view in traced.images]
-        view = traced.centers
+        view = traced.means2d
         if self._n_packed is not None:
             view = view._replace(shape=torch.Size([self._n_packed, 2]), is_base=False)
-        centers = tensor_of_view(view, bases)
+        means2d = tensor_of_view(view, bases)
         gradient_2dgs = None
         if traced.gradient_2dgs is not None:
-            gradient_2dgs = torch.zeros_like(centers, requires_grad=bool(traced.differentiable))
+            gradient_2dgs = torch.zeros_like(means2d, requires_grad=bool(traced.differentiable))
         carrier = None
         if traced.differentiable:
-            centers, carrier = self._connect(images, centers, gradient_2dgs)
-        values = {**traced.meta_constants, "means2d": centers}
+            means2d, carrier = self._connect(images, means2d, gradient_2dgs)
+        values = {**traced.meta_constants, "means2d": means2d}
         if gradient_2dgs is not None:
             values["gradient_2dgs"] = gradient_2dgs
         for name, i in traced.in_meta.items():
@@ -211,29 +211,29 @@ class ReplayedCall:
         return *images[: traced.n_images], Meta(values, lazy_values(traced), source, traced.meta_keys)
 
     def _connect(
-        self, images: list[Tensor | None], centers: Tensor, gradient_2dgs: Tensor | None
+        self, images: list[Tensor | None], means2d: Tensor, gradient_2dgs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Connects images, in place, to the inputs by nodes of autograd. Returns the centers, and the carrier if there
-        is one."""
+        """Connects images, in place, to the inputs by nodes of autograd. Returns the ``means2d``, and the carrier if
+        there is one."""
         traced, bases, inputs = self._runner.traced, self._bases, [*self._tensors, gradient_2dgs]
         context = _BackwardContext(self._runner, self._lent, self._n_packed, self._read_n_slots)
         links: list[Tensor | None] = []
         carrier = None
-        if traced.centers_backward is not None:
-            center_inputs = [inputs[i] for i in traced.centers_backward.inputs]
-            saved = [bases[i] for i in traced.centers_backward.saved]
-            centers, carrier = apply(_Centers, context, [centers], saved, *center_inputs)
-            links = [centers, carrier]
+        if traced.means2d_backward is not None:
+            means2d_inputs = [inputs[i] for i in traced.means2d_backward.inputs]
+            saved = [bases[i] for i in traced.means2d_backward.saved]
+            means2d, carrier = apply(_ToMeans2d, context, [means2d], saved, *means2d_inputs)
+            links = [means2d, carrier]
         links += [None if i == ABSGRAD else inputs[i] for i in traced.images_backward.inputs]
         roots = [images[i] for i in traced.differentiable]
         saved = [bases[i] for i in traced.images_backward.saved]
-        for i, image in zip(traced.differentiable, apply(_Images, context, roots, saved, centers, *links)):
+        for i, image in zip(traced.differentiable, apply(_ToImages, context, roots, saved, means2d, *links)):
             images[i] = image
-        return centers, carrier
+        return means2d, carrier
 
 
-class _Centers(torch.autograd.Function):
-    """From inputs to projected centers, and to the carrier."""
+class _ToMeans2d(torch.autograd.Function):
+    """From inputs to ``means2d``, and to the carrier."""
 
     @staticmethod
     def forward(
@@ -246,21 +246,21 @@ class _Centers(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, saved: tuple[Tensor, ...], v_centers: Tensor | None, v_carrier: Tensor | None) -> Gradients:
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v_means2d: Tensor | None, v_carrier: Tensor | None) -> Gradients:
         context: _BackwardContext = ctx.context
         traced = context.runner.traced
-        assert traced.centers_backward is not None and traced.v_centers is not None
-        v_centers_output, _ = traced.v_centers
-        if v_centers is None:
-            v_centers = context.rows(v_centers_output.zeros(traced.device))
+        assert traced.means2d_backward is not None and traced.v_means2d is not None
+        v_means2d_output, _ = traced.v_means2d
+        if v_means2d is None:
+            v_means2d = context.rows(v_means2d_output.zeros(traced.device))
         if v_carrier is None:
             v_carrier = traced.v_carrier.zeros(traced.device)
-        results = context.run(traced.centers_backward, saved, (v_centers, v_carrier))
-        return None, None, None, *_gradients(traced.centers_backward, results, traced.handed_over)
+        results = context.run(traced.means2d_backward, saved, (v_means2d, v_carrier))
+        return None, None, None, *_gradients(traced.means2d_backward, results, traced.handed_over)
 
 
-class _Images(torch.autograd.Function):
-    """From projected centers, the carrier, and inputs that only compositing reads, to images."""
+class _ToImages(torch.autograd.Function):
+    """From ``means2d``, the carrier, and inputs that only compositing reads, to images."""
 
     @staticmethod
     def forward(
@@ -268,12 +268,12 @@ class _Images(torch.autograd.Function):
         context: _BackwardContext,
         outputs: list[Tensor],
         saved: list[Tensor],
-        centers: Tensor,
+        means2d: Tensor,
         *links: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*saved, *links)  # also those that are not read, see ``once_differentiable``
         ctx.context = context
-        ctx.centers = centers if ABSGRAD in context.runner.traced.images_backward.inputs else None
+        ctx.means2d = means2d if ABSGRAD in context.runner.traced.images_backward.inputs else None
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
@@ -290,12 +290,12 @@ class _Images(torch.autograd.Function):
         ]
         results = context.run(backward_pass, saved, incoming)
         v_links: list[Tensor | None] = []
-        if traced.v_centers is not None:
-            (v_centers, is_needed), v_carrier = traced.v_centers, traced.v_carrier
-            v_links = [context.rows(results[v_centers.base]) if is_needed else None, results[v_carrier.base]]
+        if traced.v_means2d is not None:
+            (v_means2d, is_needed), v_carrier = traced.v_means2d, traced.v_carrier
+            v_links = [context.rows(results[v_means2d.base]) if is_needed else None, results[v_carrier.base]]
         for i, gradient in zip(backward_pass.inputs, _gradients(backward_pass, results, traced.handed_over)):
             if i == ABSGRAD:
-                ctx.centers.absgrad, gradient = None if gradient is None else context.rows(gradient), None
+                ctx.means2d.absgrad, gradient = None if gradient is None else context.rows(gradient), None
             elif i == traced.n_inputs and gradient is not None:  # of ``gradient_2dgs``
                 gradient = context.rows(gradient)
             v_links.append(gradient)

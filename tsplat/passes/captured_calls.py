@@ -38,7 +38,7 @@ class GraphRunner:
         self._lock = threading.RLock()
         self._borrower: Callable[[], LentArena | None] = lambda: None
         self._precomputed: _PrecomputedBackward | None = None
-        passes = [each for each in (traced.images_backward, traced.centers_backward) if each is not None]
+        passes = [each for each in (traced.images_backward, traced.means2d_backward) if each is not None]
         saved = {base for each in passes for base in each.saved}
         with torch.inference_mode(False), torch.no_grad():
             memory = {
@@ -54,10 +54,10 @@ class GraphRunner:
             memory |= {base: scratch for base, _ in arenas}
             self._forward = _capture(recorder, memory, traced.forward)
             if traced.differentiable:
-                # Of images, and of centers at once, as no hook may change what goes from one to the other.
+                # Of images, and of means2d at once, as no hook may change what goes from one to the other.
                 self._of_images = _capture(recorder, memory, [each.steps for each in passes], traced.images_backward)
             if len(passes) > 1:
-                self._of_centers = _capture(recorder, memory, [passes[1].steps])
+                self._of_means2d = _capture(recorder, memory, [passes[1].steps])
         self._results = [base for each in passes for base in each.results]
         self._copied = [i for i, stays in enumerate(in_place) if not stays]
         self._restored = [i for i in self._copied if i in saved] + [o.base for o in traced.outputs if o.base in saved]
@@ -102,12 +102,12 @@ class GraphRunner:
                 lent.memory = self._memory[self.traced.saved_arena.base]
             targets = [self._memory[base] for base in backward_pass.incoming]
             if is_second and n_packed is not None:
-                targets[0] = targets[0][:n_packed]  # centers, whose memory is that of a capacity
+                targets[0] = targets[0][:n_packed]  # means2d, whose memory is that of a capacity
             torch._foreach_copy_(targets, list(incoming))
-            (self._of_centers if is_second else self._of_images)()
+            (self._of_means2d if is_second else self._of_images)()
             bases = backward_pass.results if is_second else self._results
             results = dict(zip(bases, _copies([self._memory[base] for base in bases])))
-            if not is_second and self.traced.centers_backward is not None:
+            if not is_second and self.traced.means2d_backward is not None:
                 self._precomputed = _PrecomputedBackward(lent, results)
             return results
 

@@ -50,7 +50,7 @@ class MetaSource(NamedTuple):
         lent: The saved arena, in place of the base, if a later call may take its memory; otherwise None.
         needed: The sizes that lists needed, and 1 if any exceeded its capacity; None with a capacity of the caller.
         n_packed: The number of packed rows, the first ones of tensors of rows; None if rows are not packed.
-        carrier: The tensor that stands in autograd for all that images depend on besides centers; None without
+        carrier: The tensor that stands in autograd for all that images depend on besides ``means2d``; None without
             gradients.
     """
 

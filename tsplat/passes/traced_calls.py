@@ -48,7 +48,7 @@ FOREVER = 2**62
 """The last step of a storage that is needed after its pass."""
 
 ABSGRAD = -1
-"""Stands for the number of an input in place of ``absgrad`` of centers."""
+"""Stands for the number of an input in place of ``absgrad`` of ``means2d``."""
 
 
 class BackwardPass(NamedTuple):
@@ -97,7 +97,7 @@ class _CallTrace(NamedTuple):
     """The trace of a call, and what the call returned.
 
     Attributes:
-        steps: Of the forward pass, then of the backward pass from images to centers, then of that to the inputs.
+        steps: Of the forward pass, then of the backward pass from images to ``means2d``, then of that to the inputs.
         n_forward, split: Where the second and the third of these begin.
         inputs: The tensors among the arguments.
         images: What the function returned but ``meta``, and behind that the images in ``meta``.
@@ -108,7 +108,7 @@ class _CallTrace(NamedTuple):
         needed: The sizes that lists needed.
         v_images: The gradients of images.
         gradients: For inputs, by number, and for ``ABSGRAD``: the gradient, or None.
-        v_centers, v_rows: Gradients of centers, and of what else projection returned, by its name.
+        v_means2d, v_rows: Gradients of ``means2d``, and of what else projection returned, by its name.
         zeros: Gradients, by name, of what images do not depend on.
         on_gpu: Whether kernels run on a GPU, or an emulated one.
         slot_usage: See :class:`.Trace`.
@@ -127,7 +127,7 @@ class _CallTrace(NamedTuple):
     needed: Tensor
     v_images: list[Tensor]
     gradients: dict[int, Tensor | None]
-    v_centers: Tensor | None
+    v_means2d: Tensor | None
     v_rows: dict[str, Tensor]
     zeros: dict[str, Tensor]
     on_gpu: bool
@@ -154,8 +154,8 @@ def _trace_call(
     differentiable = {i: image for i, image in enumerate(images) if image is not None and image.requires_grad}
     roots = list(differentiable.values())
     v_images = [_zeros_like(root, v_strides.get(i)) for i, root in differentiable.items()]
-    centers = values["means2d"]
-    rows = {name: getattr(meta_inputs.projected, name) for name in set(ROWS.values())} | {"means2d": centers}
+    means2d = values["means2d"]
+    rows = {name: getattr(meta_inputs.projected, name) for name in set(ROWS.values())} | {"means2d": means2d}
     rows = {name: row for name, row in rows.items() if row is not None and row.requires_grad}
     targets: dict[Any, Tensor] = {
         i: t for i, t in enumerate([*inputs, values.get("gradient_2dgs")]) if t is not None and t.requires_grad
@@ -170,8 +170,8 @@ def _trace_call(
             reached = _edges_from(roots)
             zeros = {n: torch.zeros_like(row) for n, row in rows.items() if get_gradient_edge(row)[:2] not in reached}
             if "means2d" in rows:
-                # The first backward pass ends with the gradient of centers.
-                centers.register_hook(lambda _: splits.append(len(trace.steps)))
+                # The first backward pass ends with the gradient of means2d.
+                means2d.register_hook(lambda _: splits.append(len(trace.steps)))
             targets |= {name: row for name, row in rows.items() if name not in zeros}
             outputs, v_outputs = [*roots, *[rows[name] for name in zeros]], [*v_images, *zeros.values()]
             sources = list(targets.values())
@@ -181,13 +181,13 @@ def _trace_call(
             raise UnsupportedError("a backward pass gives no gradient to what images depend on")
     if not trace.external.keys() <= {storage_of(tensor) for tensor in (*inputs, *v_images, *zeros.values())}:
         raise UnsupportedError("a tensor is neither an argument nor made by the call")
-    v_centers = v_inputs.pop("means2d", None)
+    v_means2d = v_inputs.pop("means2d", None)
     v_rows = {name: v for name in rows if (v := v_inputs.pop(name, None)) is not None}
-    if (absgrad := getattr(centers, "absgrad", None)) is not None:
+    if (absgrad := getattr(means2d, "absgrad", None)) is not None:
         v_inputs[ABSGRAD] = absgrad
     meta_inputs = meta_inputs._replace(intersections=meta_inputs.intersections.whole)
     results = leaves(
-        (images, meta_inputs, list(values.values()), check.needed, list(v_inputs.values()), v_centers), Tensor
+        (images, meta_inputs, list(values.values()), check.needed, list(v_inputs.values()), v_means2d), Tensor
     )
     is_live = live_steps(
         trace.steps,
@@ -196,7 +196,7 @@ def _trace_call(
     split = min(splits, default=len(trace.steps))
     return _CallTrace(
         list(itertools.compress(trace.steps, is_live)), sum(is_live[:n_forward]), sum(is_live[:split]), inputs, images,
-        n_images, in_meta, values, meta_inputs, banded, check.needed, v_images, v_inputs, v_centers, v_rows, zeros,
+        n_images, in_meta, values, meta_inputs, banded, check.needed, v_images, v_inputs, v_means2d, v_rows, zeros,
         on_gpu, trace.slot_usage,
     )  # fmt: skip
 
@@ -242,12 +242,12 @@ class TracedCall:
         is_packed: Whether rows are packed. Tensors of rows then have as many as a capacity.
         forward: The forward pass; on a GPU in two parts, after the first of which it is known what lists need, and how
             many rows are packed.
-        outputs: The bases that it allocates for images, centers and ``gradient_2dgs``.
+        outputs: The bases that it allocates for images, ``means2d`` and ``gradient_2dgs``.
         saved_arena, scratch: Its arenas. The first is needed by backward passes and ``meta``, the second not after the
             pass.
         images, n_images, in_meta: As in :class:`_CallTrace`, with views.
         differentiable: Which images are, by number.
-        centers: The view of ``means2d``.
+        means2d: The view of ``means2d``.
         gradient_2dgs: That of ``gradient_2dgs``, or None.
         meta_keys: The values of ``meta`` that are not made when they are read, in their order.
         meta_constants: Those that are not tensors.
@@ -255,12 +255,12 @@ class TracedCall:
         meta_inputs, bands, budget: What describes the rest of ``meta``, with views in place of tensors.
         needed: The view of ``needed``, [6] int64, see :class:`tsplat.data.Intersections`.
         meta_bases: The bases that ``meta`` reads.
-        images_backward: From the gradients of images to those of centers, and of inputs that need no more.
-        centers_backward: From there to the other inputs; None if these do not depend on centers.
+        images_backward: From the gradients of images to those of ``means2d``, and of inputs that need no more.
+        means2d_backward: From there to the other inputs; None if these do not depend on ``means2d``.
         v_images, v_views: The bases of the gradients of images, and their views; None for those in C order.
-        v_centers: The base of the gradient of centers, and whether images depend on these.
-        v_carrier: That of all else that one backward pass hands over to the other, an arena of the dtype of centers. It
-            is the gradient of a tensor, the carrier.
+        v_means2d: The base of the gradient of ``means2d``, and whether images depend on them.
+        v_carrier: That of all else that one backward pass hands over to the other, an arena of the dtype of
+            ``means2d``. It is the gradient of a tensor, the carrier.
         handed_over: The bases of both, or none.
         v_row: For values of ``meta``, the view of their gradient in ``v_carrier``.
         zero: The carrier, before it is expanded. Its value does not matter.
@@ -290,8 +290,8 @@ class TracedCall:
         self.n_inputs = len(call.inputs)
         for tensor in call.inputs:
             bases.add(TracedTensor.of(tensor))
-        centers, gradient_2dgs = call.values["means2d"], call.values.get("gradient_2dgs")
-        outputs = [tensor for tensor in (*call.images, centers, gradient_2dgs) if tensor is not None]
+        means2d, gradient_2dgs = call.values["means2d"], call.values.get("gradient_2dgs")
+        outputs = [tensor for tensor in (*call.images, means2d, gradient_2dgs) if tensor is not None]
         if any(bases.has(storage_of(tensor)) for tensor in outputs):
             raise UnsupportedError("an image is a view of an input")
         self.outputs = [add_output(bases, tensor) for tensor in outputs if not bases.has(storage_of(tensor))]
@@ -309,9 +309,9 @@ class TracedCall:
         ]
         self.n_images, self.in_meta = call.n_images, call.in_meta
         self.differentiable = [i for i, t in enumerate(call.images) if t is not None and t.requires_grad]
-        self.centers = view_of_output(bases, centers, self.outputs)
+        self.means2d = view_of_output(bases, means2d, self.outputs)
         self.gradient_2dgs = None if gradient_2dgs is None else bases.view(gradient_2dgs)
-        self.device, self.on_gpu = centers.device, call.on_gpu
+        self.device, self.on_gpu = means2d.device, call.on_gpu
         # On a GPU, a call reads what lists need as soon as the last ones are counted, before these are composited.
         n = _last_use(steps, call.needed) + 1
         parts = (steps[:n], steps[n:]) if self.on_gpu else (steps,)
@@ -326,7 +326,7 @@ class TracedCall:
         self.budget.limit, self.budget.peak_bytes = None, 0
         self.meta_inputs: MetaInputs = map_bundle(call.meta_inputs, Tensor, bases.view)
         self.needed = bases.view(call.needed)
-        views: list[View] = [*self.rows.values(), self.needed, self.centers]
+        views: list[View] = [*self.rows.values(), self.needed, self.means2d]
         map_bundle(self.meta_inputs, View, views.append)
         self.meta_bases = sorted({view.base for view in views})
 
@@ -335,22 +335,22 @@ class TracedCall:
         first, second = call.steps[call.n_forward : call.split], call.steps[call.split :]
         self.v_images = [add_output(bases, v) for v in call.v_images]
         self.v_views = [None if v.is_contiguous() else bases.view(v) for v in call.v_images]
-        self.v_centers: tuple[Output, bool] | None = None
-        if (v_centers := call.v_centers) is not None:
-            output = add_output(bases, v_centers)
-            self.v_centers = output, "means2d" not in call.zeros
-            if output.shape != self.centers.shape:
-                raise UnsupportedError("the gradient of centers is a part of another tensor")
+        self.v_means2d: tuple[Output, bool] | None = None
+        if (v_means2d := call.v_means2d) is not None:
+            output = add_output(bases, v_means2d)
+            self.v_means2d = output, "means2d" not in call.zeros
+            if output.shape != self.means2d.shape:
+                raise UnsupportedError("the gradient of means2d is a part of another tensor")
         if any(g is not None and bases.has(storage_of(g)) for g in call.gradients.values()):
             raise UnsupportedError("a gradient is a view of another tensor of the call")
         zeros = [v for name, v in call.v_rows.items() if name in call.zeros]
         of_first, of_second = lifetimes_of(first, bases), lifetimes_of(second, bases)
         handed_over = [life for storage, life in of_first.items() if storage in of_second]
         if any(life.size % dtype.itemsize for life in handed_over):
-            raise UnsupportedError("what goes from one backward pass to the other has another dtype than centers")
+            raise UnsupportedError("what goes from one backward pass to the other has another dtype than means2d")
         v_carrier, size, n_zeros = _arena_after_zeros(bases, zeros, handed_over)
         self.v_carrier = Output(v_carrier, (max(size // dtype.itemsize, 1),), (1,), dtype)
-        self.handed_over = [] if self.v_centers is None else [self.v_centers[0].base, v_carrier]
+        self.handed_over = [] if self.v_means2d is None else [self.v_means2d[0].base, v_carrier]
         self.v_row = {name: bases.view(call.v_rows[row]) for name, row in ROWS.items() if row in call.v_rows}
         if any(view.base != v_carrier for view in self.v_row.values()):
             raise UnsupportedError("a gradient of rows does not go to the inputs")
@@ -364,8 +364,8 @@ class TracedCall:
                 add_output(bases, g) for g in gradients.values() if g is not None and not bases.has(storage_of(g))
             ]
             zeroed = None
-            if self.v_centers is not None and not is_second:
-                outputs += [self.v_centers[0], self.v_carrier]
+            if self.v_means2d is not None and not is_second:
+                outputs += [self.v_means2d[0], self.v_carrier]
                 zeroed = v_carrier, n_zeros // dtype.itemsize
             inside = [life for storage, life in lifetimes.items() if not bases.has(storage)]
             scratch, slots = _add_scratch(bases, inside, call.slot_usage)
@@ -378,7 +378,7 @@ class TracedCall:
             passes.append(
                 BackwardPass(replayed, list(gradients), views, outputs, zeroed, scratch, slots, saved, incoming)
             )
-        self.images_backward, self.centers_backward = passes[0], None if v_centers is None else passes[1]
+        self.images_backward, self.means2d_backward = passes[0], None if v_means2d is None else passes[1]
 
 
 def _add_scratch(
