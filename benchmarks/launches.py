@@ -51,7 +51,7 @@ class Launch:
     """A kernel call of a launcher: Triton types of its arguments, values of constants and None by their path, compiler
     options, and the arguments, those in bundles and of constants by the names of their fields.
 
-    `passes` is the number of passes over the channels, if the kernel learns their number at run time.
+    `channel_groups` is the number of groups of channels, if the kernel learns their number at run time.
     """
 
     kernel: JITFunction[Any]
@@ -59,7 +59,7 @@ class Launch:
     constants: dict[tuple[int, ...], Any]
     options: dict[str, Any]
     arguments: dict[str, Any] = dataclasses.field(repr=False, compare=False)
-    passes: int = 1
+    channel_groups: int = 1
 
 
 def by_field(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -82,11 +82,11 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
         options = {k: v for k, v in arguments.items() if k in OPTIONS and OPTIONS[k] is not v}
         launcher = Launcher(kernel)
         signature, constants = launcher.signature(launcher.bind((), values))
-        passes = 1
+        channel_groups = 1
         if kernel.__name__.startswith("_features"):
             width = values["PRODUCTS"].CHANNELS * values.get("BLOCKS", 1)
-            passes = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
-        launches.append(Launch(kernel, signature, constants, options, by_field(values), passes))
+            channel_groups = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
+        launches.append(Launch(kernel, signature, constants, options, by_field(values), channel_groups))
 
     with (
         mock.patch.object(launch, "launch_on_device", record),
@@ -117,7 +117,7 @@ def shipped_launches(
     )
     unique: dict[str, tuple[str, Launch]] = {}
     for label, call in found:
-        key = repr((call.kernel.__name__, call.signature, call.constants, call.options, call.passes))
+        key = repr((call.kernel.__name__, call.signature, call.constants, call.options, call.channel_groups))
         unique.setdefault(key, (label, call))
     return list(unique.values())
 

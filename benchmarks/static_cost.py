@@ -157,9 +157,9 @@ def walk_per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> fl
     if kernel == "_features_bwd_kernel":
         products = [counted[first : last + 1] for first, last in loops_inside(counted)]
         again = sum(len(loop) for loop in products if any(re.search(CLASSES["tensor"], text) for _, text in loop))
-        return once + (call.passes - 1) * again / _exponentials(counted)
+        return once + (call.channel_groups - 1) * again / _exponentials(counted)
     # In the forward pass, one program per pass walks the list.
-    return once * call.passes
+    return once * call.channel_groups
 
 
 def per_32(call: Launch, n_instructions: int) -> float:

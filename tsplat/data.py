@@ -59,7 +59,7 @@ class CompositingSettings:
 
     Attributes:
         camera, tile_size: What the cameras share, and the edge of a tile in pixels.
-        channel_chunk: Upper bound of the channels accumulated in one pass.
+        channel_chunk: Upper bound of the channels that one walk over lists accumulates.
         absgrad, numerics, backend: As in :func:`tsplat.rasterization`.
         footprint: The kind of splat, see ``kernels/compositing/footprints``.
         outputs: The maps to render besides colors and alphas.
@@ -352,7 +352,7 @@ class Limit(NamedTuple):
 
     Attributes:
         needed: See :class:`Intersections`. Zeros at first. That of ``element`` becomes the maximum of it and what
-            the lists need: two passes over features may have lists of other parts. None if there is no limit.
+            the lists need: two walks for other features may have lists of other parts. None if there is no limit.
         element: An index of ``Capacities``.
         capacity: The largest total that fits.
         per_unit: How much of the total counts as one in ``needed``, rounded up.

@@ -128,7 +128,7 @@ def rasterization(
             (AbsGS, arXiv 2404.10484), in pixel units. Of no effect with ``with_eval3d``: ``means2d`` has no gradient.
         rasterize_mode: ``"classic"``, or ``"antialiased"`` (Mip-Splatting, arXiv 2311.16493), which scales opacities by
             what ``eps2d`` added to the screen area.
-        channel_chunk: Upper bound of the channels accumulated in one pass. Bounds memory, does not change the result.
+        channel_chunk: Upper bound of the channels accumulated at once. Bounds memory, does not change the result.
         segmented: Whether to sort the intersections of each image on their own. The image is the same.
         covars: [..., N, 3, 3] covariances in place of quats and scales; the upper triangle is read.
         backend: ``"triton"`` kernels, on a GPU or compiled for the CPU; ``"torch"``, vectorized PyTorch on any device;

@@ -64,7 +64,7 @@ from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_shape
 from .alphas import tile_alphas
 from .chunks import chunk_products, combine_chunks, combine_rays
 from .composite_backward import walk_bwd
-from .composite_forward import pass_channels, walk_fwd
+from .composite_forward import channel_group, walk_fwd
 from .features_backward import features_bwd
 from .features_forward import features_fwd
 from .footprints import FOOTPRINTS
@@ -120,11 +120,11 @@ def composite_fwd(
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     if by_matrices:
         splats = splats.gather_colors()
-    first_pass = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
-    # The backward pass reads the same records if there is one pass over all channels.
-    saves_records = first_pass is splats and buffers.last_ids is not None
+    first_group = _without_features(splats) if by_matrices else channel_group(splats, 0, settings)
+    # The backward pass reads the same records if one group has all channels.
+    saves_records = first_group is splats and buffers.last_ids is not None
     large = splats.opacities.new_empty(splats.opacities.shape, dtype=torch.bool) if saves_records else None
-    records = pack_records(first_pass, settings, large)
+    records = pack_records(first_group, settings, large)
     lists = list_parts(records, band, buffers.colors.shape[3], has_walk_ends=buffers.last_ids is not None)
     ranges = Ranges.of(lists, lists.launch_order, lists.walk_ends)
     products = chunk_products(records, lists, band)

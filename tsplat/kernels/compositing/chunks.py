@@ -91,20 +91,20 @@ def _combine_kernel(
     images: "RenderBuffers",  # output
     chunks: "Chunks",  # colors are zeroed where pixels have stopped before
     part_grid: "PartGrid",
-    n_colors: "Int", n_features: "Int", passes: "Int",
+    n_colors: "Int", n_features: "Int", channel_groups: "Int",
     CHANNELS: tl.constexpr, COMBINED: tl.constexpr, DISTORTION: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Adds the chunks of each list that is cut, up to the one in which a pixel stopped.
 
-    The programs of a list's first chunk add all of its chunks: ``passes`` programs, of CHANNELS channels each. With
-    DISTORTION, the last channel is distortion and the one before it z, see ``distortion``.
+    The programs of a list's first chunk add all of its chunks: ``channel_groups`` programs, of CHANNELS channels each.
+    With DISTORTION, the last channel is distortion and the one before it z, see ``distortion``.
     """
     dtype = chunks.colors.dtype.element_ty  # type: ignore[union-attr]
     WIDTH: tl.constexpr = PART.WIDTH
     HEIGHT: tl.constexpr = PART.HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
-    program = tl.program_id(0) // passes
-    channel = tl.program_id(0) % passes * CHANNELS
+    program = tl.program_id(0) // channel_groups
+    channel = tl.program_id(0) % channel_groups * CHANNELS
     index = tl.load(ranges.chunk_lists + program)
     pixels = part_coordinates(index, 0, part_grid, PART, HEIGHT, BY_COLUMN=False)
     inside, pixel, part_pixel = pixels.inside, pixels.index, pixels.part_index
@@ -234,9 +234,9 @@ def combine_chunks(
         return
     n_features = buffers.colors.shape[3]
     channels = max(k for k in range(1, CHANNELS + 1) if n_features % k == 0)
-    passes = n_features // channels
+    channel_groups = n_features // channels
     _combine_kernel.launch(
-        programs(ranges.n_chunks * passes, 1),
+        programs(ranges.n_chunks * channel_groups, 1),
         backgrounds=backgrounds,
         ranges=ranges,
         images=buffers,
@@ -244,7 +244,7 @@ def combine_chunks(
         part_grid=band.part_grid(),
         n_colors=0 if backgrounds is None else backgrounds.shape[1],
         n_features=n_features,
-        passes=passes,
+        channel_groups=channel_groups,
         CHANNELS=channels,
         COMBINED=COMBINED,
         DISTORTION=band.settings.distortion,

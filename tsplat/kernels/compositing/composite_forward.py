@@ -26,18 +26,18 @@ from .walk_steps import (
     store_list,
 )
 
-PASS = 8
-"""Most channels accumulated in one pass over the lists."""
+CHANNELS_MAX = 8
+"""Most channels of a group, which one walk over the lists accumulates."""
 
 
 @kernel(strided=("backgrounds", "images.colors", "chunks.colors"))
 def _composite_fwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
-    backgrounds,  # [I, stride], from the first channel of this pass on; or None
+    backgrounds,  # [I, stride], from the first channel of this group on; or None
     masks,  # [I, tiles_per_image] bool or None
     ranges: "Ranges",
     ids,  # [n_entries] int32
-    images: "RenderBuffers",  # output; colors have the given stride, and begin with the first channel of this pass
+    images: "RenderBuffers",  # output; colors have the given stride, and begin with the first channel of this group
     rays: "Rays",
     chunks: "Chunks",  # output but for the products
     part_grid: "PartGrid",
@@ -129,14 +129,14 @@ def _composite_fwd_kernel(
     )  # fmt: skip
 
 
-def _pass_size(settings: CompositingSettings) -> int:
-    """Returns the most channels of a pass. A normal is composited whole."""
-    return max(min(settings.channel_chunk, PASS), 3 * settings.normals)
+def _channel_group_size(settings: CompositingSettings) -> int:
+    """Returns the most channels of a group. A normal is composited whole."""
+    return max(min(settings.channel_chunk, CHANNELS_MAX), 3 * settings.normals)
 
 
-def pass_channels(splats: Splats, first: int, settings: CompositingSettings) -> Splats:
-    """Returns projected Gaussians with the channels of the pass over the lists that begins at channel ``first``."""
-    end, n_features = first + _pass_size(settings), splats.n_features
+def channel_group(splats: Splats, first: int, settings: CompositingSettings) -> Splats:
+    """Returns projected Gaussians with the channels of the group that begins at channel ``first``."""
+    end, n_features = first + _channel_group_size(settings), splats.n_features
     if first == 0 and end >= n_features:
         return splats
     colors = None if splats.colors is None else splats.colors[:, first:end]
@@ -154,26 +154,26 @@ def walk_fwd(
     buffers: RenderBuffers,
     band: Band,
 ) -> None:
-    """Composites a band of tiles, in passes over its lists with as many channels as registers hold.
+    """Composites a band of tiles. Its lists are walked for each group of as many channels as registers hold.
 
     Args:
         splats, backgrounds, masks, buffers: As for ``composite_fwd``.
-        records: Of the first pass.
+        records: Of the first group of channels.
         ids, ranges, chunks: Of the band; chunks get what they add.
     """
     n_features, n_colors, stride = splats.n_features, splats.n_colors, buffers.colors.shape[3]
     settings = band.settings
     images, added = buffers, chunks
-    for first in range(0, n_features, _pass_size(settings)):
-        passed = pass_channels(splats, first, settings)
-        is_last = first + passed.n_features == n_features
+    for first in range(0, n_features, _channel_group_size(settings)):
+        group = channel_group(splats, first, settings)
+        is_last = first + group.n_features == n_features
         if first > 0:
-            records = pack_records(passed, settings)
-            backgrounds = None if backgrounds is None else backgrounds[:, _pass_size(settings) :]
+            records = pack_records(group, settings)
+            backgrounds = None if backgrounds is None else backgrounds[:, _channel_group_size(settings) :]
             ranges = ranges._replace(walk_ends=None)
             images = buffers._replace(
                 colors=buffers.colors[..., first:],
-                transmittances=None,  # the first pass has written what follows
+                transmittances=None,  # the walk of the first group has written what follows
                 alphas=None,
                 last_ids=None,
             )
@@ -194,6 +194,6 @@ def walk_fwd(
             background_stride=n_colors,
             stride=stride,
             STEP=STEP,
-            WALK=band.walk(records, passed, normals=first == 0, hits=is_last, distortion=is_last),
+            WALK=band.walk(records, group, normals=first == 0, hits=is_last, distortion=is_last),
             **walk_options(records),
         )

@@ -39,12 +39,12 @@ def _features_fwd_kernel(
     rays: "Rays",
     chunks: "Chunks",  # output but for the products
     part_grid: "PartGrid",
-    n_colors: "Int", passes: "Int",
+    n_colors: "Int", channel_groups: "Int",
     BLOCKS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """Walks the lists of parts front to back, in groups, by matrix products.
 
-    Each of the ``passes`` programs of a part takes BLOCKS blocks of CHANNELS channels.
+    Each of the ``channel_groups`` programs of a part takes BLOCKS blocks of CHANNELS channels.
     """
     PART: tl.constexpr = PRODUCTS.PART  # Triton 3.6 cannot pass a field that is a bundle
     FOOTPRINT: tl.constexpr = PRODUCTS.FOOTPRINT
@@ -54,15 +54,15 @@ def _features_fwd_kernel(
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     dtype = records.dtype.element_ty
-    own_pass = tl.program_id(0) % passes
-    program = tl.program_id(0) // passes
+    channel_group = tl.program_id(0) % channel_groups
+    program = tl.program_id(0) // channel_groups
     entry_range, pixels, shown, transmittance = begin_forward(
         program, ranges, masks, chunks.products, part_grid, rays, PART, PRODUCTS.TRANSMITTANCE_MIN, dtype
     )  # fmt: skip
     begin, end, center = entry_range.begin, entry_range.end, pixels.position
     color = (tl.zeros([PIXELS, CHANNELS], dtype),) * BLOCKS
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
-    first_channel = own_pass * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
+    first_channel = channel_group * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += entry_range.start
     alive = shown  # Triton 3.7 cannot compile the loop for a GPU if this comes first.
     done = begin
@@ -95,7 +95,7 @@ def _features_fwd_kernel(
     pixels = part_coordinates(entry_range.list_index, 0, part_grid, PART, HEIGHT)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixels.index, [PIXELS, 1])
-    first_stored = own_pass == 0
+    first_stored = channel_group == 0
     if ranges.chunk_lists is not None:
         if entry_range.is_chunk:
             chunk = program.to(tl.int64)
@@ -136,9 +136,9 @@ def features_fwd(
 ) -> None:
     """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
-    passes = -(-splats.n_features // (blocks * FEATURES_MIN))
+    channel_groups = -(-splats.n_features // (blocks * FEATURES_MIN))
     _features_fwd_kernel.launch(
-        programs((ranges.n_chunks + ranges.offsets.numel() - 1) * passes, 1),
+        programs((ranges.n_chunks + ranges.offsets.numel() - 1) * channel_groups, 1),
         records=records,
         colors=splats.colors,
         depths=splats.depths,
@@ -151,7 +151,7 @@ def features_fwd(
         chunks=chunks,
         part_grid=band.part_grid(),
         n_colors=splats.n_colors,
-        passes=passes,
+        channel_groups=channel_groups,
         BLOCKS=blocks,
         PRODUCTS=Products.of(records, splats, band),
         **group_options(records, band.shape),

@@ -1,6 +1,6 @@
 """Records: what walks read of a projected Gaussian, side by side in memory.
 
-A record holds the mean, what the footprint makes of the shape, the opacity, and the features that a pass blends.
+A record holds the mean, what the footprint makes of the shape, the opacity, and the features that a walk blends.
 """
 
 import triton

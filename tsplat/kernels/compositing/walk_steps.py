@@ -54,7 +54,7 @@ class Chunks(NamedTuple):
         products: [n_chunks, pixels of a part], see ``chunk_products``.
         transmittances, last_ids: [n_chunks, pixels of a part], T behind a chunk, negative where pixels have stopped;
             int32, the last entry of each pixel.
-        colors: [n_chunks, features, pixels of a part], from the first feature of a pass on.
+        colors: [n_chunks, features, pixels of a part], from the first feature of a group of channels on.
         median_rows: [n_chunks, pixels of a part] int32.
         v_rays: [n_chunks, 6, pixels of a part], gradients of rays.
     """

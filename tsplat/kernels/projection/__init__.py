@@ -39,7 +39,7 @@ def _projector(settings: ProjectionSettings) -> Projector:
 def _projection_fwd_kernel(
     gaussians: "Gaussians3D",
     cameras: "Cameras",
-    projected: "ProjectedGaussians",  # output, except dense_ids; the pass that finds visible rows gets only row_of
+    projected: "ProjectedGaussians",  # output, except dense_ids; the launch that finds visible rows gets only row_of
     visible_out,  # [B, C, N] int8, output, or None
     n_rows: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,

@@ -25,8 +25,8 @@ FOOTPRINTS = {
 
 @functools.cache
 def find_footprint(name: str, normals: bool, hits: bool) -> Footprint:
-    """Returns the footprint of a pass over lists whose first features are a normal, and whose last is a hit, if so."""
+    """Returns the footprint of a walk whose first features are a normal, and whose last is a hit, if so."""
     footprint = FOOTPRINTS[name]
-    if footprint.HITS:  # always of the last feature, which other passes do not have
+    if footprint.HITS:  # always of the last feature, which other groups of channels do not have
         return footprint if hits else SURFEL
     return seen_along_rays(footprint, normals, hits) if normals or hits else footprint
